@@ -1,0 +1,187 @@
+"""Everything that is run on the project, one session each; `make test` runs the default ones. See CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "uv"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "types", "tests", "integration", "build"]
+
+ROOT = Path(__file__).parent
+DIST = ROOT / "dist"
+CONSTRAINTS = str(ROOT / "constraints.txt")
+
+# Each package, with those of ours that it depends on; the arrows are enforced by tests/test_arrows.py.
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "ops": (),
+    "datasets": ("ops",),
+    "models": ("ops",),
+    "distributed": (),
+    "apps": ("ops", "datasets", "models", "distributed"),
+}
+EXTRAS = {
+    "ops": "tensorflow-cpu,test",
+    "datasets": "tensorflow-cpu,scenes,test",
+    "models": "tensorflow-cpu,test",
+    "distributed": "test",
+    "apps": "tensorflow-cpu,test",
+}
+
+# Run with a wheel installed alone in an empty environment, so without TensorFlow.
+SMOKE_TESTS = {
+    "ops": """
+import gaudi_ops
+assert gaudi_ops.default_boxes().shape == (8732, 4)
+try:
+    gaudi_ops.tf.topk_mask
+except ImportError as error:
+    assert "gaudi-ops[tensorflow]" in str(error), error
+else:
+    raise SystemExit("gaudi_ops.tf works without TensorFlow?")
+""",
+    "datasets": "import gaudi_datasets, gaudi_datasets.cli",
+    "models": "import gaudi_models",
+    "distributed": "import gaudi_distributed; print(gaudi_distributed.choose_device())",
+    "apps": "import gaudi_apps, gaudi_apps.ssd_train",
+}
+PROGRAMS = {"datasets": "gaudi-datasets", "apps": "ssd_train"}
+
+
+def install(session: nox.Session, requirements: dict[str, str], *others: str) -> None:
+    """Install packages of ours (name -> extras) as editable, with pinned versions of everything else."""
+    session.env["UV_BUILD_CONSTRAINT"] = CONSTRAINTS
+    # Where this is set, Python compiles TensorFlow anew at every start: 5 seconds in place of 2.
+    session.env["PYTHONDONTWRITEBYTECODE"] = None
+    arguments: list[str] = []
+    for name, extras in requirements.items():
+        arguments += ["-e", f"./packages/{name}[{extras}]" if extras else f"./packages/{name}"]
+    session.install("-c", CONSTRAINTS, *arguments, *others)
+
+
+def install_everything(session: nox.Session) -> None:
+    """Install all packages with all extras of the default lane."""
+    install(session, EXTRAS)
+
+
+@nox.session
+@nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
+def tests(session: nox.Session, package: str) -> None:
+    """Test one package, installed with its declared dependencies alone."""
+    needed = dict.fromkeys(PACKAGES[package], "")
+    install(session, needed | {package: EXTRAS[package]})
+    session.run("pytest", f"packages/{package}/tests", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    session.install("-c", CONSTRAINTS, "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types: strictly in all that ships, and in the tests of each package and of the root."""
+    install(session, dict.fromkeys(PACKAGES, "test"), "mypy", "nox", "types-defusedxml", "types-PyYAML")
+    session.run("mypy", "noxfile.py", *(f"packages/{name}/src" for name in PACKAGES))
+    for folder in ("tests", *(f"packages/{name}/tests" for name in PACKAGES)):
+        session.run("mypy", "--allow-untyped-defs", "--allow-incomplete-defs", folder)
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Test what crosses packages, and what the documents say."""
+    install_everything(session)
+    session.run("pytest", "tests", *session.posargs)
+
+
+@nox.session
+def realdata(session: nox.Session) -> None:
+    """Test on the real data in the folder that REAL_DATA names."""
+    folder = os.environ.get("REAL_DATA", "")
+    if not Path(folder).is_dir() or not folder:
+        session.error(f"REAL_DATA is {folder!r}, which is no folder; set it to the folder of real data")
+    install_everything(session)
+    session.run(
+        "pytest",
+        "-m",
+        "realdata",
+        "packages",
+        "tests",
+        *session.posargs,
+        env={"REAL_DATA": str(Path(folder).resolve())},
+    )
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Make scenes, train on them, and show what was learnt."""
+    install_everything(session)
+    session.run("python", "-m", "gaudi_apps.demo", *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build sdist and wheel of each package; install each wheel alone in an empty environment and import it."""
+    session.env["UV_BUILD_CONSTRAINT"] = CONSTRAINTS
+    shutil.rmtree(DIST, ignore_errors=True)
+    for name in PACKAGES:
+        uv(session, "build", "--quiet", "--out-dir", str(DIST), f"packages/{name}")
+        check_contents(name)
+    for name, needed in PACKAGES.items():
+        folder = Path(session.create_tmp()) / name
+        uv(session, "venv", "--quiet", "--clear", "-p", sys.executable, str(folder))
+        wheels = [str(find_wheel(each)) for each in (name, *needed)]
+        uv(session, "pip", "install", "--quiet", "-p", str(folder), "-c", CONSTRAINTS, *wheels)
+        with session.chdir(folder):
+            session.run("bin/python", "-I", "-c", SMOKE_TESTS[name], external=True)
+            if name in PROGRAMS:
+                session.run(f"bin/{PROGRAMS[name]}", "--help", external=True, silent=True)
+
+
+@nox.session(default=False)
+def lock(session: nox.Session) -> None:
+    """Write constraints.txt anew from constraints.in and the packages' own bounds."""
+    ours = [part for name in PACKAGES for part in ("--no-emit-package", f"gaudi-{name}")]
+    uv(
+        session, "pip", "compile", "--quiet", "--upgrade", "--python-version", "3.10", "--no-annotate",
+        "--no-emit-index-url", "--custom-compile-command", "nox -s lock", *ours,
+        "constraints.in", "-o", "constraints.txt",
+    )  # fmt: skip
+
+
+def uv(session: nox.Session, *arguments: str) -> None:
+    """Run the uv that is installed beside nox."""
+    session.run(sys.executable, "-m", "uv", *arguments, external=True)
+
+
+def find_wheel(name: str) -> Path:
+    """Return the one wheel of a package in dist/."""
+    (wheel,) = DIST.glob(f"gaudi_{name}-*.whl")
+    return wheel
+
+
+def check_contents(name: str) -> None:
+    """Raise unless wheel and sdist hold the licence and the mark of a typed package."""
+    with zipfile.ZipFile(find_wheel(name)) as wheel:
+        inside = wheel.namelist()
+    (sdist,) = DIST.glob(f"gaudi_{name}-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        inside_sdist = archive.getnames()
+    for names, endings in (
+        (inside, (f"gaudi_{name}/py.typed", "licenses/LICENSE")),
+        (inside_sdist, (f"src/gaudi_{name}/py.typed", "LICENSE", "README.md", "CHANGELOG.md")),
+    ):
+        missing = [ending for ending in endings if not any(each.endswith(ending) for each in names)]
+        if missing:
+            raise FileNotFoundError(f"gaudi-{name}: {', '.join(missing)} is not in what was built")

@@ -1,0 +1,168 @@
+"""What the documents say is true: their Python runs, and their commands exist with the flags that they give."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("packages/*/README.md"))]
+
+# The programs whose flags are read by their own parsers.
+PROGRAMS = {
+    "ssd_train": "gaudi_apps.ssd_train",
+    "python -m gaudi_apps.ssd_train": "gaudi_apps.ssd_train",
+    "gaudi-datasets": "gaudi_datasets.cli",
+    "python -m gaudi_datasets": "gaudi_datasets.cli",
+}
+# What nobody runs here, and why.
+NOT_RUN = {"git clone", "cd", "tensorboard --logdir"}  # they need a network, do nothing, or never end
+
+
+def find_blocks(text: str, *languages: str) -> list[str]:
+    """Return the fenced blocks of a Markdown text that are in one of the languages."""
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [body for language, body in blocks if language in languages]
+
+
+def find_commands(text: str) -> list[str]:
+    """Return the commands of the shell blocks, without prompts and comments, continued lines joined.
+
+    A block that has a line with a prompt shows output too: there, only such lines are commands.
+    """
+    commands = []
+    for block in find_blocks(text, "console", "bash", "sh", "shell"):
+        lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
+        prompted = [line[2:] for line in lines if line.startswith("$ ")]
+        commands += prompted or [line for line in lines if line and not line.startswith("#")]
+    return commands
+
+
+def list_documented(kind: str) -> list[Any]:
+    """Return (document, command) or (document, Python) pairs as parameters of a test."""
+    found = []
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        name = str(path.relative_to(ROOT))
+        parts = find_commands(text) if kind == "commands" else ["\n".join(find_blocks(text, "python"))]
+        found += [
+            pytest.param(part, id=f"{name}: {part}"[:100] if kind == "commands" else name)
+            for part in parts
+            if part
+        ]
+    return found
+
+
+@pytest.mark.parametrize("code", list_documented("python"))
+def test_python_in_documents_runs(tmp_path: Path, code: str) -> None:
+    """The blocks of one document are one program, as a reader would paste them one after another."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", list_documented("commands"))
+def test_command_in_documents_is_one(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_command(command, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "make dmeo",
+        "nox -s test",
+        'nox -s "tests(nothing)"',
+        "pip install ./packages/nothing",
+        'pip install "gaudi-ops[gpu]"',
+        "ssd_train --batch_sice 8",
+        "gaudi-datasets make-scenes --nothing 1",
+        "curl example",
+    ],
+)
+def test_a_wrong_command_is_found(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises((AssertionError, SystemExit)):
+        check_command(command, monkeypatch)
+
+
+def check_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail unless the command is one of ours, with targets, sessions, packages or flags that exist."""
+    words = shlex.split(command, comments=True)
+    while "=" in words[0]:
+        words = words[1:]
+    words[0] = Path(words[0]).name
+    program = next((name for name in PROGRAMS if words[: len(name.split())] == name.split()), None)
+    if program is not None:
+        parse_with_program(PROGRAMS[program], words[len(program.split()) :], monkeypatch)
+    elif words[0] == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets
+    elif words[:2] == ["nox", "-s"]:
+        assert words[2] in list_sessions()
+    elif words[:2] == ["pip", "install"]:
+        check_requirements(words[2:])
+    else:
+        assert any(words[: len(known.split())] == known.split() for known in NOT_RUN), command
+
+
+def parse_with_program(module: str, arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a program up to where its flags are read and found good."""
+
+    class Parsed(BaseException):
+        pass
+
+    parse = tyro.cli
+
+    def parse_and_stop(*args: Any, **kwargs: Any) -> None:
+        parse(*args, **kwargs)
+        raise Parsed
+
+    monkeypatch.setattr(tyro, "cli", parse_and_stop)
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    if "--help" in arguments:
+        with pytest.raises(SystemExit, match="0"):
+            import_module(module).main()
+    else:
+        with pytest.raises(Parsed):
+            import_module(module).main()
+
+
+def list_sessions() -> set[str]:
+    """Return the names of the nox sessions, read from the file: nox itself is not installed here."""
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    names = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any("nox.session" in ast.unparse(d) for d in node.decorator_list)
+    }
+    return names | {f"tests({path.name})" for path in (ROOT / "packages").iterdir()}
+
+
+def check_requirements(words: Sequence[str]) -> None:
+    """Fail unless each requirement is a package of ours (by name or folder) with extras that it has."""
+    options = {"-c", "--constraint"}
+    for before, word in zip(["", *words], words, strict=False):
+        if before in options:
+            assert (ROOT / word).exists()
+        elif not word.startswith("-"):
+            path, _, extras = word.partition("[")
+            local = path.startswith("./")
+            assert not local or (ROOT / path / "pyproject.toml").exists()
+            name = f"gaudi-{Path(path).name}[{extras}" if local and extras else word
+            if not local or extras:
+                requirement = Requirement(name)
+                assert requirement.extras <= set(
+                    metadata.metadata(requirement.name).get_all("Provides-Extra") or []
+                )
