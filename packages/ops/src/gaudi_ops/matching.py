@@ -1,0 +1,37 @@
+"""Which object each default box answers for."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_ops.anchors import SSD300, DefaultBoxSpec, default_boxes
+from gaudi_ops.boxes import iou
+
+MATCH_IOU = 0.5
+
+
+def match_boxes(
+    boxes_yxyx: npt.ArrayLike, spec: DefaultBoxSpec = SSD300, threshold: float = MATCH_IOU
+) -> npt.NDArray[np.int64]:
+    """Assign objects to default boxes: at enough overlap, and each object to its best default box in any case.
+
+    Ties go to the object listed first, and to the default box of the lower row.
+
+    Args:
+        boxes_yxyx: [n, 4] objects, in 0..1. Boxes of no size are padding and match nothing.
+        spec: the default boxes.
+        threshold: the least IoU of a match.
+
+    Returns:
+        int64 [spec.num_boxes]: the object's row, or -1 for background.
+    """
+    boxes = np.asarray(boxes_yxyx, np.float32).reshape(-1, 4)
+    objects = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
+    if objects.size == 0:
+        return np.full(spec.num_boxes, -1, np.int64)
+    overlaps = iou(boxes[objects], default_boxes(spec))
+    # Twice the largest IoU there is: an object's own best default box can't be taken by mere overlap.
+    overlaps[np.arange(objects.size), overlaps.argmax(axis=1)] = 2.0
+    best_objects = objects[overlaps.argmax(axis=0)]
+    return np.where(overlaps.max(axis=0) >= threshold, best_objects, -1)

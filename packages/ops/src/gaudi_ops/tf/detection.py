@@ -1,0 +1,131 @@
+"""Default boxes, targets, decoding and suppression as TensorFlow functions; `gaudi_ops` has the same in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import gaudi_ops.anchors
+from gaudi_ops.anchors import SSD300, DefaultBoxSpec, default_boxes_cyxhw
+from gaudi_ops.matching import MATCH_IOU
+
+
+def default_boxes(spec: DefaultBoxSpec = SSD300) -> Any:
+    """Default boxes: float32 [spec.num_boxes, 4], y0, x0, y1, x1; see `gaudi_ops.default_boxes`."""
+    return tf.constant(gaudi_ops.anchors.default_boxes(spec))
+
+
+def decode_boxes(offsets: Any, spec: DefaultBoxSpec = SSD300) -> Any:
+    """Boxes from predicted offsets, in float32.
+
+    Args:
+        offsets: float32 or bfloat16 [..., spec.num_boxes, 4], dy, dx, dh, dw.
+        spec: the default boxes.
+
+    Returns:
+        float32 [..., spec.num_boxes, 4], y0, x0, y1, x1 as fractions of the image, not clipped.
+    """
+    values, anchors = tf.cast(offsets, tf.float32), default_boxes_cyxhw(spec)
+    centers = values[..., :2] * (spec.center_variance * anchors[:, 2:]) + anchors[:, :2]
+    half_sizes = tf.exp(values[..., 2:] * spec.size_variance) * (0.5 * anchors[:, 2:])
+    return tf.concat([centers - half_sizes, centers + half_sizes], axis=-1)
+
+
+def _overlaps(boxes_yxyx: Any, spec: DefaultBoxSpec) -> Any:
+    """IoU [..., n, spec.num_boxes] of boxes [..., n, 4] with every default box; 0 for boxes of no size."""
+    anchors = gaudi_ops.anchors.default_boxes(spec)
+    y0, x0, y1, x1 = (boxes_yxyx[..., i, tf.newaxis] for i in range(4))
+    height = tf.minimum(y1, anchors[:, 2]) - tf.maximum(y0, anchors[:, 0])
+    width = tf.minimum(x1, anchors[:, 3]) - tf.maximum(x0, anchors[:, 1])
+    intersection = tf.nn.relu(height) * tf.nn.relu(width)
+    anchor_areas = (anchors[:, 2] - anchors[:, 0]) * (anchors[:, 3] - anchors[:, 1])
+    return tf.math.divide_no_nan(intersection, (y1 - y0) * (x1 - x0) + anchor_areas - intersection)
+
+
+def _encode(boxes_yxyx: Any, spec: DefaultBoxSpec) -> Any:
+    """Offsets [..., spec.num_boxes, 4] of the box that stands beside each default box."""
+    anchors = default_boxes_cyxhw(spec)
+    sizes = boxes_yxyx[..., 2:] - boxes_yxyx[..., :2]
+    centers = boxes_yxyx[..., :2] + 0.5 * sizes
+    moved = (centers - anchors[:, :2]) / anchors[:, 2:] / spec.center_variance
+    return tf.concat([moved, tf.math.log(sizes / anchors[:, 2:]) / spec.size_variance], axis=-1)
+
+
+def encode_targets(boxes_yxyx: Any, labels: Any, spec: DefaultBoxSpec = SSD300) -> tuple[Any, Any, Any]:
+    """Training targets of an image, or of a batch of padded images; made for tf.data.
+
+    Args:
+        boxes_yxyx: float32 [..., n, 4] objects as y0, x0, y1, x1 in 0..1; boxes of no size are padding. n may be 0 and
+            unknown, and there may be a batch dimension of unknown size.
+        labels: int32 [..., n] their classes, from 1; 0 is background.
+        spec: the default boxes.
+
+    Returns:
+        classes int32 [..., spec.num_boxes], 0 for background; offsets float32 [..., spec.num_boxes, 4], 0 where
+        unmatched; the number of matched default boxes int32 [...]. Ties go to the object listed first and to the
+        default box of the lower row, as in `gaudi_ops.encode_targets`.
+    """
+    boxes, labels = tf.convert_to_tensor(boxes_yxyx, tf.float32), tf.convert_to_tensor(labels, tf.int32)
+    batch_dims = boxes.shape.rank - 2
+    # One row of padding keeps the reductions over objects defined where there is no object.
+    boxes = tf.pad(boxes, [[0, 0]] * batch_dims + [[0, 1], [0, 0]])
+    labels = tf.pad(labels, [[0, 0]] * batch_dims + [[0, 1]])
+
+    overlaps = _overlaps(boxes, spec)
+    valid = tf.reduce_all(boxes[..., 2:] > boxes[..., :2], axis=-1)
+    # Twice the largest IoU there is: an object's own best default box can't be taken by mere overlap.
+    forced = tf.one_hot(tf.argmax(overlaps, axis=-1, output_type=tf.int32), spec.num_boxes, on_value=2.0)
+    overlaps = tf.maximum(overlaps, tf.where(valid[..., tf.newaxis], forced, 0.0))
+
+    matches = tf.argmax(overlaps, axis=-2, output_type=tf.int32)
+    matched = tf.reduce_max(overlaps, axis=-2) >= MATCH_IOU
+    classes = tf.where(matched, tf.gather(labels, matches, batch_dims=batch_dims), 0)
+    # Unmatched rows are encoded too, from the default boxes themselves, so that no logarithm of 0 arises.
+    assigned = tf.where(
+        matched[..., tf.newaxis], tf.gather(boxes, matches, batch_dims=batch_dims), gaudi_ops.anchors.default_boxes(spec)
+    )
+    offsets = tf.where(matched[..., tf.newaxis], _encode(assigned, spec), 0.0)
+    return classes, offsets, tf.math.count_nonzero(matched, axis=-1, dtype=tf.int32)
+
+
+def non_max_suppression(
+    boxes_yxyx: Any,
+    scores: Any,
+    *,
+    score_threshold: float = 0.05,
+    iou_threshold: float = 0.5,
+    max_per_class: int = 200,
+    max_detections: int = 200,
+) -> tuple[Any, Any, Any]:
+    """Detections of a batch: for each class the best boxes that don't overlap a better one of the class.
+
+    Args:
+        boxes_yxyx: float32 [batch, boxes, 4], corners.
+        scores: float32 or bfloat16 [batch, boxes, classes], column 0 is background and gives no detection.
+        score_threshold: only scores above it count.
+        iou_threshold: a box that overlaps a better one of its class by this or more is dropped.
+        max_per_class: how many of the best scores of a class are looked at.
+        max_detections: rows of the result.
+
+    Returns:
+        boxes float32 [batch, max_detections, 4], labels int32 [batch, max_detections] from 1, scores float32
+        [batch, max_detections], best first; rows without a detection are 0 throughout.
+    """
+    boxes, scores = tf.cast(boxes_yxyx, tf.float32), tf.cast(scores, tf.float32)
+    by_class = tf.transpose(scores[..., 1:], [0, 2, 1])
+    candidates = tf.math.top_k(by_class, min(max_per_class, scores.shape[1]))
+    detections = tf.image.combined_non_max_suppression(
+        tf.transpose(tf.gather(boxes, candidates.indices, batch_dims=1), [0, 2, 1, 3]),
+        tf.transpose(candidates.values, [0, 2, 1]),
+        max_output_size_per_class=max_per_class,
+        max_total_size=max_detections,
+        # TensorFlow drops above its threshold; this is the largest float32 below ours.
+        iou_threshold=float(np.nextafter(np.float32(iou_threshold), np.float32(0))),
+        score_threshold=score_threshold,
+        clip_boxes=False,
+    )
+    found = tf.sequence_mask(detections.valid_detections, max_detections)
+    labels = tf.where(found, tf.cast(detections.nmsed_classes, tf.int32) + 1, 0)
+    return detections.nmsed_boxes, labels, detections.nmsed_scores

@@ -1,0 +1,52 @@
+"""Selecting the k largest of each row without sorting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def _order_keys(values: Any) -> Any:
+    """Integers in the order of the values: the bits of a float32, mirrored below zero."""
+    # -0.0 and 0.0 are equal but have different bits.
+    values = tf.where(tf.equal(values, 0.0), 0.0, tf.cast(values, tf.float32))
+    bits = tf.bitcast(values, tf.int32)
+    return tf.where(bits < 0, tf.int32.min - bits, bits)
+
+
+def topk_mask(values: Any, k: Any) -> Any:
+    """Mask of the k largest values in each row; ties go to the lower index.
+
+    Nothing is sorted: the k-th largest value is found by bisection over the 32 bits of a float, each step a comparison
+    and a count, and ties at it are decided by a running count. Shapes stay static, as Gaudi wants them.
+
+    Args:
+        values: float32 or bfloat16 [..., n], without NaN.
+        k: integer, scalar or [...]: how many of each row. 0 and less select nothing, n and more everything.
+
+    Returns:
+        bool [..., n].
+    """
+    keys = _order_keys(tf.convert_to_tensor(values))
+    wanted = tf.cast(k, tf.int32) + tf.zeros_like(keys[..., 0])
+    threshold = _kth_largest(keys, wanted)[..., tf.newaxis]
+    larger = keys > threshold
+    tied = tf.equal(keys, threshold)
+    room = wanted - tf.math.count_nonzero(larger, axis=-1, dtype=tf.int32)
+    first_ties = tied & (tf.cumsum(tf.cast(tied, tf.int32), axis=-1) <= room[..., tf.newaxis])
+    return (larger | first_ties) & (wanted > 0)[..., tf.newaxis]
+
+
+def _kth_largest(keys: Any, wanted: Any) -> Any:
+    """The largest key that at least ``wanted`` keys [..., n] of the row reach: int32 [...]."""
+
+    def reached(candidate: Any) -> Any:
+        return tf.math.count_nonzero(keys >= candidate[..., tf.newaxis], axis=-1, dtype=tf.int32) >= wanted
+
+    zero = tf.zeros_like(wanted)
+    threshold = tf.where(reached(zero), zero, tf.int32.min + zero)
+    for bit in range(30, -1, -1):
+        candidate = threshold | (1 << bit)
+        threshold = tf.where(reached(candidate), candidate, threshold)
+    return threshold
