@@ -1,0 +1,21 @@
+"""The one module that imports the vendor's package for Gaudi; call it only after looking for the driver."""
+
+from __future__ import annotations
+
+from gaudi_distributed.errors import DeviceError
+
+
+def load_habana() -> None:
+    """Register the Gaudi with TensorFlow. Without a driver this aborts the process: see `devices.hpu_fault`.
+
+    Raises:
+        DeviceError: the distribution habana-tensorflow is not installed.
+    """
+    try:
+        from habana_frameworks.tensorflow import load_habana_module
+    except ModuleNotFoundError as error:
+        raise DeviceError(
+            f"device hpu: module {error.name} is missing; install habana-tensorflow 1.14 "
+            "beside TensorFlow 2.15.0 on Python 3.10"
+        ) from error
+    load_habana_module()

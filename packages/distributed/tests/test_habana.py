@@ -1,0 +1,28 @@
+"""The vendor's module is loaded in one place, and its absence is one clear line."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from gaudi_distributed import DeviceError
+from gaudi_distributed.habana import load_habana
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "habana_frameworks", raising=False)
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(DeviceError, match="module habana_frameworks is missing; install habana-tensorflow"):
+        load_habana()
+
+
+def test_the_module_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    package, module = ModuleType("habana_frameworks"), ModuleType("habana_frameworks.tensorflow")
+    module.load_habana_module = lambda: calls.append("loaded")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "habana_frameworks", package)
+    monkeypatch.setitem(sys.modules, "habana_frameworks.tensorflow", module)
+    load_habana()
+    assert calls == ["loaded"]
