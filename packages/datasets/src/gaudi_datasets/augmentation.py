@@ -1,0 +1,145 @@
+"""Random choices of the detector's training input, drawn in NumPy; whoever holds the pixels applies them.
+
+The draws are a function of (seed, epoch, image id) alone, never of a stream's state: they don't depend on threads,
+order, or where a run was resumed. Drawing needs only the boxes, so pixels outside the crop are never decoded.
+
+Source of the crop: Liu et al., https://arxiv.org/abs/1512.02325, section 3.6, as in the MLPerf training reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_ops import iou
+
+WHOLE_CROP_PROBABILITY = 1 / 7
+MIN_IOUS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+PROPOSALS_PER_PASS = 50
+MIN_SIDE = 0.3
+MAX_ASPECT = 2.0
+BRIGHTNESS, CONTRAST, SATURATION, HUE = 0.125, 0.5, 0.5, 0.05
+
+WHOLE_IMAGE = np.array([0.0, 0.0, 1.0, 1.0], np.float32)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What was drawn for one image in one epoch.
+
+    Attributes:
+        window_yxyx: float32 [4], the crop as fractions of the image.
+        flip: whether the crop is mirrored left to right.
+        brightness: added to values in 0..1.
+        contrast: factor of the distance from the channel's mean.
+        saturation: factor of the saturation.
+        hue: added to the hue, in turns.
+    """
+
+    window_yxyx: npt.NDArray[np.float32]
+    flip: bool
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+
+
+def image_generator(seed: int, epoch: int, image_id: int) -> np.random.Generator:
+    """A generator whose draws depend on the three numbers only: Philox counts from (image id) under key (seed, epoch).
+
+    Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    word = 2**64
+    return np.random.Generator(np.random.Philox(key=[seed % word, epoch % word], counter=[0, 0, 0, image_id % word]))
+
+
+def draw_augmentation(boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generator) -> Draws:
+    """Draw crop, flip and colours for an image with objects at boxes_yxyx [n, 4], fractions of the image."""
+    window = draw_crop(boxes_yxyx, generator)
+    flip, brightness, contrast, saturation, hue = generator.random(5)
+    return Draws(
+        window_yxyx=window,
+        flip=bool(flip < 0.5),
+        brightness=BRIGHTNESS * (2 * brightness - 1),
+        contrast=1 + CONTRAST * (2 * contrast - 1),
+        saturation=1 + SATURATION * (2 * saturation - 1),
+        hue=HUE * (2 * hue - 1),
+    )
+
+
+def draw_crop(boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Draw a window that shows enough of every object.
+
+    Each pass keeps the whole image with probability 1/7, or draws a least IoU and 50 windows, of which the last valid
+    one is taken; passes repeat until one gives a window.
+
+    Args:
+        boxes_yxyx: float32 [n, 4], fractions of the image; with none there is nothing to aim at and no crop.
+        generator: where the draws come from.
+
+    Returns:
+        float32 [4], y0, x0, y1, x1 as fractions of the image.
+    """
+    if len(boxes_yxyx) == 0:
+        return WHOLE_IMAGE
+    while generator.random() >= WHOLE_CROP_PROBABILITY:
+        min_iou = MIN_IOUS[generator.integers(len(MIN_IOUS))]
+        windows = _propose_windows(generator)
+        valid = np.flatnonzero(_are_valid(windows, boxes_yxyx, min_iou))
+        if valid.size:
+            window: npt.NDArray[np.float32] = windows[valid[-1]]
+            return window
+    return WHOLE_IMAGE
+
+
+def _propose_windows(generator: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Windows [50, 4] with sides in 0.3..1 anywhere in the image."""
+    draws = generator.random((4, PROPOSALS_PER_PASS), dtype=np.float32)
+    height, width = MIN_SIDE + (1 - MIN_SIDE) * draws[:2]
+    top, left = draws[2] * (1 - height), draws[3] * (1 - width)
+    return np.stack([top, left, top + height, left + width], axis=1)
+
+
+def _are_valid(
+    windows_yxyx: npt.NDArray[np.float32], boxes_yxyx: npt.NDArray[np.float32], min_iou: float
+) -> npt.NDArray[np.bool_]:
+    height, width = (windows_yxyx[:, 2:] - windows_yxyx[:, :2]).T
+    shaped = (height < MAX_ASPECT * width) & (width < MAX_ASPECT * height)
+    overlapping = (iou(windows_yxyx, boxes_yxyx) > min_iou).all(axis=1)
+    valid: npt.NDArray[np.bool_] = shaped & overlapping & _centers_inside(windows_yxyx, boxes_yxyx).any(axis=1)
+    return valid
+
+
+def _centers_inside(
+    windows_yxyx: npt.NDArray[np.float32], boxes_yxyx: npt.NDArray[np.float32]
+) -> npt.NDArray[np.bool_]:
+    """Whether the centre of each box [n, 4] lies inside each window [m, 4]: bool [m, n]."""
+    centers = 0.5 * (boxes_yxyx[:, :2] + boxes_yxyx[:, 2:])
+    after = centers > windows_yxyx[:, None, :2]
+    before = centers < windows_yxyx[:, None, 2:]
+    inside: npt.NDArray[np.bool_] = (after & before).all(axis=-1)
+    return inside
+
+
+def crop_boxes(
+    boxes_yxyx: npt.NDArray[np.float32], window_yxyx: npt.NDArray[np.float32]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """Boxes as seen in a window: kept when their centre is inside, clipped, as fractions of the window.
+
+    Args:
+        boxes_yxyx: float32 [n, 4], fractions of the image.
+        window_yxyx: float32 [4], fractions of the image.
+
+    Returns:
+        boxes float32 [kept, 4] and the mask bool [n] of the kept ones.
+    """
+    kept = _centers_inside(window_yxyx[None], boxes_yxyx)[0]
+    origin, size = np.tile(window_yxyx[:2], 2), np.tile(window_yxyx[2:] - window_yxyx[:2], 2)
+    return np.clip((boxes_yxyx[kept] - origin) / size, 0.0, 1.0), kept
+
+
+def flip_boxes(boxes_yxyx: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Boxes [n, 4], fractions of the image, after mirroring left to right."""
+    return np.stack([boxes_yxyx[:, 0], 1 - boxes_yxyx[:, 3], boxes_yxyx[:, 2], 1 - boxes_yxyx[:, 1]], axis=1)

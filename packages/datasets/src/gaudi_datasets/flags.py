@@ -1,0 +1,107 @@
+"""Command-line flags from a dataclass, by tyro, with errors of one line instead of boxes.
+
+Nothing heavy is imported here, so that `--help` and a wrong flag are answered at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar, overload
+
+import tyro
+
+from gaudi_datasets.errors import FlagError
+
+Config = TypeVar("Config")
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LONG_FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
+
+
+@overload
+def parse_flags(
+    config_class: type[Config],
+    argv: Sequence[str],
+    *,
+    prog: str,
+    description: str | None = None,
+    default: Config | None = None,
+) -> Config: ...
+@overload
+def parse_flags(
+    config_class: Any, argv: Sequence[str], *, prog: str, description: str | None = None, default: Any = None
+) -> Any: ...
+def parse_flags(
+    config_class: Any, argv: Sequence[str], *, prog: str, description: str | None = None, default: Any = None
+) -> Any:
+    """Make a `config_class` from command-line arguments.
+
+    Every field is a flag by its own name, with underscores or hyphens; fields of a dataclass within form a group of the
+    help text and have no prefix; `tyro.conf.arg(aliases=["-b"])` gives a short form. A union of dataclasses annotated
+    with `tyro.conf.subcommand` gives subcommands. A ValueError of `__post_init__` is an error of the flags.
+
+    Args:
+        config_class: a dataclass, or a union of them.
+        argv: the arguments, without the program's name.
+        prog: the program's name for usage and errors.
+        description: what stands at the top of the help text; the docstring of `config_class` when None.
+        default: where values come from that no flag gives (from a configuration file, say).
+
+    Raises:
+        FlagError: for an unknown flag (naming the nearest there is), a missing one, or a value that is not taken.
+        SystemExit: with status 0 after `--help`.
+    """
+    given = {} if default is None else {"default": default}
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return tyro.cli(
+                config_class,
+                args=list(argv),
+                prog=prog,
+                description=description,
+                use_underscores=True,
+                config=(tyro.conf.OmitArgPrefixes,),
+                **given,
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise FlagError(f"{_condense(box.getvalue())} (see {prog} --help)") from None
+
+
+def _condense(box: str) -> str:
+    """The one line that matters of tyro's box: a title, then parts divided by rules, the first saying what is wrong."""
+    rows = [_COLOUR.sub("", row).strip("│|╭╮╰╯ \t") for row in box.splitlines()]
+    parts: list[list[str]] = [[]]
+    for row in rows[1:]:
+        if re.fullmatch(r"[─-]{3,}", row):
+            parts.append([])
+        elif row:
+            parts[-1].append(row)
+    # Where the terminal is ASCII, the title has a rule of its own below it.
+    texts = [" ".join(part) for part in parts if part]
+    for text in texts:
+        if re.match(r"Unrecognized (or misplaced )?options: ", text):
+            return _unknown(text.partition(": ")[2], [other for other in texts if other is not text])
+    if texts[0].startswith("Missing from "):
+        flags = [found[-1] for found in map(_LONG_FLAG.findall, parts[0][1:]) if found]
+        return f"required and not given: {', '.join(flags)}"
+    text = re.sub(r"^Error parsing ([A-Z]\w*): ", "", texts[0]) or "the arguments cannot be understood"
+    return re.sub(r"^Error parsing ", "", text).rstrip(".")
+
+
+def _unknown(tokens: str, others: Sequence[str]) -> str:
+    """Name what is unknown, and the nearest flag that tyro's other texts mention, or the subcommands there are."""
+    words = tokens.replace(",", " ").split()
+    unknown = next((word for word in words if word.startswith("-")), words[0])
+    if not unknown.startswith("-"):
+        choices = next((text for text in others if text.startswith("Available subcommands: ")), "")
+        return f"unknown argument {unknown!r}" + (f"; {choices[0].lower()}{choices[1:]}" if choices else "")
+    known = [flag for text in others for flag in _LONG_FLAG.findall(text) if flag not in ("--help", unknown)]
+    nearest = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)
+    return f"unknown flag {unknown}" + (f"; did you mean {nearest[0]}?" if nearest else "")

@@ -1,0 +1,153 @@
+"""JSON that comes from outside: loading it, and taking typed fields out of its records with every fault named."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from gaudi_datasets.errors import DataError, MissingInputError
+
+Parsed = TypeVar("Parsed")
+
+INT64_MAX = 2**63 - 1
+_SHOWN = 60  # characters of a wrong value that a message shows
+
+
+class RecordError(Exception):
+    """What is wrong with one record, and the remedy; `Faults` adds the file and the record."""
+
+
+def load_json(path: Path) -> Any:
+    """Read a JSON file, without the masks (`segmentation`) of annotations, which are most of a COCO file's memory.
+
+    Raises:
+        MissingInputError: there is no such file.
+        DataError: it is a folder, it is empty, or it is not JSON (NaN and Infinity are not).
+    """
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; give a JSON file")
+    if not path.exists():
+        raise MissingInputError(f"{path}: there is no such file; give the path of a JSON file")
+    content = path.read_bytes()
+    if not content.strip():
+        raise DataError(f"{path}: is empty; give a JSON file")
+    try:
+        return json.loads(content, object_hook=_drop_masks, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise DataError(
+            f"{path}: is nested too deeply to be JSON of annotations; give another file"
+        ) from None
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON ({error}); write or download it again") from None
+
+
+def _drop_masks(value: dict[str, Any]) -> dict[str, Any]:
+    value.pop("segmentation", None)
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record of a list, whose fields are taken with the type and range that they must have.
+
+    Each method raises RecordError when the field is missing or breaks the rule.
+    """
+
+    fields: Mapping[str, Any]
+
+    def integer(self, name: str, *, low: int = 0, high: int = INT64_MAX, default: int | None = None) -> int:
+        """An integer in low..high; true and false are none."""
+        value = self._take(name, default)
+        if type(value) is not int or not low <= value <= high:
+            bound = f"of at least {low}" if high == INT64_MAX else f"in {low}..{high}"
+            raise RecordError(f"{name} is {shorten(value)}; it must be an integer {bound}")
+        return value
+
+    def number(self, name: str, *, default: float | None = None) -> float:
+        """A finite number."""
+        value = self._take(name, default)
+        if not is_finite_number(value):
+            raise RecordError(f"{name} is {shorten(value)}; it must be a finite number")
+        return float(value)
+
+    def text(self, name: str, *, default: str | None = None) -> str:
+        """A text that is not empty (unless that is the default)."""
+        value = self._take(name, default)
+        if not isinstance(value, str) or not (value or value == default):
+            raise RecordError(f"{name} is {shorten(value)}; it must be a text that is not empty")
+        return value
+
+    def box_xywh(self, name: str) -> tuple[float, float, float, float]:
+        """Four finite numbers: left, top, width, height, in pixels."""
+        value = self._take(name, None)
+        if not isinstance(value, list | tuple) or len(value) != 4 or not all(map(is_finite_number, value)):
+            raise RecordError(
+                f"{name} is {shorten(value)}; it must be four finite numbers: x, y, width, height"
+            )
+        x, y, width, height = map(float, value)
+        return x, y, width, height
+
+    def _take(self, name: str, default: object) -> Any:
+        value = self.fields.get(name, default)
+        if value is None:
+            raise RecordError(f"{name} is missing; add it")
+        return value
+
+
+@dataclass
+class Faults:
+    """Parses lists of records, remembers the first fault and counts all."""
+
+    path: Path
+    first: str = ""
+    count: int = 0
+    _singular: Mapping[str, str] = field(default_factory=lambda: {"categories": "category"})
+
+    def parse(
+        self, name: str, records: Sequence[object], parse: Callable[[Record], Parsed]
+    ) -> Iterator[Parsed]:
+        """Parse each record of the list called `name`; a record with a fault is noted and left out."""
+        kind = self._singular.get(name, name.removesuffix("s"))
+        for position, record in enumerate(records):
+            try:
+                if not isinstance(record, Mapping):
+                    raise RecordError(f"is {shorten(record)}; it must be an object")
+                yield parse(Record(record))
+            except RecordError as fault:
+                number = record.get("id") if isinstance(record, Mapping) else None
+                called = (
+                    f"{kind} {shorten(number)} ({name}[{position}])"
+                    if number is not None
+                    else f"{name}[{position}]"
+                )
+                self.count += 1
+                self.first = self.first or f"{self.path}: {called}: {fault}"
+
+    def raise_any(self) -> None:
+        """Raise DataError about the first fault, saying how many there are."""
+        if self.count:
+            raise DataError(self.first + (f" (1 of {self.count} faults)" if self.count > 1 else ""))
+
+
+def is_finite_number(value: object) -> bool:
+    """True for an int or a float (not a bool) that float64 can hold and that is finite."""
+    if type(value) not in (int, float):
+        return False
+    try:
+        return math.isfinite(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return False
+
+
+def shorten(value: object) -> str:
+    """The value as JSON shows it, on one line and cut when it is long."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -1,0 +1,92 @@
+"""TFRecord files: a length, its checksum, the content, its checksum, again and again.
+
+Format: tensorflow/core/lib/io/record_writer.h. Written and read here without TensorFlow, so that a full disk is an
+OSError, and so that any record can be read by any thread.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import google_crc32c
+
+from gaudi_datasets.errors import DataError
+
+_LENGTH = struct.Struct("<Q")
+_CHECKSUM = struct.Struct("<I")
+_HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
+
+
+@dataclass(frozen=True)
+class RecordPlace:
+    """Where the content of a record lies: the file, its number in the file from 0, the first byte and the length."""
+
+    path: Path
+    number: int
+    offset: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.path}: record {self.number}"
+
+
+def frame_record(content: bytes) -> bytes:
+    """The bytes that stand for this content in a TFRecord file."""
+    length = _LENGTH.pack(len(content))
+    return b"".join([length, _masked_checksum(length), content, _masked_checksum(content)])
+
+
+def index_records(path: Path) -> list[RecordPlace]:
+    """Find the records of a file by their headers alone.
+
+    Raises:
+        DataError: a header is broken, or the file ends before a record does.
+    """
+    size = path.stat().st_size
+    places: list[RecordPlace] = []
+    position = 0
+    with path.open("rb") as file:
+        while position < size:
+            file.seek(position)
+            length = _read_length(file, path, len(places))
+            places.append(RecordPlace(path, len(places), position + _HEADER_BYTES, length))
+            position += _HEADER_BYTES + length + _CHECKSUM.size
+            if position > size:
+                raise DataError(
+                    f"{places[-1]} is cut off: the file ends before it; convert or copy the file again"
+                )
+    return places
+
+
+def read_record(place: RecordPlace) -> bytes:
+    """Read one record and verify its checksum.
+
+    Raises:
+        DataError: the content is not what was written.
+    """
+    with place.path.open("rb", buffering=0) as file:  # own handle: threads share no position
+        file.seek(place.offset)
+        framed = file.read(place.length + _CHECKSUM.size)
+    content, checksum = framed[: place.length], framed[place.length :]
+    if checksum != _masked_checksum(content):
+        raise DataError(f"{place}: its checksum is wrong, so it is damaged; convert or copy the file again")
+    return content
+
+
+def _read_length(file: BinaryIO, path: Path, number: int) -> int:
+    header = file.read(_HEADER_BYTES)
+    length, checksum = header[: _LENGTH.size], header[_LENGTH.size :]
+    if checksum != _masked_checksum(length):
+        raise DataError(
+            f"{path}: record {number}: its header is wrong, so this is no TFRecord file or is damaged;"
+            " convert or copy the file again"
+        )
+    return int(_LENGTH.unpack(length)[0])
+
+
+def _masked_checksum(content: bytes) -> bytes:
+    crc = google_crc32c.value(content)
+    return _CHECKSUM.pack((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -1,0 +1,247 @@
+"""An embedded data set: scenes with handwritten digits at many sizes on varied backgrounds, with COCO annotations.
+
+It needs no download: the digits are the 1797 of 8x8 pixels that scikit-learn brings (UCI's "Optical Recognition of
+Handwritten Digits"). Training and validation scenes are made of different digits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from gaudi_datasets.errors import DataError, MissingExtraError, UnsafeError
+from gaudi_datasets.json_records import load_json
+from gaudi_datasets.staging import staging_folder
+
+SPLITS = ("train", "val")
+
+_JPEG_QUALITY = 90
+_VALIDATION_SHARE = 0.2  # of the digits
+_DIGITS_PER_SCENE = (2, 7)  # at least, below
+_SMALL_SHARE = 0.15
+_SMALL_PIXELS = (24, 60)  # the height of a digit's strokes
+_LARGE_PIXELS = (60, 200)
+_PLACING_TRIES = 20
+_MAX_OVERLAP = 0.05  # of the smaller of two boxes
+_MIN_CONTRAST = 110  # between the grey values of ink and background, of 255
+_INK = 0.5  # coverage from which a pixel counts as ink
+
+Pixels = npt.NDArray[np.float32]  # [height, width, 3] in 0..255
+Coverage = npt.NDArray[np.float32]  # [height, width] in 0..1
+
+
+@dataclass(frozen=True)
+class _Digits:
+    """The digits that one split draws from: images [n, 8, 8] in 0..16 and labels [n]."""
+
+    images: npt.NDArray[np.float64]
+    labels: npt.NDArray[np.int64]
+
+
+def make_scenes(
+    output_dir: str | Path,
+    *,
+    train: int = 1200,
+    val: int = 200,
+    seed: int = 0,
+    image_size: tuple[int, int] = (300, 300),
+) -> Path:
+    """Make the scenes, or find them made.
+
+    Writes `train/*.jpg`, `val/*.jpg` and `annotations/instances_{train,val}.json` with ten categories, "0" to "9" with
+    ids 1 to 10. Boxes are tight around the ink that is visible. The same arguments give the same files.
+
+    Args:
+        output_dir: a folder to make; when it holds the scenes of the same arguments, nothing is done.
+        train: how many scenes to learn from; their image ids are 1..train.
+        val: how many scenes to evaluate on; their image ids go on from there.
+        seed: what everything drawn depends on.
+        image_size: height and width in pixels.
+
+    Returns:
+        `output_dir`.
+
+    Raises:
+        MissingExtraError: scikit-learn is not installed.
+        UnsafeError: the folder holds something else.
+    """
+    output_dir = Path(output_dir)
+    counts = dict(zip(SPLITS, (train, val), strict=True))
+    info = {"description": "handwritten digit scenes", "seed": seed, "image_size": list(image_size), **counts}
+    if output_dir.is_dir() and any(output_dir.iterdir()):
+        _require_same(output_dir, info)
+        return output_dir
+    digits = dict(zip(SPLITS, _load_digits(seed), strict=True))
+    with staging_folder(output_dir) as staging:
+        (staging / "annotations").mkdir()
+        first_id = 1
+        for split in SPLITS:
+            (staging / split).mkdir()
+            document = _make_split(staging / split, digits[split], first_id, counts[split], seed, image_size)
+            annotations = staging / "annotations" / f"instances_{split}.json"
+            annotations.write_text(json.dumps({"info": info, **document}), encoding="utf-8")
+            first_id += counts[split]
+        for name in (*SPLITS, "annotations"):
+            (staging / name).rename(output_dir / name)
+    return output_dir
+
+
+def _require_same(output_dir: Path, info: Mapping[str, Any]) -> None:
+    annotations = output_dir / "annotations" / "instances_train.json"
+    try:
+        there = load_json(annotations).get("info")
+    except (OSError, DataError, AttributeError):
+        there = None
+    if there != info:
+        raise UnsafeError(
+            f"{output_dir}: holds other files than these scenes; name another folder or remove it"
+        )
+
+
+def _load_digits(seed: int) -> tuple[_Digits, _Digits]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingExtraError("scenes need scikit-learn; pip install 'gaudi-datasets[scenes]'") from error
+    data = load_digits()
+    order = np.random.default_rng([seed, 0]).permutation(len(data.target))
+    parts = np.split(order, [int(len(order) * (1 - _VALIDATION_SHARE))])
+    train, val = (_Digits(data.images[part], data.target[part]) for part in parts)
+    return train, val
+
+
+def _make_split(
+    folder: Path, digits: _Digits, first_id: int, count: int, seed: int, image_size: tuple[int, int]
+) -> dict[str, list[dict[str, Any]]]:
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for image_id in range(first_id, first_id + count):
+        pixels, boxes_xywh, labels = draw_scene(np.random.default_rng([seed, image_id]), digits, image_size)
+        name = f"{image_id:06d}.jpg"
+        Image.fromarray(pixels).save(folder / name, quality=_JPEG_QUALITY)
+        images.append({"id": image_id, "file_name": name, "height": image_size[0], "width": image_size[1]})
+        for box, label in zip(boxes_xywh.tolist(), labels, strict=True):
+            annotations.append(
+                {"id": len(annotations) + 1, "image_id": image_id, "category_id": label + 1}
+                | {"bbox": box, "area": box[2] * box[3], "iscrowd": 0}
+            )
+    categories = [{"id": digit + 1, "name": str(digit), "supercategory": "digit"} for digit in range(10)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def draw_scene(
+    random: np.random.Generator, digits: _Digits, image_size: tuple[int, int]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], list[int]]:
+    """Draw one scene.
+
+    Returns:
+        pixels uint8 [height, width, 3]; boxes of the visible ink [n, 4] as left, top, width, height in pixels; the n
+        digits, 0..9.
+    """
+    pixels = _background(random, image_size)
+    owner = np.zeros(image_size, np.int64)  # of each pixel: which digit's ink it is, from 1; 0 is background
+    placed: list[npt.NDArray[np.int64]] = []
+    labels: list[int] = []
+    for _ in range(int(random.integers(*_DIGITS_PER_SCENE))):
+        index = int(random.integers(len(digits.labels)))
+        coverage = _ink_coverage(random, digits.images[index], max_side=min(image_size) - 8)
+        corner = _free_corner(random, coverage.shape, image_size, placed)
+        if corner is None:
+            continue
+        (y, x), (height, width) = corner, coverage.shape
+        window = (slice(y, y + height), slice(x, x + width))
+        colour = _ink_colour(random, pixels[window].mean(axis=(0, 1)))
+        pixels[window] += coverage[..., None] * (colour - pixels[window])
+        labels.append(int(digits.labels[index]))
+        owner[window][coverage >= _INK] = len(labels)
+        placed.append(np.array([y, x, y + height, x + width]))
+    boxes = np.array([_tight_box_xywh(owner == number) for number in range(1, len(labels) + 1)], np.int64)
+    return np.clip(pixels, 0, 255).round().astype(np.uint8), boxes.reshape(-1, 4), labels
+
+
+def _ink_coverage(random: np.random.Generator, digit: npt.NDArray[np.float64], max_side: int) -> Coverage:
+    """Enlarge an 8x8 digit to a drawn size, turned and stretched a little, its strokes made crisp; cut to its ink."""
+    low, high = _SMALL_PIXELS if random.random() < _SMALL_SHARE else _LARGE_PIXELS
+    framed = np.pad(digit, 1)  # so that strokes along the edge end round
+    height = round(random.integers(low, min(high, max_side) + 1) * len(framed) / len(digit))
+    width = round(height * random.uniform(0.85, 1.15))
+    image = Image.fromarray((framed * (255 / 16)).round().astype(np.uint8))
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
+    image = image.rotate(random.uniform(-10, 10), Image.Resampling.BICUBIC, expand=True)
+    coverage = np.clip((np.asarray(image, np.float32) / 255 - 0.4) * 6, 0, 1)
+    rows, columns = (np.flatnonzero((coverage >= _INK).any(axis=axis)) for axis in (1, 0))
+    return coverage[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1][:max_side, :max_side]
+
+
+def _free_corner(
+    random: np.random.Generator,
+    shape: tuple[int, ...],
+    image_size: tuple[int, int],
+    placed: list[npt.NDArray[np.int64]],
+) -> tuple[int, int] | None:
+    """Draw where a digit of this height and width may stand; None when no place is found in a few tries."""
+    for _ in range(_PLACING_TRIES):
+        y, x = (int(random.integers(0, side - own + 1)) for side, own in zip(image_size, shape, strict=True))
+        box = np.array([y, x, y + shape[0], x + shape[1]])
+        if all(_overlap(box, other) <= _MAX_OVERLAP for other in placed):
+            return y, x
+    return None
+
+
+def _overlap(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> float:
+    """Intersection over the smaller area of two boxes y0 x0 y1 x1."""
+    sides = np.clip(np.minimum(first[2:], second[2:]) - np.maximum(first[:2], second[:2]), 0, None)
+    return float(sides.prod() / min((box[2:] - box[:2]).prod() for box in (first, second)))
+
+
+def _tight_box_xywh(ink: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
+    rows, columns = (np.flatnonzero(ink.any(axis=axis)) for axis in (1, 0))
+    return columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1
+
+
+def _ink_colour(random: np.random.Generator, background: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """A colour whose grey value is far from that of the background."""
+    grey = float(background.mean())
+    while True:
+        colour = random.uniform(0, 255, 3)
+        if abs(colour.mean() - grey) >= _MIN_CONTRAST:
+            return colour.astype(np.float32)
+
+
+def _background(random: np.random.Generator, image_size: tuple[int, int]) -> Pixels:
+    """A colour that is dark or light, varied by one of the textures."""
+    base = random.uniform(20, 90, 3) if random.random() < 0.5 else random.uniform(165, 235, 3)
+    texture = _TEXTURES[int(random.integers(len(_TEXTURES)))](random, image_size)
+    tint = random.uniform(10, 35, 3)
+    return (base + texture[..., None] * tint + random.normal(0, 3, (*image_size, 3))).astype(np.float32)
+
+
+def _gradient(random: np.random.Generator, image_size: tuple[int, int]) -> npt.NDArray[np.float64]:
+    y, x = np.meshgrid(*(np.linspace(-1, 1, side) for side in image_size), indexing="ij")
+    angle = random.uniform(0, 2 * np.pi)
+    return np.asarray(np.sin(angle) * y + np.cos(angle) * x) / np.sqrt(2)
+
+
+def _stripes(random: np.random.Generator, image_size: tuple[int, int]) -> npt.NDArray[np.float64]:
+    return np.asarray(np.sin(_gradient(random, image_size) * random.uniform(10, 60) + random.uniform(0, 6)))
+
+
+def _noise(random: np.random.Generator, image_size: tuple[int, int]) -> npt.NDArray[np.float64]:
+    return random.uniform(-1, 1, image_size)
+
+
+def _blobs(random: np.random.Generator, image_size: tuple[int, int]) -> npt.NDArray[np.float64]:
+    coarse = Image.fromarray(random.uniform(0, 255, (7, 7)).astype(np.uint8))
+    smooth = coarse.resize((image_size[1], image_size[0]), Image.Resampling.BICUBIC)
+    return np.asarray(smooth, np.float64) / 127.5 - 1
+
+
+_Texture = Callable[[np.random.Generator, tuple[int, int]], npt.NDArray[np.float64]]
+_TEXTURES: tuple[_Texture, ...] = (_gradient, _stripes, _noise, _blobs)

@@ -1,0 +1,136 @@
+"""Pascal VOC folders (Annotations/, ImageSets/Main/, JPEGImages/) as COCO annotations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element, ParseError
+
+import defusedxml
+import defusedxml.ElementTree
+
+from gaudi_datasets.errors import DataError, MissingInputError
+
+IMAGE_FOLDER = "JPEGImages"
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+def read_voc(
+    root: str | Path, image_sets: Sequence[str], class_names: Sequence[str] | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """Read the images of some image sets as a COCO annotation document, for `parse_coco`.
+
+    Category ids are 1..n. Image ids are 1..n by name. Both count over the whole folder, so that image sets read
+    one by one agree. A box is xmin, ymin, xmax - xmin, ymax - ymin: VOC's definition has corners that count pixels
+    from 1 with the last one inside, but the tools that write the format since (and the data here) write the edges, so
+    that xmin == xmax is a box of no size and a picture's right edge is its width. `difficult` objects become crowds,
+    which neither training nor scoring counts, as VOC's own scoring does.
+
+    Args:
+        root: the folder.
+        image_sets: names of files in ImageSets/Main, without ".txt"; an image in several of them comes once.
+        class_names: the classes in the order of their ids; all names of the folder, sorted, when None.
+
+    Raises:
+        MissingInputError: a part of the folder, an image set, or an image's annotation is not there.
+        DataError: an annotation is no XML (or uses entities), an element is missing or no number, or a class is not
+            among `class_names`.
+    """
+    root = Path(root)
+    folder = root / "Annotations"
+    files = {path.stem: path for path in sorted(folder.glob("*.xml"))}
+    if not files:
+        raise MissingInputError(
+            f"{folder}: has no annotations *.xml; give the folder that holds Annotations/"
+        )
+    image_ids = {stem: number for number, stem in enumerate(files, 1)}
+    chosen = _read_image_sets(root, image_sets)
+    missing = next((stem for stem in chosen if stem not in files), None)
+    if missing is not None:
+        raise MissingInputError(
+            f"{folder}: has no {missing}.xml, which an image set names; add it or fix the set"
+        )
+    trees = {stem: _parse(files[stem]) for stem in (chosen if class_names else files)}
+    class_names = class_names or sorted(
+        {_text(one, "name", files[stem]) for stem in trees for one in _objects(trees[stem])}
+    )
+    category_ids = {name: number for number, name in enumerate(class_names, 1)}
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for stem in chosen:
+        images.append({"id": image_ids[stem], **_image(trees[stem], files[stem])})
+        for one in _objects(trees[stem]):
+            fields = _annotation(one, files[stem], category_ids)
+            annotations.append({"id": len(annotations) + 1, "image_id": image_ids[stem], **fields})
+    categories = [{"id": number, "name": name, "supercategory": ""} for name, number in category_ids.items()]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def _read_image_sets(root: Path, image_sets: Sequence[str]) -> list[str]:
+    stems: list[str] = []
+    for name in image_sets:
+        path = root / "ImageSets" / "Main" / f"{name}.txt"
+        if not path.is_file():
+            there = ", ".join(sorted(other.stem for other in path.parent.glob("*.txt"))) or "none"
+            raise MissingInputError(f"{path}: there is no such image set; there are: {there}")
+        stems += [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return list(dict.fromkeys(stems))
+
+
+def _parse(path: Path) -> Element:
+    try:
+        tree: Element = defusedxml.ElementTree.parse(path).getroot()
+    except (ParseError, defusedxml.DefusedXmlException) as error:
+        raise DataError(f"{path}: is no XML that can be read safely ({error}); fix or remove it") from None
+    return tree
+
+
+def _objects(tree: Element) -> list[Element]:
+    return tree.findall("object")
+
+
+def _image(tree: Element, path: Path) -> dict[str, Any]:
+    name = path.stem + (Path(tree.findtext("filename") or "").suffix or ".jpg")
+    height, width = (_number(tree, f"size/{side}", path) for side in ("height", "width"))
+    if height < 1 or width < 1:
+        raise DataError(
+            f"{path}: size is {height:g} high and {width:g} wide; it must be at least 1; fix the annotation"
+        )
+    return {"file_name": name, "height": int(height), "width": int(width)}
+
+
+def _annotation(one: Element, path: Path, category_ids: dict[str, int]) -> dict[str, Any]:
+    name = _text(one, "name", path)
+    if name not in category_ids:
+        raise DataError(
+            f"{path}: class {name!r} is none of {', '.join(category_ids)}; fix it or add it to the classes"
+        )
+    xmin, ymin, xmax, ymax = (_number(one, f"bndbox/{corner}", path) for corner in _CORNERS)
+    box = [xmin, ymin, xmax - xmin, ymax - ymin]
+    is_difficult = (one.findtext("difficult") or "0").strip() == "1"
+    return {
+        "category_id": category_ids[name],
+        "bbox": box,
+        "area": box[2] * box[3],
+        "iscrowd": int(is_difficult),
+    }
+
+
+def _text(element: Element, tag: str, path: Path) -> str:
+    text = (element.findtext(tag) or "").strip()
+    if not text:
+        raise DataError(f"{path}: <{element.tag}> has no {tag}; add it")
+    return text
+
+
+def _number(element: Element, tag: str, path: Path) -> float:
+    text = _text(element, tag, path)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{path}: <{element.tag}> has {tag} {text!r}; it must be a number")
+    return number

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gaudi_datasets import cli
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "scenes"
+    assert run("make-scenes", "--output_dir", folder, "--train", 3, "--val", 2) == 0
+    return folder
+
+
+def run(*argv: object) -> int:
+    """Run the program in this process; its exit status."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["gaudi-datasets", *map(str, argv)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def test_scenes_are_converted_and_scored(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    truth = scenes / "annotations" / "instances_val.json"
+    flags = ["--annotations", truth, "--images", scenes / "val", "--output_dir", tmp_path / "out", "--split", "val"]
+    assert run("convert-coco", *flags, "--shards", 2) == 0
+    assert capsys.readouterr().out.startswith("val: kept 2 of 2 images and ")
+    assert len(list((tmp_path / "out").glob("val-*-of-00002.tfrecord"))) == 2
+    assert run("convert-coco", *flags) == 77
+    assert run("convert-coco", *flags, "--overwrite") == 0
+
+    annotations = json.loads(truth.read_text())["annotations"]
+    detections = tmp_path / "dt.json"
+    detections.write_text(json.dumps([{**one, "score": 0.9} for one in annotations]))
+    capsys.readouterr()
+    assert run("score", "--ground_truth", truth, "--detections", detections) == 0
+    assert capsys.readouterr().out.startswith("images 2/2, detections ")
+    assert run("score", "--ground_truth", truth, "--detections", detections, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["figures"]["AP"] == pytest.approx(1)
+
+
+def test_each_error_has_its_status_and_one_line(
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth = scenes / "annotations" / "instances_val.json"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    output = ["--output_dir", tmp_path / "out", "--split", "val"]
+    cases = [
+        (64, ["convert-coco", "--annotation", truth]),
+        (64, ["convert-coco", "--annotations", truth, "--images", scenes / "val", *output, "--shards", "-1"]),
+        (64, ["make-scenes", "--output_dir", tmp_path / "new", "--image_size", 3, 3]),
+        (64, ["nothing"]),
+        (65, ["convert-coco", "--annotations", tmp_path, "--images", scenes / "val", *output]),
+        (65, ["convert-coco", "--annotations", tmp_path / "file", "--images", scenes / "val", *output]),
+        (66, ["convert-coco", "--annotations", tmp_path / "none", "--images", scenes / "val", *output]),
+        (66, ["convert-coco", "--annotations", truth, "--images", tmp_path / "empty", *output]),
+        (66, ["convert-voc", "--voc_dir", tmp_path / "empty", "--image_sets", "train", *output]),
+        (74, ["make-scenes", "--output_dir", tmp_path / "file" / "below"]),
+        (77, ["make-scenes", "--output_dir", tmp_path]),
+    ]
+    for status, argv in cases:
+        assert run(*argv) == status, argv
+        error = capsys.readouterr().err
+        assert error.startswith("gaudi-datasets: error: "), error
+        assert error.count("\n") == 1, error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
+
+
+def test_voc_folders_are_converted(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
+        (tmp_path / "voc" / name).mkdir(parents=True)
+    image = next((scenes / "train").iterdir())
+    (tmp_path / "voc" / "JPEGImages" / "a.jpg").write_bytes(image.read_bytes())
+    (tmp_path / "voc" / "ImageSets" / "Main" / "train.txt").write_text("a\n")
+    box = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>30</xmax><ymax>40</ymax></bndbox>"
+    (tmp_path / "voc" / "Annotations" / "a.xml").write_text(
+        "<annotation><size><width>300</width><height>300</height></size>"
+        f"<object><name>x</name>{box}</object></annotation>"
+    )
+    flags = ["--voc_dir", tmp_path / "voc", "--image_sets", "train"]
+    assert run("convert-voc", *flags, "--output_dir", tmp_path / "out", "--split", "train") == 0
+    assert capsys.readouterr().out == "train: kept 1 of 1 images and 1 of 1 boxes in 1 shards\n"
+
+
+def test_it_is_a_module_and_a_directory_of_help() -> None:
+    run = subprocess.run([sys.executable, "-m", "gaudi_datasets", "--help"], capture_output=True, text=True, check=True)
+    assert all(name in run.stdout for name in ("convert-coco", "convert-voc", "make-scenes", "score"))

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_datasets.coco import NO_SIZE, PAST_EDGE, BoxFault, Category, parse_coco, read_coco
+from gaudi_datasets.errors import DataError
+
+DOCUMENT: dict[str, Any] = {
+    "images": [
+        {"id": 5, "file_name": "b.jpg", "height": 40, "width": 60},
+        {"id": 0, "file_name": "sub/a.jpg", "height": 100, "width": 200},
+    ],
+    "annotations": [
+        {"id": 0, "image_id": 0, "category_id": 9, "bbox": [10, 20, 30.5, 40], "area": 7.5, "iscrowd": 1},
+        {"id": 3, "image_id": 5, "category_id": 0, "bbox": [0, 0, 60, 40]},
+        {"id": 2, "image_id": 0, "category_id": 0, "bbox": [1, 2, 3, 4], "iscrowd": 0},
+    ],
+    "categories": [{"id": 9, "name": "dog", "supercategory": "animal"}, {"id": 0, "name": "cat"}],
+}
+PATH = Path("x.json")
+
+
+def changed(name: str, position: int, /, **fields: Any) -> dict[str, Any]:
+    """DOCUMENT with fields of one record changed; None removes one."""
+    document = copy.deepcopy(DOCUMENT)
+    record = document[name][position] | fields
+    document[name][position] = {key: value for key, value in record.items() if value is not None}
+    return document
+
+
+def test_a_file_is_read_into_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(DOCUMENT))
+    coco = read_coco(path)
+    assert coco.path == path
+    assert coco.categories == (Category(0, "cat"), Category(9, "dog", "animal"))
+    assert coco.file_names == ("b.jpg", "sub/a.jpg")
+    assert coco.faults == ()
+    for name, dtype, values in [
+        ("image_ids", np.int64, [5, 0]),
+        ("heights", np.int32, [40, 100]),
+        ("widths", np.int32, [60, 200]),
+        ("box_splits", np.int64, [0, 1, 3]),
+        ("annotation_ids", np.int64, [3, 0, 2]),
+        ("boxes_xywh", np.float64, [[0, 0, 60, 40], [10, 20, 30.5, 40], [1, 2, 3, 4]]),
+        ("category_ids", np.int64, [0, 9, 0]),
+        ("areas", np.float64, [2400, 7.5, 12]),
+        ("is_crowd", np.bool_, [False, True, False]),
+    ]:
+        array = getattr(coco, name)
+        assert array.dtype == dtype, name
+        assert array.tolist() == values, name
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (changed("images", 1, id=5), "image 5 (images[1]): its id was given before"),
+        (changed("annotations", 1, id=0), "annotation 0 (annotations[1]): its id was given before"),
+        (changed("categories", 1, id=9), "category 9 (categories[1]): its id was given before"),
+        (changed("annotations", 0, image_id=999), "image_id 999 is of no image in the file"),
+        (changed("annotations", 0, category_id=999), "category_id 999 is of no category in the file"),
+        (changed("annotations", 0, bbox=None), "bbox is missing"),
+        (changed("annotations", 0, image_id=None), "image_id is missing"),
+        (changed("annotations", 0, id=None), "annotations[0]: id is missing"),
+        (changed("annotations", 0, image_id=True), "image_id is true; it must be an integer"),
+        (changed("annotations", 0, image_id="0"), 'image_id is "0"; it must be an integer'),
+        (changed("annotations", 0, bbox=[1, 2, 3, float("inf")]), "must be four finite numbers"),
+        (changed("annotations", 0, area=float("nan")), "area is NaN; it must be a finite number"),
+        (changed("annotations", 0, iscrowd=2), "iscrowd is 2; it must be an integer in 0..1"),
+        (changed("annotations", 0, iscrowd=True), "iscrowd is true"),
+        (changed("images", 0, height=0), "image 5 (images[0]): height is 0; it must be an integer in 1.."),
+        (changed("images", 0, width=60.0), "width is 60.0; it must be an integer"),
+        (changed("images", 0, file_name=""), "file_name is"),
+        (changed("images", 0, file_name=7), "file_name is 7"),
+        (changed("categories", 0, name=None), "name is missing"),
+    ],
+)
+def test_faults_are_named(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError) as error:
+        parse_coco(document, PATH)
+    assert str(error.value).startswith("x.json: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "file_name", ["/etc/passwd", "../a.jpg", "a/../../b.jpg", "..", "C:\\a.jpg", "..\\a.jpg", "\\a.jpg", "a\0.jpg"]
+)
+def test_file_names_stay_in_the_folder(file_name: str) -> None:
+    with pytest.raises(DataError, match="leaves the image folder"):
+        parse_coco(changed("images", 0, file_name=file_name), PATH)
+
+
+@pytest.mark.parametrize("file_name", ["a.jpg", "a/b/c.jpg", "..a.jpg", "a..b/c.jpg", "ä ö.jpg"])
+def test_other_file_names_are_taken(file_name: str) -> None:
+    assert parse_coco(changed("images", 0, file_name=file_name), PATH).file_names[0] == file_name
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "is a list, as results of a detector are"),
+        ("x", "is no JSON object"),
+        ({}, "images is missing"),
+        ({**DOCUMENT, "annotations": {}}, "annotations is a dict"),
+        ({**DOCUMENT, "annotations": [3]}, "annotations[0]: is 3; it must be an object"),
+        ({"images": [], "annotations": [], "categories": []}, "categories is empty"),
+    ],
+)
+def test_what_is_no_annotation_document_is_refused(document: object, message: str) -> None:
+    with pytest.raises(DataError) as error:
+        parse_coco(document, PATH)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("box", "rule"),
+    [
+        ([10, 10, 0, 5], NO_SIZE),
+        ([10, 10, 5, -1], NO_SIZE),
+        ([10, 10, 1e-9, 5], NO_SIZE),
+        ([10, 10, 191, 5], PAST_EDGE),
+        ([10, 10, 5, 90.001], PAST_EDGE),
+        ([-0.1, 10, 5, 5], PAST_EDGE),
+        ([10, -0.1, 5, 5], PAST_EDGE),
+    ],
+)
+def test_boxes_that_cannot_be_stored_are_set_aside(box: list[float], rule: str) -> None:
+    coco = parse_coco(changed("annotations", 0, bbox=box), PATH)
+    assert coco.faults == (BoxFault(0, 0, rule, (box[0], box[1], box[2], box[3])),)
+    assert coco.annotation_ids.tolist() == [3, 2]
+    assert coco.box_splits.tolist() == [0, 1, 2]
+
+
+def test_a_box_may_fill_its_image() -> None:
+    assert parse_coco(changed("annotations", 0, bbox=[0, 0, 200, 100]), PATH).faults == ()
+
+
+@given(st.lists(st.integers(0, 4), max_size=30))
+def test_each_image_has_its_own_boxes(image_of_box: list[int]) -> None:
+    document = {
+        "images": [{"id": 10 - row, "file_name": f"{row}.jpg", "height": 9, "width": 9} for row in range(5)],
+        "annotations": [
+            {"id": number, "image_id": 10 - row, "category_id": 1, "bbox": [0, 0, 1, 1]}
+            for number, row in enumerate(image_of_box)
+        ],
+        "categories": [{"id": 1, "name": "x"}],
+    }
+    coco = parse_coco(document, PATH)
+    for row in range(5):
+        own = coco.annotation_ids[coco.box_splits[row] : coco.box_splits[row + 1]]
+        assert own.tolist() == [number for number, image in enumerate(image_of_box) if image == row]

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import pytest
+import tyro
+
+from gaudi_datasets.errors import FlagError
+from gaudi_datasets.flags import parse_flags
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate."""
+
+    base_lr: float = 1e-3
+    """rate of the first step"""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train something."""
+
+    data_dir: str
+    """folder of the records"""
+    schedule: Schedule = field(default_factory=Schedule)
+    batch_size: Annotated[int, tyro.conf.arg(aliases=["-b"])] = 8
+    """images a step"""
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    """precision"""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Score something."""
+
+    detections: str = ""
+    """file"""
+
+
+Command = Annotated[Train, tyro.conf.subcommand("train")] | Annotated[Score, tyro.conf.subcommand("score")]
+
+
+def error_of(config_class: object, *argv: str) -> str:
+    with pytest.raises(FlagError) as error:
+        parse_flags(config_class, argv, prog="prog")
+    message = str(error.value)
+    assert "\n" not in message
+    assert "see prog --help" in message
+    return message
+
+
+def test_flags_have_underscores_or_hyphens_short_forms_and_no_prefix() -> None:
+    argv = ["--data-dir", "x", "--base_lr", "2e-3", "-b", "16", "--dtype", "fp32"]
+    assert parse_flags(Train, argv, prog="prog") == Train("x", Schedule(2e-3), 16, "fp32")
+
+
+def test_flags_come_over_the_values_of_a_default() -> None:
+    default = Train("x", Schedule(5e-3), 32)
+    assert parse_flags(Train, ["--batch-size", "4"], prog="prog", default=default) == Train("x", Schedule(5e-3), 4)
+
+
+def test_an_unknown_flag_is_named_with_the_nearest() -> None:
+    assert error_of(Train, "--data_dir", "x", "--bach_size", "4").startswith(
+        "unknown flag --bach_size; did you mean --batch_size?"
+    )
+
+
+def test_a_misspelt_required_flag_is_named_with_the_nearest() -> None:
+    assert error_of(Train, "--datadir", "x").startswith("unknown flag --datadir; did you mean --data_dir?")
+
+
+def test_an_unknown_flag_like_no_other_is_named_alone() -> None:
+    assert error_of(Train, "--data_dir", "x", "--zzz").startswith("unknown flag --zzz (see")
+
+
+def test_a_missing_flag_is_named() -> None:
+    assert error_of(Train).startswith("required and not given: --data_dir")
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--batch_size", "four"], ["--batch_size", "four"]),
+        (["--dtype", "fp8"], ["--dtype", "fp8", "fp32", "bf16"]),
+        (["--batch_size"], ["--batch_size", "value"]),
+        (["--batch_size", "0"], ["batch_size is 0; it must be at least 1"]),
+        (["stray"], ["unknown argument 'stray'"]),
+    ],
+)
+def test_a_value_that_is_not_taken_is_named(argv: list[str], parts: list[str]) -> None:
+    message = error_of(Train, "--data_dir", "x", *argv)
+    assert all(part in message for part in parts), message
+
+
+def test_subcommands_are_named() -> None:
+    assert parse_flags(Command, ["score", "--detections", "x"], prog="prog") == Score("x")
+    assert "train, score" in error_of(Command)
+    assert error_of(Command, "trian").startswith("unknown argument 'trian'; available subcommands: train, score")
+    assert error_of(Command, "score", "--batch_size", "4").startswith("unknown flag --batch_size")
+
+
+def test_help_ends_well_and_shows_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse_flags(Train, ["--help"], prog="prog")
+    assert end.value.code in (0, None)
+    out = capsys.readouterr().out
+    assert "--base_lr" in out
+    assert "schedule" in out
+
+
+def test_importing_flags_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, gaudi_datasets.cli, gaudi_datasets.flags, gaudi_datasets.program;"
+        "print([name for name in ('numpy', 'tensorflow', 'PIL', 'cv2', 'pycocotools') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.json_records import Faults, Record, RecordError, is_finite_number, load_json, shorten
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b" \n", b"{", b"[1, NaN]", b"[Infinity]", b"\xff\xfe\x00", b"[" * 100_000, b"{'a': 1}"]
+)
+def test_what_is_not_json_is_an_error_of_the_data(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.json: is ") as error:
+        load_json(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match="there is no such file"):
+        load_json(tmp_path / "x.json")
+    with pytest.raises(DataError, match="is a folder"):
+        load_json(tmp_path)
+
+
+def test_masks_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"annotations": [{"id": 1, "segmentation": [[1, 2, 3]]}]}')
+    assert load_json(path) == {"annotations": [{"id": 1}]}
+
+
+@pytest.mark.parametrize("value", [True, False, 1.0, "1", None, [1], -1, 2**63, 10**400])
+def test_an_integer_is_an_integer(value: Any) -> None:
+    with pytest.raises(RecordError, match="n is"):
+        Record({"n": value}).integer("n")
+
+
+def test_zero_and_the_largest_integer_are_taken() -> None:
+    assert Record({"n": 0}).integer("n") == 0
+    assert Record({"n": 2**63 - 1}).integer("n") == 2**63 - 1
+    assert Record({}).integer("n", default=3) == 3
+
+
+@pytest.mark.parametrize("value", [True, "1", None, float("nan"), float("inf"), 10**400, [1.0]])
+def test_a_number_is_finite(value: Any) -> None:
+    assert not is_finite_number(value)
+    with pytest.raises(RecordError):
+        Record({"n": value}).number("n")
+
+
+@pytest.mark.parametrize("value", [None, [], [1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 3, True], "1234", {"x": 1}])
+def test_a_box_is_four_numbers(value: Any) -> None:
+    with pytest.raises(RecordError):
+        Record({"bbox": value}).box_xywh("bbox")
+
+
+def test_a_text_is_not_empty_unless_that_is_its_default() -> None:
+    with pytest.raises(RecordError):
+        Record({"name": ""}).text("name")
+    assert Record({"name": ""}).text("name", default="") == ""
+    assert Record({}).text("name", default="") == ""
+
+
+def test_the_first_fault_is_named_and_all_are_counted() -> None:
+    faults = Faults(Path("x.json"))
+    records = [{"id": 7, "n": 1}, {"id": 8, "n": "a"}, 5, {"n": 2}]
+    assert list(faults.parse("categories", records, lambda record: record.integer("n"))) == [1, 2]
+    with pytest.raises(DataError) as error:
+        faults.raise_any()
+    assert str(error.value) == (
+        'x.json: category 8 (categories[1]): n is "a"; it must be an integer of at least 0 (1 of 2 faults)'
+    )
+
+
+def test_long_values_are_cut() -> None:
+    assert len(shorten("x" * 1000)) == 60

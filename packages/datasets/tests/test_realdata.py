@@ -1,0 +1,109 @@
+"""On real annotations and photographs, in the folder that REAL_DATA names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gaudi_datasets.coco import parse_coco, read_coco
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.records import write_records
+from gaudi_datasets.scoring import FIGURES, score_detections
+from gaudi_datasets.sources import RecordSource, ground_truth
+from gaudi_datasets.voc import IMAGE_FOLDER, read_voc
+
+FOLDER = Path(os.environ.get("REAL_DATA", ""))
+
+pytestmark = [
+    pytest.mark.realdata,
+    pytest.mark.skipif(
+        not os.environ.get("REAL_DATA"), reason="REAL_DATA is unset; it must name the folder of real data"
+    ),
+]
+
+
+def test_the_published_figures_are_met() -> None:
+    folder = FOLDER / "coco_eval_oracle"
+    truth = folder / "instances_val2014_100.json"
+    scores = score_detections(truth, folder / "instances_val2014_fakebbox100_results.json")
+    published = [0.505, 0.697, 0.573, 0.586, 0.519, 0.501, 0.387, 0.594, 0.595, 0.640, 0.566, 0.564]
+    assert {name: round(value or 0, 3) for name, value in scores.figures.items()} == dict(
+        zip(FIGURES, published, strict=True)
+    )
+    assert (scores.images, scores.detections) == (100, 734)
+
+
+@pytest.mark.parametrize(
+    ("truth", "detections", "ap"), [("edge_gt", "edge_dt", 0.7129), ("gt", "dt", 0.9084), ("zero_gt", "zero_dt", 1.0)]
+)
+def test_edge_cases_are_scored(truth: str, detections: str, ap: float) -> None:
+    folder = FOLDER / "edge_json"
+    scores = score_detections(folder / f"{truth}.json", folder / f"{detections}.json")
+    assert scores.figures["AP"] == pytest.approx(ap, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dt", "is a list, as results of a detector are"),
+        ("edge_dt", "is a list, as results of a detector are"),
+        ("zero_dt", "is a list, as results of a detector are"),
+        ("healthcheck_bad", r"image 1 \(images\[1\]\): its id was given before.*\(1 of 5 faults\)"),
+    ],
+)
+def test_files_with_faults_are_refused(name: str, message: str) -> None:
+    with pytest.raises(DataError, match=rf"{name}\.json: {message}"):
+        read_coco(FOLDER / "edge_json" / f"{name}.json")
+
+
+@pytest.mark.parametrize("name", ["gt", "edge_gt", "zero_gt", "healthcheck_quality"])
+def test_annotations_without_their_images_leave_nothing(name: str, tmp_path: Path) -> None:
+    coco = read_coco(FOLDER / "edge_json" / f"{name}.json")
+    with pytest.raises(MissingInputError, match="there is no such image"):
+        write_records(coco, FOLDER / "edge_json", tmp_path / "out", "train", keep_empty=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_boxes_of_doubtful_quality_are_counted() -> None:
+    coco = read_coco(FOLDER / "edge_json" / "healthcheck_quality.json")
+    assert coco.annotation_ids.tolist() == [3]
+    assert [(fault.annotation_id, fault.rule) for fault in coco.faults] == [
+        (1, "of no size"),
+        (2, "past the image edge"),
+        (4, "past the image edge"),
+    ]
+
+
+def test_coco_is_converted(tmp_path: Path) -> None:
+    folder = FOLDER / "coco_ccby"
+    for split, kept, boxes in [("train", 79, 770), ("val", 57, 517)]:
+        coco = read_coco(folder / "annotations" / f"instances_{split}2017.json")
+        report = write_records(coco, folder / f"{split}2017", tmp_path, split, keep_empty=split == "val")
+        assert (report.images_kept, report.boxes_kept, report.boxes_total) == (kept, boxes, boxes)
+        source = RecordSource(tmp_path, split)
+        assert len(source) == kept
+        assert len(source.categories) == 80
+        assert sum(int(source.read(row).is_crowd.sum()) for row in range(kept)) == int(coco.is_crowd.sum())
+
+
+def test_blood_cells_are_converted_from_voc(tmp_path: Path) -> None:
+    root = FOLDER / "bccd" / "BCCD"
+    for split, sets, figures in [("train", ["train", "val"], (292, 3941, 3943)), ("val", ["test"], (72, 945, 945))]:
+        coco = parse_coco(read_voc(root, sets), root)
+        report = write_records(coco, root / IMAGE_FOLDER, tmp_path, split, keep_empty=split == "val")
+        assert (report.images_kept, report.boxes_kept, report.boxes_total) == figures
+        assert [category.name for category in coco.categories] == ["Platelets", "RBC", "WBC"]
+
+
+def test_the_ground_truth_of_records_scores_one_against_itself(tmp_path: Path) -> None:
+    folder = FOLDER / "coco_ccby"
+    coco = read_coco(folder / "annotations" / "instances_val2017.json")
+    write_records(coco, folder / "val2017", tmp_path, "val", keep_empty=True)
+    document = ground_truth(RecordSource(tmp_path, "val"))
+    detections = [one | {"score": 0.9} for one in document["annotations"] if not one["iscrowd"]]
+    scores = score_detections(folder / "annotations" / "instances_val2017.json", detections)
+    assert scores.figures["AP50"] == pytest.approx(1)
+    assert scores.figures["AP"] == pytest.approx(1)
+    assert scores.images == 57

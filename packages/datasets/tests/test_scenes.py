@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gaudi_datasets.coco import CocoAnnotations, read_coco
+from gaudi_datasets.errors import UnsafeError
+from gaudi_datasets.scenes import make_scenes
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_scenes(tmp_path_factory.mktemp("scenes"), train=12, val=8, seed=3, image_size=(240, 300))
+
+
+def read(scenes: Path, split: str) -> CocoAnnotations:
+    return read_coco(scenes / "annotations" / f"instances_{split}.json")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("split", "ids"), [("train", range(1, 13)), ("val", range(13, 21))])
+def test_scenes_have_annotations_without_faults(scenes: Path, split: str, ids: range) -> None:
+    coco = read(scenes, split)
+    assert coco.image_ids.tolist() == list(ids)
+    assert [category.name for category in coco.categories] == list("0123456789")
+    assert coco.faults == ()
+    assert (np.diff(coco.box_splits) >= 1).all()
+    for name in coco.file_names:
+        with Image.open(scenes / split / name) as image:
+            assert image.size == (300, 240)
+
+
+def test_digits_have_many_sizes_and_all_classes_occur(scenes: Path) -> None:
+    boxes = np.concatenate([read(scenes, split).boxes_xywh for split in ("train", "val")])
+    categories = np.concatenate([read(scenes, split).category_ids for split in ("train", "val")])
+    assert boxes[:, 3].min() < 60
+    assert boxes[:, 3].max() > 120
+    assert boxes[:, 2:].max() <= 240
+    assert len(set(categories.tolist())) >= 8
+
+
+def test_ink_stands_out_and_reaches_each_side_of_its_box(scenes: Path) -> None:
+    coco = read(scenes, "train")
+    with Image.open(scenes / "train" / coco.file_names[0]) as image:
+        grey = np.asarray(image.convert("RGB"), np.float64).mean(axis=2)
+    for x, y, width, height in coco.boxes_xywh[: coco.box_splits[1]].astype(int):
+        inside = grey[y : y + height, x : x + width]
+        assert np.ptp(inside) > 80
+        low, high = np.percentile(inside, [5, 95])
+        edges = (inside[0], inside[-1], inside[:, 0], inside[:, -1])
+        ring = np.concatenate([grey[max(0, y - 6) : y, x : x + width].ravel(), inside[:0].ravel()])
+        background = np.median(ring) if ring.size else np.median(np.concatenate(edges))
+        ink = low if abs(low - background) > abs(high - background) else high
+        for edge in edges:
+            assert np.abs(edge - ink).min() < abs(ink - background) * 0.75
+
+
+def test_the_same_seed_gives_the_same_bytes(scenes: Path, tmp_path: Path) -> None:
+    again = make_scenes(tmp_path / "again", train=12, val=8, seed=3, image_size=(240, 300))
+    assert files(again) == files(scenes)
+    other = make_scenes(tmp_path / "other", train=12, val=8, seed=4, image_size=(240, 300))
+    assert files(other)["train/000001.jpg"] != files(scenes)["train/000001.jpg"]
+
+
+def test_scenes_that_are_there_are_kept_and_other_files_are_not_touched(scenes: Path, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in scenes.rglob("*")}
+    make_scenes(scenes, train=12, val=8, seed=3, image_size=(240, 300))
+    assert {path: path.stat().st_mtime_ns for path in scenes.rglob("*")} == before
+    with pytest.raises(UnsafeError, match="holds other files"):
+        make_scenes(scenes, train=12, val=8, seed=5, image_size=(240, 300))
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UnsafeError, match="holds other files"):
+        make_scenes(tmp_path)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.scoring import FIGURES, ClassScore, score_detections
+
+TRUTH: dict[str, Any] = {
+    "images": [{"id": number, "file_name": f"{number}.jpg", "height": 200, "width": 200} for number in (0, 1)],
+    "annotations": [
+        {"id": 0, "image_id": 0, "category_id": 0, "bbox": [10, 10, 50, 50], "area": 2500, "iscrowd": 0},
+        {"id": 1, "image_id": 1, "category_id": 0, "bbox": [20, 20, 60, 60]},
+        {"id": 2, "image_id": 1, "category_id": 5, "bbox": [100, 100, 20, 20]},
+    ],
+    "categories": [{"id": 0, "name": "thing"}, {"id": 5, "name": "other"}, {"id": 6, "name": "absent"}],
+}
+
+
+def detection(image_id: int, category_id: int, bbox: list[float], score: float = 0.9) -> dict[str, Any]:
+    return {"image_id": image_id, "category_id": category_id, "bbox": bbox, "score": score}
+
+
+PERFECT = [detection(one["image_id"], one["category_id"], one["bbox"]) for one in TRUTH["annotations"]]
+
+
+def test_perfect_detections_score_one_with_any_ids() -> None:
+    scores = score_detections(TRUTH, PERFECT)
+    assert list(scores.figures) == list(FIGURES)
+    assert scores.figures["AP"] == pytest.approx(1)
+    assert scores.figures["AP_small"] == pytest.approx(1)
+    assert scores.figures["AP_large"] is None
+    assert scores.classes == (ClassScore("thing", *[pytest.approx(1)] * 2), ClassScore("other", *[pytest.approx(1)] * 2),
+                              ClassScore("absent", None, None))  # fmt: skip
+    assert (scores.images, scores.images_total, scores.detections) == (2, 2, 3)
+
+
+def test_classes_are_scored_apart() -> None:
+    scores = score_detections(TRUTH, PERFECT[1:])
+    assert scores.figures["AP50"] == pytest.approx((51 / 101 + 1) / 2)
+    assert [one.ap50 for one in scores.classes] == [pytest.approx(51 / 101), pytest.approx(1), None]
+
+
+def test_no_detections_score_nothing_and_say_so() -> None:
+    scores = score_detections(TRUTH, [])
+    assert scores.figures["AP"] == scores.figures["AR100"] == 0
+    assert scores.figures["AP_large"] is None
+    assert "not one detection" in scores.describe()
+
+
+def test_some_images_can_be_scored_alone() -> None:
+    scores = score_detections(TRUTH, PERFECT[1:], image_ids=[1])
+    assert scores.figures["AP"] == pytest.approx(1)
+    assert scores.describe().startswith("images 1/2, detections 2\nAP ")
+
+
+def test_the_ground_truth_is_not_changed() -> None:
+    before = json.dumps([TRUTH, PERFECT])
+    score_detections(TRUTH, PERFECT)
+    assert json.dumps([TRUTH, PERFECT]) == before
+
+
+def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    score_detections(TRUTH, PERFECT)
+    assert capsys.readouterr().out == ""
+
+
+def test_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "gt.json").write_text(json.dumps(TRUTH))
+    (tmp_path / "dt.json").write_text(json.dumps(PERFECT))
+    scores = score_detections(tmp_path / "gt.json", str(tmp_path / "dt.json"))
+    assert json.loads(json.dumps(scores.as_json()))["figures"]["AP"] == pytest.approx(1)
+    with pytest.raises(MissingInputError):
+        score_detections(tmp_path / "gt.json", tmp_path / "none.json")
+    with pytest.raises(DataError, match="is a list, as results"):
+        score_detections(tmp_path / "dt.json", tmp_path / "dt.json")
+    with pytest.raises(DataError, match="is one object, as annotations"):
+        score_detections(tmp_path / "gt.json", tmp_path / "gt.json")
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        (detection(7, 0, [0, 0, 1, 1]), "image_id 7 is of no image in the ground truth"),
+        (detection(0, 9, [0, 0, 1, 1]), "category_id 9 is of no category in the ground truth"),
+        (detection(0, 0, [0, 0, -1, 1]), "width and height must not be negative"),
+        (detection(0, 0, [0, 0, 1]), "must be four finite numbers"),
+        (detection(0, 0, [0, 0, 1, 1], float("nan")), "score is NaN"),
+        ({"image_id": 0, "category_id": 0, "bbox": [0, 0, 1, 1]}, "score is missing"),
+    ],
+)
+def test_faulty_detections_are_named(one: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError) as error:
+        score_detections(TRUTH, [*PERFECT, one])
+    assert "detections[3]: " in str(error.value)
+    assert message in str(error.value)

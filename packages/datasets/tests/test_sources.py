@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from gaudi_datasets.coco import Category, parse_coco
+from gaudi_datasets.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.records import write_records
+from gaudi_datasets.sources import RecordSource, ground_truth
+
+DOCUMENT = {
+    "images": [{"id": number, "file_name": f"{number}.jpg", "height": 40, "width": 60} for number in range(4)],
+    "annotations": [
+        {"id": 1, "image_id": 0, "category_id": 1, "bbox": [3.5, 5, 20, 30], "area": 500, "iscrowd": 0},
+        {"id": 2, "image_id": 0, "category_id": 90, "bbox": [0, 0, 60, 40], "area": 2400, "iscrowd": 1},
+        {"id": 3, "image_id": 3, "category_id": 90, "bbox": [1, 2, 3, 4], "area": 12, "iscrowd": 0},
+    ],
+    "categories": [
+        {"id": 1, "name": "person", "supercategory": "person"},
+        {"id": 90, "name": "toothbrush", "supercategory": "indoor"},
+    ],
+}
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(4):
+        Image.effect_noise((60, 40), 50).convert("RGB").save(images / f"{number}.jpg")
+    coco = parse_coco(DOCUMENT, Path("x.json"))
+    write_records(coco, images, tmp_path / "records", "val", shards=2, keep_empty=True)
+    return tmp_path / "records"
+
+
+def test_the_manifest_names_the_categories(data_dir: Path) -> None:
+    source = RecordSource(data_dir, "val")
+    assert source.name == f"{data_dir}:val"
+    assert source.categories == (Category(1, "person", "person"), Category(90, "toothbrush", "indoor"))
+    assert len(source) == 4
+    assert source.read(0).labels.tolist() == [1, 2]
+
+
+def test_records_without_a_manifest_are_of_coco(data_dir: Path) -> None:
+    (data_dir / "val.json").unlink()
+    source = RecordSource(data_dir, "val")
+    assert source.categories == COCO_CATEGORIES
+    assert source.read(0).labels.tolist() == [1, 80]
+
+
+def test_the_ground_truth_is_that_of_the_annotations(data_dir: Path) -> None:
+    document = ground_truth(RecordSource(data_dir, "val"))
+    assert sorted(document["images"], key=lambda image: image["id"]) == DOCUMENT["images"]
+    assert document["categories"] == DOCUMENT["categories"]
+    for found, expected in zip(document["annotations"], DOCUMENT["annotations"], strict=True):
+        assert found.pop("bbox") == pytest.approx(expected["bbox"], abs=1e-4)
+        assert found == {name: value for name, value in expected.items() if name != "bbox"}
+    parse_coco(ground_truth(RecordSource(data_dir, "val")), Path("x.json"))
+
+
+def test_threads_may_read(data_dir: Path) -> None:
+    source = RecordSource(data_dir, "val")
+    with ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(lambda number: source.read(number % 4).image_id, range(200)))
+    assert ids == [0, 2, 1, 3] * 50
+
+
+def test_missing_records_are_named_with_the_remedy(data_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match=r"has no records train-\*; write them with gaudi-datasets convert-coco"):
+        RecordSource(data_dir, "train")
+    with pytest.raises(MissingInputError, match="is not there"):
+        RecordSource(tmp_path / "nowhere", "train")
+    with pytest.raises(DataError, match="is a file"):
+        RecordSource(data_dir / "val.json", "val")
+
+
+def test_a_missing_shard_is_noticed(data_dir: Path) -> None:
+    (data_dir / "val-00001-of-00002.tfrecord").unlink()
+    with pytest.raises(MissingInputError, match=r"has 1 of 2 files val-\*"):
+        RecordSource(data_dir, "val")
+
+
+def test_a_shard_that_is_cut_off_is_noticed(data_dir: Path) -> None:
+    shard = data_dir / "val-00001-of-00002.tfrecord"
+    shard.write_bytes(shard.read_bytes()[:-10])
+    with pytest.raises(DataError, match="has not the .* bytes of its manifest"):
+        RecordSource(data_dir, "val")
+    (data_dir / "val.json").unlink()
+    with pytest.raises(DataError, match="record 1 is cut off"):
+        RecordSource(data_dir, "val")
+
+
+def test_a_damaged_record_is_named(data_dir: Path) -> None:
+    shard = data_dir / "val-00001-of-00002.tfrecord"
+    content = bytearray(shard.read_bytes())
+    content[100] ^= 1
+    shard.write_bytes(content)
+    source = RecordSource(data_dir, "val")
+    assert source.read(0).image_id == 0
+    with pytest.raises(DataError, match=r"val-00001-of-00002\.tfrecord: record 0: its checksum is wrong"):
+        source.read(2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "another"}, "is no manifest of records"),
+        ({"version": 2}, "has version 2, known is 1"),
+        ({"categories": []}, "does not tell of the records beside it"),
+        ({"shards": []}, "does not tell of the records beside it"),
+        ({"categories": [{"id": "x", "name": "y"}]}, "id is"),
+    ],
+)
+def test_a_wrong_manifest_is_refused(data_dir: Path, changes: dict[str, object], message: str) -> None:
+    path = data_dir / "val.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(DataError, match=message):
+        RecordSource(data_dir, "val")
+
+
+def test_empty_records_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "val-00000-of-00001.tfrecord").touch()
+    with pytest.raises(DataError, match="are empty"):
+        RecordSource(tmp_path, "val")

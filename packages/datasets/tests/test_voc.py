@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gaudi_datasets.coco import NO_SIZE, parse_coco
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.voc import read_voc
+
+OBJECT = """<object><name>{name}</name><difficult>{difficult}</difficult>
+<bndbox><xmin>{box[0]}</xmin><ymin>{box[1]}</ymin><xmax>{box[2]}</xmax><ymax>{box[3]}</ymax></bndbox></object>"""
+SIZE = "<size><width>60</width><height>40</height><depth>3</depth></size>"
+
+
+def annotation(stem: str, *objects: str, size: str = SIZE) -> str:
+    return f"<annotation><filename>{stem}.png</filename>{size}{''.join(objects)}</annotation>"
+
+
+def an_object(name: str, *box: float, difficult: int = 0) -> str:
+    return OBJECT.format(name=name, box=box, difficult=difficult)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "Annotations").mkdir()
+    (tmp_path / "ImageSets" / "Main").mkdir(parents=True)
+    texts = {
+        "a": annotation("a", an_object("dog", 1, 2, 11, 22), an_object("cat", 0, 0, 60, 40, difficult=1)),
+        "b": annotation("b", an_object("ant", 5, 5, 5, 9)),
+        "c": annotation("c"),
+    }
+    for stem, text in texts.items():
+        (tmp_path / "Annotations" / f"{stem}.xml").write_text(text)
+    for name, stems in {"train": "a\nc\n", "val": "b -1\n\n", "both": "a\nb\n"}.items():
+        (tmp_path / "ImageSets" / "Main" / f"{name}.txt").write_text(stems)
+    return tmp_path
+
+
+def test_a_folder_becomes_coco_annotations(root: Path) -> None:
+    document = read_voc(root, ["train"])
+    assert document["images"] == [
+        {"id": 1, "file_name": "a.png", "height": 40, "width": 60},
+        {"id": 3, "file_name": "c.png", "height": 40, "width": 60},
+    ]
+    assert document["annotations"] == [
+        {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 10, 20], "area": 200, "iscrowd": 0},
+        {"id": 2, "image_id": 1, "category_id": 2, "bbox": [0, 0, 60, 40], "area": 2400, "iscrowd": 1},
+    ]
+    assert [one["name"] for one in document["categories"]] == ["ant", "cat", "dog"]
+    assert parse_coco(document, root).faults == ()
+
+
+def test_image_sets_agree_on_ids_and_an_image_comes_once(root: Path) -> None:
+    document = read_voc(root, ["train", "val", "both"])
+    assert [one["id"] for one in document["images"]] == [1, 3, 2]
+    assert document["categories"] == read_voc(root, ["val"])["categories"]
+
+
+def test_a_box_whose_edges_meet_has_no_size(root: Path) -> None:
+    (fault,) = parse_coco(read_voc(root, ["val"]), root).faults
+    assert fault.rule == NO_SIZE
+
+
+def test_classes_can_be_given(root: Path) -> None:
+    document = read_voc(root, ["train"], ["dog", "cat"])
+    assert [one["category_id"] for one in document["annotations"]] == [1, 2]
+    with pytest.raises(DataError, match=r"b\.xml: class 'ant' is none of dog, cat"):
+        read_voc(root, ["val"], ["dog", "cat"])
+
+
+def test_missing_parts_are_named(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match="there are: both, train, val"):
+        read_voc(root, ["test"])
+    with pytest.raises(MissingInputError, match="Annotations"):
+        read_voc(tmp_path / "nowhere", ["train"])
+    (root / "ImageSets" / "Main" / "train.txt").write_text("../../a\n")
+    with pytest.raises(MissingInputError, match="which an image set names"):
+        read_voc(root, ["train"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is no XML"),
+        ("<annotation>", "is no XML"),
+        ('<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>', "is no XML that can be read safely"),
+        (annotation("a", size=""), "has no size/height"),
+        (annotation("a", size=SIZE.replace("60", "0")), "must be at least 1"),
+        (annotation("a", an_object("", 1, 2, 3, 4)), "<object> has no name"),
+        (annotation("a", "<object><name>dog</name></object>"), "has no bndbox/xmin"),
+        (annotation("a", an_object("dog", float("nan"), 2, 3, 4)), "bndbox/xmin 'nan'; it must be a number"),
+    ],
+)
+def test_faults_name_the_file(root: Path, text: str, message: str) -> None:
+    (root / "Annotations" / "a.xml").write_text(text)
+    with pytest.raises(DataError) as error:
+        read_voc(root, ["train"])
+    assert "a.xml: " in str(error.value)
+    assert message in str(error.value)
