@@ -1,0 +1,81 @@
+"""SSD300 with a ResNet trunk, as in the MLPerf training benchmark.
+
+Source: Liu et al., "SSD: Single Shot MultiBox Detector", https://arxiv.org/abs/1512.02325, with the trunk of
+https://arxiv.org/abs/1512.03385 cut after its third stage, whose stride is 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gaudi_models.resnet import PoolPadding, ResNetTrunk
+from gaudi_ops import SSD300, DefaultBoxSpec
+from gaudi_ops.tf.keras_api import keras
+
+# (filters of the 1x1, filters of the 3x3, stride of the 3x3, padding of the 3x3) of the levels after the trunk's.
+EXTRA_LAYERS = (
+    (256, 512, 2, "same"),
+    (256, 512, 2, "same"),
+    (128, 256, 2, "same"),
+    (128, 256, 1, "valid"),
+    (128, 256, 1, "valid"),
+)
+
+
+def build_ssd(
+    num_classes: int,
+    *,
+    depth: int = 34,
+    spec: DefaultBoxSpec = SSD300,
+    pool_padding: PoolPadding = "same",
+    dtype: str = "float32",
+) -> Any:
+    """Build the detector.
+
+    Args:
+        num_classes: classes with the background, 81 for COCO.
+        depth: of the ResNet trunk, 18 or 34.
+        spec: default boxes; the network has the six levels of ``SSD300``.
+        pool_padding: see `gaudi_models.resnet.ResNetTrunk`.
+        dtype: Keras precision policy of the layers.
+
+    Returns:
+        A Keras model from images [batch, 300, 300, 3], normalised, to ``(logits, offsets)``: float32
+        [batch, 8732, num_classes], raw, and float32 [batch, 8732, 4] (dy, dx, dh, dw); rows ordered as
+        `gaudi_ops.default_boxes`.
+
+    Raises:
+        ValueError: if there are fewer than 2 classes, or the levels' sizes are not those of ``spec``.
+    """
+    if num_classes < 2:
+        raise ValueError(f"num_classes is {num_classes}; it counts the background, so use at least 2")
+    images = keras.Input([spec.image_size, spec.image_size, 3], name="images")
+    levels = _feature_levels(images, depth, pool_padding, dtype)
+    sizes = tuple(level.shape[1] for level in levels)
+    if sizes != spec.feature_sizes:
+        raise ValueError(f"the network has levels of {sizes} cells and the default boxes {spec.feature_sizes}")
+    logits, offsets = [], []
+    for number, (level, boxes) in enumerate(zip(levels, spec.boxes_per_cell, strict=True), 1):
+        logits.append(_head(level, boxes, num_classes, f"class_head{number}", dtype))
+        offsets.append(_head(level, boxes, 4, f"box_head{number}", dtype))
+    join = keras.layers.Concatenate
+    outputs = (join(axis=1, name="logits", dtype="float32")(logits), join(axis=1, name="offsets", dtype="float32")(offsets))
+    return keras.Model(images, outputs, name=f"ssd_resnet{depth}")
+
+
+def _feature_levels(images: Any, depth: int, pool_padding: PoolPadding, dtype: str) -> list[Any]:
+    trunk = ResNetTrunk(depth, stage_strides=(1, 2, 1), pool_padding=pool_padding, dtype=dtype)
+    levels = [trunk(images)]
+    for number, (narrow, wide, stride, padding) in enumerate(EXTRA_LAYERS, 1):
+        x = keras.layers.Conv2D(narrow, 1, activation="relu", name=f"extra{number}_conv1", dtype=dtype)(levels[-1])
+        x = keras.layers.Conv2D(
+            wide, 3, stride, padding, activation="relu", name=f"extra{number}_conv2", dtype=dtype
+        )(x)
+        levels.append(x)
+    return levels
+
+
+def _head(level: Any, boxes: int, channels: int, name: str, dtype: str) -> Any:
+    """A 3x3 convolution, reshaped to a row for each default box of the level: [batch, boxes, channels]."""
+    x = keras.layers.Conv2D(boxes * channels, 3, padding="same", name=name, dtype=dtype)(level)
+    return keras.layers.Reshape([-1, channels], name=f"{name}_rows", dtype=dtype)(x)
