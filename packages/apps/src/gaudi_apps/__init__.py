@@ -1,0 +1,1 @@
+"""Training, evaluation and prediction programs: single-shot detectors on Gaudi, GPU and CPU."""

@@ -1,0 +1,104 @@
+"""Flags from a YAML file under those of the command line.
+
+The file's entries are put in front of the command line as flags, so both are read, converted and checked the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from gaudi_datasets.errors import FlagError, MissingInputError
+from gaudi_datasets.flags import parse_flags
+
+Config = TypeVar("Config")
+
+
+class ConfigFileError(ValueError):
+    """A configuration file that cannot be read as flags; one line with file, entry, rule and remedy."""
+
+    exit_status: ClassVar[int] = 78
+
+
+def parse_config(config_class: type[Config], argv: Sequence[str], *, prog: str, description: str) -> Config:
+    """Make a `config_class` from the command line, and from the YAML file that its flag --config names.
+
+    Raises:
+        FlagError: a flag of the command line is unknown or has a value it does not take.
+        ConfigFileError: the same in the file, or the file is no YAML mapping of flags to values.
+        MissingInputError: there is no such file.
+    """
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", nargs="?")
+    path = finder.parse_known_args(argv)[0].config
+    if path is None:
+        return parse_flags(config_class, argv, prog=prog, description=description)
+    from_file = read_flags(Path(path), config_class)
+    try:
+        parse_flags(config_class, from_file, prog=prog)
+    except FlagError as error:
+        raise ConfigFileError(f"{path}: {error}") from None
+    return parse_flags(config_class, [*from_file, *argv], prog=prog, description=description)
+
+
+def read_flags(path: Path, config_class: type[Any]) -> list[str]:
+    """The entries of a YAML file as command-line arguments; null stands for the default.
+
+    Raises:
+        ConfigFileError: no YAML, no mapping, or an entry that is no flag of `config_class` (with the nearest one).
+        MissingInputError: there is no such file.
+    """
+    import yaml
+
+    if not path.is_file():
+        raise MissingInputError(f"--config {path}: there is no such file; give a YAML file of flags")
+    try:
+        entries = yaml.safe_load(path.read_bytes())
+    except yaml.YAMLError as error:
+        raise ConfigFileError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(entries, dict):
+        raise ConfigFileError(f"{path}: holds {_kind_of(entries)}; write one `flag: value` a line")
+    defaults = dict(_list_flags(config_class()))
+    return [
+        argument for name, value in entries.items() for argument in _to_arguments(path, name, value, defaults)
+    ]
+
+
+def _list_flags(config: Any) -> Iterator[tuple[str, Any]]:
+    """Every flag with its default, those of the groups within included."""
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if is_dataclass(value):
+            yield from _list_flags(value)
+        else:
+            yield entry.name, value
+
+
+def _to_arguments(path: Path, name: Any, value: Any, defaults: dict[str, Any]) -> list[str]:
+    flag = str(name).replace("-", "_")
+    if flag not in defaults or flag == "config":
+        nearest = difflib.get_close_matches(flag, defaults, n=1, cutoff=0.5)
+        remedy = f"did you mean {nearest[0]}?" if nearest and flag != "config" else "remove it"
+        raise ConfigFileError(f"{path}: {name}: is no flag that a file can give; {remedy}")
+    if value is None:
+        return []
+    if isinstance(defaults[flag], bool):
+        if not isinstance(value, bool):
+            raise ConfigFileError(f"{path}: {name}: holds {value!r}; write true or false")
+        return [] if value == defaults[flag] else [f"--{flag}" if value else f"--no_{flag}"]
+    if isinstance(value, dict):
+        raise ConfigFileError(
+            f"{path}: {name}: holds {_kind_of(value)}; give a value, flags stand at the top level"
+        )
+    if isinstance(value, list):
+        return [f"--{flag}", *map(str, value)]
+    return [f"--{flag}={value}"]
+
+
+def _kind_of(value: Any) -> str:
+    kinds = {dict: "a mapping", list: "a list", type(None): "nothing"}
+    return kinds.get(type(value), "a single value")

@@ -1,0 +1,165 @@
+"""Detections drawn on pictures, and beside them the truth."""
+
+from __future__ import annotations
+
+import colorsys
+import os
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+Picture = NDArray[np.uint8]
+Boxes = NDArray[np.floating[Any]]
+Labels = NDArray[np.integer[Any]]
+Scores = NDArray[np.floating[Any]]
+Plate = tuple[int, int, int, int]  # left, top, right, bottom in pixels
+
+FONT = cv2.FONT_HERSHEY_SIMPLEX
+SMALLEST_SIDE = 600
+MARGIN = 8
+PAPER = (255, 255, 255)
+INK = (30, 30, 30)
+
+
+def draw_detections(
+    picture: Picture,
+    boxes_yxyx: Boxes,
+    labels: Labels,
+    scores: Scores | None,
+    class_names: Sequence[str],
+) -> Picture:
+    """Draw boxes with class name and score, the best score on top; a small picture is enlarged first, to be readable.
+
+    Args:
+        picture: uint8 [height, width, 3], RGB.
+        boxes_yxyx: float [n, 4], 0..1.
+        labels: int [n], 1 for the first of `class_names`.
+        scores: float [n] in 0..1, or None for boxes that have none (the truth).
+        class_names: names in the order of the labels.
+
+    Returns:
+        A new picture, uint8 [h, w, 3], RGB, in the proportions of the given one.
+    """
+    canvas = _enlarge(picture)
+    best_first = np.arange(len(labels)) if scores is None else np.argsort(-np.asarray(scores), kind="stable")
+    corners = _to_pixels(boxes_yxyx, canvas.shape)
+    for index in best_first[::-1]:
+        _draw_frame(canvas, corners[index], class_colour(int(labels[index])))
+    tags: list[tuple[Plate, str, int]] = []
+    for index in best_first:
+        label = int(labels[index])
+        name = to_drawable(class_names[label - 1], label)
+        text = name if scores is None else f"{name} {scores[index]:.2f}"
+        tags.append((_place_plate(canvas, corners[index], text, [plate for plate, *_ in tags]), text, label))
+    for plate, text, label in tags[::-1]:
+        _draw_tag(canvas, plate, text, class_colour(label))
+    return canvas
+
+
+def compare_pictures(left: Picture, right: Picture, *, left_title: str, right_title: str) -> Picture:
+    """Put two pictures of one size side by side, each under its title: the truth and what was predicted."""
+    if left.shape != right.shape:
+        raise ValueError(f"pictures are {left.shape} and {right.shape}; give two of the same size")
+    columns = [_add_title(left, left_title), _add_title(right, right_title)]
+    gap = np.full((columns[0].shape[0], MARGIN, 3), PAPER, np.uint8)
+    return np.hstack([columns[0], gap, columns[1]])
+
+
+def write_picture(path: Path, picture: Picture) -> None:
+    """Write uint8 [height, width, 3] RGB as PNG or JPEG, by the ending of the path."""
+    done, encoded = cv2.imencode(path.suffix, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+    if not done:
+        raise ValueError(f"{path}: OpenCV cannot write {path.suffix} files; use .png or .jpg")
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_bytes(encoded.tobytes())
+    os.replace(fresh, path)
+
+
+def class_colour(label: int) -> tuple[int, int, int]:
+    """An RGB colour for a label; neighbours are far apart on the colour circle, for any number of classes."""
+    golden_ratio = 0.618033988749895
+    red, green, blue = colorsys.hsv_to_rgb(label * golden_ratio % 1.0, 0.85, 0.95)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def to_drawable(name: str, label: int) -> str:
+    """The name without accents; `#label` where OpenCV's font, which is ASCII only, has no letter of it."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().strip()
+    return plain or f"#{label}"
+
+
+def _enlarge(picture: Picture) -> Picture:
+    """A copy whose longer side has at least SMALLEST_SIDE pixels."""
+    height, width = picture.shape[:2]
+    scale = SMALLEST_SIDE / max(height, width)
+    if scale <= 1:
+        return np.ascontiguousarray(picture).copy()
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_CUBIC), np.uint8)
+
+
+def _to_pixels(boxes_yxyx: Boxes, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Corners in pixels of the canvas, within it."""
+    height, width = shape[:2]
+    corners = np.round(np.reshape(boxes_yxyx, (-1, 4)) * [height, width, height, width])
+    return np.clip(corners, 0, [height - 1, width - 1, height - 1, width - 1]).astype(np.int64)
+
+
+def _scale_of(canvas: Picture) -> float:
+    return max(canvas.shape[:2]) / SMALLEST_SIDE
+
+
+def _text_style(canvas: Picture) -> tuple[float, int]:
+    """Size (of OpenCV's font) and thickness (pixels) of the letters."""
+    return 0.45 * _scale_of(canvas), max(1, round(_scale_of(canvas)))
+
+
+def _draw_frame(canvas: Picture, corners: NDArray[np.int64], colour: tuple[int, int, int]) -> None:
+    top, left, bottom, right = (int(corner) for corner in corners)
+    thickness = max(2, round(2 * _scale_of(canvas)))
+    cv2.rectangle(canvas, (left, top), (right, bottom), colour, thickness, cv2.LINE_AA)
+
+
+def _place_plate(canvas: Picture, corners: NDArray[np.int64], text: str, taken: Sequence[Plate]) -> Plate:
+    """Above, inside or below the box, left or right: the first free place, else the first within the picture."""
+    height, width = canvas.shape[:2]
+    top, left, bottom, right = (int(corner) for corner in corners)
+    (text_width, text_height), baseline = cv2.getTextSize(text, FONT, *_text_style(canvas))
+    plate_width, plate_height = text_width + 6, text_height + baseline + 3
+    places = []
+    for y in (top - plate_height, top, bottom, bottom - plate_height):
+        for x in (left - 1, right - plate_width):
+            x = max(0, min(x, width - plate_width - 1))
+            if 0 <= y < height - plate_height:
+                places.append((x, y, x + plate_width, y + plate_height))
+    free = (place for place in places if not any(_overlap(place, other) for other in taken))
+    return next(free, places[0] if places else (0, 0, plate_width, plate_height))
+
+
+def _draw_tag(canvas: Picture, plate: Plate, text: str, colour: tuple[int, int, int]) -> None:
+    """Text on a plate of the class's colour, black or white as can be read on it."""
+    size, thickness = _text_style(canvas)
+    left, top, right, bottom = plate
+    (_, text_height), _ = cv2.getTextSize(text, FONT, size, thickness)
+    cv2.rectangle(canvas, (left, top), (right, bottom), colour, cv2.FILLED)
+    is_light = np.dot(colour, (0.299, 0.587, 0.114)) > 140
+    ink = (0, 0, 0) if is_light else (255, 255, 255)
+    cv2.putText(canvas, text, (left + 3, top + text_height + 2), FONT, size, ink, thickness, cv2.LINE_AA)
+
+
+def _overlap(first: Plate, second: Plate) -> bool:
+    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
+
+
+def _add_title(picture: Picture, title: str) -> Picture:
+    size = 0.6 * _scale_of(picture)
+    thickness = max(1, round(_scale_of(picture)))
+    (_, text_height), baseline = cv2.getTextSize(title, FONT, size, thickness)
+    bar = np.full((text_height + baseline + 2 * MARGIN, picture.shape[1], 3), PAPER, np.uint8)
+    cv2.putText(bar, title, (MARGIN, MARGIN + text_height), FONT, size, INK, thickness, cv2.LINE_AA)
+    return np.vstack([bar, picture])

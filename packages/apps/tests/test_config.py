@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gaudi_apps.ssd.config import DataFlags, DeviceFlags, RunFlags, ScheduleFlags, SSDConfig, validate
+from gaudi_datasets.errors import FlagError
+from gaudi_datasets.flags import parse_flags
+
+GROUPS = {"run": RunFlags, "data": DataFlags, "schedule": ScheduleFlags, "device": DeviceFlags}
+
+
+def make_config(**groups: dict[str, Any]) -> SSDConfig:
+    groups = {"data": {"use_fake_data": True}, **groups}
+    return SSDConfig(**{name: GROUPS[name](**values) for name, values in groups.items()})
+
+
+def test_defaults_are_those_of_the_original() -> None:
+    config = SSDConfig()
+    assert (config.device.dtype, config.data.batch_size, config.run.epochs, config.run.steps) == (
+        "bf16",
+        128,
+        50,
+        0,
+    )
+    assert (config.schedule.base_lr, config.schedule.weight_decay, config.schedule.k) == (3e-3, 5e-4, 0)
+    assert config.schedule.lr_warmup_epoch == 5
+    assert (config.report.log_step_count_steps, config.report.save_checkpoints_epochs) == (1, 5)
+    assert (config.report.keep_ckpt_max, config.report.save_summary_steps) == (20, 1)
+    assert (config.device.max_cpus, config.data.num_parallel_calls) == (16, 64)
+
+
+def test_short_forms_are_those_of_the_original() -> None:
+    argv = ["-d", "fp32", "-b", "8", "-e", "2.5", "-s", "7", "-f", "-v", "10", "-c", "0.5"]
+    config = parse_flags(SSDConfig, argv, prog="ssd_train")
+    assert (config.device.dtype, config.data.batch_size, config.run.epochs, config.run.steps) == (
+        "fp32",
+        8,
+        2.5,
+        7,
+    )
+    assert config.data.use_fake_data
+    assert (config.report.log_step_count_steps, config.report.save_checkpoints_epochs) == (10, 0.5)
+
+
+def test_good_configurations_pass() -> None:
+    validate(make_config())
+    validate(make_config(data={"data_dir": "records"}))
+    validate(make_config(data={}, run={"mode": "predict", "inference": "cat.jpg"}))
+    validate(make_config(data={"num_examples_per_epoch": 5}, run={"mode": "plan", "json": True}))
+
+
+@pytest.mark.parametrize(
+    ("groups", "named"),
+    [
+        ({"data": {"use_fake_data": True, "batch_size": 0}}, "--batch_size 0: must be at least 1"),
+        ({"run": {"epochs": float("nan")}}, "--epochs nan: must be a finite number above 0"),
+        ({"run": {"steps": -1}}, "--steps -1"),
+        ({"schedule": {"base_lr": 0.0}}, "--base_lr 0"),
+        ({"schedule": {"base_lr": float("inf")}}, "--base_lr inf"),
+        ({"schedule": {"weight_decay": float("nan")}}, "--weight_decay nan"),
+        ({"schedule": {"k": -10}}, "--k -10: .* give -9 or more"),
+        ({"schedule": {"lr_drop_epochs": (50.0, 40.0)}}, "--lr_drop_epochs 50 40"),
+        ({"device": {"device": "hpu", "no_hpu": True}}, "--no_hpu: contradicts --device hpu"),
+        ({"data": {"use_fake_data": True, "data_dir": "d"}}, "--use_fake_data: contradicts --data_dir d"),
+        ({"data": {}}, "--mode train: needs --data_dir"),
+        ({"run": {"mode": "eval"}}, "--mode eval: random images"),
+        ({"run": {"mode": "predict"}}, "--mode predict: needs --inference"),
+        ({"run": {"inference": "cat.jpg"}}, "--inference cat.jpg: is for --mode predict"),
+        ({"run": {"json": True}}, "--json: is for --mode plan"),
+    ],
+)
+def test_a_bad_value_is_named_in_one_line(groups: dict[str, dict[str, Any]], named: str) -> None:
+    with pytest.raises(FlagError, match=named) as caught:
+        validate(make_config(**groups))
+    assert caught.value.exit_status == 64
+    assert "\n" not in str(caught.value)
+
+
+def test_configuration_is_frozen() -> None:
+    config = SSDConfig()
+    with pytest.raises(AttributeError):
+        config.data.batch_size = 1  # type: ignore[misc]
+    assert replace(config.data, batch_size=1).batch_size == 1

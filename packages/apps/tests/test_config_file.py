@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gaudi_apps.config_file import ConfigFileError, parse_config
+from gaudi_apps.ssd.config import SSDConfig
+from gaudi_datasets.errors import FlagError, MissingInputError
+
+
+def parse(tmp_path: Path, text: str, *argv: str) -> SSDConfig:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return parse_config(SSDConfig, ["--config", str(path), *argv], prog="ssd_train", description="")
+
+
+def test_command_line_wins_over_file_and_file_over_default(tmp_path: Path) -> None:
+    text = "batch_size: 16\nbase-lr: 8e-3\nuse_fake_data: true\nlr_drop_epochs: [3, 4.5]\ndata_dir: null\nk: -3\n"
+    config = parse(tmp_path, text, "-b", "4")
+    assert config.data.batch_size == 4
+    assert config.schedule.base_lr == 8e-3
+    assert config.schedule.lr_drop_epochs == (3, 4.5)
+    assert config.schedule.k == -3
+    assert config.data.use_fake_data
+    assert config.data.data_dir is None
+    assert config.run.epochs == 50
+
+
+def test_false_switch_is_the_default(tmp_path: Path) -> None:
+    assert not parse(tmp_path, "use_fake_data: false\n").data.use_fake_data
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("bath_size: 3\n", "bath_size: .* did you mean batch_size?"),
+        ("config: other.yaml\n", "config: .* remove it"),
+        ("batch_size: many\n", "--batch_size"),
+        ("batch_size: true\n", "--batch_size"),
+        ("mode: fly\n", "--mode"),
+        ("use_fake_data: 7\n", "use_fake_data"),
+        ("data:\n  batch_size: 3\n", "data: is no flag"),
+        ("batch_size: {a: 3}\n", "batch_size: holds a mapping"),
+        ("- batch_size\n", "holds a list"),
+        ("", "holds nothing"),
+        ("a: [1\n", "is not YAML"),
+        ("a: !!python/object/apply:os.getcwd []\n", "is not YAML"),
+    ],
+)
+def test_a_bad_file_is_named_in_one_line(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(ConfigFileError, match=named) as caught:
+        parse(tmp_path, text)
+    assert caught.value.exit_status == 78
+    assert "run.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match=r"nothing\.yaml"):
+        parse_config(SSDConfig, [f"--config={tmp_path}/nothing.yaml"], prog="ssd_train", description="")
+
+
+def test_command_line_errors_do_not_name_the_file(tmp_path: Path) -> None:
+    with pytest.raises(FlagError) as caught:
+        parse(tmp_path, "batch_size: 3\n", "--batch_size", "x")
+    assert "run.yaml" not in str(caught.value)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_apps.ssd.config import DataFlags, RunFlags, ScheduleFlags, SSDConfig
+from gaudi_apps.ssd.plan import Plan, make_plan
+from gaudi_ops import schedules
+
+COCO = 117266
+
+
+def plan_of(
+    num_images: int = COCO,
+    *,
+    batch: int = 128,
+    epochs: float = 64,
+    steps: int = 0,
+    schedule: ScheduleFlags | None = None,
+) -> Plan:
+    config = SSDConfig(
+        run=RunFlags(epochs=epochs, steps=steps),
+        data=DataFlags(batch_size=batch),
+        schedule=schedule or ScheduleFlags(),
+    )
+    return make_plan(config, num_images)
+
+
+@pytest.mark.parametrize(
+    ("batch", "rate", "per_epoch", "warmup", "drops", "total"),
+    [(128, 0.012, 917, 4585, (36680, 45850), 58688), (1024, 0.096, 115, 575, (4600, 5750), 7360)],
+)
+def test_golden_plans(
+    batch: int, rate: float, per_epoch: int, warmup: int, drops: tuple[int, int], total: int
+) -> None:
+    plan = plan_of(batch=batch)
+    assert plan.peak_learning_rate == pytest.approx(rate, rel=1e-12)
+    assert (plan.steps_per_epoch, plan.warmup_steps, plan.drop_steps, plan.total_steps) == (
+        per_epoch,
+        warmup,
+        drops,
+        total,
+    )
+    assert plan.warnings == ()
+    changes = [(change.step, change.learning_rate, change.reason) for change in plan.rate_changes]
+    assert changes == [
+        (0, 0.0, "start"),
+        (warmup, pytest.approx(rate), "warm-up ends"),
+        (drops[0], pytest.approx(rate / 10), "drop to 0.1"),
+        (drops[1], pytest.approx(rate / 100), "drop to 0.01"),
+        (total - 1, pytest.approx(rate / 100), "last step"),
+    ]
+
+
+def test_k_stretches_the_drops() -> None:
+    assert plan_of(schedule=ScheduleFlags(k=1)).drop_steps == (44 * 917, 55 * 917)
+    assert plan_of(schedule=ScheduleFlags(k=-5)).drop_steps == (20 * 917, 25 * 917)
+
+
+def test_steps_replace_epochs_and_warmup_epochs() -> None:
+    plan = plan_of(100, batch=8, steps=30, schedule=ScheduleFlags(lr_warmup_steps=5, lr_drop_epochs=(1, 2)))
+    assert (plan.total_steps, plan.warmup_steps, plan.drop_steps) == (30, 5, (13, 26))
+    assert plan.epochs == pytest.approx(30 / 13)
+
+
+def test_warmup_is_linear_from_zero() -> None:
+    plan = plan_of(320, batch=32, schedule=ScheduleFlags(base_lr=0.1, lr_warmup_steps=4))
+    assert [plan.learning_rate(step) for step in range(6)] == pytest.approx([0, 0.025, 0.05, 0.075, 0.1, 0.1])
+
+
+@given(
+    step=st.integers(0, 1200),
+    warmup=st.integers(1, 300),
+    kind=st.sampled_from(["piecewise", "cosine"]),
+)
+def test_rates_are_those_of_gaudi_ops(step: int, warmup: int, kind: str) -> None:
+    flags = ScheduleFlags(lr_schedule=kind, lr_warmup_steps=warmup, lr_drop_epochs=(40, 50))  # type: ignore[arg-type]
+    plan = plan_of(320, batch=16, steps=1100, schedule=flags)
+    if kind == "cosine":
+        after = schedules.cosine(plan.peak_learning_rate, plan.total_steps)
+    else:
+        after = schedules.piecewise_constant(plan.peak_learning_rate, plan.drop_steps, (0.1, 0.01))
+    expected = float(np.asarray(schedules.linear_warmup(after, warmup)(step)))
+    assert plan.learning_rate(step) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+def test_cosine_ends_near_zero_and_has_no_drops() -> None:
+    plan = plan_of(320, batch=32, epochs=10, schedule=ScheduleFlags(lr_schedule="cosine", lr_warmup_epoch=0))
+    assert plan.learning_rate(0) == pytest.approx(0.003)
+    assert plan.learning_rate(50) == pytest.approx(0.0015)
+    assert plan.learning_rate(100) == pytest.approx(0, abs=1e-12)
+    assert [change.reason for change in plan.rate_changes] == ["start", "last step"]
+    assert plan.warnings == ()
+
+
+def test_misfits_are_told() -> None:
+    plan = plan_of(10, batch=16, steps=5, schedule=ScheduleFlags(lr_warmup_steps=9))
+    batch, warmup, drops = plan.warnings
+    assert "--batch_size 16 is larger than the 10 images" in batch
+    assert "warm-up of 9 steps is not over when the run ends at step 5" in warmup
+    assert "drop at step 40 and 50 is not reached" in drops
+    early = plan_of(320, batch=32, schedule=ScheduleFlags(lr_drop_epochs=(1, 2)))
+    assert early.warnings == ("the rate drops at step 10, within the warm-up of 50 steps",)

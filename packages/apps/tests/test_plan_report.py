@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gaudi_apps.ssd.config import DataFlags, RunFlags, SSDConfig
+from gaudi_apps.ssd.plan_report import describe_training_set, format_bytes, print_plan
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.record_files import frame_record
+
+
+def show(config: SSDConfig) -> str:
+    file = io.StringIO()
+    print_plan(config, Console(file=file, width=200, soft_wrap=True))
+    return file.getvalue()
+
+
+def plan_config(*, as_json: bool = False, **data: Any) -> SSDConfig:
+    return SSDConfig(run=RunFlags(mode="plan", json=as_json), data=DataFlags(**data))
+
+
+def test_json_plan_of_fake_data_is_cocos() -> None:
+    plan = json.loads(show(plan_config(as_json=True, use_fake_data=True)))
+    assert (plan["images"], plan["steps_per_epoch"], plan["total_steps"]) == (117266, 917, 45850)
+    assert plan["parameters"] == 19972534
+    assert plan["checkpoints_kept"] == 10
+    assert plan["rate_changes"][1] == {"step": 4585, "learning_rate": 0.012, "reason": "warm-up ends"}
+    assert plan["rate_changes"][-1]["reason"] == "drop to 0.01, not reached"
+    assert "drop at step 45850" in plan["warnings"][0]
+
+
+def test_table_names_what_counts() -> None:
+    text = show(plan_config(num_examples_per_epoch=117266, batch_size=1024))
+    for part in (
+        "117266",
+        "5750 (50 epochs of 115)",
+        "0.096",
+        "575 steps",
+        "4600 and 5750",
+        "warning: the drop",
+    ):
+        assert part in text
+
+
+def test_manifest_of_records_made_by_ours(tmp_path: Path) -> None:
+    manifest = {
+        "images": {"kept": 90, "of": 100},
+        "boxes": {"kept": 500, "of": 512, "dropped": {"no size": 12}},
+        "categories": [{"id": 1, "name": "cell"}],
+        "shards": [{"name": "train-00000-of-00002.tfrecord", "records": 45, "bytes": 2**20}] * 2,
+    }
+    (tmp_path / "train.json").write_text(json.dumps(manifest))
+    text = show(plan_config(data_dir=str(tmp_path), batch_size=10))
+    for part in ("90 of 100", "500 of 512", "450 (50 epochs of 9)", "2 MiB of records are there"):
+        assert part in text
+    plan = json.loads(show(plan_config(as_json=True, data_dir=str(tmp_path), num_examples_per_epoch=50)))
+    assert (plan["images"], plan["data"]["num_classes"], plan["data"]["images_found"]) == (50, 1, 100)
+
+
+def test_records_without_manifest_are_counted(tmp_path: Path) -> None:
+    for shard in range(2):
+        (tmp_path / f"train-0000{shard}-of-00002").write_bytes(frame_record(b"a") * (shard + 2))
+    found = describe_training_set(plan_config(data_dir=str(tmp_path)))
+    assert (found.images, found.num_classes, found.record_bytes) == (5, 80, 5 * 17)
+
+
+def test_missing_and_bad_records(tmp_path: Path) -> None:
+    config = plan_config(data_dir=str(tmp_path))
+    with pytest.raises(MissingInputError, match=r"neither train\.json nor train-"):
+        describe_training_set(config)
+    assert describe_training_set(plan_config(data_dir=str(tmp_path), num_examples_per_epoch=7)).images == 7
+    (tmp_path / "train-00000-of-00001").touch()
+    with pytest.raises(DataError, match="hold no record"):
+        describe_training_set(config)
+    for text in ("", "[]", '{"version": 1}'):
+        (tmp_path / "train.json").write_text(text)
+        with pytest.raises(DataError, match=r"train\.json: is no manifest"):
+            describe_training_set(config)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (5 * 2**20, "5 MiB"), (2**41, "2.05e+03 GiB")]
+)
+def test_bytes_in_words(count: int, text: str) -> None:
+    assert format_bytes(count) == text

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from gaudi_apps import progress
+from gaudi_apps.progress import TrainingProgress, format_duration
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def run_steps(clock: Clock, console: Console, *, start: int = 0, log_every: int = 1) -> TrainingProgress:
+    show = TrainingProgress(
+        total_steps=10,
+        steps_per_epoch=4,
+        batch_size=8,
+        start_step=start,
+        log_every=log_every,
+        console=console,
+    )
+    with show:
+        for step in range(start + 1, 11):
+            clock.now += 2.0
+            show.update(step, {"loss": 5.0 - step / 10, "learning_rate": 0.001 * step})
+    return show
+
+
+def test_plain_lines(clock: Clock) -> None:
+    file = io.StringIO()
+    show = run_steps(clock, Console(file=file, force_terminal=False, width=200), log_every=3)
+    assert file.getvalue().splitlines() == [
+        "step 3/10  loss 4.7  rate 0.003  4.0 images/s  0:14 left",
+        "epoch 1: 32 images in 0:08, 4.0 images/s",
+        "step 6/10  loss 4.4  rate 0.006  4.0 images/s  0:08 left",
+        "epoch 2: 32 images in 0:08, 4.0 images/s",
+        "step 9/10  loss 4.1  rate 0.009  4.0 images/s  0:02 left",
+        "step 10/10  loss 4  rate 0.01  4.0 images/s  0:00 left",
+        "epoch 2.5: 16 images in 0:04, 4.0 images/s",
+    ]
+    assert show.images_per_second == pytest.approx(4.0)
+
+
+def test_a_continued_run_counts_its_own_images(clock: Clock) -> None:
+    file = io.StringIO()
+    run_steps(clock, Console(file=file, force_terminal=False, width=200), start=6, log_every=100)
+    assert file.getvalue().splitlines()[0] == "epoch 2: 16 images in 0:04, 4.0 images/s"
+
+
+def test_speed_is_that_of_recent_steps(clock: Clock) -> None:
+    show = TrainingProgress(
+        total_steps=200,
+        steps_per_epoch=1000,
+        batch_size=1,
+        console=Console(file=io.StringIO(), force_terminal=False),
+    )
+    clock.now += 60  # compiling
+    for step in range(1, 101):
+        clock.now += 1.0 if step <= 60 else 0.5
+        show.update(step, {})
+    assert show.images_per_second == pytest.approx(2.0)
+
+
+def test_live_bar_on_a_terminal(clock: Clock) -> None:
+    file = io.StringIO()
+    run_steps(clock, Console(file=file, force_terminal=True, width=100))
+    shown = file.getvalue()
+    assert "step 10/10" in shown
+    assert "4.0 images/s" in shown
+    assert "epoch 2: 32 images" in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (7.4, "0:07"), (59.6, "1:00"), (3723, "1:02:03"), (183845, "2d 3:04:05")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
