@@ -19,8 +19,6 @@ from gaudi_distributed.precision import (
     choose_precision,
 )
 
-__version__ = "0.1.0"
-
 __all__ = [
     "DEVICE_CHOICES",
     "PRECISION_NAMES",

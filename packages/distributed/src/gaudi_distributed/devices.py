@@ -39,7 +39,8 @@ def choose_device(
 ) -> DeviceKind:
     """Return the device to run on; imports nothing of TensorFlow and nothing of a vendor.
 
-    `auto` takes a Gaudi (unless `use_hpu` is off) before a GPU before the CPU. `root` is the folder that /sys, /dev and /usr are looked
+    `auto` takes a Gaudi (unless `use_hpu` is off) before a GPU before the CPU.
+    `root` is the folder that /sys, /dev and /usr are looked
     up in, `environ` the environment variables (default: those of the process).
 
     Raises:

@@ -45,7 +45,9 @@ class ResNetTrunk:
         if self.depth not in STAGE_BLOCKS:
             raise ValueError(f"depth is {self.depth}; use one of {sorted(STAGE_BLOCKS)}")
         if not 1 <= len(self.stage_strides) <= len(STAGE_FILTERS):
-            raise ValueError(f"stage_strides has {len(self.stage_strides)} entries; use 1 to {len(STAGE_FILTERS)}")
+            raise ValueError(
+                f"stage_strides has {len(self.stage_strides)} entries; use 1 to {len(STAGE_FILTERS)}"
+            )
         if self.pool_padding not in get_args(PoolPadding):
             raise ValueError(f"pool_padding is {self.pool_padding!r}; use one of {get_args(PoolPadding)}")
 
@@ -56,7 +58,9 @@ class ResNetTrunk:
         x = self._pool(x)
         for stage, stride in enumerate(self.stage_strides):
             for block in range(STAGE_BLOCKS[self.depth][stage]):
-                x = self._block(x, STAGE_FILTERS[stage], stride if block == 0 else 1, f"stage{stage + 1}_block{block + 1}")
+                x = self._block(
+                    x, STAGE_FILTERS[stage], stride if block == 0 else 1, f"stage{stage + 1}_block{block + 1}"
+                )
         return x
 
     def _pool(self, x: Any) -> Any:

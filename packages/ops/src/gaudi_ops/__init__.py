@@ -7,7 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gaudi_ops import reference, schedules, tf
+    from gaudi_ops import reference, schedules
+    from gaudi_ops import tf as tf
     from gaudi_ops.anchors import SSD300, DefaultBoxSpec, default_boxes, default_boxes_cyxhw
     from gaudi_ops.boxes import areas, cyxhw_to_yxyx, iou, yxyx_to_cyxhw
     from gaudi_ops.coding import decode_boxes, encode_boxes
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Without tf: a star import is NumPy's half, and works without TensorFlow.
 __all__ = [
     "SSD300",
     "DefaultBoxSpec",
@@ -32,7 +34,6 @@ __all__ = [
     "non_max_suppression",
     "reference",
     "schedules",
-    "tf",
     "yxyx_to_cyxhw",
 ]
 
@@ -58,4 +59,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "tf"})

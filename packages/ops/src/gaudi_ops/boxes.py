@@ -25,7 +25,7 @@ def yxyx_to_cyxhw(boxes_yxyx: npt.ArrayLike) -> FloatArray:
 def areas(boxes_yxyx: npt.ArrayLike) -> FloatArray:
     """Areas [...] of corner boxes [..., 4], in the unit's square."""
     boxes = np.asarray(boxes_yxyx, np.float32)
-    area: FloatArray = (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+    area: FloatArray = np.prod(boxes[..., 2:] - boxes[..., :2], axis=-1)
     return area
 
 

@@ -1,7 +1,7 @@
 """Learning-rate schedules as pure functions: step -> rate.
 
-Each builder returns a function of the step, counted from 0. Plain Python, so that a schedule can be planned, plotted and
-tested without a framework; the training loop feeds its value to the optimizer.
+Each builder returns a function of the step, counted from 0. Plain Python, so that a schedule can be planned, plotted
+and tested without a framework; the training loop feeds its value to the optimizer.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_ops.anchors import SSD300, DefaultBoxSpec
+from gaudi_ops.anchors import SSD300, DefaultBoxSpec, default_boxes
 from gaudi_ops.boxes import FloatArray
 from gaudi_ops.coding import encode_boxes
 from gaudi_ops.matching import match_boxes
@@ -31,14 +31,16 @@ def encode_targets(
     boxes = np.asarray(boxes_yxyx, np.float32).reshape(-1, 4)
     classes = np.asarray(labels, np.int32).reshape(-1)
     if len(boxes) != len(classes):
-        raise ValueError(f"encode_targets got {len(boxes)} boxes and {len(classes)} labels; give one label for each box")
+        raise ValueError(
+            f"encode_targets got {len(boxes)} boxes and {len(classes)} labels; give one label for each box"
+        )
     matches = match_boxes(boxes, spec)
-    matched = matches >= 0
+    rows = np.flatnonzero(matches >= 0)
+    target_classes = np.zeros(spec.num_boxes, np.int32)
+    target_classes[rows] = classes[matches[rows]]
+    # Unmatched rows are encoded too, from the default boxes themselves, and left out: one expression for all rows.
+    assigned = default_boxes(spec).copy()
+    assigned[rows] = boxes[matches[rows]]
     offsets = np.zeros((spec.num_boxes, 4), np.float32)
-    if matched.any():
-        # Unmatched rows are encoded too, from object 0, and masked: one expression for all rows.
-        whole = np.zeros((spec.num_boxes, 4), np.float32) + np.float32([0, 0, 1, 1])
-        whole[matched] = boxes[matches[matched]]
-        offsets[matched] = encode_boxes(whole, spec)[matched]
-        return np.where(matched, classes[matches], 0).astype(np.int32), offsets, np.int32(matched.sum())
-    return np.zeros(spec.num_boxes, np.int32), offsets, np.int32(0)
+    offsets[rows] = encode_boxes(assigned, spec)[rows]
+    return target_classes, offsets, np.int32(rows.size)

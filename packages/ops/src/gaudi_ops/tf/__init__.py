@@ -4,7 +4,7 @@ Needs a TensorFlow, of any distribution: without one, importing this raises an I
 """
 
 try:
-    import tensorflow  # noqa: F401
+    import tensorflow  # noqa: F401, ICN001
 except ModuleNotFoundError as error:
     if error.name != "tensorflow":
         raise

@@ -30,7 +30,9 @@ def softmax_cross_entropy_mme(logits: Any, labels: Any, implementation: Implemen
     Source: Habana Model-References 1.5.0, SSD_ResNet34, whose function has this name.
     """
     if implementation not in get_args(Implementation):
-        raise ValueError(f"implementation is {implementation!r}; use one of {', '.join(get_args(Implementation))}")
+        raise ValueError(
+            f"implementation is {implementation!r}; use one of {', '.join(get_args(Implementation))}"
+        )
     logits = tf.convert_to_tensor(logits)
     labels = tf.convert_to_tensor(labels)
     if implementation == "auto":
@@ -46,7 +48,7 @@ def _sum_over_classes(values: Any) -> Any:
     return tf.nn.conv1d(values, ones, stride=1, padding="VALID")
 
 
-@tf.custom_gradient  # type: ignore[untyped-decorator]
+@tf.custom_gradient
 def _convolution_form(logits: Any, labels: Any) -> Any:
     # The maximum runs over the last but one axis of the transposed tensor: that keeps the vector lanes full on Gaudi.
     maximum = tf.reduce_max(tf.transpose(logits, [0, 2, 1]), axis=1)[..., tf.newaxis]

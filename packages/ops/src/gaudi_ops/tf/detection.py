@@ -84,7 +84,9 @@ def encode_targets(boxes_yxyx: Any, labels: Any, spec: DefaultBoxSpec = SSD300) 
     classes = tf.where(matched, tf.gather(labels, matches, batch_dims=batch_dims), 0)
     # Unmatched rows are encoded too, from the default boxes themselves, so that no logarithm of 0 arises.
     assigned = tf.where(
-        matched[..., tf.newaxis], tf.gather(boxes, matches, batch_dims=batch_dims), gaudi_ops.anchors.default_boxes(spec)
+        matched[..., tf.newaxis],
+        tf.gather(boxes, matches, batch_dims=batch_dims),
+        gaudi_ops.anchors.default_boxes(spec),
     )
     offsets = tf.where(matched[..., tf.newaxis], _encode(assigned, spec), 0.0)
     return classes, offsets, tf.math.count_nonzero(matched, axis=-1, dtype=tf.int32)

@@ -52,6 +52,6 @@ def ssd_loss(
 
 
 def _huber(errors: Any) -> Any:
-    """Huber's loss by its gradient, the clipped error c: c (e - c / 2), with one multiplication in the backward pass."""
+    """Huber's loss by its gradient, the clipped error c: c (e - c / 2); one multiplication in the backward pass."""
     clipped = tf.stop_gradient(tf.clip_by_value(errors, -HUBER_DELTA, HUBER_DELTA))
     return clipped * (errors - 0.5 * clipped)

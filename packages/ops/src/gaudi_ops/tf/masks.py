@@ -8,10 +8,8 @@ import tensorflow as tf
 
 
 def _order_keys(values: Any) -> Any:
-    """Integers in the order of the values: the bits of a float32, mirrored below zero."""
-    # -0.0 and 0.0 are equal but have different bits.
-    values = tf.where(tf.equal(values, 0.0), 0.0, tf.cast(values, tf.float32))
-    bits = tf.bitcast(values, tf.int32)
+    """Integers in the order of the values: the bits of a float32, mirrored below zero; -0.0 and 0.0 both give 0."""
+    bits = tf.bitcast(tf.cast(values, tf.float32), tf.int32)
     return tf.where(bits < 0, tf.int32.min - bits, bits)
 
 
@@ -29,7 +27,7 @@ def topk_mask(values: Any, k: Any) -> Any:
         bool [..., n].
     """
     keys = _order_keys(tf.convert_to_tensor(values))
-    wanted = tf.cast(k, tf.int32) + tf.zeros_like(keys[..., 0])
+    wanted = tf.broadcast_to(tf.cast(k, tf.int32), tf.shape(keys)[:-1])
     threshold = _kth_largest(keys, wanted)[..., tf.newaxis]
     larger = keys > threshold
     tied = tf.equal(keys, threshold)

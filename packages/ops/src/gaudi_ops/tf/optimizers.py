@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 
-class MomentumSGD(tf.Module):  # type: ignore[misc]
+class MomentumSGD(tf.Module):
     """Stochastic gradient descent with heavy-ball momentum and L2 weight decay.
 
     ``velocity = momentum * velocity + gradient + weight_decay * variable``; ``variable -= rate * velocity``. The rate
@@ -38,7 +38,9 @@ class MomentumSGD(tf.Module):  # type: ignore[misc]
             gradients: float32, one for each variable, in their order, without the weight decay.
             rate: learning rate, float32 scalar.
         """
-        for variable, velocity, gradient in zip(self.variables_trained, self.velocities, gradients, strict=True):
+        for variable, velocity, gradient in zip(
+            self.variables_trained, self.velocities, gradients, strict=True
+        ):
             if self.weight_decay:
                 gradient = gradient + self.weight_decay * variable
             tf.raw_ops.ResourceApplyMomentum(

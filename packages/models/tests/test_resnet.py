@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tensorflow as tf
+
+from gaudi_models.resnet import BATCH_NORM_EPSILON, BATCH_NORM_MOMENTUM, PoolPadding, ResNetTrunk
+from gaudi_ops.tf.keras_api import keras
+
+
+def build(size: int = 64, **arguments: Any) -> Any:
+    images = keras.Input([size, size, 3])
+    return keras.Model(images, ResNetTrunk(**arguments)(images))
+
+
+def between(model: Any, first: str, last: str) -> Any:
+    """The part of a model from the output of one layer to that of another."""
+    return keras.Model(model.get_layer(first).output, model.get_layer(last).output)
+
+
+def count_block(filters_in: int, filters: int, *, projected: bool) -> int:
+    """Weights of a block's convolutions (no bias), and gamma and beta of its batch norms."""
+    count = 9 * filters_in * filters + 9 * filters * filters + 2 * 2 * filters
+    return count + (filters_in * filters + 2 * filters if projected else 0)
+
+
+@pytest.mark.parametrize(("depth", "expected"), [(18, 11_176_512), (34, 21_284_672)])
+def test_numbers_of_trainable_parameters(depth: int, expected: int) -> None:
+    """Those of torchvision's resnet18 and resnet34 without the classifier (512 x 1000 + 1000)."""
+    blocks = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}[depth]
+    derived = 7 * 7 * 3 * 64 + 2 * 64
+    for filters_in, filters, count in zip((64, 64, 128, 256), (64, 128, 256, 512), blocks, strict=True):
+        derived += count_block(filters_in, filters, projected=filters_in != filters)
+        derived += (count - 1) * count_block(filters, filters, projected=False)
+    weights = build(depth=depth).trainable_weights
+    assert sum(int(np.prod(weight.shape)) for weight in weights) == derived == expected
+
+
+@pytest.mark.parametrize(
+    ("strides", "shape"),
+    [((1,), (16, 16, 64)), ((1, 2, 1), (8, 8, 256)), ((1, 2, 2, 2), (2, 2, 512)), ((2, 2), (4, 4, 128))],
+)
+def test_strides_of_stages(strides: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    assert build(depth=18, stage_strides=strides).output_shape == (None, *shape)
+
+
+def reference_pool(x: npt.NDArray[Any], before: int, after: int) -> npt.NDArray[Any]:
+    """Maxima of 3x3 windows 2 apart, of [batch, n, n, channels] padded by so much."""
+    x = np.pad(x, [(0, 0), (before, after), (before, after), (0, 0)], constant_values=-np.inf)
+    size = (x.shape[1] - 3) // 2 + 1
+    taps = [x[:, i : i + 2 * size : 2, j : j + 2 * size : 2] for i in range(3) for j in range(3)]
+    return np.stack([tap[:, :size, :size] for tap in taps]).max(axis=0)
+
+
+@pytest.mark.parametrize(("padding", "before", "after"), [("same", 0, 1), ("symmetric", 1, 1)])
+def test_pooling_pads_as_told(padding: PoolPadding, before: int, after: int) -> None:
+    model = build(depth=18, stage_strides=(1,), pool_padding=padding)
+    x = np.random.default_rng(0).normal(size=[2, 32, 32, 64]).astype(np.float32)
+    x = np.maximum(x, 0)  # it follows a ReLU
+    np.testing.assert_array_equal(between(model, "conv1_relu", "pool")(x), reference_pool(x, before, after))
+
+
+def test_strided_convolutions_pad_both_sides() -> None:
+    model = build(depth=18, stage_strides=(1,))
+    x = np.random.default_rng(0).normal(size=[1, 64, 64, 3]).astype(np.float32)
+    kernel = model.get_layer("conv1").kernel
+    expected = tf.nn.conv2d(x, kernel, 2, [[0, 0], [3, 3], [3, 3], [0, 0]])
+    np.testing.assert_allclose(
+        keras.Model(model.input, model.get_layer("conv1").output)(x), expected, atol=1e-4
+    )
+
+
+def test_a_block_starts_as_the_identity() -> None:
+    model = build(depth=34, stage_strides=(1, 2))
+    x = np.random.default_rng(0).random([1, 16, 16, 64]).astype(np.float32)
+    for training in (False, True):
+        first_stage = between(model, "pool", "stage1_block3_relu2")
+        np.testing.assert_array_equal(first_stage(x, training=training), x)
+    y = between(model, "pool", "stage2_block1_relu2")(x)
+    np.testing.assert_array_equal(between(model, "stage2_block1_relu2", "stage2_block4_relu2")(y), y)
+
+
+def test_batch_norms_are_the_recipes() -> None:
+    norms = [layer for layer in build(depth=18).layers if isinstance(layer, keras.layers.BatchNormalization)]
+    assert len(norms) == 20  # 1 + 8 blocks of 2 + 3 shortcuts
+    assert {(norm.momentum, norm.epsilon) for norm in norms} == {(BATCH_NORM_MOMENTUM, BATCH_NORM_EPSILON)}
+    starts_at_zero = {norm.name for norm in norms if not norm.gamma.numpy().any()}
+    assert starts_at_zero == {f"stage{stage}_block{block}_bn2" for stage in range(1, 5) for block in (1, 2)}
+
+
+def test_policy_reaches_every_layer() -> None:
+    model = build(depth=18, dtype="mixed_bfloat16")
+    assert {layer.compute_dtype for layer in model.layers[1:]} == {"bfloat16"}
+    assert {weight.dtype for weight in model.weights} == {tf.float32}
+    assert model.output.dtype == tf.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"depth": 50}, r"depth is 50; use one of \[18, 34\]"),
+        ({"stage_strides": ()}, "stage_strides has 0 entries; use 1 to 4"),
+        ({"stage_strides": (1,) * 5}, "stage_strides has 5 entries"),
+        ({"pool_padding": "valid"}, "pool_padding is 'valid'; use one of"),
+    ],
+)
+def test_what_there_is_not_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ResNetTrunk(**arguments)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tensorflow as tf
+
+from gaudi_models.ssd import build_ssd
+from gaudi_ops import SSD300, DefaultBoxSpec, default_boxes_cyxhw
+from gaudi_ops.tf.keras_api import keras
+
+
+@pytest.fixture(scope="module")
+def images() -> npt.NDArray[Any]:
+    return np.random.default_rng(0).normal(size=[2, 300, 300, 3]).astype(np.float32)
+
+
+def wake_blocks(model: Any) -> None:
+    """Set the gammas that start at zero to one, so that all of the network takes part."""
+    for layer in model.layers:
+        if layer.name.endswith("_bn2"):
+            layer.gamma.assign(tf.ones_like(layer.gamma))
+
+
+def count_trainable(model: Any) -> int:
+    return sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+
+
+def test_number_of_trainable_parameters() -> None:
+    # The trunk: stem; stage 1 of 3 blocks, 2 of 4, 3 of 6; the first blocks of 2 and 3 have a shortcut.
+    stem = 7 * 7 * 3 * 64 + 2 * 64
+    stage1 = 3 * (2 * 9 * 64 * 64 + 4 * 64)
+    stage2 = 9 * 64 * 128 + 7 * 9 * 128 * 128 + 64 * 128 + 9 * 2 * 128
+    stage3 = 9 * 128 * 256 + 11 * 9 * 256 * 256 + 128 * 256 + 13 * 2 * 256
+    # The levels after it: a 1x1 and a 3x3 convolution each, with bias.
+    widths = [(256, 256, 512), (512, 256, 512), (512, 128, 256), (256, 128, 256), (256, 128, 256)]
+    extras = sum(into * narrow + narrow + 9 * narrow * wide + wide for into, narrow, wide in widths)
+    # A 3x3 convolution to 81 classes and 4 offsets for each default box of a cell, with bias.
+    levels = zip((256, 512, 512, 256, 256, 256), (4, 6, 6, 6, 4, 4), strict=True)
+    heads = sum((9 * into + 1) * boxes * (81 + 4) for into, boxes in levels)
+    assert count_trainable(build_ssd(81)) == stem + stage1 + stage2 + stage3 + extras + heads == 19_972_534
+
+
+def test_levels_are_those_of_the_default_boxes() -> None:
+    model = build_ssd(5)
+    assert model.get_layer("stage3_block6_relu2").output.shape[1:] == (38, 38, 256)
+    heads = [(model.get_layer(f"class_head{n}"), model.get_layer(f"box_head{n}")) for n in range(1, 7)]
+    assert tuple(head.input.shape[1] for head, _ in heads) == SSD300.feature_sizes
+    assert tuple(head.filters // 5 for head, _ in heads) == SSD300.boxes_per_cell
+    assert tuple(head.filters // 4 for _, head in heads) == SSD300.boxes_per_cell
+
+
+def teach_default_boxes(model: Any) -> list[npt.NDArray[Any]]:
+    """Weights and inputs of the heads by which both outputs should become the default boxes themselves.
+
+    Each cell's input holds its own centre, which the heads pass on; the sizes of the cell's boxes are the biases.
+    """
+    inputs, sizes = [], default_boxes_cyxhw()[:, 2:]
+    for level, (cells, boxes) in enumerate(zip(SSD300.feature_sizes, SSD300.boxes_per_cell, strict=True)):
+        for name in (f"class_head{level + 1}", f"box_head{level + 1}"):
+            head = model.get_layer(name)
+            kernel = np.zeros(head.kernel.shape, np.float32)
+            kernel[1, 1, 0, 0::4] = kernel[1, 1, 1, 1::4] = 1.0
+            bias = np.concatenate([np.zeros([boxes, 2]), sizes[:boxes]], axis=1)
+            head.set_weights([kernel, bias.ravel()])
+        sizes = sizes[cells * cells * boxes :]
+        centers = np.clip((np.arange(cells) + 0.5) * SSD300.steps[level] / SSD300.image_size, 0, 1)
+        features = np.zeros([1, cells, cells, head.input.shape[-1]], np.float32)
+        features[0, :, :, 0], features[0, :, :, 1] = centers[:, None], centers[None, :]
+        inputs.append(features)
+    return inputs
+
+
+def test_rows_are_in_the_order_of_the_default_boxes() -> None:
+    model = build_ssd(4, depth=18)  # as many classes as offsets, so that both outputs can be the boxes
+    head_inputs = [model.get_layer(f"box_head{number}").input for number in range(1, 7)]
+    for outputs in keras.Model(head_inputs, model.outputs)(teach_default_boxes(model)):
+        np.testing.assert_allclose(outputs[0], default_boxes_cyxhw(), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_outputs_are_float32(dtype: str, images: npt.NDArray[Any]) -> None:
+    model = build_ssd(7, depth=18, dtype=dtype)
+    logits, offsets = model(images)
+    assert (logits.shape, offsets.shape) == ((2, 8732, 7), (2, 8732, 4))
+    assert {logits.dtype, offsets.dtype, *(weight.dtype for weight in model.weights)} == {tf.float32}
+    assert np.isfinite(logits).all()
+    assert logits.numpy().min() < 0  # raw
+    assert model.output_shape == ((None, 8732, 7), (None, 8732, 4))
+
+
+def test_gradient_reaches_every_variable(images: npt.NDArray[Any]) -> None:
+    model = build_ssd(3, depth=18)
+    wake_blocks(model)
+    with tf.GradientTape() as tape:
+        logits, offsets = model(images, training=True)
+        loss = tf.reduce_sum(tf.square(logits)) + tf.reduce_sum(tf.square(offsets))
+    gradients = tape.gradient(loss, model.trainable_weights)
+    dead = [
+        weight.name
+        for weight, gradient in zip(model.trainable_weights, gradients, strict=True)
+        if gradient is None or not np.any(gradient) or not np.all(np.isfinite(gradient))
+    ]
+    assert dead == []
+
+
+def test_images_do_not_see_each_other_at_inference(images: npt.NDArray[Any]) -> None:
+    model = build_ssd(3, depth=18)
+    wake_blocks(model)
+    together = model(images, training=False)
+    for image in range(2):
+        alone = model(images[image : image + 1], training=False)
+        for one, other in zip(alone, together, strict=True):
+            np.testing.assert_allclose(one[0], other[image], rtol=1e-3, atol=1e-4)
+
+
+def test_weights_are_saved_and_loaded(tmp_path: Path, images: npt.NDArray[Any]) -> None:
+    first, second = build_ssd(3, depth=18), build_ssd(3, depth=18)
+    wake_blocks(first)
+    path = str(tmp_path / "ssd.weights.h5")
+    first.save_weights(path)
+    second.load_weights(path)
+    for one, other in zip(first(images[:1]), second(images[:1]), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("num_classes", [1, 0, -3])
+def test_background_needs_company(num_classes: int) -> None:
+    with pytest.raises(ValueError, match=f"num_classes is {num_classes}; it counts the background"):
+        build_ssd(num_classes)
+
+
+def test_default_boxes_of_other_levels_are_refused() -> None:
+    spec = DefaultBoxSpec(300, (38, 19), (8, 16), (21, 45, 99), ((2,), (2, 3)))
+    with pytest.raises(
+        ValueError, match=r"levels of \(38, 19, 10, 5, 3, 1\) cells and the default boxes \(38, 19\)"
+    ):
+        build_ssd(3, depth=18, spec=spec)
+
+
+def test_without_tensorflow_the_error_names_the_extra() -> None:
+    code = """
+import sys
+sys.modules["tensorflow"] = None
+import gaudi_models
+try:
+    import gaudi_models.ssd
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'gaudi-ops[tensorflow]'" in done.stdout

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gaudi_ops import iou, non_max_suppression
+
+GOLDEN = np.load(Path(__file__).parent / "golden" / "nms.npz")
+
+
+def test_detections_are_the_originals() -> None:
+    scores = np.zeros((8732, 81), np.float32)
+    scores[GOLDEN["rows"], np.arange(1, 81)] = GOLDEN["scores"]
+    boxes, labels, values = non_max_suppression(GOLDEN["boxes"], scores)
+    np.testing.assert_array_equal(boxes, GOLDEN["out_boxes"][::-1])
+    np.testing.assert_array_equal(labels, GOLDEN["out_labels"][::-1])
+    np.testing.assert_array_equal(values, GOLDEN["out_scores"][::-1])
+
+
+def test_by_hand() -> None:
+    boxes = [[0.0, 0, 4, 4], [0.0, 0, 4, 2], [0.0, 0, 4, 1.9], [5.0, 5, 9, 9]]
+    scores = [[1, 0.9, 0.3], [1, 0.8, 0.6], [1, 0.7, 0.05], [1, 0.2, 0.04]]
+    kept, labels, values = non_max_suppression(boxes, scores)
+    # Class 1: row 1 overlaps row 0 by exactly .5 and goes, row 2 by less and stays. Class 2: row 0 overlaps row 1.
+    np.testing.assert_array_equal(labels, [1, 1, 2, 1])
+    np.testing.assert_array_equal(values, np.array([0.9, 0.7, 0.6, 0.2], np.float32))
+    np.testing.assert_array_equal(kept, np.array([boxes[0], boxes[2], boxes[1], boxes[3]], np.float32))
+    assert [str(part.dtype) for part in (kept, labels, values)] == ["float32", "int32", "float32"]
+
+
+def test_limits() -> None:
+    boxes = np.array([[i, 0, i + 1, 1] for i in range(5)], np.float32)
+    scores = np.array([[0, 0.1 * (i + 1), 0.55] for i in range(5)], np.float32)
+    _, labels, values = non_max_suppression(boxes, scores, max_per_class=2, max_detections=3)
+    # Ties in score: by class and then by row.
+    np.testing.assert_array_equal(labels, [2, 2, 1])
+    np.testing.assert_allclose(values, [0.55, 0.55, 0.5])
+
+
+def test_what_suppresses_counts_among_the_best_of_a_class() -> None:
+    boxes = [[0, 0, 1, 1], [0, 0, 1, 1], [3, 3, 4, 4]]
+    _, _, values = non_max_suppression(boxes, [[0, 0.9], [0, 0.8], [0, 0.7]], max_per_class=2)
+    np.testing.assert_array_equal(values, np.array([0.9], np.float32))
+
+
+def test_nothing_above_the_threshold_gives_nothing() -> None:
+    for boxes, scores in (([[0, 0, 1, 1]], [[1, 0.05]]), (np.zeros((0, 4)), np.zeros((0, 3)))):
+        kept, labels, values = non_max_suppression(boxes, scores)
+        assert (kept.shape, labels.shape, values.shape) == ((0, 4), (0,), (0,))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.3, 0.5, 0.8]))
+@settings(max_examples=30, deadline=None)
+def test_nothing_kept_overlaps_and_nothing_left_out_is_free(seed: int, threshold: float) -> None:
+    rng = np.random.default_rng(seed)
+    boxes = np.sort(rng.random((40, 2, 2), np.float32), axis=1).reshape(-1, 4)
+    scores = rng.permutation(80).reshape(40, 2).astype(np.float32) / 80
+    kept, _, values = non_max_suppression(boxes, scores, iou_threshold=threshold, score_threshold=0.25)
+    assert (np.diff(values) < 0).all()
+    overlaps = iou(kept, kept)
+    np.fill_diagonal(overlaps, 0)
+    assert (overlaps < threshold).all()
+    left_out = (scores[:, 1] > 0.25) & ~np.isin(scores[:, 1], values)
+    better = values[:, None] > scores[left_out, 1]
+    assert ((iou(kept, boxes[left_out]) >= threshold) & better).any(axis=0).all()

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tensorflow as tf
+
+from gaudi_ops import reference
+from gaudi_ops.tf import ssd_loss
+
+GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "losses.npz")
+FORMS: tuple[Literal["mme", "plain"], ...] = ("mme", "plain")
+Form = Literal["auto", "mme", "plain"]
+SIGNATURE = [
+    tf.TensorSpec([None, 40, 5]),
+    tf.TensorSpec([None, 40, 4]),
+    tf.TensorSpec([None, 40], tf.int32),
+    tf.TensorSpec([None, 40, 4]),
+    tf.TensorSpec([None], tf.int32),
+]
+
+
+def golden_batch() -> dict[str, npt.NDArray[Any]]:
+    """The original's batch; rows that are left out of the file are easy background, which no loss counts."""
+    images, rows = GOLDEN["images"].astype(int), GOLDEN["rows"].astype(int)
+
+    def fill(name: str, dtype: type, *channels: int) -> npt.NDArray[Any]:
+        array: npt.NDArray[Any] = np.zeros([3, 8732, *channels], dtype)
+        array[images, rows] = GOLDEN[name]
+        return array
+
+    logits = fill("logits", np.float32, 81)
+    easy = np.ones([3, 8732], bool)
+    easy[images, rows] = False
+    logits[easy, 0] = 20.0
+    return {
+        "logits": logits,
+        "offsets": fill("boxes_pred", np.float32, 4),
+        "classes": fill("classes", np.int32),
+        "target_offsets": fill("boxes_true", np.float32, 4),
+        "num_matched": GOLDEN["num_matched"],
+    }
+
+
+def random_batch(positives: tuple[int, ...], seed: int = 0) -> dict[str, npt.NDArray[Any]]:
+    """A batch of images of 40 boxes and 5 classes, with so many positives each."""
+    rng = np.random.default_rng(seed)
+    size = len(positives)
+    classes = np.zeros([size, 40], np.int32)
+    for image, count in enumerate(positives):
+        classes[image, rng.permutation(40)[:count]] = rng.integers(1, 5, count)
+    return {
+        "logits": rng.normal(scale=3, size=[size, 40, 5]).astype(np.float32),
+        "offsets": rng.normal(scale=2, size=[size, 40, 4]).astype(np.float32),
+        "classes": classes,
+        "target_offsets": rng.normal(size=[size, 40, 4]).astype(np.float32),
+        "num_matched": np.array(positives, np.int32),
+    }
+
+
+def compute_gradients(inputs: Mapping[str, Any], form: Form) -> tuple[list[Any], list[Any]]:
+    """The three losses, and the gradient of the first in logits and offsets."""
+    logits, offsets = tf.constant(inputs["logits"]), tf.constant(inputs["offsets"])
+    with tf.GradientTape() as tape:
+        tape.watch([logits, offsets])
+        losses = ssd_loss(**{**inputs, "logits": logits, "offsets": offsets}, implementation=form)
+    return list(losses), tape.gradient(losses[0], [logits, offsets])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_losses_and_gradients_are_the_originals(form: Form) -> None:
+    inputs = golden_batch()
+    (loss, class_loss, box_loss), (class_gradient, box_gradient) = compute_gradients(inputs, form)
+    np.testing.assert_allclose(class_loss, GOLDEN["class_loss"], rtol=1e-5)
+    np.testing.assert_allclose(box_loss, GOLDEN["box_loss"], rtol=1e-5)
+    np.testing.assert_allclose(loss, GOLDEN["class_loss"] + GOLDEN["box_loss"], rtol=1e-5)
+
+    rows = GOLDEN["grad_rows"].astype(int)
+    norms = np.linalg.norm(class_gradient.numpy().reshape(3, -1), axis=1)
+    np.testing.assert_allclose(norms, GOLDEN["class_loss_grad_l2"], rtol=1e-5)
+    np.testing.assert_allclose(
+        class_gradient.numpy()[:, rows], GOLDEN["class_loss_grad"], rtol=1e-5, atol=1e-9
+    )
+    np.testing.assert_allclose(box_gradient.numpy()[:, rows], GOLDEN["box_loss_grad"], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("positives", [(3,), (1, 0, 9), (15, 40), (0, 0)])
+def test_losses_are_the_references(form: Form, positives: tuple[int, ...]) -> None:
+    traced = tf.function(partial(ssd_loss, implementation=form), input_signature=SIGNATURE)
+    inputs = random_batch(positives)
+    np.testing.assert_allclose(traced(*inputs.values()), reference.ssd_loss(**inputs), rtol=1e-5)
+
+
+def test_forms_agree() -> None:
+    inputs = random_batch((4, 0, 11), seed=1)
+    (mme, mme_gradients), (plain, plain_gradients), (auto, _) = (
+        compute_gradients(inputs, form) for form in ("mme", "plain", "auto")
+    )
+    np.testing.assert_allclose(mme, plain, rtol=1e-6)
+    np.testing.assert_allclose(auto, plain, rtol=1e-6)
+    for one, other in zip(mme_gradients, plain_gradients, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_image_without_positives_adds_nothing(form: Form) -> None:
+    inputs = random_batch((5, 0))
+    alone = {name: value[:1] for name, value in inputs.items()}
+    losses, gradients = compute_gradients(inputs, form)
+    expected, expected_gradients = compute_gradients(alone, form)
+    np.testing.assert_allclose(losses, np.array(expected) / 2, rtol=1e-6)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_array_equal(gradient[1], 0)
+        np.testing.assert_allclose(gradient[0], expected_gradient[0] / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_equal_negatives_are_taken_by_index(form: Form) -> None:
+    inputs = random_batch((1,)) | {"logits": np.zeros([1, 40, 5], np.float32)}
+    inputs["classes"] = np.eye(40, dtype=np.int32)[2:3]
+    _, (gradient, _) = compute_gradients(inputs, form)
+    np.testing.assert_array_equal(np.flatnonzero(np.abs(gradient[0]).max(-1)), [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bfloat16_predictions_give_float32_losses(form: Form) -> None:
+    inputs: dict[str, Any] = dict(random_batch((4, 2)))
+    for name in ("logits", "offsets"):
+        inputs[name] = tf.cast(inputs[name], tf.bfloat16)
+    losses, gradients = compute_gradients(inputs, form)
+    assert {loss.dtype for loss in losses} == {tf.float32}
+    assert {gradient.dtype for gradient in gradients} == {tf.bfloat16}
+    for name in ("logits", "offsets"):
+        inputs[name] = tf.cast(inputs[name], tf.float32).numpy()
+    np.testing.assert_allclose(losses, reference.ssd_loss(**inputs), rtol=1e-5)
+
+
+def test_gradient_of_the_box_loss_is_the_clipped_error() -> None:
+    inputs = random_batch((6, 3))
+    _, (_, gradient) = compute_gradients(inputs, "plain")
+    errors = np.clip(inputs["offsets"] - inputs["target_offsets"], -1, 1)
+    weights = (inputs["classes"] > 0) / inputs["num_matched"][:, None] / 2
+    np.testing.assert_allclose(gradient, errors * weights[..., None], rtol=1e-5, atol=1e-8)
