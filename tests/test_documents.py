@@ -64,13 +64,35 @@ def list_documented(kind: str) -> list[Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with scenes/ and records/, as the documents' commands make them, but small."""
+    folder = tmp_path_factory.mktemp("documents")
+    make = "gaudi-datasets make-scenes --output_dir scenes --train 8 --val 2"
+    convert = "gaudi-datasets convert-coco --annotations scenes/annotations/instances_train.json --images scenes/train"
+    for command in (make, f"{convert} --output_dir records --split train"):
+        program, *arguments = shlex.split(command)
+        subprocess.run(
+            [Path(sys.executable).parent / program, *arguments], cwd=folder, check=True, timeout=300
+        )
+    return folder
+
+
 @pytest.mark.parametrize("code", list_documented("python"))
-def test_python_in_documents_runs(tmp_path: Path, code: str) -> None:
+def test_python_in_documents_runs(data_folder: Path, code: str) -> None:
     """The blocks of one document are one program, as a reader would paste them one after another."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code], cwd=data_folder, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
+def test_every_block_says_its_language(path: Path) -> None:
+    """Else its commands would go unchecked; what is output only is ```text."""
+    fences = re.findall(r"^```.*$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(fences) % 2 == 0
+    assert "```" not in fences[::2]
 
 
 @pytest.mark.parametrize("command", list_documented("commands"))

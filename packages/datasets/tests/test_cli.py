@@ -27,9 +27,20 @@ def run(*argv: object) -> int:
     return end.value.code
 
 
-def test_scenes_are_converted_and_scored(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scenes_are_converted_and_scored(
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     truth = scenes / "annotations" / "instances_val.json"
-    flags = ["--annotations", truth, "--images", scenes / "val", "--output_dir", tmp_path / "out", "--split", "val"]
+    flags = [
+        "--annotations",
+        truth,
+        "--images",
+        scenes / "val",
+        "--output_dir",
+        tmp_path / "out",
+        "--split",
+        "val",
+    ]
     assert run("convert-coco", *flags, "--shards", 2) == 0
     assert capsys.readouterr().out.startswith("val: kept 2 of 2 images and ")
     assert len(list((tmp_path / "out").glob("val-*-of-00002.tfrecord"))) == 2
@@ -53,7 +64,7 @@ def test_each_error_has_its_status_and_one_line(
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
     output = ["--output_dir", tmp_path / "out", "--split", "val"]
-    cases = [
+    cases: list[tuple[int, list[object]]] = [
         (64, ["convert-coco", "--annotation", truth]),
         (64, ["convert-coco", "--annotations", truth, "--images", scenes / "val", *output, "--shards", "-1"]),
         (64, ["make-scenes", "--output_dir", tmp_path / "new", "--image_size", 3, 3]),
@@ -87,9 +98,11 @@ def test_voc_folders_are_converted(scenes: Path, tmp_path: Path, capsys: pytest.
     )
     flags = ["--voc_dir", tmp_path / "voc", "--image_sets", "train"]
     assert run("convert-voc", *flags, "--output_dir", tmp_path / "out", "--split", "train") == 0
-    assert capsys.readouterr().out == "train: kept 1 of 1 images and 1 of 1 boxes in 1 shards\n"
+    assert capsys.readouterr().out == "train: kept 1 of 1 images and 1 of 1 boxes in 1 shard\n"
 
 
 def test_it_is_a_module_and_a_directory_of_help() -> None:
-    run = subprocess.run([sys.executable, "-m", "gaudi_datasets", "--help"], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-m", "gaudi_datasets", "--help"], capture_output=True, text=True, check=True
+    )
     assert all(name in run.stdout for name in ("convert-coco", "convert-voc", "make-scenes", "score"))

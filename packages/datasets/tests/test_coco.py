@@ -93,7 +93,8 @@ def test_faults_are_named(document: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "file_name", ["/etc/passwd", "../a.jpg", "a/../../b.jpg", "..", "C:\\a.jpg", "..\\a.jpg", "\\a.jpg", "a\0.jpg"]
+    "file_name",
+    ["/etc/passwd", "../a.jpg", "a/../../b.jpg", "..", "C:\\a.jpg", "..\\a.jpg", "\\a.jpg", "a\0.jpg"],
 )
 def test_file_names_stay_in_the_folder(file_name: str) -> None:
     with pytest.raises(DataError, match="leaves the image folder"):

@@ -68,7 +68,10 @@ def test_an_image_may_have_no_box() -> None:
 def test_the_features_are_those_of_object_detection_records() -> None:
     feature = tf.train.Example.FromString(encode()).features.feature
     assert set(feature) == {
-        *(f"image/{name}" for name in ("height", "width", "filename", "source_id", "key/sha256", "encoded", "format")),
+        *(
+            f"image/{name}"
+            for name in ("height", "width", "filename", "source_id", "key/sha256", "encoded", "format")
+        ),
         *(f"image/object/bbox/{side}" for side in ("xmin", "xmax", "ymin", "ymax")),
         *(f"image/object/{name}" for name in ("class/text", "class/label", "is_crowd", "area")),
     }
@@ -79,7 +82,10 @@ def test_the_features_are_those_of_object_detection_records() -> None:
 
 
 def test_crowds_and_areas_may_be_missing() -> None:
-    assert decode_example(edited("image/object/is_crowd", None), LABELS, "x").is_crowd.tolist() == [False, False]
+    assert decode_example(edited("image/object/is_crowd", None), LABELS, "x").is_crowd.tolist() == [
+        False,
+        False,
+    ]
     assert decode_example(edited("image/object/area", None), LABELS, "x").areas.tolist() == [2400, 375]
 
 
@@ -93,7 +99,7 @@ def test_crowds_and_areas_may_be_missing() -> None:
         ("image/encoded", integers(3), "is a int64_list; it must be a bytes_list"),
         ("image/object/bbox/xmin", floats(0.5), "has 1 values; it must have 2"),
         ("image/object/class/label", integers(90, 8), "category 8 is none of the data set's"),
-        ("image/source_id", texts(b"COCO_1"), "it must be an integer as text"),
+        ("image/source_id", texts(b"COCO_1"), "is b'COCO_1'; it must be an integer as text"),
         ("image/height", integers(), "has 0 values; it must have 1"),
     ],
 )

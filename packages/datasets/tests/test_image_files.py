@@ -18,7 +18,13 @@ def encode(mode: str, kind: str) -> bytes:
 
 @pytest.mark.parametrize(
     ("mode", "kind", "name"),
-    [("RGB", "JPEG", "jpeg"), ("L", "JPEG", "jpeg"), ("RGB", "PNG", "png"), ("RGBA", "PNG", "png"), ("P", "PNG", "png")],
+    [
+        ("RGB", "JPEG", "jpeg"),
+        ("L", "JPEG", "jpeg"),
+        ("RGB", "PNG", "png"),
+        ("RGBA", "PNG", "png"),
+        ("P", "PNG", "png"),
+    ],
 )
 def test_images_are_told_by_their_content(tmp_path: Path, mode: str, kind: str, name: str) -> None:
     path = tmp_path / "x.dat"

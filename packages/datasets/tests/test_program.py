@@ -37,7 +37,9 @@ def test_an_error_ends_the_program_with_one_line(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "prog: error: x.json: is empty\n"
 
 
-def test_an_unforeseen_error_names_its_type_and_the_way_to_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unforeseen_error_names_its_type_and_the_way_to_its_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def main() -> None:
         raise RuntimeError("first line\nsecond line")
 

@@ -36,7 +36,8 @@ def test_the_published_figures_are_met() -> None:
 
 
 @pytest.mark.parametrize(
-    ("truth", "detections", "ap"), [("edge_gt", "edge_dt", 0.7129), ("gt", "dt", 0.9084), ("zero_gt", "zero_dt", 1.0)]
+    ("truth", "detections", "ap"),
+    [("edge_gt", "edge_dt", 0.7129), ("gt", "dt", 0.9084), ("zero_gt", "zero_dt", 1.0)],
 )
 def test_edge_cases_are_scored(truth: str, detections: str, ap: float) -> None:
     folder = FOLDER / "edge_json"
@@ -90,7 +91,10 @@ def test_coco_is_converted(tmp_path: Path) -> None:
 
 def test_blood_cells_are_converted_from_voc(tmp_path: Path) -> None:
     root = FOLDER / "bccd" / "BCCD"
-    for split, sets, figures in [("train", ["train", "val"], (292, 3941, 3943)), ("val", ["test"], (72, 945, 945))]:
+    for split, sets, figures in [
+        ("train", ["train", "val"], (292, 3941, 3943)),
+        ("val", ["test"], (72, 945, 945)),
+    ]:
         coco = parse_coco(read_voc(root, sets), root)
         report = write_records(coco, root / IMAGE_FOLDER, tmp_path, split, keep_empty=split == "val")
         assert (report.images_kept, report.boxes_kept, report.boxes_total) == figures

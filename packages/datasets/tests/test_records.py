@@ -23,7 +23,7 @@ def images(tmp_path: Path) -> Path:
     return folder
 
 
-def annotations(**fields: Any) -> CocoAnnotations:
+def make_annotations(**fields: Any) -> CocoAnnotations:
     """Five images: 1 has two boxes, 2 none, 3 a crowd, 4 a bad box only, 5 a box and a box past the edge."""
     boxes = [(1, [0, 0, 30, 40], 0), (1, [1, 1, 2, 2], 1), (3, [0, 0, 9, 9], 1), (4, [3, 3, 0, 3], 0)]
     boxes += [(5, [15, 10, 15, 10], 0), (5, [50, 30, 11, 5], 0)]
@@ -44,9 +44,9 @@ def names(folder: Path) -> list[str]:
 
 
 def test_training_leaves_out_images_without_a_box(images: Path, tmp_path: Path) -> None:
-    report = write_records(annotations(), images, tmp_path / "out", "train", keep_empty=False)
+    report = write_records(make_annotations(), images, tmp_path / "out", "train", keep_empty=False)
     assert report.describe() == (
-        "train: kept 2 of 5 images and 3 of 6 boxes in 1 shards; boxes dropped: 1 of no size, 1 past the image edge,"
+        "train: kept 2 of 5 images and 3 of 6 boxes in 1 shard; boxes dropped: 1 of no size, 1 past the image edge,"
         " 1 in images without any box that is no crowd"
     )
     source = RecordSource(tmp_path / "out", "train")
@@ -60,7 +60,7 @@ def test_training_leaves_out_images_without_a_box(images: Path, tmp_path: Path) 
 
 def test_evaluation_keeps_all_images_dealt_in_turn(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    report = write_records(annotations(), images, out, "val", keep_empty=True, shards=2)
+    report = write_records(make_annotations(), images, out, "val", keep_empty=True, shards=2)
     assert (report.images_kept, report.boxes_kept, report.boxes_total) == (5, 4, 6)
     assert names(out) == ["val-00000-of-00002.tfrecord", "val-00001-of-00002.tfrecord", "val.json"]
     source = RecordSource(out, "val")
@@ -69,7 +69,7 @@ def test_evaluation_keeps_all_images_dealt_in_turn(images: Path, tmp_path: Path)
 
 def test_the_manifest_tells_what_is_there(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    write_records(annotations(), images, out, "val", keep_empty=True, shards=2)
+    write_records(make_annotations(), images, out, "val", keep_empty=True, shards=2)
     manifest = json.loads((out / "val.json").read_text())
     assert manifest["images"] == {"kept": 5, "of": 5}
     assert [one["id"] for one in manifest["categories"]] == [3, 7]
@@ -82,7 +82,7 @@ def test_the_manifest_tells_what_is_there(images: Path, tmp_path: Path) -> None:
 
 def test_the_same_input_gives_the_same_files(images: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        write_records(annotations(), images, tmp_path / name, "val", keep_empty=True)
+        write_records(make_annotations(), images, tmp_path / name, "val", keep_empty=True)
     for name in names(tmp_path / "a"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
@@ -90,7 +90,12 @@ def test_the_same_input_gives_the_same_files(images: Path, tmp_path: Path) -> No
 def test_progress_is_told(images: Path, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     write_records(
-        annotations(), images, tmp_path / "out", "val", keep_empty=True, progress=lambda *now: told.append(now)
+        make_annotations(),
+        images,
+        tmp_path / "out",
+        "val",
+        keep_empty=True,
+        progress=lambda *now: told.append(now),
     )
     assert told == [(number, 5) for number in range(1, 6)]
 
@@ -99,33 +104,33 @@ def test_a_damaged_image_leaves_nothing_behind(images: Path, tmp_path: Path) -> 
     encoded = (images / "3.jpg").read_bytes()
     (images / "3.jpg").write_bytes(encoded[:-200])
     with pytest.raises(DataError, match=r"3\.jpg: cannot be decoded"):
-        write_records(annotations(), images, tmp_path / "out", "val", keep_empty=True)
+        write_records(make_annotations(), images, tmp_path / "out", "val", keep_empty=True)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_image_or_folder_leaves_nothing_behind(images: Path, tmp_path: Path) -> None:
     (images / "3.jpg").unlink()
     with pytest.raises(MissingInputError, match=r"3\.jpg: there is no such image"):
-        write_records(annotations(), images, tmp_path / "out", "val", keep_empty=True)
+        write_records(make_annotations(), images, tmp_path / "out", "val", keep_empty=True)
     with pytest.raises(MissingInputError, match="there is no such folder"):
-        write_records(annotations(), tmp_path / "none", tmp_path / "out", "val", keep_empty=True)
+        write_records(make_annotations(), tmp_path / "none", tmp_path / "out", "val", keep_empty=True)
     assert not (tmp_path / "out").exists()
 
 
 def test_an_image_of_another_size_is_named(images: Path, tmp_path: Path) -> None:
     message = r"1\.jpg: is 40 pixels high and 60 wide, annotated \(image 1\) as 41 and 60"
     with pytest.raises(DataError, match=message):
-        write_records(annotations(height=41), images, tmp_path / "out", "val", keep_empty=True)
+        write_records(make_annotations(height=41), images, tmp_path / "out", "val", keep_empty=True)
 
 
 def test_earlier_records_are_replaced_only_when_told(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    write_records(annotations(), images, out, "val", keep_empty=True, shards=3)
+    write_records(make_annotations(), images, out, "val", keep_empty=True, shards=3)
     with pytest.raises(UnsafeError, match="--overwrite"):
-        write_records(annotations(), images, out, "val", keep_empty=True)
+        write_records(make_annotations(), images, out, "val", keep_empty=True)
     (out / "notes.txt").write_text("mine")
-    write_records(annotations(), images, out, "train", keep_empty=False)
-    write_records(annotations(), images, out, "val", keep_empty=True, shards=1, overwrite=True)
+    write_records(make_annotations(), images, out, "train", keep_empty=False)
+    write_records(make_annotations(), images, out, "val", keep_empty=True, shards=1, overwrite=True)
     assert names(out) == [
         "notes.txt",
         "train-00000-of-00001.tfrecord",
@@ -140,30 +145,32 @@ def test_files_in_no_manifest_are_never_replaced(images: Path, tmp_path: Path) -
     out.mkdir()
     (out / "val-of-somebody").write_text("mine")
     with pytest.raises(UnsafeError, match="was not written by an earlier conversion"):
-        write_records(annotations(), images, out, "val", keep_empty=True, overwrite=True)
+        write_records(make_annotations(), images, out, "val", keep_empty=True, overwrite=True)
     (out / "val-of-somebody").unlink()
     (out / "val.json").write_text('{"shards": null}')
     with pytest.raises(UnsafeError, match="was not written by an earlier conversion"):
-        write_records(annotations(), images, out, "val", keep_empty=True, overwrite=True)
+        write_records(make_annotations(), images, out, "val", keep_empty=True, overwrite=True)
 
 
 def test_a_failed_overwrite_keeps_the_earlier_records(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    write_records(annotations(), images, out, "val", keep_empty=True)
+    write_records(make_annotations(), images, out, "val", keep_empty=True)
     before = {name: (out / name).read_bytes() for name in names(out)}
     (images / "5.jpg").unlink()
     with pytest.raises(MissingInputError):
-        write_records(annotations(), images, out, "val", keep_empty=True, overwrite=True)
+        write_records(make_annotations(), images, out, "val", keep_empty=True, overwrite=True)
     assert {name: (out / name).read_bytes() for name in names(out)} == before
 
 
 @pytest.mark.parametrize(("split", "shards"), [("a/b", 0), ("..", 0), ("", 0), ("val", -1)])
 def test_bad_arguments_are_refused(images: Path, tmp_path: Path, split: str, shards: int) -> None:
     with pytest.raises(ValueError, match="give a plain word"):
-        write_records(annotations(), images, tmp_path / "out", split, keep_empty=True, shards=shards)
+        write_records(make_annotations(), images, tmp_path / "out", split, keep_empty=True, shards=shards)
 
 
 def test_no_image_to_learn_from_is_an_error(images: Path, tmp_path: Path) -> None:
     document = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "x"}]}
     with pytest.raises(DataError, match="none of 0 images has a box"):
-        write_records(parse_coco(document, Path("x.json")), images, tmp_path / "out", "train", keep_empty=False)
+        write_records(
+            parse_coco(document, Path("x.json")), images, tmp_path / "out", "train", keep_empty=False
+        )

@@ -8,7 +8,7 @@ from PIL import Image
 
 from gaudi_datasets.coco import CocoAnnotations, read_coco
 from gaudi_datasets.errors import UnsafeError
-from gaudi_datasets.scenes import make_scenes
+from gaudi_datasets.scenes import _background, _load_digits, draw_scene, make_scenes
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +45,21 @@ def test_digits_have_many_sizes_and_all_classes_occur(scenes: Path) -> None:
     assert len(set(categories.tolist())) >= 8
 
 
-def test_ink_stands_out_and_reaches_each_side_of_its_box(scenes: Path) -> None:
-    coco = read(scenes, "train")
-    with Image.open(scenes / "train" / coco.file_names[0]) as image:
-        grey = np.asarray(image.convert("RGB"), np.float64).mean(axis=2)
-    for x, y, width, height in coco.boxes_xywh[: coco.box_splits[1]].astype(int):
-        inside = grey[y : y + height, x : x + width]
-        assert np.ptp(inside) > 80
-        low, high = np.percentile(inside, [5, 95])
-        edges = (inside[0], inside[-1], inside[:, 0], inside[:, -1])
-        ring = np.concatenate([grey[max(0, y - 6) : y, x : x + width].ravel(), inside[:0].ravel()])
-        background = np.median(ring) if ring.size else np.median(np.concatenate(edges))
-        ink = low if abs(low - background) > abs(high - background) else high
-        for edge in edges:
-            assert np.abs(edge - ink).min() < abs(ink - background) * 0.75
+@pytest.mark.parametrize("seed", range(8))
+def test_boxes_are_tight_around_the_ink(seed: int) -> None:
+    size = (240, 300)
+    digits, _ = _load_digits(0)
+    pixels, boxes_xywh, labels = draw_scene(np.random.default_rng(seed), digits, size)
+    background = np.clip(_background(np.random.default_rng(seed), size), 0, 255)  # what a scene draws first
+    ink = np.abs(pixels - background).mean(axis=2)
+    far_from_boxes = np.ones(size, bool)
+    for x, y, width, height in boxes_xywh:
+        inside = ink[y : y + height, x : x + width]
+        for edge in (inside[0], inside[-1], inside[:, 0], inside[:, -1]):
+            assert edge.max() > 25
+        far_from_boxes[max(0, y - 8) : y + height + 8, max(0, x - 8) : x + width + 8] = False
+    assert len(labels) == len(boxes_xywh) > 0
+    assert ink[far_from_boxes].max() < 2
 
 
 def test_the_same_seed_gives_the_same_bytes(scenes: Path, tmp_path: Path) -> None:

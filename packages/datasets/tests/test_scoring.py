@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.scoring import FIGURES, ClassScore, score_detections
+from gaudi_datasets.scoring import FIGURES, score_detections
 
 TRUTH: dict[str, Any] = {
-    "images": [{"id": number, "file_name": f"{number}.jpg", "height": 200, "width": 200} for number in (0, 1)],
+    "images": [
+        {"id": number, "file_name": f"{number}.jpg", "height": 200, "width": 200} for number in (0, 1)
+    ],
     "annotations": [
         {"id": 0, "image_id": 0, "category_id": 0, "bbox": [10, 10, 50, 50], "area": 2500, "iscrowd": 0},
         {"id": 1, "image_id": 1, "category_id": 0, "bbox": [20, 20, 60, 60]},
@@ -33,8 +35,8 @@ def test_perfect_detections_score_one_with_any_ids() -> None:
     assert scores.figures["AP"] == pytest.approx(1)
     assert scores.figures["AP_small"] == pytest.approx(1)
     assert scores.figures["AP_large"] is None
-    assert scores.classes == (ClassScore("thing", *[pytest.approx(1)] * 2), ClassScore("other", *[pytest.approx(1)] * 2),
-                              ClassScore("absent", None, None))  # fmt: skip
+    assert [one.name for one in scores.classes] == ["thing", "other", "absent"]
+    assert [one.ap for one in scores.classes] == [pytest.approx(1), pytest.approx(1), None]
     assert (scores.images, scores.images_total, scores.detections) == (2, 2, 3)
 
 

@@ -43,9 +43,7 @@ def test_auto_takes_hpu_before_gpu_before_cpu(tmp_path: Path, names: tuple[str, 
     assert choose_device("auto", root=make(tmp_path, *names), environ={}) == expected
 
 
-def test_auto_takes_the_cpu_when_tensorflow_has_no_gpu_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_takes_the_cpu_when_tensorflow_has_no_gpu_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_is_installed", lambda name: name == "tensorflow-cpu")
     assert choose_device("auto", root=make(tmp_path, "dev/nvidia0"), environ={}) == "cpu"
 
@@ -109,9 +107,7 @@ class FakeTensorFlow(ModuleType):
         self.config = SimpleNamespace(
             list_physical_devices=lambda kind: gpus if kind == "GPU" else ["CPU:0"],
             set_visible_devices=lambda shown, kind: self.calls.append(("show", shown, kind)),
-            experimental=SimpleNamespace(
-                set_memory_growth=lambda gpu, on: self.calls.append(("grow", gpu, on))
-            ),
+            experimental=SimpleNamespace(set_memory_growth=lambda gpu, on: self.calls.append(("grow", gpu, on))),
         )
 
 

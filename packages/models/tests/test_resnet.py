@@ -68,9 +68,7 @@ def test_strided_convolutions_pad_both_sides() -> None:
     x = np.random.default_rng(0).normal(size=[1, 64, 64, 3]).astype(np.float32)
     kernel = model.get_layer("conv1").kernel
     expected = tf.nn.conv2d(x, kernel, 2, [[0, 0], [3, 3], [3, 3], [0, 0]])
-    np.testing.assert_allclose(
-        keras.Model(model.input, model.get_layer("conv1").output)(x), expected, atol=1e-4
-    )
+    np.testing.assert_allclose(keras.Model(model.input, model.get_layer("conv1").output)(x), expected, atol=1e-4)
 
 
 def test_a_block_starts_as_the_identity() -> None:

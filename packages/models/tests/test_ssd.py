@@ -137,9 +137,7 @@ def test_background_needs_company(num_classes: int) -> None:
 
 def test_default_boxes_of_other_levels_are_refused() -> None:
     spec = DefaultBoxSpec(300, (38, 19), (8, 16), (21, 45, 99), ((2,), (2, 3)))
-    with pytest.raises(
-        ValueError, match=r"levels of \(38, 19, 10, 5, 3, 1\) cells and the default boxes \(38, 19\)"
-    ):
+    with pytest.raises(ValueError, match=r"levels of \(38, 19, 10, 5, 3, 1\) cells and the default boxes \(38, 19\)"):
         build_ssd(3, depth=18, spec=spec)
 
 

@@ -34,9 +34,7 @@ def test_numpy_half_works_without_tensorflow() -> None:
 
 def test_star_import_works_without_tensorflow() -> None:
     assert (
-        run_without(
-            {"tensorflow"}, "from gaudi_ops import *; print(iou([[0, 0, 1, 1]], [[0, 0, 1, 1]])[0, 0])"
-        )
+        run_without({"tensorflow"}, "from gaudi_ops import *; print(iou([[0, 0, 1, 1]], [[0, 0, 1, 1]])[0, 0])")
         == "1.0"
     )
 

@@ -7,9 +7,7 @@ from gaudi_ops import reference
 
 def test_softmax_cross_entropy_by_hand() -> None:
     logits = np.log([[[1.0, 2.0, 5.0], [1.0, 1.0, 2.0]]])
-    np.testing.assert_allclose(
-        reference.softmax_cross_entropy(logits, [[2, 0]]), -np.log([[5 / 8, 1 / 4]]), rtol=1e-6
-    )
+    np.testing.assert_allclose(reference.softmax_cross_entropy(logits, [[2, 0]]), -np.log([[5 / 8, 1 / 4]]), rtol=1e-6)
 
 
 def test_softmax_cross_entropy_of_large_logits_is_finite() -> None:
@@ -34,9 +32,7 @@ def test_ssd_loss_by_hand() -> None:
     logits[0, 1, 0] = 10
     offsets = np.zeros((1, 5, 4))
     offsets[0, 2] = [0.5, 0, 0, 3]
-    loss, class_loss, box_loss = reference.ssd_loss(
-        logits, offsets, [[0, 0, 1, 0, 0]], np.zeros((1, 5, 4)), [2]
-    )
+    loss, class_loss, box_loss = reference.ssd_loss(logits, offsets, [[0, 0, 1, 0, 0]], np.zeros((1, 5, 4)), [2])
     np.testing.assert_allclose(class_loss, 4 * np.log(2) / 2, rtol=1e-6)
     np.testing.assert_allclose(box_loss, (0.125 + 2.5) / 2, rtol=1e-6)
     np.testing.assert_allclose(loss, class_loss + box_loss, rtol=1e-6)

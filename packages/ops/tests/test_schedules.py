@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from gaudi_ops import schedules
 
 
-@pytest.mark.parametrize(
-    ("base", "warmup", "drops"), [(0.012, 4585, (36680, 45850)), (0.096, 575, (4600, 5750))]
-)
+@pytest.mark.parametrize(("base", "warmup", "drops"), [(0.012, 4585, (36680, 45850)), (0.096, 575, (4600, 5750))])
 def test_the_ssd_schedule(base: float, warmup: int, drops: tuple[int, int]) -> None:
     """Linear warm-up, then a tenth and a hundredth: the rates of global batch 128 and 1024."""
     rate = schedules.linear_warmup(schedules.piecewise_constant(base, drops, [0.1, 0.01]), warmup)

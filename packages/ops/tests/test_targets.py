@@ -14,9 +14,7 @@ GOLDEN = np.load(Path(__file__).parent / "golden" / "targets.npz")
 
 @pytest.mark.parametrize("case", range(5))
 def test_targets_are_the_originals(case: int) -> None:
-    classes, offsets, num_matched = encode_targets(
-        GOLDEN[f"gt_boxes_yxyx_{case}"], GOLDEN[f"gt_classes_{case}"]
-    )
+    classes, offsets, num_matched = encode_targets(GOLDEN[f"gt_boxes_yxyx_{case}"], GOLDEN[f"gt_classes_{case}"])
     np.testing.assert_array_equal(classes, GOLDEN[f"classes_{case}"])
     np.testing.assert_allclose(offsets, GOLDEN[f"boxes_{case}"], rtol=0, atol=1e-5)
     assert num_matched == GOLDEN[f"num_matched_{case}"]

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
-from gaudi_datasets.errors import DataError, MissingInputError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
+
+from gaudi_datasets.errors import DataError, MissingInputError
 
 FORMAT = "gaudi-apps checkpoint"
 VERSION = 1
@@ -75,25 +76,16 @@ class CheckpointFolder:
         draft = target.with_name(f"{target.name}.tmp")
         draft.mkdir(parents=True, exist_ok=True)
         try:
-            save_file(dict(tensors), draft / TENSORS)
-        except SafetensorError as error:
-            raise OSError(f"{draft / TENSORS}: {error}") from error
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "step": step,
-            "sha256": {TENSORS: _sha256(draft / TENSORS)},
-            "facts": dict(facts),
-        }
-        (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        for name in (TENSORS, MANIFEST):
-            _sync(draft / name)
-        if target.exists():
-            self._remove(step)
-        os.replace(draft, target)
+            _write(draft, step, tensors, facts)
+            if target.exists():
+                _remove_files(target)
+            os.replace(draft, target)
+        except BaseException:
+            _remove_files(draft)
+            raise
         _sync(self.folder)
         for old in self.steps()[: -self._keep]:
-            self._remove(old)
+            _remove_files(self.path(old))
         return target
 
     def load_newest(self) -> Checkpoint:
@@ -108,13 +100,6 @@ class CheckpointFolder:
             raise MissingInputError(f"{self.folder}: has no checkpoint; train first, or give another --model_dir")
         return load_checkpoint(self.path(steps[-1]))
 
-    def _remove(self, step: int) -> None:
-        # Only the two files that save wrote, and the folder if that empties it: what else lies there is not ours.
-        for name in (MANIFEST, TENSORS):
-            (self.path(step) / name).unlink(missing_ok=True)
-        if not any(self.path(step).iterdir()):
-            self.path(step).rmdir()
-
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Load one checkpoint folder.
@@ -125,7 +110,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT or manifest["version"] != VERSION:
-            raise DataError(f"{path / MANIFEST}: is no checkpoint of version {VERSION} of this program; use another one")
+            raise DataError(
+                f"{path / MANIFEST}: is no checkpoint of version {VERSION} of this program; use another one"
+            )
         if manifest["sha256"][TENSORS] != _sha256(path / TENSORS):
             raise DataError(f"{path / TENSORS}: is not what its manifest says; remove this checkpoint, use one before")
         return Checkpoint(int(manifest["step"]), load_file(path / TENSORS), dict(manifest["facts"]))
@@ -133,6 +120,26 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: is damaged ({error!r}); remove this checkpoint, use the one before") from error
+
+
+def _write(draft: Path, step: int, tensors: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> None:
+    try:
+        save_file(dict(tensors), draft / TENSORS)
+    except SafetensorError as error:
+        raise OSError(f"{draft / TENSORS}: {error}") from error
+    sha256 = {TENSORS: _sha256(draft / TENSORS)}
+    manifest = {"format": FORMAT, "version": VERSION, "step": step, "sha256": sha256, "facts": dict(facts)}
+    (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    for name in (TENSORS, MANIFEST):
+        _sync(draft / name)
+
+
+def _remove_files(folder: Path) -> None:
+    # Only the two files of a checkpoint, and the folder if that empties it: what else lies there is not ours.
+    for name in (MANIFEST, TENSORS):
+        (folder / name).unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _sha256(path: Path) -> str:

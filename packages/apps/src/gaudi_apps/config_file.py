@@ -63,9 +63,7 @@ def read_flags(path: Path, config_class: type[Any]) -> list[str]:
     if not isinstance(entries, dict):
         raise ConfigFileError(f"{path}: holds {_kind_of(entries)}; write one `flag: value` a line")
     defaults = dict(_list_flags(config_class()))
-    return [
-        argument for name, value in entries.items() for argument in _to_arguments(path, name, value, defaults)
-    ]
+    return [argument for name, value in entries.items() for argument in _to_arguments(path, name, value, defaults)]
 
 
 def _list_flags(config: Any) -> Iterator[tuple[str, Any]]:
@@ -91,9 +89,7 @@ def _to_arguments(path: Path, name: Any, value: Any, defaults: dict[str, Any]) -
             raise ConfigFileError(f"{path}: {name}: holds {value!r}; write true or false")
         return [] if value == defaults[flag] else [f"--{flag}" if value else f"--no_{flag}"]
     if isinstance(value, dict):
-        raise ConfigFileError(
-            f"{path}: {name}: holds {_kind_of(value)}; give a value, flags stand at the top level"
-        )
+        raise ConfigFileError(f"{path}: {name}: holds {_kind_of(value)}; give a value, flags stand at the top level")
     if isinstance(value, list):
         return [f"--{flag}", *map(str, value)]
     return [f"--{flag}={value}"]

@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from gaudi_apps.history import HistoryWriter
 from gaudi_apps.progress import TrainingProgress
 from gaudi_apps.summaries import SummaryWriter
+
+_REMEDY = "no checkpoint was written of it. Lower --base_lr, lengthen the warm-up, or check the data"
 
 
 class NonFiniteError(ArithmeticError):
@@ -96,9 +101,13 @@ def train(
             save(done)
 
 
+def require_finite_state(tensors: Mapping[str, npt.NDArray[Any]], step: int) -> None:
+    """Raise NonFiniteError if a tensor holds NaN or infinity: the loss of a step is finite where its update is not."""
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise NonFiniteError(f"step {step}: {name} is no longer finite; {_REMEDY}")
+
+
 def _require_finite(loss: float, step: int) -> None:
     if not math.isfinite(loss):
-        raise NonFiniteError(
-            f"step {step}: loss is {loss}; the checkpoints from before it are good. Lower --base_lr, lengthen the warm-up, "
-            f"or check the data"
-        )
+        raise NonFiniteError(f"step {step}: loss is {loss}; {_REMEDY}")

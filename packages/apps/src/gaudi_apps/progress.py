@@ -111,9 +111,7 @@ class TrainingProgress:
         images = (step - start_step) * self._batch_size
         seconds = max(now - start, 1e-9)
         epoch = step / self._steps_per_epoch
-        self.note(
-            f"epoch {epoch:.4g}: {images} images in {format_duration(seconds)}, {images / seconds:.1f} images/s"
-        )
+        self.note(f"epoch {epoch:.4g}: {images} images in {format_duration(seconds)}, {images / seconds:.1f} images/s")
         self._epoch_start = (step, now)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class _RecordFlags:
             raise ValueError(f"--shards is {self.shards}; it must be at least 0")
 
     def write(self, annotations: CocoAnnotations, image_dir: Path) -> None:
+        """Write the records and print the report."""
         from gaudi_datasets.records import write_records
 
         keep_empty, progress = self.split == "val", _show_progress if sys.stderr.isatty() else None
@@ -69,6 +71,7 @@ class _ConvertCoco:
     """show the traceback of an error"""
 
     def run(self) -> None:
+        """Do it."""
         from gaudi_datasets.coco import read_coco
 
         self.records.write(read_coco(self.annotations), self.images)
@@ -89,6 +92,7 @@ class _ConvertVoc:
     """show the traceback of an error"""
 
     def run(self) -> None:
+        """Do it."""
         from gaudi_datasets.coco import parse_coco
         from gaudi_datasets.voc import IMAGE_FOLDER, read_voc
 
@@ -115,16 +119,13 @@ class _MakeScenes:
 
     def __post_init__(self) -> None:
         if min(self.train, self.val) < 1 or min(self.image_size) < 100 or self.seed < 0:
-            raise ValueError(
-                "--train and --val must be at least 1, --image_size at least 100 100, --seed at least 0"
-            )
+            raise ValueError("--train and --val must be at least 1, --image_size at least 100 100, --seed at least 0")
 
     def run(self) -> None:
+        """Do it."""
         from gaudi_datasets.scenes import make_scenes
 
-        make_scenes(
-            self.output_dir, train=self.train, val=self.val, seed=self.seed, image_size=self.image_size
-        )
+        make_scenes(self.output_dir, train=self.train, val=self.val, seed=self.seed, image_size=self.image_size)
         print(f"{self.output_dir}: {self.train} training scenes and {self.val} validation scenes")
 
 
@@ -142,6 +143,7 @@ class _Score:
     """show the traceback of an error"""
 
     def run(self) -> None:
+        """Do it."""
         from gaudi_datasets.scoring import score_detections
 
         scores = score_detections(self.ground_truth, self.detections)
@@ -158,6 +160,7 @@ _Command = (
 
 def main() -> NoReturn:
     """Run the program with the process's arguments and leave with its exit status."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing half-written stays
     run_program(_run, prog=PROGRAM, debug="--debug" in sys.argv)
 
 

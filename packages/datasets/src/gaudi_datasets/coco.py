@@ -84,6 +84,7 @@ class _Annotation:
     is_crowd: bool
 
     def broken_rule(self, image: _Image) -> str | None:
+        """The rule that keeps the box out of records, if there is one."""
         x, y, width, height = self.box_xywh
         if width <= image.width * _SMALLEST_SHARE or height <= image.height * _SMALLEST_SHARE:
             return NO_SIZE
@@ -109,56 +110,62 @@ def read_coco(path: str | Path) -> CocoAnnotations:
 def parse_coco(document: object, path: Path) -> CocoAnnotations:
     """The same for a COCO document in memory; `path` is what the messages call it."""
     lists = _lists_of(document, path)
-    faults = Faults(path)
-    seen: dict[str, set[int]] = {name: set() for name in lists}
-
-    def take_id(record: Record, name: str) -> int:
-        number = record.integer("id")
-        if number in seen[name]:
-            raise RecordError("its id was given before; ids must be unique, so renumber or remove one")
-        seen[name].add(number)
-        return number
-
-    def category(record: Record) -> Category:
-        number = take_id(record, "categories")
-        return Category(number, record.text("name"), record.text("supercategory", default=""))
-
-    def image(record: Record) -> _Image:
-        number = take_id(record, "images")
-        height, width = (record.integer(name, low=1, high=_MAX_SIDE) for name in ("height", "width"))
-        return _Image(number, _inner_name(record.text("file_name")), height, width)
-
-    def annotation(record: Record) -> _Annotation:
-        number = take_id(record, "annotations")
-        image_id, category_id = record.integer("image_id"), record.integer("category_id")
-        if image_id not in seen["images"]:
-            raise RecordError(f"image_id {image_id} is of no image in the file; fix or remove the annotation")
-        if category_id not in seen["categories"]:
-            raise RecordError(
-                f"category_id {category_id} is of no category in the file; fix or remove the annotation"
-            )
-        box = record.box_xywh("bbox")
-        area = record.number("area", default=box[2] * box[3])
-        return _Annotation(
-            number, image_id, category_id, box, area, bool(record.integer("iscrowd", high=1, default=0))
-        )
-
-    categories = list(faults.parse("categories", lists["categories"], category))
-    images = list(faults.parse("images", lists["images"], image))
-    annotations = list(faults.parse("annotations", lists["annotations"], annotation))
+    faults, parser = Faults(path), _Parser()
+    categories = list(faults.parse("categories", lists["categories"], parser.category))
+    images = list(faults.parse("images", lists["images"], parser.image))
+    annotations = list(faults.parse("annotations", lists["annotations"], parser.annotation))
     faults.raise_any()
     if not categories:
         raise DataError(f"{path}: categories is empty; there must be at least one")
     return _pack(path, categories, images, annotations)
 
 
+class _Parser:
+    """Parses records, and remembers the ids that there are: categories and images come before annotations."""
+
+    def __init__(self) -> None:
+        self._category_ids: set[int] = set()
+        self._image_ids: set[int] = set()
+        self._annotation_ids: set[int] = set()
+
+    def category(self, record: Record) -> Category:
+        """A record of `categories`."""
+        number = _take_id(record, self._category_ids)
+        return Category(number, record.text("name"), record.text("supercategory", default=""))
+
+    def image(self, record: Record) -> _Image:
+        """A record of `images`."""
+        number = _take_id(record, self._image_ids)
+        height, width = (record.integer(name, low=1, high=_MAX_SIDE) for name in ("height", "width"))
+        return _Image(number, _inner_name(record.text("file_name")), height, width)
+
+    def annotation(self, record: Record) -> _Annotation:
+        """A record of `annotations`."""
+        number = _take_id(record, self._annotation_ids)
+        image_id, category_id = record.integer("image_id"), record.integer("category_id")
+        if image_id not in self._image_ids:
+            raise RecordError(f"image_id {image_id} is of no image in the file; fix or remove the annotation")
+        if category_id not in self._category_ids:
+            raise RecordError(f"category_id {category_id} is of no category in the file; fix or remove the annotation")
+        box = record.box_xywh("bbox")
+        area = record.number("area", default=box[2] * box[3])
+        is_crowd = bool(record.integer("iscrowd", high=1, default=0))
+        return _Annotation(number, image_id, category_id, box, area, is_crowd)
+
+
+def _take_id(record: Record, taken: set[int]) -> int:
+    number = record.integer("id")
+    if number in taken:
+        raise RecordError("its id was given before; ids must be unique, so renumber or remove one")
+    taken.add(number)
+    return number
+
+
 def _lists_of(document: object, path: Path) -> dict[str, list[object]]:
     if isinstance(document, list):
         raise DataError(f"{path}: is a list, as results of a detector are; give an annotation file")
     if not isinstance(document, Mapping):
-        raise DataError(
-            f"{path}: is no JSON object; give an annotation file with images, annotations and categories"
-        )
+        raise DataError(f"{path}: is no JSON object; give an annotation file with images, annotations and categories")
     lists: dict[str, list[object]] = {}
     for name in ("images", "annotations", "categories"):
         value: Any = document.get(name)

@@ -7,7 +7,8 @@ may stop and go on at any step without reading what came before, on any number o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_datasets.augmentation import crop_boxes, draw_augmentation, flip_boxes, image_generator
+from gaudi_datasets.errors import DataError
 from gaudi_datasets.sources import DetectionExample, DetectionSource
 from gaudi_ops import SSD300, DefaultBoxSpec
 from gaudi_ops.tf import encode_targets
@@ -130,8 +132,8 @@ def eval_dataset(source: DetectionSource, options: InputOptions, *, num_images: 
         num_images: read only so many of them, from the first.
 
     Returns:
-        tf.data.Dataset of dicts: ``images`` [batch, side, side, 3] normalised, ``image_ids`` int64 [batch] and ``sizes``
-        int32 [batch, 2], height and width in pixels. The last batch is filled up with black images of id -1.
+        tf.data.Dataset of dicts: ``images`` [batch, side, side, 3] normalised, ``image_ids`` int64 [batch] and
+        ``sizes`` int32 [batch, 2], height and width in pixels. The last batch is filled up with black images of id -1.
     """
     count = len(source) if num_images is None else min(num_images, len(source))
 
@@ -171,6 +173,21 @@ def fake_dataset(options: InputOptions, *, num_classes: int, spec: DefaultBoxSpe
     return tf.data.Dataset.from_tensors(batch).repeat()
 
 
+def read_batches(dataset: Any) -> Iterator[dict[str, Any]]:
+    """The batches of one of the pipelines above, its faults as exceptions of ours.
+
+    Raises:
+        DataError: a record is damaged, or an image cannot be decoded.
+    """
+    try:
+        yield from dataset
+    except tf.errors.InvalidArgumentError as error:
+        # Of an exception within tf.data only class name and message come out, after the name of a node.
+        ours = re.search(r"DataError: (.*)", error.message)
+        text = re.sub(r"\{\{.*?\}\} ?", "", error.message.splitlines()[0])
+        raise DataError(ours[1] if ours else f"an image of the records cannot be decoded: {text}") from None
+
+
 def prepare_image(encoded: Any, image_size: int = SSD300.image_size) -> Any:
     """Decode an image and make it what the network takes, exactly as in training and evaluation without augmentation.
 
@@ -201,7 +218,7 @@ def _read_augmented(source: DetectionSource, seed: int, index: int, epoch: int) 
     boxes, kept = crop_boxes(boxes, window)
     if draws.flip:
         boxes = flip_boxes(boxes)
-    colors = np.float32([draws.brightness, draws.contrast, draws.saturation, draws.hue])
+    colors = np.array([draws.brightness, draws.contrast, draws.saturation, draws.hue], np.float32)
     labels = labels[kept].astype(np.int32)
     return example.encoded, pixels, np.bool_(draws.flip), colors, boxes, labels, np.int64(example.image_id)
 
@@ -219,7 +236,7 @@ def _pixel_window(
 
 def _read_whole(source: DetectionSource, index: int) -> tuple[Any, ...]:
     example = source.read(int(index))
-    return example.encoded, np.int32([example.height, example.width]), np.int64(example.image_id)
+    return example.encoded, np.array([example.height, example.width], np.int32), np.int64(example.image_id)
 
 
 def _call(function: Callable[..., Any], inputs: list[Any], types: list[Any], shapes: list[list[int | None]]) -> Any:

@@ -65,13 +65,8 @@ def encode_example(
     for column, side in enumerate(_SIDES):
         values[f"image/object/bbox/{side}"] = ("float", example.boxes_yxyx[:, column].tolist())
     make = {"bytes": train.BytesList, "int64": train.Int64List, "float": train.FloatList}
-    features = {
-        name: train.Feature(**{_KIND[kind]: make[kind](value=value)})
-        for name, (kind, value) in values.items()
-    }
-    content: bytes = train.Example(features=train.Features(feature=features)).SerializeToString(
-        deterministic=True
-    )
+    features = {name: train.Feature(**{_KIND[kind]: make[kind](value=value)}) for name, (kind, value) in values.items()}
+    content: bytes = train.Example(features=train.Features(feature=features)).SerializeToString(deterministic=True)
     return content
 
 
@@ -104,12 +99,8 @@ def decode_example(content: bytes, label_of_category: Mapping[int, int], place: 
         width=width,
         boxes_yxyx=boxes,
         labels=np.array([label_of_category[number] for number in category_ids], np.int32),
-        is_crowd=np.array(
-            features.many("int64", "image/object/is_crowd", count, default=[0] * count), np.bool_
-        ),
-        areas=np.array(
-            features.many("float", "image/object/area", count, default=sizes.tolist()), np.float32
-        ),
+        is_crowd=np.array(features.many("int64", "image/object/is_crowd", count, default=[0] * count), np.bool_),
+        areas=np.array(features.many("float", "image/object/area", count, default=sizes.tolist()), np.float32),
         file_name=features.one("bytes", "image/filename", default=b"").decode(errors="replace"),
     )
 
@@ -126,9 +117,7 @@ class _Features:
             raise DataError(f"{place}: is no tf.train.Example ({error}); convert the data again") from None
         self._place = place
 
-    def many(
-        self, kind: str, name: str, count: int | None = None, default: list[Any] | None = None
-    ) -> list[Any]:
+    def many(self, kind: str, name: str, count: int | None = None, default: list[Any] | None = None) -> list[Any]:
         """All values of a feature; when a count is given they must be that many."""
         if name not in self._feature:  # looking it up would add it
             if default is None:
@@ -156,6 +145,7 @@ class _Features:
             raise self.fault("image/source_id", f"is {text!r}; it must be an integer as text") from None
 
     def fault(self, name: str, what: str) -> DataError:
+        """The error that names this record and feature."""
         return DataError(f"{self._place}: feature {name}: {what}; convert the data again")
 
 

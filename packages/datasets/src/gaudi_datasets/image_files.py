@@ -34,9 +34,7 @@ def read_image(path: Path) -> EncodedImage:
     try:
         encoded = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise MissingInputError(
-            f"{path}: there is no such image; fix the image folder or the file name"
-        ) from None
+        raise MissingInputError(f"{path}: there is no such image; fix the image folder or the file name") from None
     except IsADirectoryError:
         raise DataError(f"{path}: is a folder; it must be an image file") from None
     try:
@@ -45,9 +43,7 @@ def read_image(path: Path) -> EncodedImage:
             with Image.open(io.BytesIO(encoded)) as image:
                 image.load()
                 kind, mode, (width, height) = image.format, image.mode, image.size
-    except (
-        Exception
-    ) as error:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
+    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
         raise DataError(
             f"{path}: cannot be decoded ({_describe(error)}, {len(encoded)} bytes); fetch it again or leave it out"
         ) from None

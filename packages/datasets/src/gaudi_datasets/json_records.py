@@ -38,9 +38,7 @@ def load_json(path: Path) -> Any:
     try:
         return json.loads(content, object_hook=_drop_masks, parse_constant=_refuse_constant)
     except RecursionError:
-        raise DataError(
-            f"{path}: is nested too deeply to be JSON of annotations; give another file"
-        ) from None
+        raise DataError(f"{path}: is nested too deeply to be JSON of annotations; give another file") from None
     except ValueError as error:
         raise DataError(f"{path}: is not JSON ({error}); write or download it again") from None
 
@@ -89,9 +87,7 @@ class Record:
         """Four finite numbers: left, top, width, height, in pixels."""
         value = self._take(name, None)
         if not isinstance(value, list | tuple) or len(value) != 4 or not all(map(is_finite_number, value)):
-            raise RecordError(
-                f"{name} is {shorten(value)}; it must be four finite numbers: x, y, width, height"
-            )
+            raise RecordError(f"{name} is {shorten(value)}; it must be four finite numbers: x, y, width, height")
         x, y, width, height = map(float, value)
         return x, y, width, height
 
@@ -111,9 +107,7 @@ class Faults:
     count: int = 0
     _singular: Mapping[str, str] = field(default_factory=lambda: {"categories": "category"})
 
-    def parse(
-        self, name: str, records: Sequence[object], parse: Callable[[Record], Parsed]
-    ) -> Iterator[Parsed]:
+    def parse(self, name: str, records: Sequence[object], parse: Callable[[Record], Parsed]) -> Iterator[Parsed]:
         """Parse each record of the list called `name`; a record with a fault is noted and left out."""
         kind = self._singular.get(name, name.removesuffix("s"))
         for position, record in enumerate(records):
@@ -124,9 +118,7 @@ class Faults:
             except RecordError as fault:
                 number = record.get("id") if isinstance(record, Mapping) else None
                 called = (
-                    f"{kind} {shorten(number)} ({name}[{position}])"
-                    if number is not None
-                    else f"{name}[{position}]"
+                    f"{kind} {shorten(number)} ({name}[{position}])" if number is not None else f"{name}[{position}]"
                 )
                 self.count += 1
                 self.first = self.first or f"{self.path}: {called}: {fault}"

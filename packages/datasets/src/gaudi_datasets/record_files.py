@@ -55,9 +55,7 @@ def index_records(path: Path) -> list[RecordPlace]:
             places.append(RecordPlace(path, len(places), position + _HEADER_BYTES, length))
             position += _HEADER_BYTES + length + _CHECKSUM.size
             if position > size:
-                raise DataError(
-                    f"{places[-1]} is cut off: the file ends before it; convert or copy the file again"
-                )
+                raise DataError(f"{places[-1]} is cut off: the file ends before it; convert or copy the file again")
     return places
 
 

@@ -54,7 +54,7 @@ class ConversionReport:
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped_boxes.items() if count)
         return (
             f"{self.split}: kept {self.images_kept} of {self.images_total} images and {self.boxes_kept} of"
-            f" {self.boxes_total} boxes in {self.shards} shards"
+            f" {self.boxes_total} boxes in {self.shards} shard{'s' * (self.shards != 1)}"
             + (f"; boxes dropped: {reasons}" if reasons else "")
         )
 
@@ -93,17 +93,13 @@ def write_records(
     """
     image_dir, output_dir = Path(image_dir), Path(output_dir)
     if not re.fullmatch(r"\w+", split) or shards < 0:
-        raise ValueError(
-            f"split is {split!r} and shards {shards}; give a plain word and a number of at least 0"
-        )
+        raise ValueError(f"split is {split!r} and shards {shards}; give a plain word and a number of at least 0")
     replaced = _records_to_replace(output_dir, split, overwrite)
     if not image_dir.is_dir():
         raise MissingInputError(f"{image_dir}: there is no such folder; give the folder of the images")
     kept = _kept_images(annotations, keep_empty)
     if not kept:
-        raise DataError(
-            f"{annotations.path}: none of {len(annotations.image_ids)} images has a box to learn from"
-        )
+        raise DataError(f"{annotations.path}: none of {len(annotations.image_ids)} images has a box to learn from")
     shards = shards or min(_MAX_SHARDS, -(-len(kept) // _IMAGES_PER_SHARD))
     report = _report(annotations, kept, split, shards)
     with staging_folder(output_dir) as staging:
@@ -128,9 +124,7 @@ def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[P
     if there:
         manifest = load_json(manifest_path) if manifest_path.exists() else None
         shards = manifest.get("shards") if isinstance(manifest, Mapping) else None
-        named = {shard.get("name") for shard in shards or [] if isinstance(shard, Mapping)} | {
-            manifest_path.name
-        }
+        named = {shard.get("name") for shard in shards or [] if isinstance(shard, Mapping)} | {manifest_path.name}
         stranger = next((path for path in there if path.name not in named), None)
         if stranger is not None or shards is None:
             raise UnsafeError(
@@ -173,6 +167,7 @@ class _Shard:
         self.records = self.bytes = 0
 
     def write(self, content: bytes) -> None:
+        """Add a record."""
         framed = frame_record(content)
         self._file.write(framed)
         self._hash.update(framed)
@@ -180,6 +175,7 @@ class _Shard:
         self.bytes += len(framed)
 
     def describe(self) -> dict[str, Any]:
+        """What the manifest says of the shard."""
         name = Path(self._file.name).name
         return {"name": name, "records": self.records, "bytes": self.bytes, "sha256": self._hash.hexdigest()}
 
@@ -200,18 +196,14 @@ def _write_shards(
         files = [_Shard(stack.enter_context(path.open("wb"))) for path in paths]
         for done, (row, image) in enumerate(_read_images(annotations, kept, image_dir)):
             example = _example(annotations, row, image)
-            content = encode_example(
-                example, image_format=image.format, category_ids=ids, category_names=names
-            )
+            content = encode_example(example, image_format=image.format, category_ids=ids, category_names=names)
             files[done % shards].write(content)
             if progress is not None:
                 progress(done + 1, len(kept))
     return [file.describe() for file in files]
 
 
-def _read_images(
-    annotations: CocoAnnotations, kept: list[int], image_dir: Path
-) -> Iterator[tuple[int, EncodedImage]]:
+def _read_images(annotations: CocoAnnotations, kept: list[int], image_dir: Path) -> Iterator[tuple[int, EncodedImage]]:
     """Read the kept images in order, some at once because decoding takes most of the time."""
 
     def read(row: int) -> EncodedImage:
@@ -234,9 +226,7 @@ def _read_images(
 def _example(annotations: CocoAnnotations, row: int, image: EncodedImage) -> DetectionExample:
     boxes = slice(annotations.box_splits[row], annotations.box_splits[row + 1])
     x, y, width, height = annotations.boxes_xywh[boxes].T
-    corners = np.stack(
-        [y / image.height, x / image.width, (y + height) / image.height, (x + width) / image.width], 1
-    )
+    corners = np.stack([y / image.height, x / image.width, (y + height) / image.height, (x + width) / image.width], 1)
     ids = [category.id for category in annotations.categories]
     return DetectionExample(
         image_id=int(annotations.image_ids[row]),
@@ -251,9 +241,7 @@ def _example(annotations: CocoAnnotations, row: int, image: EncodedImage) -> Det
     )
 
 
-def _manifest(
-    annotations: CocoAnnotations, report: ConversionReport, shards: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _manifest(annotations: CocoAnnotations, report: ConversionReport, shards: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "format": MANIFEST_FORMAT,
         "version": MANIFEST_VERSION,

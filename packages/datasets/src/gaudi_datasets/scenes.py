@@ -100,9 +100,7 @@ def _require_same(output_dir: Path, info: Mapping[str, Any]) -> None:
     except (OSError, DataError, AttributeError):
         there = None
     if there != info:
-        raise UnsafeError(
-            f"{output_dir}: holds other files than these scenes; name another folder or remove it"
-        )
+        raise UnsafeError(f"{output_dir}: holds other files than these scenes; name another folder or remove it")
 
 
 def _load_digits(seed: int) -> tuple[_Digits, _Digits]:

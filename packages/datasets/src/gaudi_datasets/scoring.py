@@ -131,13 +131,9 @@ def _load_detections(
     def detection(record: Record) -> dict[str, Any]:
         image_id, category_id = record.integer("image_id"), record.integer("category_id")
         if image_id not in known["images"]:
-            raise RecordError(
-                f"image_id {image_id} is of no image in the ground truth; score against the right file"
-            )
+            raise RecordError(f"image_id {image_id} is of no image in the ground truth; score against the right file")
         if category_id not in known["categories"]:
-            raise RecordError(
-                f"category_id {category_id} is of no category in the ground truth; map it to one"
-            )
+            raise RecordError(f"category_id {category_id} is of no category in the ground truth; map it to one")
         box = record.box_xywh("bbox")
         if min(box[2:]) < 0:
             raise RecordError(f"bbox is {list(box)}; width and height must not be negative")

@@ -82,9 +82,7 @@ def ground_truth(source: DetectionSource) -> dict[str, list[dict[str, Any]]]:
     for index in range(len(source)):
         example = source.read(index)
         size = {"height": example.height, "width": example.width}
-        images.append(
-            {"id": example.image_id, "file_name": example.file_name or f"{example.image_id}", **size}
-        )
+        images.append({"id": example.image_id, "file_name": example.file_name or f"{example.image_id}", **size})
         scale = (example.height, example.width, example.height, example.width)
         for row, box_yxyx in enumerate(example.boxes_yxyx.astype(float) * scale):
             y0, x0, y1, x1 = box_yxyx.tolist()
@@ -129,9 +127,7 @@ def _check_manifest(path: Path, shards: Mapping[str, Path]) -> tuple[Category, .
     if not isinstance(manifest, Mapping) or manifest.get("format") != MANIFEST_FORMAT:
         raise DataError(f"{path}: is no manifest of records; move it away or convert the data again")
     if manifest.get("version") != MANIFEST_VERSION:
-        raise DataError(
-            f"{path}: has version {manifest.get('version')}, known is {MANIFEST_VERSION}; convert again"
-        )
+        raise DataError(f"{path}: has version {manifest.get('version')}, known is {MANIFEST_VERSION}; convert again")
     faults = Faults(path)
     categories = list(faults.parse("categories", _as_list(manifest.get("categories")), _category))
     sizes = dict(faults.parse("shards", _as_list(manifest.get("shards")), _shard_size))
@@ -140,9 +136,7 @@ def _check_manifest(path: Path, shards: Mapping[str, Path]) -> tuple[Category, .
         raise DataError(f"{path}: does not tell of the records beside it; convert the data again")
     for name, size in sizes.items():
         if shards[name].stat().st_size != size:
-            raise DataError(
-                f"{shards[name]}: has not the {size} bytes of its manifest; copy or convert it again"
-            )
+            raise DataError(f"{shards[name]}: has not the {size} bytes of its manifest; copy or convert it again")
     return tuple(sorted(categories, key=lambda category: category.id))
 
 

@@ -42,16 +42,12 @@ def read_voc(
     folder = root / "Annotations"
     files = {path.stem: path for path in sorted(folder.glob("*.xml"))}
     if not files:
-        raise MissingInputError(
-            f"{folder}: has no annotations *.xml; give the folder that holds Annotations/"
-        )
+        raise MissingInputError(f"{folder}: has no annotations *.xml; give the folder that holds Annotations/")
     image_ids = {stem: number for number, stem in enumerate(files, 1)}
     chosen = _read_image_sets(root, image_sets)
     missing = next((stem for stem in chosen if stem not in files), None)
     if missing is not None:
-        raise MissingInputError(
-            f"{folder}: has no {missing}.xml, which an image set names; add it or fix the set"
-        )
+        raise MissingInputError(f"{folder}: has no {missing}.xml, which an image set names; add it or fix the set")
     trees = {stem: _parse(files[stem]) for stem in (chosen if class_names else files)}
     class_names = class_names or sorted(
         {_text(one, "name", files[stem]) for stem in trees for one in _objects(trees[stem])}
@@ -81,7 +77,7 @@ def _read_image_sets(root: Path, image_sets: Sequence[str]) -> list[str]:
 
 def _parse(path: Path) -> Element:
     try:
-        tree: Element = defusedxml.ElementTree.parse(path).getroot()
+        tree: Element = defusedxml.ElementTree.fromstring(path.read_bytes())
     except (ParseError, defusedxml.DefusedXmlException) as error:
         raise DataError(f"{path}: is no XML that can be read safely ({error}); fix or remove it") from None
     return tree
@@ -104,9 +100,7 @@ def _image(tree: Element, path: Path) -> dict[str, Any]:
 def _annotation(one: Element, path: Path, category_ids: dict[str, int]) -> dict[str, Any]:
     name = _text(one, "name", path)
     if name not in category_ids:
-        raise DataError(
-            f"{path}: class {name!r} is none of {', '.join(category_ids)}; fix it or add it to the classes"
-        )
+        raise DataError(f"{path}: class {name!r} is none of {', '.join(category_ids)}; fix it or add it to the classes")
     xmin, ymin, xmax, ymax = (_number(one, f"bndbox/{corner}", path) for corner in _CORNERS)
     box = [xmin, ymin, xmax - xmin, ymax - ymin]
     is_difficult = (one.findtext("difficult") or "0").strip() == "1"

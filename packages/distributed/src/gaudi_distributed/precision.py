@@ -66,9 +66,7 @@ def hpu_environment(recipe_cache: str | Path | None, environ: Mapping[str, str])
     return variables
 
 
-def apply_environment(
-    variables: Mapping[str, str], *, environ: MutableMapping[str, str] | None = None
-) -> None:
+def apply_environment(variables: Mapping[str, str], *, environ: MutableMapping[str, str] | None = None) -> None:
     """Set the variables in the process; one that has its value already is left alone.
 
     Raises:

@@ -45,9 +45,7 @@ class ResNetTrunk:
         if self.depth not in STAGE_BLOCKS:
             raise ValueError(f"depth is {self.depth}; use one of {sorted(STAGE_BLOCKS)}")
         if not 1 <= len(self.stage_strides) <= len(STAGE_FILTERS):
-            raise ValueError(
-                f"stage_strides has {len(self.stage_strides)} entries; use 1 to {len(STAGE_FILTERS)}"
-            )
+            raise ValueError(f"stage_strides has {len(self.stage_strides)} entries; use 1 to {len(STAGE_FILTERS)}")
         if self.pool_padding not in get_args(PoolPadding):
             raise ValueError(f"pool_padding is {self.pool_padding!r}; use one of {get_args(PoolPadding)}")
 

@@ -53,9 +53,7 @@ def build_ssd(
     levels = _feature_levels(images, depth, pool_padding, dtype)
     sizes = tuple(level.shape[1] for level in levels)
     if sizes != spec.feature_sizes:
-        raise ValueError(
-            f"the network has levels of {sizes} cells and the default boxes {spec.feature_sizes}"
-        )
+        raise ValueError(f"the network has levels of {sizes} cells and the default boxes {spec.feature_sizes}")
     logits, offsets = [], []
     for number, (level, boxes) in enumerate(zip(levels, spec.boxes_per_cell, strict=True), 1):
         logits.append(_head(level, boxes, num_classes, f"class_head{number}", dtype))
@@ -72,12 +70,10 @@ def _feature_levels(images: Any, depth: int, pool_padding: PoolPadding, dtype: s
     trunk = ResNetTrunk(depth, stage_strides=(1, 2, 1), pool_padding=pool_padding, dtype=dtype)
     levels = [trunk(images)]
     for number, (narrow, wide, stride, padding) in enumerate(EXTRA_LAYERS, 1):
-        x = keras.layers.Conv2D(narrow, 1, activation="relu", name=f"extra{number}_conv1", dtype=dtype)(
-            levels[-1]
+        x = keras.layers.Conv2D(narrow, 1, activation="relu", name=f"extra{number}_conv1", dtype=dtype)(levels[-1])
+        x = keras.layers.Conv2D(wide, 3, stride, padding, activation="relu", name=f"extra{number}_conv2", dtype=dtype)(
+            x
         )
-        x = keras.layers.Conv2D(
-            wide, 3, stride, padding, activation="relu", name=f"extra{number}_conv2", dtype=dtype
-        )(x)
         levels.append(x)
     return levels
 

@@ -58,9 +58,7 @@ class DefaultBoxSpec:
     @property
     def num_boxes(self) -> int:
         """Number of default boxes of all levels together."""
-        return sum(
-            size * size * boxes for size, boxes in zip(self.feature_sizes, self.boxes_per_cell, strict=True)
-        )
+        return sum(size * size * boxes for size, boxes in zip(self.feature_sizes, self.boxes_per_cell, strict=True))
 
 
 SSD300 = DefaultBoxSpec(
@@ -109,9 +107,7 @@ def default_boxes(spec: DefaultBoxSpec = SSD300) -> FloatArray:
     boxes = np.clip(np.concatenate(levels), 0.0, 1.0)
     # Rounded once, from float64, as the original does: matching compares overlaps that are equal but for rounding.
     half_sizes = 0.5 * boxes[:, 2:]
-    corners = np.concatenate([boxes[:, :2] - half_sizes, boxes[:, :2] + half_sizes], axis=1).astype(
-        np.float32
-    )
+    corners = np.concatenate([boxes[:, :2] - half_sizes, boxes[:, :2] + half_sizes], axis=1).astype(np.float32)
     corners.setflags(write=False)
     return corners
 

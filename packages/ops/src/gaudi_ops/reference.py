@@ -32,9 +32,7 @@ def topk_mask(values: npt.ArrayLike, k: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 def huber(errors: npt.ArrayLike, delta: float = HUBER_DELTA) -> FloatArray:
     """Huber's loss of each error: quadratic up to delta, linear beyond (Huber 1964)."""
     size = np.abs(np.asarray(errors, np.float32))
-    loss: FloatArray = np.where(size <= delta, 0.5 * size * size, delta * (size - 0.5 * delta)).astype(
-        np.float32
-    )
+    loss: FloatArray = np.where(size <= delta, 0.5 * size * size, delta * (size - 0.5 * delta)).astype(np.float32)
     return loss
 
 

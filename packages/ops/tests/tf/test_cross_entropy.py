@@ -17,9 +17,7 @@ FORMS: tuple[Literal["mme", "plain"], ...] = ("mme", "plain")
 
 def batch(*shape: int, classes: int = 5, scale: float = 3.0) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     rng = np.random.default_rng(len(shape))
-    return (scale * rng.normal(size=[*shape, classes])).astype(np.float32), rng.integers(
-        0, classes, shape, np.int32
-    )
+    return (scale * rng.normal(size=[*shape, classes])).astype(np.float32), rng.integers(0, classes, shape, np.int32)
 
 
 def find_ops(implementation: Any) -> set[str]:
@@ -76,9 +74,7 @@ def test_unknown_sizes(form: Literal["mme", "plain"], dtype: Any) -> None:
     for shape in [(2, 3), (1, 7), (0, 4)]:
         logits, labels = batch(*shape)
         result = traced(logits, tf.cast(labels, dtype))
-        np.testing.assert_allclose(
-            result, reference.softmax_cross_entropy(logits, labels), rtol=1e-5, atol=1e-6
-        )
+        np.testing.assert_allclose(result, reference.softmax_cross_entropy(logits, labels), rtol=1e-5, atol=1e-6)
 
 
 def test_forms_are_what_they_say() -> None:

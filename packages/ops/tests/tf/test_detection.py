@@ -55,9 +55,7 @@ def test_targets_are_the_originals(case: int) -> None:
 def test_targets_of_a_padded_batch_are_the_originals() -> None:
     boxes = pad([TARGETS[f"gt_boxes_yxyx_{case}"] for case in range(5)], 70)
     labels = pad([TARGETS[f"gt_classes_{case}"] for case in range(5)], 70)
-    expected = [
-        [TARGETS[f"{name}_{case}"] for case in range(5)] for name in ("classes", "boxes", "num_matched")
-    ]
+    expected = [[TARGETS[f"{name}_{case}"] for case in range(5)] for name in ("classes", "boxes", "num_matched")]
     check_targets(encode_targets(boxes, labels), expected)
     check_targets(traced_batch_targets(boxes, labels), expected)
 
@@ -88,9 +86,7 @@ def test_an_overlap_of_exactly_the_threshold_matches() -> None:
 
 
 def test_targets_in_a_data_pipeline_have_static_shapes() -> None:
-    data = (
-        tf.data.Dataset.from_tensors(random_objects(np.random.default_rng(0), 3)).map(encode_targets).batch(2)
-    )
+    data = tf.data.Dataset.from_tensors(random_objects(np.random.default_rng(0), 3)).map(encode_targets).batch(2)
     assert [spec.shape.as_list() for spec in data.element_spec] == [[None, 8732], [None, 8732, 4], [None]]
 
 
@@ -113,9 +109,7 @@ def test_decoding_is_the_originals() -> None:
         order.append(rows.transpose(1, 2, 0).ravel())
         start += rows.size
     rows = np.concatenate(order)
-    np.testing.assert_allclose(
-        decode_boxes(golden["encoded"][rows]), golden["decoded_yxyx"][rows], rtol=0, atol=1e-6
-    )
+    np.testing.assert_allclose(decode_boxes(golden["encoded"][rows]), golden["decoded_yxyx"][rows], rtol=0, atol=1e-6)
 
 
 def test_detections_are_the_originals() -> None:

@@ -83,9 +83,7 @@ def test_losses_and_gradients_are_the_originals(form: Form) -> None:
     rows = GOLDEN["grad_rows"].astype(int)
     norms = np.linalg.norm(class_gradient.numpy().reshape(3, -1), axis=1)
     np.testing.assert_allclose(norms, GOLDEN["class_loss_grad_l2"], rtol=1e-5)
-    np.testing.assert_allclose(
-        class_gradient.numpy()[:, rows], GOLDEN["class_loss_grad"], rtol=1e-5, atol=1e-9
-    )
+    np.testing.assert_allclose(class_gradient.numpy()[:, rows], GOLDEN["class_loss_grad"], rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(box_gradient.numpy()[:, rows], GOLDEN["box_loss_grad"], rtol=1e-5, atol=1e-9)
 
 

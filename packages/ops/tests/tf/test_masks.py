@@ -16,9 +16,7 @@ from gaudi_ops.tf import topk_mask
 SIGNATURE = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
 traced_mask = tf.function(topk_mask, input_signature=SIGNATURE)
 
-SPECIAL = np.array(
-    [-np.inf, np.inf, -0.0, 0.0, 1.0, -1.0, 1.5, 3e38, -3e38, 1e-45, -1e-45], np.float32
-).tolist()
+SPECIAL = np.array([-np.inf, np.inf, -0.0, 0.0, 1.0, -1.0, 1.5, 3e38, -3e38, 1e-45, -1e-45], np.float32).tolist()
 values_and_k = st.tuples(st.integers(1, 4), st.integers(0, 30)).flatmap(
     lambda shape: st.tuples(
         arrays(

@@ -29,9 +29,7 @@ def test_steps_are_numpys(weight_decay: float) -> None:
         for index, gradient in enumerate(gradients):
             velocities[index] = 0.8 * velocities[index] + gradient + weight_decay * expected[index]
             expected[index] -= rate * velocities[index]
-    for variable, velocity, value, reference in zip(
-        variables, optimizer.velocities, expected, velocities, strict=True
-    ):
+    for variable, velocity, value, reference in zip(variables, optimizer.velocities, expected, velocities, strict=True):
         np.testing.assert_allclose(variable, value, rtol=1e-5)
         np.testing.assert_allclose(velocity, reference, rtol=1e-5)
 

@@ -191,9 +191,7 @@ def _check_inputs(config: SSDConfig) -> None:
     if run.json and run.mode != "plan":
         raise FlagError(f"--json: is for --mode plan; mode is {run.mode}")
     if run.mode == "eval" and data.use_fake_data:
-        raise FlagError(
-            "--mode eval: random images have no truth to score; give --data_dir, not --use_fake_data"
-        )
+        raise FlagError("--mode eval: random images have no truth to score; give --data_dir, not --use_fake_data")
     sized = run.mode == "plan" and data.num_examples_per_epoch > 0
     if run.mode != "predict" and not (data.data_dir or data.use_fake_data or sized):
         raise FlagError(

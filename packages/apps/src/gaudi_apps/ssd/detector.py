@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+
 from gaudi_ops.tf import decode_boxes, non_max_suppression
 
 SCORE_THRESHOLD = 0.05

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gaudi_datasets.detection_input import PADDING_ID, InputOptions, eval_dataset
-from gaudi_datasets.scoring import CocoScores, score_detections
-from gaudi_datasets.sources import DetectionSource, ground_truth
 
 from gaudi_apps.ssd.detector import Detector
+from gaudi_datasets.detection_input import PADDING_ID, InputOptions, eval_dataset, read_batches
+from gaudi_datasets.scoring import CocoScores, score_detections
+from gaudi_datasets.sources import DetectionSource, ground_truth
 
 Detection = dict[str, Any]
 
@@ -40,7 +40,7 @@ def evaluate(
     category_ids = np.array([0] + [category.id for category in source.categories])
     detections: list[Detection] = []
     seen: list[int] = []
-    for batch in eval_dataset(source, options, num_images=total):
+    for batch in read_batches(eval_dataset(source, options, num_images=total)):
         arrays = {name: batch[name].numpy() for name in ("image_ids", "sizes")}
         for image_id, found in _detect_batch(detector, batch["images"], arrays, category_ids):
             seen.append(image_id)
@@ -50,14 +50,20 @@ def evaluate(
 
 
 def _detect_batch(
-    detector: Detector, images: Any, arrays: Mapping[str, npt.NDArray[Any]], category_ids: npt.NDArray[np.int64]
+    detector: Detector,
+    images: Any,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    category_ids: npt.NDArray[np.int64],
 ) -> Iterator[tuple[int, list[Detection]]]:
     """Image id and detections of every image of a batch that is not padding."""
     rows = zip(arrays["image_ids"].tolist(), arrays["sizes"], *detector.detect(images), strict=True)
     for image_id, size, boxes, labels, scores in rows:
         if image_id != PADDING_ID:
             found = labels > 0
-            yield image_id, to_records(image_id, size, boxes[found], category_ids[labels[found]], scores[found])
+            yield (
+                image_id,
+                to_records(image_id, size, boxes[found], category_ids[labels[found]], scores[found]),
+            )
 
 
 def to_records(

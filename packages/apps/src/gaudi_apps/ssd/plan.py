@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gaudi_ops import schedules
-
 from gaudi_apps.ssd.config import ScheduleFlags, SSDConfig
+from gaudi_ops import schedules
 
 IMAGES_OF_BASE_RATE = 32
 DROP_FACTORS = (0.1, 0.01)
@@ -62,10 +61,7 @@ class Plan:
         if self.warmup_steps:
             marks.append((self.warmup_steps, "warm-up ends"))
         if self.lr_schedule == "piecewise":
-            marks += [
-                (step, f"drop to {factor:g}")
-                for step, factor in zip(self.drop_steps, DROP_FACTORS, strict=True)
-            ]
+            marks += [(step, f"drop to {factor:g}") for step, factor in zip(self.drop_steps, DROP_FACTORS, strict=True)]
         marks = [(step, f"{what}, not reached" if step >= self.total_steps else what) for step, what in marks]
         return tuple(RateChange(step, self.learning_rate(step), what) for step, what in sorted(marks))
 
@@ -97,9 +93,7 @@ def make_plan(config: SSDConfig, num_images: int) -> Plan:
 
 
 def _find_drop_steps(schedule: ScheduleFlags, steps_per_epoch: int) -> tuple[int, int]:
-    first, second = (
-        int(epoch * (10 + schedule.k) / 10 * steps_per_epoch) for epoch in schedule.lr_drop_epochs
-    )
+    first, second = (int(epoch * (10 + schedule.k) / 10 * steps_per_epoch) for epoch in schedule.lr_drop_epochs)
     return first, second
 
 
@@ -110,9 +104,7 @@ def _find_misfits(
     found = []
     batch = config.data.batch_size
     if batch > num_images:
-        found.append(
-            f"--batch_size {batch} is larger than the {num_images} images: a step sees some of them twice"
-        )
+        found.append(f"--batch_size {batch} is larger than the {num_images} images: a step sees some of them twice")
     if warmup_steps >= total_steps:
         found.append(
             f"the warm-up of {warmup_steps} steps is not over when the run ends at step {total_steps}: "
@@ -126,7 +118,5 @@ def _find_misfits(
                 "lower --lr_drop_epochs or choose --lr_schedule cosine"
             )
         if drop_steps[0] < warmup_steps:
-            found.append(
-                f"the rate drops at step {drop_steps[0]}, within the warm-up of {warmup_steps} steps"
-            )
+            found.append(f"the rate drops at step {drop_steps[0]}, within the warm-up of {warmup_steps} steps")
     return found

@@ -19,9 +19,7 @@ from gaudi_datasets.errors import DataError, MissingInputError
 COCO_TRAIN_IMAGES = 117266
 COCO_CLASSES = 80
 BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
-MEMORY_COVERS = (
-    "weights, momentum, gradients and what the forward pass keeps; not TensorFlow itself, not the input"
-)
+MEMORY_COVERS = "weights, momentum, gradients and what the forward pass keeps; not TensorFlow itself, not the input"
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,7 @@ def _read_manifest(path: Path, images: int) -> TrainingSet:
             record_bytes=sum(int(shard["bytes"]) for shard in manifest["shards"]),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path}: is no manifest of records ({error!r}); convert the data set again"
-        ) from None
+        raise DataError(f"{path}: is no manifest of records ({error!r}); convert the data set again") from None
 
 
 def to_json(config: SSDConfig, training_set: TrainingSet, plan: Plan, size: NetworkSize) -> dict[str, Any]:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from gaudi_datasets.coco import Category
-from gaudi_datasets.detection_input import prepare_image
-from gaudi_datasets.errors import MissingInputError
-from gaudi_datasets.image_files import read_image
 
 from gaudi_apps.pictures import draw_detections, write_picture
 from gaudi_apps.ssd.detector import Detector
 from gaudi_apps.ssd.report import DRAWN_PER_IMAGE, DRAWN_SCORE, decode_picture
+from gaudi_datasets.coco import Category
+from gaudi_datasets.detection_input import prepare_image
+from gaudi_datasets.errors import MissingInputError
+from gaudi_datasets.image_files import read_image
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -45,7 +45,7 @@ def predict(
         output_dir: made when it is not there.
 
     Yields:
-        A line for each detection, at most 10 a picture: file, score, class, and corners left, top, right, bottom in pixels.
+        A line for each detection, at most 10 a picture: file, score, class, and left, top, right, bottom in pixels.
 
     Raises:
         DataError: a file is no picture, or is cut short.
@@ -58,7 +58,7 @@ def predict(
         shown = np.flatnonzero((labels > 0) & (scores >= DRAWN_SCORE))[:DRAWN_PER_IMAGE]
         pixels = decode_picture(encoded)
         drawn = draw_detections(pixels, boxes[shown], labels[shown], scores[shown], names)
-        write_picture(output_dir / f"{path.stem}.png", drawn)
+        write_picture(output_dir / f"{path.name}.png", drawn)  # the whole name: a.jpg and a.png are two
         height, width = pixels.shape[:2]
         for row in shown:
             y0, x0, y1, x1 = boxes[row] * [height, width, height, width]

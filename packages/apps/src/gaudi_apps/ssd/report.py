@@ -8,10 +8,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import numpy.typing as npt
-from gaudi_datasets.sources import DetectionSource
 
 from gaudi_apps.pictures import Picture, compare_pictures, draw_detections, write_picture
 from gaudi_apps.ssd.evaluation import Detection
+from gaudi_datasets.sources import DetectionSource
 
 NUM_PICTURES = 8
 DRAWN_PER_IMAGE = 10

@@ -8,11 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gaudi_datasets.coco import Category
-from gaudi_datasets.coco_categories import COCO_CATEGORIES
-from gaudi_datasets.errors import DataError
-from gaudi_distributed import Precision, SingleProcess, apply_environment, choose_device, choose_precision, open_device
-
 from gaudi_apps.checkpoints import Checkpoint, CheckpointFolder
 from gaudi_apps.coco_table import print_scores, write_evaluation, write_json
 from gaudi_apps.curves import plot_curves
@@ -20,12 +15,22 @@ from gaudi_apps.history import HistoryWriter, read_history
 from gaudi_apps.ssd.config import SSDConfig
 from gaudi_apps.ssd.plan import Plan, make_plan
 from gaudi_apps.ssd.plan_report import describe_training_set
+from gaudi_datasets.coco import Category
+from gaudi_datasets.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.errors import DataError
+from gaudi_distributed import (
+    Precision,
+    SingleProcess,
+    apply_environment,
+    choose_device,
+    choose_precision,
+    open_device,
+)
 
 if TYPE_CHECKING:
+    from gaudi_apps.ssd.task import SSDTask
     from gaudi_datasets.detection_input import InputOptions
     from gaudi_datasets.sources import DetectionSource
-
-    from gaudi_apps.ssd.task import SSDTask
 
 # TensorFlow is imported inside the functions, after `_start_tensorflow` has set what it reads when it is imported.
 
@@ -45,6 +50,7 @@ def _start_tensorflow(config: SSDConfig) -> Precision:
     # Its log of CPU features and missing CUDA libraries is no news to a user; errors still show.
     apply_environment({"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"), **precision.environment})
     import tensorflow as tf
+
     from gaudi_ops.tf.keras_api import keras
 
     threads = config.device.threads or _usable_cpus(config)
@@ -105,7 +111,14 @@ def _train(config: SSDConfig, precision: Precision) -> None:
     task = _build_task(config, precision, categories)
     start_step = _resume(task, _checkpoints(config), categories)
     if start_step < plan.total_steps:
-        _run_loop(config, plan, task, _batches(config, source, start_step, len(categories) + 1), categories, start_step)
+        _run_loop(
+            config,
+            plan,
+            task,
+            _batches(config, source, start_step, len(categories) + 1),
+            categories,
+            start_step,
+        )
     else:
         print(f"{config.run.model_dir}: its checkpoint has {start_step} of {plan.total_steps} steps; nothing to train")
     plot_curves(read_history(_history_path(config)), Path(config.run.model_dir) / "curves.png")
@@ -116,12 +129,12 @@ def _train(config: SSDConfig, precision: Precision) -> None:
 def _batches(
     config: SSDConfig, source: DetectionSource | None, start_step: int, num_classes: int
 ) -> Iterator[Mapping[str, Any]]:
-    from gaudi_datasets.detection_input import fake_dataset, train_dataset
+    from gaudi_datasets.detection_input import fake_dataset, read_batches, train_dataset
 
     options = _input_options(config)
     if source is None:
         return iter(fake_dataset(options, num_classes=num_classes))
-    return iter(train_dataset(source, options, first_step=start_step))
+    return read_batches(train_dataset(source, options, first_step=start_step))
 
 
 def _resume(task: SSDTask, checkpoints: CheckpointFolder, categories: tuple[Category, ...]) -> int:
@@ -139,7 +152,12 @@ def _resume(task: SSDTask, checkpoints: CheckpointFolder, categories: tuple[Cate
 
 
 def _categories_of(checkpoint: Checkpoint) -> tuple[Category, ...]:
-    return tuple(Category(**category) for category in checkpoint.facts["categories"])
+    try:
+        return tuple(Category(**category) for category in checkpoint.facts["categories"])
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"checkpoint of step {checkpoint.step}: does not name its classes ({error!r}); use another"
+        ) from None
 
 
 def _history_path(config: SSDConfig) -> Path:
@@ -154,7 +172,7 @@ def _run_loop(
     categories: tuple[Category, ...],
     start_step: int,
 ) -> None:
-    from gaudi_apps.loop import LoopOptions, Reporters, train
+    from gaudi_apps.loop import LoopOptions, Reporters, require_finite_state, train
     from gaudi_apps.progress import TrainingProgress
     from gaudi_apps.summaries import SummaryWriter
 
@@ -182,7 +200,9 @@ def _run_loop(
     ):
 
         def save(step: int) -> None:
-            progress.note(f"checkpoint {checkpoints.save(step, task.read_state(), facts)}")
+            state = task.read_state()
+            require_finite_state(state, step)
+            progress.note(f"checkpoint {checkpoints.save(step, state, facts)}")
 
         reporters = Reporters(progress, history, summaries)
         train(task, batches, plan.learning_rate, options, reporters, save, start_step=start_step)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+
 from gaudi_datasets.errors import DataError
 from gaudi_distributed import Communicator
 from gaudi_models.ssd import build_ssd
@@ -51,7 +52,9 @@ class SSDTask:
         """Every variable by the name it has in a checkpoint."""
         state = {variable.name.removesuffix(":0"): variable for variable in self.model.variables}
         trained = (variable.name.removesuffix(":0") for variable in self.model.trainable_variables)
-        return state | {f"momentum/{name}": slot for name, slot in zip(trained, self._optimizer.velocities, strict=True)}
+        return state | {
+            f"momentum/{name}": slot for name, slot in zip(trained, self._optimizer.velocities, strict=True)
+        }
 
     def read_state(self) -> dict[str, npt.NDArray[Any]]:
         """Copies of all variables, weights and optimizer, by name."""
@@ -65,12 +68,15 @@ class SSDTask:
         """
         state = self._state()
         if unlike := sorted(state.keys() ^ tensors.keys()):
-            raise DataError(f"checkpoint: {len(unlike)} tensors are missing or unknown, the first is {unlike[0]}; use another")
+            raise DataError(
+                f"checkpoint: {len(unlike)} tensors are missing or unknown, the first is {unlike[0]}; use another"
+            )
         for name, variable in state.items():
-            if tensors[name].shape != tuple(variable.shape):
+            found, expected = list(tensors[name].shape), list(variable.shape)
+            if found != expected:
                 raise DataError(
-                    f"checkpoint: tensor {name} has shape {list(tensors[name].shape)} and the model {list(variable.shape)}; "
-                    f"it is of a model with other classes, so use another --model_dir"
+                    f"checkpoint: tensor {name} has shape {found} and the model {expected}; it is of a model with "
+                    f"other classes, so use another --model_dir"
                 )
         for name, variable in state.items():
             variable.assign(tensors[name])

@@ -30,9 +30,7 @@ def softmax_cross_entropy_mme(logits: Any, labels: Any, implementation: Implemen
     Source: Habana Model-References 1.5.0, SSD_ResNet34, whose function has this name.
     """
     if implementation not in get_args(Implementation):
-        raise ValueError(
-            f"implementation is {implementation!r}; use one of {', '.join(get_args(Implementation))}"
-        )
+        raise ValueError(f"implementation is {implementation!r}; use one of {', '.join(get_args(Implementation))}")
     logits = tf.convert_to_tensor(logits)
     labels = tf.convert_to_tensor(labels)
     if implementation == "auto":

@@ -38,9 +38,7 @@ class MomentumSGD(tf.Module):
             gradients: float32, one for each variable, in their order, without the weight decay.
             rate: learning rate, float32 scalar.
         """
-        for variable, velocity, gradient in zip(
-            self.variables_trained, self.velocities, gradients, strict=True
-        ):
+        for variable, velocity, gradient in zip(self.variables_trained, self.velocities, gradients, strict=True):
             if self.weight_decay:
                 gradient = gradient + self.weight_decay * variable
             tf.raw_ops.ResourceApplyMomentum(

@@ -1,0 +1,104 @@
+"""What several tests of this package need and what takes a while to make: records, and the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pytest
+
+from gaudi_datasets.coco import parse_coco
+from gaudi_datasets.records import write_records
+
+if TYPE_CHECKING:
+    from gaudi_apps.ssd.task import SSDTask
+
+NUM_PICTURES = 5
+SIDE = 60  # of the square in each picture, in pixels
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of five pictures, 1.png to 5.png, with a red or a blue square each; the grey behind tells them apart."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for number in range(1, NUM_PICTURES + 1):
+        picture = np.full((120, 150, 3), 30 * number, np.uint8)
+        top = left = 8 * number
+        colour = (255, 0, 0) if number % 2 else (0, 0, 255)
+        cv2.rectangle(picture, (left, top), (left + SIDE - 1, top + SIDE - 1), colour, cv2.FILLED)
+        cv2.imwrite(str(folder / f"{number}.png"), picture)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def records(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records of the pictures, for training and for validation."""
+    numbers = range(1, NUM_PICTURES + 1)
+    document = {
+        "images": [{"id": n, "file_name": f"{n}.png", "height": 120, "width": 150} for n in numbers],
+        "annotations": [
+            {"id": n, "image_id": n, "category_id": 1 + n % 2, "bbox": [8 * n, 8 * n, SIDE, SIDE]}
+            for n in numbers
+        ],
+        "categories": [{"id": 1, "name": "red"}, {"id": 2, "name": "blue"}],
+    }
+    folder = tmp_path_factory.mktemp("data") / "records"
+    for split in ("train", "val"):
+        write_records(parse_coco(document, Path("x.json")), pictures, folder, split, keep_empty=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def task() -> SSDTask:
+    """The network for two classes, as it is at the start; tests that change its weights set them back."""
+    from gaudi_apps.ssd.task import SSDTask
+    from gaudi_distributed import SingleProcess
+    from gaudi_ops.tf.keras_api import keras
+
+    keras.utils.set_random_seed(0)
+    return SSDTask(3, keras_policy="float32", weight_decay=5e-4, communicator=SingleProcess())
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Callable[..., Any]:
+    """A network that knows the five pictures by the grey behind and answers with boxes that it was given.
+
+    Call it with a mapping from the number of a picture to rows (box_yxyx in 0..1, label, logit).
+    """
+    import tensorflow as tf
+
+    from gaudi_ops import encode_targets
+
+    def build(answers: dict[int, list[tuple[list[float], int, float]]]) -> Callable[..., Any]:
+        logits = np.zeros((NUM_PICTURES + 1, 8732, 3), np.float32)
+        offsets = np.zeros((NUM_PICTURES + 1, 8732, 4), np.float32)
+        logits[..., 0] = 9
+        for number, rows in answers.items():
+            boxes, labels, heights = zip(*rows, strict=True)
+            # Each box is told apart by its place in the list while it is matched.
+            places, offsets[number], _ = encode_targets(np.float32(boxes), np.arange(1, len(rows) + 1))
+            for place, (label, height) in enumerate(zip(labels, heights, strict=True), 1):
+                logits[number, places == place] = [0, -9, -9]
+                logits[number, places == place, label] = height
+
+        def network(images: Any, training: bool) -> tuple[Any, Any]:
+            assert not training
+            grey = tf.cast(images[:, -1, 0, 0], tf.float32) * 0.229 + 0.485
+            number = tf.cast(tf.round(grey * 255 / 30), tf.int32)
+            return tf.gather(logits, number), tf.gather(offsets, number)
+
+        return network
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def truth() -> dict[int, list[tuple[list[float], int, float]]]:
+    """Answers of the oracle that are right: blue in the odd pictures, red in the even ones."""
+    return {
+        n: [([8 * n / 120, 8 * n / 150, (8 * n + SIDE) / 120, (8 * n + SIDE) / 150], 1 + n % 2, 6.0)]
+        for n in range(1, NUM_PICTURES + 1)
+    }

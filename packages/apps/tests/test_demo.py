@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gaudi_apps import demo
+from gaudi_apps.config_file import parse_config
+from gaudi_apps.ssd.config import SSDConfig, validate
+
+
+def run(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        demo.main(argv)
+    out, err = capfd.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+def test_commands_lead_from_nothing_to_a_trained_model() -> None:
+    commands = demo.list_commands(demo.DemoFlags(output_dir=Path("out"), steps=100, train=30, val=7))
+    assert [command[:2] for command in commands[:3]] == [
+        ["gaudi_datasets", "make-scenes"],
+        ["gaudi_datasets", "convert-coco"],
+        ["gaudi_datasets", "convert-coco"],
+    ]
+    assert commands[0][2:] == ["--output_dir", "out/scenes", "--train", "30", "--val", "7"]
+    assert [command[command.index("--split") + 1] for command in commands[1:3]] == ["train", "val"]
+    assert commands[3][0] == "gaudi_apps.ssd_train"
+
+
+@pytest.mark.parametrize("steps", [1, 4, 420])
+def test_the_training_command_is_a_good_one(steps: int) -> None:
+    command = demo.list_commands(demo.DemoFlags(steps=steps))[-1]
+    config = parse_config(SSDConfig, command[1:], prog="ssd_train", description="")
+    validate(config)
+    assert (config.run.steps, config.data.data_dir) == (steps, "runs/demo/records")
+    assert config.schedule.lr_warmup_steps <= max(1, steps // 2)
+    assert config.device.dtype == "bf16"
+
+
+def test_it_ends_with_the_first_command_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    help_text, wrong = ["gaudi_apps.ssd_train", "--help"], ["gaudi_apps.ssd_train", "--batch_sice", "8"]
+    monkeypatch.setattr(demo, "list_commands", lambda flags: [wrong, help_text])
+    status, out, err = run(capfd)
+    assert status == 64
+    assert out == "$ gaudi_apps.ssd_train --batch_sice 8\n"
+    assert "did you mean --batch_size?" in err
+    monkeypatch.setattr(demo, "list_commands", lambda flags: [help_text])
+    assert run(capfd)[0] == 0
+
+
+@pytest.mark.parametrize("flag", ["--steps", "--train", "--val"])
+def test_wrong_numbers_are_refused(capfd: pytest.CaptureFixture[str], flag: str) -> None:
+    status, out, err = run(capfd, flag, "0")
+    assert (status, out) == (64, "")
+    assert "must be at least 1" in err

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_apps.ssd.detector import Detector
+from gaudi_apps.ssd.evaluation import evaluate, to_records
+from gaudi_datasets.detection_input import InputOptions
+from gaudi_datasets.sources import RecordSource
+
+
+@pytest.fixture(scope="module")
+def source(records: Path) -> RecordSource:
+    return RecordSource(records, "val")
+
+
+def test_figures_do_not_depend_on_the_batch_size(
+    oracle: Callable[..., Any], truth: dict[int, Any], source: RecordSource
+) -> None:
+    """Padding is not counted: to this network it looks like picture 4."""
+    answers = {number: truth[number] for number in (1, 4, 5)}
+    answers[3] = [(truth[3][0][0], 1, 2.0)]  # red in place of blue, and less sure
+    detector = Detector(oracle(answers))
+    told: list[tuple[int, int]] = []
+    results = [
+        evaluate(detector, source, InputOptions(batch_size), report=lambda *now: told.append(now))
+        for batch_size in (1, 3, 4)
+    ]
+    scores, detections = results[0]
+    for other_scores, other_detections in results[1:]:
+        assert other_detections == detections
+        assert other_scores.as_json() == scores.as_json()
+    assert [(one["image_id"], one["category_id"]) for one in detections] == [(1, 2), (3, 1), (4, 1), (5, 2)]
+    assert (scores.images, scores.images_total, scores.detections) == (5, 5, 4)
+    # By hand: of the reds one of two is found, of the blues two of three, without a wrong one before them.
+    assert {one.name: one.ap50 for one in scores.classes} == {
+        "red": pytest.approx(51 / 101),
+        "blue": pytest.approx(67 / 101),
+    }
+    assert told == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5), (3, 5), (5, 5), (4, 5), (5, 5)]
+
+
+def test_a_part_is_scored_as_a_part(
+    oracle: Callable[..., Any], truth: dict[int, Any], source: RecordSource
+) -> None:
+    scores, detections = evaluate(Detector(oracle(truth)), source, InputOptions(2), num_images=3)
+    assert [one["image_id"] for one in detections] == [1, 2, 3]
+    assert (scores.images, scores.images_total) == (3, 5)
+    assert scores.figures["AP50"] == pytest.approx(1)
+    assert scores.figures["AP"] == pytest.approx(1)
+
+
+def test_detections_become_coco_results() -> None:
+    boxes = np.float32([[0.1, 0.2, 0.5, 0.7], [0, 0, 1, 1]])
+    scores = np.float32([0.5, 0.25])
+    found = to_records(7, np.int32([100, 200]), boxes, np.array([90, 3]), scores)
+    assert [one.pop("bbox") for one in found] == [
+        pytest.approx([40, 10, 100, 40], abs=1e-5),
+        [0, 0, 200, 100],
+    ]
+    assert found == [
+        {"image_id": 7, "category_id": 90, "score": 0.5},
+        {"image_id": 7, "category_id": 3, "score": 0.25},
+    ]

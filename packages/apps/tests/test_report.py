@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from gaudi_apps.ssd.report import decode_picture, draw_comparisons
+from gaudi_datasets.sources import RecordSource
+
+
+def test_predictions_stand_beside_the_truth(records: Path, tmp_path: Path) -> None:
+    source = RecordSource(records, "val")
+    right = {"image_id": 2, "category_id": 1, "bbox": [16.0, 16.0, 60.0, 60.0], "score": 0.9}
+    faint = {"image_id": 3, "category_id": 1, "bbox": [16.0, 16.0, 60.0, 60.0], "score": 0.2}
+    paths = draw_comparisons(tmp_path, source, [right, faint])
+    assert paths == [tmp_path / "pictures" / f"{number}.png" for number in range(1, 6)]
+    changed = {}
+    for path in paths:
+        picture = cv2.imread(str(path))[-480:]  # without the titles
+        truth, predicted = picture[:, :600].astype(int), picture[:, -600:].astype(int)
+        changed[path.stem] = np.abs(truth - predicted).max(axis=2) > 40
+    # Of picture 2 all is the same but for the score; the others lack their box, a faint one is not drawn.
+    assert changed["2"].sum() < 2000
+    assert changed["2"][64:].sum() == 0
+    assert all(changed[number].sum() > 2000 for number in "1345")
+
+
+def test_pictures_are_decoded_as_rgb(pictures: Path) -> None:
+    picture = decode_picture((pictures / "1.png").read_bytes())
+    assert (picture.shape, picture.dtype) == ((120, 150, 3), np.uint8)
+    assert picture[20, 20].tolist() == [0, 0, 255]
