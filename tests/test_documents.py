@@ -57,9 +57,7 @@ def list_documented(kind: str) -> list[Any]:
         name = str(path.relative_to(ROOT))
         parts = find_commands(text) if kind == "commands" else ["\n".join(find_blocks(text, "python"))]
         found += [
-            pytest.param(part, id=f"{name}: {part}"[:100] if kind == "commands" else name)
-            for part in parts
-            if part
+            pytest.param(part, id=f"{name}: {part}"[:100] if kind == "commands" else name) for part in parts if part
         ]
     return found
 
@@ -72,18 +70,14 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     convert = "gaudi-datasets convert-coco --annotations scenes/annotations/instances_train.json --images scenes/train"
     for command in (make, f"{convert} --output_dir records --split train"):
         program, *arguments = shlex.split(command)
-        subprocess.run(
-            [Path(sys.executable).parent / program, *arguments], cwd=folder, check=True, timeout=300
-        )
+        subprocess.run([Path(sys.executable).parent / program, *arguments], cwd=folder, check=True, timeout=300)
     return folder
 
 
 @pytest.mark.parametrize("code", list_documented("python"))
 def test_python_in_documents_runs(data_folder: Path, code: str) -> None:
     """The blocks of one document are one program, as a reader would paste them one after another."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=data_folder, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=data_folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -166,8 +160,7 @@ def list_sessions() -> set[str]:
     names = {
         node.name
         for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-        and any("nox.session" in ast.unparse(d) for d in node.decorator_list)
+        if isinstance(node, ast.FunctionDef) and any("nox.session" in ast.unparse(d) for d in node.decorator_list)
     }
     return names | {f"tests({path.name})" for path in (ROOT / "packages").iterdir()}
 
@@ -185,6 +178,4 @@ def check_requirements(words: Sequence[str]) -> None:
             name = f"gaudi-{Path(path).name}[{extras}" if local and extras else word
             if not local or extras:
                 requirement = Requirement(name)
-                assert requirement.extras <= set(
-                    metadata.metadata(requirement.name).get_all("Provides-Extra") or []
-                )
+                assert requirement.extras <= set(metadata.metadata(requirement.name).get_all("Provides-Extra") or [])

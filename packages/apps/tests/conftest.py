@@ -40,8 +40,7 @@ def records(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     document = {
         "images": [{"id": n, "file_name": f"{n}.png", "height": 120, "width": 150} for n in numbers],
         "annotations": [
-            {"id": n, "image_id": n, "category_id": 1 + n % 2, "bbox": [8 * n, 8 * n, SIDE, SIDE]}
-            for n in numbers
+            {"id": n, "image_id": n, "category_id": 1 + n % 2, "bbox": [8 * n, 8 * n, SIDE, SIDE]} for n in numbers
         ],
         "categories": [{"id": 1, "name": "red"}, {"id": 2, "name": "blue"}],
     }
@@ -79,7 +78,7 @@ def oracle() -> Callable[..., Any]:
         for number, rows in answers.items():
             boxes, labels, heights = zip(*rows, strict=True)
             # Each box is told apart by its place in the list while it is matched.
-            places, offsets[number], _ = encode_targets(np.float32(boxes), np.arange(1, len(rows) + 1))
+            places, offsets[number], _ = encode_targets(np.array(boxes, np.float32), np.arange(1, len(rows) + 1))
             for place, (label, height) in enumerate(zip(labels, heights, strict=True), 1):
                 logits[number, places == place] = [0, -9, -9]
                 logits[number, places == place, label] = height

@@ -19,7 +19,7 @@ def make_tensors(seed: int = 0) -> dict[str, npt.NDArray[Any]]:
     generator = np.random.default_rng(seed)
     return {
         "layer/kernel": generator.standard_normal((3, 4)).astype(np.float32),
-        "layer/bias": np.float32([0.0, -0.0, np.nextafter(np.float32(1), np.float32(2))]),
+        "layer/bias": np.array([0.0, -0.0, np.nextafter(np.float32(1), np.float32(2))], np.float32),
         "scalar": np.array(7, np.int64),
     }
 
@@ -72,9 +72,7 @@ def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
 
 
 def test_none_is_a_missing_input(tmp_path: Path) -> None:
-    with pytest.raises(
-        MissingInputError, match="has no checkpoint; train first, or give another --model_dir"
-    ):
+    with pytest.raises(MissingInputError, match="has no checkpoint; train first, or give another --model_dir"):
         CheckpointFolder(tmp_path).load_newest()
 
 
@@ -82,13 +80,13 @@ def test_none_is_a_missing_input(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "empty", "text"])
 def test_damage_is_refused_and_named(tmp_path: Path, name: str, damage: str) -> None:
     path = CheckpointFolder(tmp_path).save(5, make_tensors(), {})
-    content = bytearray((path / name).read_bytes())
+    content = (path / name).read_bytes()
     if damage == "missing":
         (path / name).unlink()
     else:
         middle = len(content) // 2
         flipped = content[:middle] + bytes([content[middle] ^ 128]) + content[middle + 1 :]
-        damaged = {"truncated": content[:-20], "flipped": flipped, "empty": b"", "text": b"[1, 2]"}
+        damaged: dict[str, bytes] = {"truncated": content[:-20], "flipped": flipped, "empty": b"", "text": b"[1, 2]"}
         (path / name).write_bytes(damaged[damage])
     with pytest.raises(DataError, match="step-00000005") as caught:
         load_checkpoint(path)
@@ -116,9 +114,7 @@ def test_a_damaged_newest_one_is_not_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", ["save_file", "_sha256", "_sync"])
-def test_saving_that_fails_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+def test_saving_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     """The disk fills up at one of the moments of writing, after the tensors are partly there."""
     folder = CheckpointFolder(tmp_path, keep=1)
     folder.save(1, make_tensors(1), {})
@@ -133,9 +129,7 @@ def test_saving_that_fails_leaves_what_was_there(
         with pytest.raises(OSError, match="No space left"):
             folder.save(2, make_tensors(2), {})
     assert names(tmp_path) == ["step-00000001"]
-    np.testing.assert_array_equal(
-        folder.load_newest().tensors["layer/kernel"], make_tensors(1)["layer/kernel"]
-    )
+    np.testing.assert_array_equal(folder.load_newest().tensors["layer/kernel"], make_tensors(1)["layer/kernel"])
 
 
 def test_what_json_cannot_hold_leaves_nothing(tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ from gaudi_apps.coco_table import MEANINGS, print_scores, write_evaluation
 from gaudi_datasets.scoring import FIGURES, ClassScore, CocoScores
 
 SCORES = CocoScores(
-    figures={
-        name: None if name == "AP_small" else 0.5 + number / 1000 for number, name in enumerate(FIGURES)
-    },
+    figures={name: None if name == "AP_small" else 0.5 + number / 1000 for number, name in enumerate(FIGURES)},
     classes=(ClassScore("cat [wild]", 0.25, 0.75), ClassScore("dog", None, None)),
     images=72,
     images_total=80,

@@ -44,9 +44,7 @@ def test_figures_do_not_depend_on_the_batch_size(
     assert told == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5), (3, 5), (5, 5), (4, 5), (5, 5)]
 
 
-def test_a_part_is_scored_as_a_part(
-    oracle: Callable[..., Any], truth: dict[int, Any], source: RecordSource
-) -> None:
+def test_a_part_is_scored_as_a_part(oracle: Callable[..., Any], truth: dict[int, Any], source: RecordSource) -> None:
     scores, detections = evaluate(Detector(oracle(truth)), source, InputOptions(2), num_images=3)
     assert [one["image_id"] for one in detections] == [1, 2, 3]
     assert (scores.images, scores.images_total) == (3, 5)
@@ -55,9 +53,9 @@ def test_a_part_is_scored_as_a_part(
 
 
 def test_detections_become_coco_results() -> None:
-    boxes = np.float32([[0.1, 0.2, 0.5, 0.7], [0, 0, 1, 1]])
-    scores = np.float32([0.5, 0.25])
-    found = to_records(7, np.int32([100, 200]), boxes, np.array([90, 3]), scores)
+    boxes = np.array([[0.1, 0.2, 0.5, 0.7], [0, 0, 1, 1]], np.float32)
+    scores = np.array([0.5, 0.25], np.float32)
+    found = to_records(7, np.array([100, 200], np.int32), boxes, np.array([90, 3]), scores)
     assert [one.pop("bbox") for one in found] == [
         pytest.approx([40, 10, 100, 40], abs=1e-5),
         [0, 0, 200, 100],

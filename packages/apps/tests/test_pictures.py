@@ -24,9 +24,7 @@ def paint(height: int = 600, width: int = 600, value: int = 128) -> Picture:
 
 def test_box_is_drawn_where_it_is_in_the_colour_of_its_class() -> None:
     picture = paint()
-    drawn = draw_detections(
-        picture, np.array([[0.25, 0.5, 0.75, 0.9]]), np.array([2]), np.array([0.875]), NAMES
-    )
+    drawn = draw_detections(picture, np.array([[0.25, 0.5, 0.75, 0.9]]), np.array([2]), np.array([0.875]), NAMES)
     assert drawn.shape == picture.shape
     assert np.all(picture == 128)  # the given one is left alone
     for row, column in ((450, 400), (300, 300), (300, 540)):  # bottom, left, right
@@ -70,9 +68,7 @@ def test_colours_of_many_classes_differ() -> None:
 
 
 def test_two_pictures_side_by_side() -> None:
-    both = compare_pictures(
-        paint(600, 300), paint(600, 300, 64), left_title="truth", right_title="predictions"
-    )
+    both = compare_pictures(paint(600, 300), paint(600, 300, 64), left_title="truth", right_title="predictions")
     assert both.shape[1] == 300 + 8 + 300
     assert both.shape[0] > 600
     assert tuple(both[-1, 0]) == (128, 128, 128)

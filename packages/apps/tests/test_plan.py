@@ -32,9 +32,7 @@ def plan_of(
     ("batch", "rate", "per_epoch", "warmup", "drops", "total"),
     [(128, 0.012, 917, 4585, (36680, 45850), 58688), (1024, 0.096, 115, 575, (4600, 5750), 7360)],
 )
-def test_golden_plans(
-    batch: int, rate: float, per_epoch: int, warmup: int, drops: tuple[int, int], total: int
-) -> None:
+def test_golden_plans(batch: int, rate: float, per_epoch: int, warmup: int, drops: tuple[int, int], total: int) -> None:
     plan = plan_of(batch=batch)
     assert plan.peak_learning_rate == pytest.approx(rate, rel=1e-12)
     assert (plan.steps_per_epoch, plan.warmup_steps, plan.drop_steps, plan.total_steps) == (

@@ -38,7 +38,7 @@ def test_detections_are_listed_and_drawn(
     detector = Detector(oracle({1: truth[1], 2: truth[2] + faint}))
     files = [pictures / f"{number}.png" for number in (1, 2, 3)]
     lines = list(predict(detector, files, CATEGORIES, tmp_path / "new" / "folder"))
-    assert lines == [f"{files[0]}: 0.997 blue 8 8 68 68", f"{files[1]}: 0.997 red 16 16 76 76"]
+    assert lines == [f"{files[0]}: 0.998 blue 8 8 68 68", f"{files[1]}: 0.998 red 16 16 76 76"]
     drawn = {path.name: cv2.imread(str(path)) for path in (tmp_path / "new" / "folder").iterdir()}
     assert sorted(drawn) == ["1.png.png", "2.png.png", "3.png.png"]
     # Enlarged four times: the frame of picture 1 has its lower right corner at 272, and picture 3 has none.
@@ -48,12 +48,9 @@ def test_detections_are_listed_and_drawn(
     assert np.abs(drawn["3.png.png"][420:].astype(int) - 90).max() <= 1
 
 
-def test_at_most_ten_are_listed_best_first(
-    oracle: Callable[..., Any], pictures: Path, tmp_path: Path
-) -> None:
+def test_at_most_ten_are_listed_best_first(oracle: Callable[..., Any], pictures: Path, tmp_path: Path) -> None:
     rows = [
-        ([0.2 * (n // 4), 0.2 * (n % 4), 0.2 * (n // 4) + 0.18, 0.2 * (n % 4) + 0.18], 1, 2 + n / 4)
-        for n in range(12)
+        ([0.2 * (n // 4), 0.2 * (n % 4), 0.2 * (n // 4) + 0.18, 0.2 * (n % 4) + 0.18], 1, 2 + n / 4) for n in range(12)
     ]
     lines = list(predict(Detector(oracle({5: rows})), [pictures / "5.png"], CATEGORIES, tmp_path))
     scores = [float(line.split()[1]) for line in lines]
@@ -62,9 +59,7 @@ def test_at_most_ten_are_listed_best_first(
     assert lines[0].split()[3:] == ["90", "48", "117", "70"]
 
 
-def test_a_picture_that_is_cut_short_is_named(
-    oracle: Callable[..., Any], pictures: Path, tmp_path: Path
-) -> None:
+def test_a_picture_that_is_cut_short_is_named(oracle: Callable[..., Any], pictures: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes((pictures / "1.png").read_bytes()[:-60])
     with pytest.raises(DataError, match=r"broken\.png: cannot be decoded"):

@@ -13,7 +13,7 @@ def test_predictions_stand_beside_the_truth(records: Path, tmp_path: Path) -> No
     source = RecordSource(records, "val")
     right = {"image_id": 2, "category_id": 1, "bbox": [16.0, 16.0, 60.0, 60.0], "score": 0.9}
     faint = {"image_id": 3, "category_id": 1, "bbox": [16.0, 16.0, 60.0, 60.0], "score": 0.2}
-    paths = draw_comparisons(tmp_path, source, [right, faint])
+    paths = draw_comparisons(tmp_path, source, [right, faint], num_images=len(source))
     assert paths == [tmp_path / "pictures" / f"{number}.png" for number in range(1, 6)]
     changed = {}
     for path in paths:
@@ -28,5 +28,5 @@ def test_predictions_stand_beside_the_truth(records: Path, tmp_path: Path) -> No
 
 def test_pictures_are_decoded_as_rgb(pictures: Path) -> None:
     picture = decode_picture((pictures / "1.png").read_bytes())
-    assert (picture.shape, picture.dtype) == ((120, 150, 3), np.uint8)
+    assert (picture.shape, picture.dtype) == ((120, 150, 3), np.dtype(np.uint8))
     assert picture[20, 20].tolist() == [0, 0, 255]

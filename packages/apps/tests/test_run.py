@@ -66,10 +66,7 @@ def test_an_interrupted_run_ends_with_the_bits_of_one_that_was_not(records: Path
     assert uninterrupted.returncode == 0, uninterrupted.stderr
     assert "5/5" not in uninterrupted.stdout
 
-    states = [
-        load_file(folder / "checkpoints" / "step-00000006" / "state.safetensors")
-        for folder in (whole, broken)
-    ]
+    states = [load_file(folder / "checkpoints" / "step-00000006" / "state.safetensors") for folder in (whole, broken)]
     assert states[0].keys() == states[1].keys()
     assert [name for name in states[0] if states[0][name].tobytes() != states[1][name].tobytes()] == []
     histories = [read_history(folder / "history.jsonl") for folder in (whole, broken)]
@@ -95,9 +92,7 @@ def test_an_interrupted_run_ends_with_the_bits_of_one_that_was_not(records: Path
     ]
 
 
-def test_numbers_that_are_no_longer_finite_end_the_run_and_are_not_kept(
-    records: Path, tmp_path: Path
-) -> None:
+def test_numbers_that_are_no_longer_finite_end_the_run_and_are_not_kept(records: Path, tmp_path: Path) -> None:
     done = run(tmp_path, records, "--steps", "5", "--base_lr", "1e39", "--lr_warmup_steps", "1", "-c", "0.3")
     assert done.returncode == 70
     assert "no longer finite" in done.stderr or "loss is" in done.stderr
@@ -121,9 +116,7 @@ def test_a_checkpoint_of_other_classes_is_refused(records: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("mode", ["eval", "predict"])
-def test_without_a_checkpoint_there_is_nothing_to_use(
-    records: Path, pictures: Path, tmp_path: Path, mode: str
-) -> None:
+def test_without_a_checkpoint_there_is_nothing_to_use(records: Path, pictures: Path, tmp_path: Path, mode: str) -> None:
     inference = ["--inference", str(pictures)] if mode == "predict" else []
     done = run(tmp_path / "none", records, "--mode", mode, *inference)
     assert done.returncode == 66

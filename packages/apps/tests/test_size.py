@@ -10,9 +10,7 @@ def test_parameters_are_those_of_the_network() -> None:
     from gaudi_models.ssd import build_ssd
 
     model = build_ssd(4)
-    assert count_network(3).parameters == sum(
-        variable.shape.num_elements() for variable in model.trainable_variables
-    )
+    assert count_network(3).parameters == sum(variable.shape.num_elements() for variable in model.trainable_variables)
 
 
 def test_coco_network() -> None:

@@ -19,9 +19,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 
 def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = run(
-        capsys, "--mode", "plan", "--json", "--num-examples-per-epoch", "117266", "-b", "1024"
-    )
+    status, out, err = run(capsys, "--mode", "plan", "--json", "--num-examples-per-epoch", "117266", "-b", "1024")
     assert (status, err) == (0, "")
     assert json.loads(out)["total_steps"] == 5750
 

@@ -13,7 +13,7 @@ from gaudi_datasets.augmentation import crop_boxes, draw_augmentation, draw_crop
 from gaudi_ops import iou
 
 WHOLE = [0.0, 0.0, 1.0, 1.0]
-LARGE = np.float32([[0.2, 0.1, 0.8, 0.9]])
+LARGE = np.array([[0.2, 0.1, 0.8, 0.9]], np.float32)
 
 
 def make_boxes(seed: int, count: int) -> npt.NDArray[np.float32]:
@@ -50,7 +50,7 @@ def find_last_valid(block: Any, boxes: npt.NDArray[np.float32], min_iou: float) 
         height, width = 0.3 + 0.7 * height, 0.3 + 0.7 * width
         y0, x0 = top * (1 - height), left * (1 - width)
         window = [y0, x0, y0 + height, x0 + width]
-        enough = all(overlap > min_iou for overlap in iou(np.float32([window]), boxes)[0])
+        enough = all(overlap > min_iou for overlap in iou(np.array([window], np.float32), boxes)[0])
         centers = [((b[0] + b[2]) / 2, (b[1] + b[3]) / 2) for b in boxes.tolist()]
         shown = any(y0 < y < window[2] and x0 < x < window[3] for y, x in centers)
         if 0.5 < height / width < 2 and enough and shown:
@@ -115,7 +115,7 @@ def test_the_whole_image_is_kept_one_time_in_seven(monkeypatch: pytest.MonkeyPat
 
 def test_objects_that_no_window_can_hold_leave_the_whole_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(augmentation, "MIN_IOUS", (0.9,))
-    corners = np.float32([[0, 0, 0.1, 0.1], [0.9, 0.9, 1, 1]])
+    corners = np.array([[0, 0, 0.1, 0.1], [0.9, 0.9, 1, 1]], np.float32)
     assert draw_crop(corners, image_generator(0, 0, 0)).tolist() == WHOLE
 
 
@@ -170,6 +170,6 @@ def test_boxes_are_kept_by_centre_and_clipped_to_the_window(seed: int, count: in
 
 def test_boxes_are_mirrored() -> None:
     boxes = make_boxes(0, 5)
-    flipped = flip_boxes(np.float32([[0.1, 0.2, 0.3, 0.7]]))
+    flipped = flip_boxes(np.array([[0.1, 0.2, 0.3, 0.7]], np.float32))
     np.testing.assert_allclose(flipped, [[0.1, 0.3, 0.3, 0.8]], atol=1e-7)
     np.testing.assert_allclose(flip_boxes(flip_boxes(boxes)), boxes, atol=1e-6)

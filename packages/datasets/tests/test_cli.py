@@ -27,9 +27,7 @@ def run(*argv: object) -> int:
     return end.value.code
 
 
-def test_scenes_are_converted_and_scored(
-    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scenes_are_converted_and_scored(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     truth = scenes / "annotations" / "instances_val.json"
     flags = [
         "--annotations",
@@ -102,7 +100,5 @@ def test_voc_folders_are_converted(scenes: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_it_is_a_module_and_a_directory_of_help() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "gaudi_datasets", "--help"], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-m", "gaudi_datasets", "--help"], capture_output=True, text=True, check=True)
     assert all(name in run.stdout for name in ("convert-coco", "convert-voc", "make-scenes", "score"))

@@ -20,8 +20,10 @@ from gaudi_datasets.detection_input import (
     eval_dataset,
     fake_dataset,
     prepare_image,
+    read_batches,
     train_dataset,
 )
+from gaudi_datasets.errors import DataError
 from gaudi_datasets.examples import DetectionExample
 from gaudi_ops import decode_boxes
 
@@ -69,8 +71,8 @@ def make_example(image_id: int, kind: str = "PNG") -> DetectionExample:
         encoded=encode(pixels, kind),
         height=height,
         width=width,
-        boxes_yxyx=np.float32(boxes),
-        labels=np.int32([1, 2]),
+        boxes_yxyx=np.array(boxes, np.float32),
+        labels=np.array([1, 2], np.int32),
         is_crowd=np.zeros(2, np.bool_),
         areas=np.ones(2, np.float32),
     )
@@ -128,13 +130,9 @@ def test_boxes_follow_the_pixels(kind: str) -> None:
     assert flipped > 5
 
 
-@given(
-    num_images=st.integers(1, 30), batch=st.integers(1, 7), size=st.integers(1, 4), seed=st.integers(0, 2**31)
-)
+@given(num_images=st.integers(1, 30), batch=st.integers(1, 7), size=st.integers(1, 4), seed=st.integers(0, 2**31))
 @settings(max_examples=50, deadline=None)
-def test_the_order_depends_on_neither_batch_size_nor_ranks(
-    num_images: int, batch: int, size: int, seed: int
-) -> None:
+def test_the_order_depends_on_neither_batch_size_nor_ranks(num_images: int, batch: int, size: int, seed: int) -> None:
     alone = SampleOrder(num_images, InputOptions(1, seed=seed))
     orders = [SampleOrder(num_images, InputOptions(batch, seed=seed, rank=r, size=size)) for r in range(size)]
     count = 2 * num_images
@@ -150,9 +148,7 @@ def test_the_order_depends_on_neither_batch_size_nor_ranks(
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    orders = [
-        SampleOrder(50, InputOptions(50, seed=seed)).at_step(step)[0] for seed in (0, 1) for step in (0, 1)
-    ]
+    orders = [SampleOrder(50, InputOptions(50, seed=seed)).at_step(step)[0] for seed in (0, 1) for step in (0, 1)]
     assert len({tuple(order.tolist()) for order in orders}) == 4
 
 
@@ -161,9 +157,7 @@ def test_a_run_that_goes_on_gets_the_same_batches() -> None:
     steps = take(train_dataset(source, options), 5)
     assert_same(take(train_dataset(source, options, first_step=3), 2), steps[3:])
     # The next seven images, the second epoch, look different.
-    first = {
-        int(i): image for step in steps for i, image in zip(step["image_ids"], step["images"], strict=True)
-    }
+    first = {int(i): image for step in steps for i, image in zip(step["image_ids"], step["images"], strict=True)}
     again = steps[-1]["image_ids"][-1]
     assert not np.array_equal(first[int(again)], steps[0]["images"][0])
 
@@ -249,3 +243,39 @@ def test_random_images_have_the_form_of_real_ones(dtype: str) -> None:
     assert_same([first], [second])
     assert (first["num_matched"] > 0).all()
     assert set(np.unique(first["classes"])) <= {0, 1, 2}
+
+
+class BrokenSource(MemorySource):
+    """A source whose second record is damaged."""
+
+    def read(self, index: int) -> DetectionExample:
+        if index == 1:
+            raise DataError("train-00000-of-00001.tfrecord: record 1: its checksum is wrong; convert the data again")
+        return super().read(index)
+
+
+@pytest.mark.parametrize("make", [train_dataset, eval_dataset])
+def test_damage_is_told_as_the_source_told_it(make: Any) -> None:
+    source = BrokenSource([make_example(1), make_example(2)])
+    with pytest.raises(DataError) as caught:
+        list(read_batches(make(source, InputOptions(2))))
+    assert str(caught.value).startswith("train-00000-of-00001.tfrecord: record 1: its checksum is wrong; convert")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_an_image_that_cannot_be_decoded_is_bad_data(kind: str) -> None:
+    example = make_example(1, kind)
+    broken = DetectionExample(**{**vars(example), "encoded": example.encoded[: len(example.encoded) // 4]})
+    with pytest.raises(DataError, match="an image of the records cannot be decoded: ") as caught:
+        list(read_batches(eval_dataset(MemorySource([broken]), InputOptions(1))))
+    assert "\n" not in str(caught.value)
+    assert "{{" not in str(caught.value)
+
+
+def test_batches_that_are_whole_are_handed_on() -> None:
+    dataset = eval_dataset(make_source(), InputOptions(4))
+    assert [batch["image_ids"].numpy().tolist() for batch in read_batches(dataset)] == [
+        [10, 11, 12, 13],
+        [14, 15, 16, PADDING_ID],
+    ]

@@ -68,10 +68,7 @@ def test_an_image_may_have_no_box() -> None:
 def test_the_features_are_those_of_object_detection_records() -> None:
     feature = tf.train.Example.FromString(encode()).features.feature
     assert set(feature) == {
-        *(
-            f"image/{name}"
-            for name in ("height", "width", "filename", "source_id", "key/sha256", "encoded", "format")
-        ),
+        *(f"image/{name}" for name in ("height", "width", "filename", "source_id", "key/sha256", "encoded", "format")),
         *(f"image/object/bbox/{side}" for side in ("xmin", "xmax", "ymin", "ymax")),
         *(f"image/object/{name}" for name in ("class/text", "class/label", "is_crowd", "area")),
     }

@@ -64,9 +64,7 @@ def test_flags_have_underscores_or_hyphens_short_forms_and_no_prefix() -> None:
 
 def test_flags_come_over_the_values_of_a_default() -> None:
     default = Train("x", Schedule(5e-3), 32)
-    assert parse_flags(Train, ["--batch-size", "4"], prog="prog", default=default) == Train(
-        "x", Schedule(5e-3), 4
-    )
+    assert parse_flags(Train, ["--batch-size", "4"], prog="prog", default=default) == Train("x", Schedule(5e-3), 4)
 
 
 def test_an_unknown_flag_is_named_with_the_nearest() -> None:
@@ -105,9 +103,7 @@ def test_a_value_that_is_not_taken_is_named(argv: list[str], parts: list[str]) -
 def test_subcommands_are_named() -> None:
     assert parse_flags(Command, ["score", "--detections", "x"], prog="prog") == Score("x")
     assert "train, score" in error_of(Command)
-    assert error_of(Command, "trian").startswith(
-        "unknown argument 'trian'; available subcommands: train, score"
-    )
+    assert error_of(Command, "trian").startswith("unknown argument 'trian'; available subcommands: train, score")
     assert error_of(Command, "score", "--batch_size", "4").startswith("unknown flag --batch_size")
 
 

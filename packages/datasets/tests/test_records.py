@@ -171,6 +171,4 @@ def test_bad_arguments_are_refused(images: Path, tmp_path: Path, split: str, sha
 def test_no_image_to_learn_from_is_an_error(images: Path, tmp_path: Path) -> None:
     document = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "x"}]}
     with pytest.raises(DataError, match="none of 0 images has a box"):
-        write_records(
-            parse_coco(document, Path("x.json")), images, tmp_path / "out", "train", keep_empty=False
-        )
+        write_records(parse_coco(document, Path("x.json")), images, tmp_path / "out", "train", keep_empty=False)

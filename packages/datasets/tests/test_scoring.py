@@ -10,9 +10,7 @@ from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.scoring import FIGURES, score_detections
 
 TRUTH: dict[str, Any] = {
-    "images": [
-        {"id": number, "file_name": f"{number}.jpg", "height": 200, "width": 200} for number in (0, 1)
-    ],
+    "images": [{"id": number, "file_name": f"{number}.jpg", "height": 200, "width": 200} for number in (0, 1)],
     "annotations": [
         {"id": 0, "image_id": 0, "category_id": 0, "bbox": [10, 10, 50, 50], "area": 2500, "iscrowd": 0},
         {"id": 1, "image_id": 1, "category_id": 0, "bbox": [20, 20, 60, 60]},

@@ -14,9 +14,7 @@ from gaudi_datasets.records import write_records
 from gaudi_datasets.sources import RecordSource, ground_truth
 
 DOCUMENT = {
-    "images": [
-        {"id": number, "file_name": f"{number}.jpg", "height": 40, "width": 60} for number in range(4)
-    ],
+    "images": [{"id": number, "file_name": f"{number}.jpg", "height": 40, "width": 60} for number in range(4)],
     "annotations": [
         {"id": 1, "image_id": 0, "category_id": 1, "bbox": [3.5, 5, 20, 30], "area": 500, "iscrowd": 0},
         {"id": 2, "image_id": 0, "category_id": 90, "bbox": [0, 0, 60, 40], "area": 2400, "iscrowd": 1},

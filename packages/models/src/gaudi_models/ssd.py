@@ -56,6 +56,8 @@ def build_ssd(
         raise ValueError(f"the network has levels of {sizes} cells and the default boxes {spec.feature_sizes}")
     logits, offsets = [], []
     for number, (level, boxes) in enumerate(zip(levels, spec.boxes_per_cell, strict=True), 1):
+        # So that gradients meet in twos: TensorFlow adds three in an order that changes from run to run.
+        level = keras.layers.Identity(name=f"level{number}", dtype=dtype)(level)
         logits.append(_head(level, boxes, num_classes, f"class_head{number}", dtype))
         offsets.append(_head(level, boxes, 4, f"box_head{number}", dtype))
     join = keras.layers.Concatenate

@@ -18,8 +18,16 @@ DRAWN_PER_IMAGE = 10
 DRAWN_SCORE = 0.3
 
 
-def draw_comparisons(model_dir: Path, source: DetectionSource, detections: Sequence[Detection]) -> list[Path]:
-    """Draw the truth and the predictions of a few pictures side by side, evenly over the data set.
+def draw_comparisons(
+    model_dir: Path, source: DetectionSource, detections: Sequence[Detection], *, num_images: int
+) -> list[Path]:
+    """Draw the truth and the predictions of a few pictures side by side, evenly over those that were evaluated.
+
+    Args:
+        model_dir: folder of the run.
+        source: the pictures and their truth.
+        detections: of all evaluated pictures, as COCO results.
+        num_images: how many were evaluated, from the first.
 
     Returns:
         the PNG files, in the folder ``pictures``.
@@ -32,7 +40,7 @@ def draw_comparisons(model_dir: Path, source: DetectionSource, detections: Seque
     names = [category.name for category in source.categories]
     label_of = {category.id: label for label, category in enumerate(source.categories, 1)}
     paths = []
-    for index in np.unique(np.linspace(0, len(source) - 1, NUM_PICTURES).astype(int)).tolist():
+    for index in np.unique(np.linspace(0, num_images - 1, NUM_PICTURES).astype(int)).tolist():
         example = source.read(index)
         picture = decode_picture(example.encoded)
         found = [d for d in by_image.get(example.image_id, []) if d["score"] >= DRAWN_SCORE]

@@ -60,6 +60,8 @@ def _start_tensorflow(config: SSDConfig) -> Precision:
     keras.utils.set_random_seed(config.run.seed)
     if config.run.deterministic:
         tf.config.experimental.enable_op_determinism()
+        # It joins additions of two into additions of many, whose order changes from run to run even so.
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     return precision
 
 
@@ -238,7 +240,7 @@ def _score(config: SSDConfig, task: SSDTask, source: DetectionSource, *, step: i
     write_json(model_dir / "detections.json", detections)
     path = model_dir / "evaluation.json"
     write_evaluation(path, scores, step=step)
-    pictures = draw_comparisons(model_dir, source, detections)
+    pictures = draw_comparisons(model_dir, source, detections, num_images=scores.images)
     print_scores(scores)
     print(f"figures: {path}\npictures: {pictures[0].parent} ({len(pictures)}), {model_dir / 'curves.png'}")
 

@@ -1,0 +1,82 @@
+"""The programs on real photographs, short: convert, train some steps, evaluate every image."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(os.environ.get("REAL_DATA", ""))
+
+pytestmark = [
+    pytest.mark.realdata,
+    pytest.mark.skipif(
+        not os.environ.get("REAL_DATA"), reason="REAL_DATA is unset; it must name the folder of real data"
+    ),
+]
+
+
+def run(module: str, *arguments: str | Path) -> str:
+    """Run one of the programs; return what it printed, and fail if it failed."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def read_losses(model_dir: Path) -> list[float]:
+    lines = (model_dir / "history.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_blood_cells_are_learnt(tmp_path: Path) -> None:
+    voc: list[str | Path] = ["--voc_dir", FOLDER / "bccd" / "BCCD", "--output_dir", tmp_path / "records"]
+    for split, sets, told in [
+        ("train", ["train", "val"], "train: kept 292 of 292 images and 3941 of 3943 boxes"),
+        ("val", ["test"], "val: kept 72 of 72 images and 945 of 945 boxes"),
+    ]:
+        assert told in run("gaudi_datasets", "convert-voc", *voc, "--split", split, "--image_sets", *sets)
+
+    model_dir = tmp_path / "run"
+    schedule = ["--batch_size", "4", "--steps", "12", "--base_lr", "0.016", "--lr_warmup_steps", "4"]
+    out = run("gaudi_apps.ssd_train", "--data_dir", tmp_path / "records", "--model_dir", model_dir, *schedule)
+    assert "72/72 images" in out
+    losses = read_losses(model_dir)
+    assert len(losses) == 12
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+    evaluation = json.loads((model_dir / "evaluation.json").read_text())
+    assert evaluation["step"] == 12
+    assert [one["name"] for one in evaluation["classes"]] == ["Platelets", "RBC", "WBC"]
+    assert len(list((model_dir / "pictures").glob("*.png"))) == 8
+
+
+def test_photographs_of_coco_are_trained_on(tmp_path: Path) -> None:
+    folder = FOLDER / "coco_ccby"
+    for split, told in [
+        ("train", "train: kept 79 of 80 images and 770 of 770 boxes"),
+        ("val", "val: kept 57 of 57 images and 517 of 517 boxes"),
+    ]:
+        files: list[str | Path] = ["--annotations", folder / "annotations" / f"instances_{split}2017.json"]
+        files += ["--images", folder / f"{split}2017", "--output_dir", tmp_path / "records", "--split", split]
+        assert told in run("gaudi_datasets", "convert-coco", *files)
+
+    paths: list[str | Path] = ["--data_dir", tmp_path / "records", "--model_dir", tmp_path / "run"]
+    out = run("gaudi_apps.ssd_train", *paths, "--batch_size", "4", "--steps", "3", "--lr_warmup_steps", "2")
+    assert "57/57 images" in out
+    assert len(read_losses(tmp_path / "run")) == 3
+    evaluation = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert len(evaluation["classes"]) == 80
+
+
+def test_the_published_figures_are_met_by_the_program() -> None:
+    folder = FOLDER / "coco_eval_oracle"
+    truth = folder / "instances_val2014_100.json"
+    detections = folder / "instances_val2014_fakebbox100_results.json"
+    out = run("gaudi_datasets", "score", "--json", "--ground_truth", truth, "--detections", detections)
+    figures = json.loads(out)["figures"]
+    published = [0.505, 0.697, 0.573, 0.586, 0.519, 0.501, 0.387, 0.594, 0.595, 0.640, 0.566, 0.564]
+    assert [round(value, 3) for value in figures.values()] == published
