@@ -65,6 +65,7 @@ def test_good_configurations_pass() -> None:
         ({"schedule": {"lr_drop_epochs": (50.0, 40.0)}}, "--lr_drop_epochs 50 40"),
         ({"device": {"device": "hpu", "no_hpu": True}}, "--no_hpu: contradicts --device hpu"),
         ({"data": {"use_fake_data": True, "data_dir": "d"}}, "--use_fake_data: contradicts --data_dir d"),
+        ({"data": {"use_fake_data": True, "flip_probability": 1.5}}, "--flip_probability 1.5: must be in 0..1"),
         ({"data": {}}, "--mode train: needs --data_dir"),
         ({"run": {"mode": "eval"}}, "--mode eval: random images"),
         ({"run": {"mode": "predict"}}, "--mode predict: needs --inference"),

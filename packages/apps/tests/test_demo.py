@@ -28,7 +28,7 @@ def test_commands_lead_from_nothing_to_a_trained_model() -> None:
     assert commands[3][0] == "gaudi_apps.ssd_train"
 
 
-@pytest.mark.parametrize("steps", [1, 4, 420])
+@pytest.mark.parametrize("steps", [1, 4, 440])
 def test_the_training_command_is_a_good_one(steps: int) -> None:
     command = demo.list_commands(demo.DemoFlags(steps=steps))[-1]
     config = parse_config(SSDConfig, command[1:], prog="ssd_train", description="")

@@ -25,7 +25,7 @@ class DemoFlags:
 
     output_dir: Path = Path("runs/demo")
     """Folder of pictures, records and the trained model; a demonstration that was stopped goes on from there."""
-    steps: int = 420
+    steps: int = 440
     """Training steps, of 8 pictures each."""
     train: int = 1200
     """Training pictures."""
@@ -59,27 +59,16 @@ def list_commands(flags: DemoFlags) -> list[list[str]]:
     make = ["--output_dir", str(scenes), "--train", str(flags.train), "--val", str(flags.val)]
     commands = [["gaudi_datasets", "make-scenes", *make]]
     for split in ("train", "val"):
-        source = [
-            "--annotations",
-            str(scenes / "annotations" / f"instances_{split}.json"),
-            "--images",
-            str(scenes / split),
-        ]
+        annotations = scenes / "annotations" / f"instances_{split}.json"
+        source = ["--annotations", str(annotations), "--images", str(scenes / split)]
         target = ["--output_dir", str(records), "--split", split, "--overwrite"]
         commands.append(["gaudi_datasets", "convert-coco", *source, *target])
-    schedule = [
-        "--batch_size",
-        "8",
-        "--steps",
-        str(flags.steps),
-        "--base_lr",
-        "0.032",
-        "--lr_schedule",
-        "cosine",
-    ]
-    warmup = ["--lr_warmup_steps", str(min(100, flags.steps // 2)), "--log_step_count_steps", "10"]
     paths = ["--data_dir", str(records), "--model_dir", str(model)]
-    commands.append(["gaudi_apps.ssd_train", *paths, *schedule, *warmup])
+    warmup_steps = min(80, flags.steps // 2)
+    schedule = f"--steps {flags.steps} --base_lr 0.08 --lr_schedule cosine --lr_warmup_steps {warmup_steps}"
+    # A mirrored digit is none.
+    others = "--batch_size 8 --flip_probability 0 --log_step_count_steps 10"
+    commands.append(["gaudi_apps.ssd_train", *paths, *schedule.split(), *others.split()])
     return commands
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gaudi_ops import iou
 
 WHOLE_CROP_PROBABILITY = 1 / 7
+FLIP_PROBABILITY = 0.5
 MIN_IOUS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 PROPOSALS_PER_PASS = 50
 MIN_SIDE = 0.3
@@ -58,13 +59,15 @@ def image_generator(seed: int, epoch: int, image_id: int) -> np.random.Generator
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def draw_augmentation(boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generator) -> Draws:
+def draw_augmentation(
+    boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generator, flip_probability: float = FLIP_PROBABILITY
+) -> Draws:
     """Draw crop, flip and colours for an image with objects at boxes_yxyx [n, 4], fractions of the image."""
     window = draw_crop(boxes_yxyx, generator)
     flip, brightness, contrast, saturation, hue = generator.random(5)
     return Draws(
         window_yxyx=window,
-        flip=bool(flip < 0.5),
+        flip=bool(flip < flip_probability),
         brightness=BRIGHTNESS * (2 * brightness - 1),
         contrast=1 + CONTRAST * (2 * contrast - 1),
         saturation=1 + SATURATION * (2 * saturation - 1),

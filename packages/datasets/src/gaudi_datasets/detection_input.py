@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gaudi_datasets.augmentation import crop_boxes, draw_augmentation, flip_boxes, image_generator
+from gaudi_datasets.augmentation import FLIP_PROBABILITY, crop_boxes, draw_augmentation, flip_boxes, image_generator
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sources import DetectionExample, DetectionSource
 from gaudi_ops import SSD300, DefaultBoxSpec
@@ -41,6 +41,7 @@ class InputOptions:
         parallel_calls: how many images are worked on at once.
         threads: how many threads do that.
         dtype: of the images, ``"float32"`` or ``"bfloat16"``.
+        flip_probability: of a training image to be mirrored left to right.
     """
 
     batch_size: int
@@ -51,6 +52,7 @@ class InputOptions:
     parallel_calls: int = 64
     threads: int = 2
     dtype: str = "float32"
+    flip_probability: float = FLIP_PROBABILITY
 
 
 class SampleOrder:
@@ -103,7 +105,7 @@ def train_dataset(
         return tf.data.Dataset.from_tensor_slices(_call(order.at_step, [step], [tf.int64, tf.int64], [[None], [None]]))
 
     def load(index: Any, epoch: Any) -> dict[str, Any]:
-        read = functools.partial(_read_augmented, source, options.seed)
+        read = functools.partial(_read_augmented, source, options)
         sample = _call(read, [index, epoch], *_AUGMENTED_SIGNATURE)
         encoded, window, flip, colors, boxes, labels, image_id = sample
         image = _resize(_decode(encoded, window), options.image_size)
@@ -208,12 +210,13 @@ _AUGMENTED_SIGNATURE: tuple[list[Any], list[list[int | None]]] = (
 )
 
 
-def _read_augmented(source: DetectionSource, seed: int, index: int, epoch: int) -> tuple[Any, ...]:
+def _read_augmented(source: DetectionSource, options: InputOptions, index: int, epoch: int) -> tuple[Any, ...]:
     """An example with its draws, as arrays in the order of `_AUGMENTED_SIGNATURE`."""
     example = source.read(int(index))
     objects = ~example.is_crowd
     boxes, labels = example.boxes_yxyx[objects], example.labels[objects]
-    draws = draw_augmentation(boxes, image_generator(seed, int(epoch), example.image_id))
+    generator = image_generator(options.seed, int(epoch), example.image_id)
+    draws = draw_augmentation(boxes, generator, options.flip_probability)
     pixels, window = _pixel_window(draws.window_yxyx, example)
     boxes, kept = crop_boxes(boxes, window)
     if draws.flip:

@@ -24,10 +24,10 @@ SPLITS = ("train", "val")
 
 _JPEG_QUALITY = 90
 _VALIDATION_SHARE = 0.2  # of the digits
-_DIGITS_PER_SCENE = (2, 7)  # at least, below
-_SMALL_SHARE = 0.15
+_DIGITS_PER_SCENE = (5, 14)  # at least, below
+_SMALL_SHARE = 0.1
 _SMALL_PIXELS = (24, 60)  # the height of a digit's strokes
-_LARGE_PIXELS = (60, 200)
+_LARGE_PIXELS = (48, 120)
 _PLACING_TRIES = 20
 _MAX_OVERLAP = 0.05  # of the smaller of two boxes
 _MIN_CONTRAST = 110  # between the grey values of ink and background, of 255

@@ -59,6 +59,8 @@ class DataFlags:
     """Training images an epoch; 0: as many as the records hold (117266 with --use_fake_data)."""
     eval_samples: int = 0
     """Validation images to evaluate; 0: all. Fewer are the first ones, and the result says how many of how many."""
+    flip_probability: float = 0.5
+    """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
     num_parallel_calls: int = 64
     """Images decoded and augmented at once."""
 
@@ -127,6 +129,7 @@ class SSDConfig:
 def validate(config: SSDConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
     _check_ranges(config)
+    _check_flip(config.data.flip_probability)
     _check_schedule(config.schedule)
     _check_inputs(config)
     if config.device.no_hpu and config.device.device == "hpu":
@@ -169,6 +172,11 @@ def _check_ranges(config: SSDConfig) -> None:
     for flag, (value, least) in at_least.items():
         if not (math.isfinite(value) and value >= least):
             raise FlagError(f"--{flag} {value:g}: must be at least {least}")
+
+
+def _check_flip(probability: float) -> None:
+    if not 0 <= probability <= 1:
+        raise FlagError(f"--flip_probability {probability:g}: must be in 0..1")
 
 
 def _check_schedule(schedule: ScheduleFlags) -> None:

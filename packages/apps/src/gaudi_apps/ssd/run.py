@@ -78,6 +78,7 @@ def _input_options(config: SSDConfig) -> InputOptions:
         seed=config.run.seed,
         parallel_calls=config.data.num_parallel_calls,
         threads=_usable_cpus(config),
+        flip_probability=config.data.flip_probability,
         dtype="bfloat16" if config.device.dtype == "bf16" else "float32",
     )
 
