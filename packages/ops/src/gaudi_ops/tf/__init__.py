@@ -13,6 +13,7 @@ except ModuleNotFoundError as error:
         "pip install 'gaudi-ops[tensorflow]' (or 'gaudi-ops[tensorflow-cpu]'), or keep to the NumPy half of gaudi_ops"
     ) from error
 
+from gaudi_ops.tf.averages import MovingAverages
 from gaudi_ops.tf.cross_entropy import softmax_cross_entropy_mme
 from gaudi_ops.tf.detection import decode_boxes, default_boxes, encode_targets, non_max_suppression
 from gaudi_ops.tf.losses import ssd_loss
@@ -21,6 +22,7 @@ from gaudi_ops.tf.optimizers import MomentumSGD
 
 __all__ = [
     "MomentumSGD",
+    "MovingAverages",
     "decode_boxes",
     "default_boxes",
     "encode_targets",
