@@ -1,0 +1,11 @@
+"""Weights in and out: pretrained files of several programs read as arrays by our names, put into a model, written.
+
+Nothing here runs what a file asks for: pickles are read by an interpreter of our own that knows numbers only.
+"""
+
+from gaudi_models.weights.assignment import LoadReport, assign_weights
+from gaudi_models.weights.contents import WeightsFile, WeightsMetadata
+from gaudi_models.weights.reading import read_weights
+from gaudi_models.weights.writing import write_weights
+
+__all__ = ["LoadReport", "WeightsFile", "WeightsMetadata", "assign_weights", "read_weights", "write_weights"]

@@ -1,0 +1,171 @@
+"""Files of weights, told apart by what is in them and not by how they are named."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hashlib
+import json
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from gaudi_models.errors import MissingWeightsError, UnsafeWeightsError, WeightsError
+from gaudi_models.weights.contents import POOL_PADDINGS, Array, RawWeights, WeightsFile, WeightsMetadata
+from gaudi_models.weights.names import translate_names
+from gaudi_models.weights.numpy_pickles import read_numpy_pickle
+from gaudi_models.weights.tensorflow_checkpoints import find_checkpoint, read_tensorflow_checkpoint
+from gaudi_models.weights.torch_files import LEGACY_MAGIC, read_torch_archive, read_torch_pickles
+
+TENSORS = "state.safetensors"
+MANIFEST = "manifest.json"
+_LEGACY_TORCH = b"\x8a\x0a" + LEGACY_MAGIC.to_bytes(10, "little") + b"."
+
+# What readers raise for bytes that are not what they should be, beside what they raise on purpose.
+_DAMAGE = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError, MemoryError, SyntaxError,
+    RuntimeError, NotImplementedError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+    SafetensorError,
+)  # fmt: skip
+
+
+def read_weights(path: str | os.PathLike[str]) -> WeightsFile:
+    """Read the weights of a ResNet-18 or ResNet-34 trunk, or of an SSD on one.
+
+    Args:
+        path: a PyTorch file (``.pth``) with torchvision's names; an ``.npz``, a pickled dict of NumPy arrays (MLPerf's
+            MXNet backbone) or a safetensors file with torchvision's or our names; a TensorFlow checkpoint with the
+            names of the original SSD, as its prefix or its folder; or a checkpoint folder of our own programs.
+
+    Returns:
+        Tensors by our names, and the padding of the pooling that they were trained with.
+
+    Raises:
+        MissingWeightsError: there is nothing of that name.
+        UnsafeWeightsError: the file asks for more than numbers; nothing that it asks for was done.
+        WeightsError: it is damaged, of another format, or has no name that is known.
+    """
+    where = os.fspath(path)
+    with contextlib.ExitStack() as stack:
+        try:
+            return translate_names(where, _read_raw(Path(path), stack))
+        except UnsafeWeightsError as error:
+            raise UnsafeWeightsError(f"{where}: {error}; nothing of it was run, and it is not read") from None
+        except (WeightsError, MissingWeightsError):
+            raise
+        except OSError as error:
+            # A damaged archive sends its reader to places before the file's begin.
+            if error.errno != errno.EINVAL:
+                raise
+            raise WeightsError(f"{where}: is damaged; get it again") from None
+        except _DAMAGE as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise WeightsError(f"{where}: is damaged or not what it seems: {reason}; get it again") from None
+
+
+def _read_raw(path: Path, stack: contextlib.ExitStack) -> RawWeights:
+    """Read a file or a folder; what has to stay open while its tensors are read is put on the stack."""
+    if path.is_dir() and (path / MANIFEST).is_file():
+        return _read_own_checkpoint(path)
+    if prefix := find_checkpoint(path):
+        return read_tensorflow_checkpoint(prefix)
+    if path.is_dir():
+        raise WeightsError(f"{path}: is a folder without {MANIFEST} or TensorFlow checkpoint; name one or a file")
+    if not path.exists():
+        raise MissingWeightsError(f"{path}: there is no such file, folder or TensorFlow checkpoint; check the name")
+    return _read_file(path, stack)
+
+
+def _read_file(path: Path, stack: contextlib.ExitStack) -> RawWeights:
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not head:
+        raise WeightsError(f"{path}: is empty; get it again")
+    if head[:4] == b"PK\x03\x04":
+        archive = stack.enter_context(zipfile.ZipFile(path))
+        if any(name.endswith(".npy") for name in archive.namelist()):
+            return _read_npz(stack.enter_context(np.load(path, allow_pickle=False)))
+        if any(name.endswith("data.pkl") for name in archive.namelist()):
+            return read_torch_archive(archive)
+        raise WeightsError(f"{path}: is a zip archive of neither PyTorch nor NumPy; name a file of weights")
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size:
+        return _read_safetensors(path)
+    if head[2:].startswith(_LEGACY_TORCH):
+        return read_torch_pickles(BytesIO(path.read_bytes()))
+    if head[:1] == b"\x80" or _looks_like_old_pickle(head):
+        return read_numpy_pickle(BytesIO(path.read_bytes()))
+    raise WeightsError(f"{path}: is none of PyTorch, NumPy, pickle, safetensors and TensorFlow; name a file of weights")
+
+
+def _looks_like_old_pickle(head: bytes) -> bool:
+    """Whether it may be a pickle of protocol 0 or 1, which has no mark: a container, or a name to be called."""
+    return head[:1] in b"(}]" or (head[:1] == b"c" and b"\n" in head)
+
+
+def _read_npz(arrays: Any) -> RawWeights:
+    def read(name: str) -> Array:
+        try:
+            array = arrays[name]
+        except ValueError as error:
+            if "allow_pickle" in str(error):
+                raise UnsafeWeightsError(f"array {name!r} holds pickled objects, which are no numbers") from None
+            raise
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{name!r} in it is no array")
+        return array
+
+    # All at once: an array of objects is refused whether or not it would be used.
+    read_arrays = {name: read(name) for name in arrays.files}
+    return RawWeights("NumPy archive", _hold(read_arrays))
+
+
+def _hold(arrays: Mapping[str, Array]) -> dict[str, functools.partial[Array]]:
+    return {name: functools.partial(np.asarray, array) for name, array in arrays.items()}
+
+
+def _read_safetensors(path: Path) -> RawWeights:
+    with safe_open(path, framework="np") as file:
+        notes = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    metadata = None
+    if "pool_padding" in notes:
+        classes = json.loads(notes.get("classes", "[]"))
+        metadata = _make_metadata(notes["pool_padding"], classes, int(notes.get("image_size", 0)))
+    return RawWeights("safetensors", _hold(tensors), metadata=metadata)
+
+
+def _read_own_checkpoint(folder: Path) -> RawWeights:
+    """Read a checkpoint of our programs: a manifest that has the tensors' SHA-256 and what is known of the model."""
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["manifest"]
+    if not (folder / TENSORS).is_file():
+        raise WeightsError(f"{folder}: has no {TENSORS}; use another checkpoint")
+    with (folder / TENSORS).open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if manifest["sha256"][TENSORS] != digest.hexdigest():
+        raise WeightsError(f"{folder / TENSORS}: is not what its manifest says; use another checkpoint")
+    facts = manifest["facts"]
+    metadata = _make_metadata(facts.get("pool_padding", "same"), facts.get("categories", []), 0)
+    tensors = _read_safetensors(folder / TENSORS).tensors
+    # Where weights were averaged over the steps, it is the average that is of use.
+    averaged = {name: tensors.get(f"average/{name}", tensor) for name, tensor in tensors.items()}
+    return RawWeights("our checkpoint", averaged, metadata=metadata)
+
+
+def _make_metadata(pool_padding: Any, classes: Any, image_size: int) -> WeightsMetadata:
+    if pool_padding not in POOL_PADDINGS:
+        raise ValueError(f"its pool_padding is none of {POOL_PADDINGS}")
+    if not isinstance(classes, list) or not all(isinstance(each, dict) and "name" in each for each in classes):
+        raise ValueError("its classes are no list of objects with a name")
+    return WeightsMetadata(pool_padding, tuple(classes), image_size)

@@ -1,0 +1,51 @@
+"""Weights of a model as safetensors, which hold numbers only and are read by many programs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from gaudi_models.weights.contents import WeightsMetadata
+
+FORMAT = "gaudi-models weights"
+VERSION = 1
+
+
+def write_weights(model: Any, path: str | os.PathLike[str], *, metadata: WeightsMetadata) -> None:
+    """Write all variables of a Keras model by our names; the file is there as a whole or not at all.
+
+    Args:
+        model: anything with ``variables``.
+        path: of the file; one that is there is replaced. Its folder has to exist.
+        metadata: noted in the file, for whoever reads it.
+
+    Raises:
+        OSError: it cannot be written; what was there before stays.
+    """
+    target = Path(path)
+    draft = target.with_name(f"{target.name}.tmp")
+    tensors = {variable.name.removesuffix(":0"): np.array(variable.numpy()) for variable in model.variables}
+    notes = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "pool_padding": metadata.pool_padding,
+        "classes": json.dumps([dict(each) for each in metadata.classes]),
+        "image_size": str(metadata.image_size),
+    }
+    # In memory, for the library's own writing goes through a file of its own, which only its owner may read.
+    content = save(tensors, notes)
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+    except OSError as error:  # of a full disk it does not name the file
+        raise OSError(error.errno, error.strerror, str(target)) from None
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,75 @@
+"""Pickles put together by hand, so that tests can say what no honest program would write."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Name:
+    """A dotted name, as it stands in a pickle."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a name; `state` is set on what it returns."""
+
+    name: Name
+    arguments: tuple[Any, ...]
+    state: Any = None
+
+
+@dataclass(frozen=True)
+class Persistent:
+    """What PyTorch's reader looks up by this id."""
+
+    identity: Any
+
+
+# The pickler that is written in Python, so that what it writes can be changed; its methods have no types.
+PythonPickler: Any = pickle._Pickler
+
+
+class Assembler(PythonPickler):
+    """Writes the three above as the opcodes they stand for, and all else as ever."""
+
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        if isinstance(obj, Name):
+            self.write(pickle.GLOBAL + f"{obj.module}\n{obj.name}\n".encode())
+        elif isinstance(obj, Call):
+            self.save(obj.name)
+            self.save(obj.arguments)
+            self.write(pickle.REDUCE)
+            if obj.state is not None:
+                self.save(obj.state)
+                self.write(pickle.BUILD)
+        elif isinstance(obj, Persistent):
+            self.save(obj.identity)
+            self.write(pickle.BINPERSID)
+        else:
+            super().save(obj, save_persistent_id)
+
+
+class Assembly:
+    """What a test puts pickles together with."""
+
+    Name, Call, Persistent = Name, Call, Persistent
+
+    def __call__(self, value: Any) -> bytes:
+        file = io.BytesIO()
+        Assembler(file, protocol=2).dump(value)
+        return file.getvalue()
+
+
+@pytest.fixture(scope="session")
+def assembly() -> Callable[[Any], bytes]:
+    return Assembly()

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_models.errors import WeightsError
+from gaudi_models.resnet import PoolPadding, ResNetTrunk
+from gaudi_models.ssd import build_ssd
+from gaudi_models.weights import LoadReport, WeightsFile, assign_weights
+from gaudi_ops.tf.keras_api import keras
+
+
+def build(pool_padding: PoolPadding = "same", stages: int = 2) -> Any:
+    images = keras.Input([32, 32, 3])
+    trunk = ResNetTrunk(18, stage_strides=(1, 2, 2, 2)[:stages], pool_padding=pool_padding)
+    return keras.Model(images, trunk(images))
+
+
+def read_variables(model: Any) -> dict[str, Any]:
+    return {variable.name.removesuffix(":0"): variable.numpy() for variable in model.variables}
+
+
+def make_file(
+    model: Any, pool_padding: PoolPadding = "same", skipped: Mapping[str, str] = MappingProxyType({})
+) -> WeightsFile:
+    """Random weights and statistics for all variables of a model."""
+    rng = np.random.default_rng(1)
+    tensors = {name: rng.random(values.shape, np.float32) for name, values in read_variables(model).items()}
+    return WeightsFile("x.pth (test)", tensors, pool_padding, skipped)
+
+
+def test_everything_fits() -> None:
+    model = build()
+    weights = make_file(model)
+    report = assign_weights(model, weights)
+    assert report == LoadReport("x.pth (test)", tuple(weights.tensors), {}, {}, ())
+    assert (
+        report.describe()
+        == f"x.pth (test): {len(weights.tensors)} of the model's {len(weights.tensors)} variables loaded"
+    )
+    for name, values in read_variables(model).items():
+        np.testing.assert_array_equal(values, weights.tensors[name])
+
+
+def test_a_trunk_of_more_stages_is_used_as_far_as_it_goes() -> None:
+    model = build(stages=2)
+    longer = make_file(build(stages=3), skipped={"fc.weight": "the classifier"})
+    report = assign_weights(model, longer)
+    assert set(report.loaded) == set(read_variables(model))
+    stage3 = [name for name in longer.tensors if name.startswith("stage3")]
+    assert report.skipped == {"fc.weight": "the classifier"} | dict.fromkeys(stage3, "not in the model")
+    assert f"\n  {len(stage3)} skipped, not in the model: {stage3[0]}, " in report.describe()
+
+
+def test_other_classes_keep_all_but_the_class_heads() -> None:
+    coco, blood = build_ssd(5, depth=18), build_ssd(4, depth=18)
+    weights = make_file(coco)
+    before = read_variables(blood)
+    report = assign_weights(blood, weights)
+    heads = {name for name in before if name.startswith("class_head")}
+    assert set(report.other_shape) == heads
+    assert len(heads) == 12
+    assert report.other_shape["class_head2/bias"] == ((30,), (24,))
+    assert set(report.loaded) == set(before) - heads
+    for name, values in read_variables(blood).items():
+        np.testing.assert_array_equal(values, before[name] if name in heads else weights.tensors[name])
+    line = (
+        "12 of another shape, left at their initial values: class_head1/kernel (3x3x256x20 in the file, 3x3x256x16 in"
+    )
+    assert line in report.describe()
+
+
+def test_a_backbone_leaves_the_rest_of_a_detector_as_it_is() -> None:
+    model = build_ssd(3, depth=18)
+    report = assign_weights(model, make_file(build(stages=3)))
+    assert report.initial
+    assert {name.split("_")[0].rstrip("12345") for name in report.initial} == {"extra", "class", "box"}
+    assert (
+        f"\n  {len(report.initial)} not in the file, left at their initial values: extra1_conv1/kernel"
+        in report.describe()
+    )
+
+
+def test_what_fits_nothing_is_an_error_and_changes_nothing() -> None:
+    model = build()
+    before = read_variables(model)
+    tensors = {"class_head1/kernel": np.zeros([1], np.float32), "conv1/kernel": np.zeros([3, 3, 3, 64], np.float32)}
+    with pytest.raises(WeightsError, match="none of its 2 tensors has the name and shape of one of the model's"):
+        assign_weights(model, WeightsFile("x", tensors, "same", {}))
+    for name, values in read_variables(model).items():
+        np.testing.assert_array_equal(values, before[name])
+
+
+@pytest.mark.parametrize(("of_file", "of_model"), [("same", "symmetric"), ("symmetric", "same")])
+def test_weights_of_another_padding_are_refused(of_file: PoolPadding, of_model: PoolPadding) -> None:
+    model = build(of_model)
+    before = read_variables(model)
+    with pytest.raises(WeightsError, match=f"pool_padding '{of_file}' and the model has '{of_model}'"):
+        assign_weights(model, make_file(model, of_file))
+    for name, values in read_variables(model).items():
+        np.testing.assert_array_equal(values, before[name])

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_models.errors import WeightsError
+from gaudi_models.resnet import ResNetTrunk
+from gaudi_models.ssd import build_ssd
+from gaudi_models.weights.contents import RawWeights, WeightsMetadata
+from gaudi_models.weights.names import translate_names
+from gaudi_ops.tf.keras_api import keras
+
+
+def name_variables(model: Any) -> dict[str, tuple[int, ...]]:
+    return {variable.name.removesuffix(":0"): tuple(variable.shape) for variable in model.variables}
+
+
+def list_torchvision(depth: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of torchvision's resnet18 and resnet34, in its order."""
+
+    def norm(name: str, channels: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for variable in ("weight", "bias", "running_mean", "running_var"):
+            yield f"{name}.{variable}", (channels,)
+        yield f"{name}.num_batches_tracked", ()
+
+    yield "conv1.weight", (64, 3, 7, 7)
+    yield from norm("bn1", 64)
+    into = 64
+    for layer, blocks in enumerate({18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}[depth], 1):
+        width = 32 << layer
+        for block in range(blocks):
+            name = f"layer{layer}.{block}"
+            yield f"{name}.conv1.weight", (width, into, 3, 3)
+            yield from norm(f"{name}.bn1", width)
+            yield f"{name}.conv2.weight", (width, width, 3, 3)
+            yield from norm(f"{name}.bn2", width)
+            if into != width:
+                yield f"{name}.downsample.0.weight", (width, into, 1, 1)
+                yield from norm(f"{name}.downsample.1", width)
+            into = width
+    yield "fc.weight", (1000, 512)
+    yield "fc.bias", (1000,)
+
+
+def make_raw(shapes: Mapping[str, tuple[int, ...]], **fields: Any) -> RawWeights:
+    """Tensors that are one number each, seen as of these shapes."""
+
+    def read(number: int, shape: tuple[int, ...]) -> Callable[[], Any]:
+        return lambda: np.broadcast_to(np.float32(number), shape)
+
+    return RawWeights("test", {name: read(n, shape) for n, (name, shape) in enumerate(shapes.items())}, **fields)
+
+
+@pytest.mark.parametrize("depth", [18, 34])
+def test_torchvision_has_all_that_the_trunk_has(depth: int) -> None:
+    images = keras.Input([64, 64, 3])
+    trunk = keras.Model(images, ResNetTrunk(depth)(images))
+    raw = make_raw(dict(list_torchvision(depth)))
+    weights = translate_names("x", raw)
+    assert {name: tensor.shape for name, tensor in weights.tensors.items()} == name_variables(trunk)
+    counts = [name for name in raw.tensors if name.endswith("num_batches_tracked")]
+    assert weights.skipped == dict.fromkeys(counts, "a count of batches") | dict.fromkeys(
+        ["fc.weight", "fc.bias"], "the classifier"
+    )
+    assert (weights.pool_padding, weights.source) == ("symmetric", "x (test, torchvision's names)")
+
+
+def list_original() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the original SSD, written out from its architecture.py, as TensorFlow numbers its layers."""
+    number = 0
+
+    def layer(size: int, into: int, out: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        nonlocal number
+        suffix = f"_{number}" if number else ""
+        number += 1
+        yield f"resnet34/conv2d{suffix}/kernel", (size, size, into, out)
+        for variable in ("gamma", "beta", "moving_mean", "moving_variance"):
+            yield f"resnet34/batch_normalization{suffix}/{variable}", (out,)
+
+    yield from layer(7, 3, 64)
+    for into, out, blocks in ((64, 64, 3), (64, 128, 4), (128, 256, 6)):
+        for block in range(blocks):
+            if block == 0 and into != out:
+                yield from layer(1, into, out)  # the projection is made first
+            yield from layer(3, into if block == 0 else out, out)
+            yield from layer(3, out, out)
+    extras = {7: (256, 256, 512), 8: (512, 256, 512), 9: (512, 128, 256), 10: (256, 128, 256), 11: (256, 128, 256)}
+    for block, (into, narrow, wide) in extras.items():
+        yield f"ssd/block{block}-conv1x1/kernel", (1, 1, into, narrow)
+        yield f"ssd/block{block}-conv1x1/bias", (narrow,)
+        yield f"ssd/block{block}-conv3x3/kernel", (3, 3, narrow, wide)
+        yield f"ssd/block{block}-conv3x3/bias", (wide,)
+    widths, boxes = (256, 512, 512, 256, 256, 256), (4, 6, 6, 6, 4, 4)
+    for kind, channels in (("class", 81), ("box", 4)):
+        for level, (into, each) in enumerate(zip(widths, boxes, strict=True), 3):
+            yield f"ssd/{kind}_net/{kind}-{level}/kernel", (3, 3, into, each * channels)
+            yield f"ssd/{kind}_net/{kind}-{level}/bias", (each * channels,)
+
+
+def test_the_original_has_all_that_the_detector_has() -> None:
+    shapes = dict(list_original())
+    state = {f"{name}/Momentum": shape for name, shape in shapes.items() if "moving" not in name} | {"global_step": ()}
+    weights = translate_names("x", make_raw(shapes | state))
+    assert {name: tensor.shape for name, tensor in weights.tensors.items()} == name_variables(build_ssd(81))
+    assert weights.skipped == dict.fromkeys(state, "state of the training")
+    assert (weights.pool_padding, weights.source) == ("same", "x (test, the original SSD's names)")
+
+
+def test_the_originals_backbone_alone_has_no_prefix() -> None:
+    shapes = {name.removeprefix("resnet34/"): shape for name, shape in list_original() if name.startswith("resnet34/")}
+    with_prefix = translate_names("x", make_raw({f"resnet34/{name}": shape for name, shape in shapes.items()}))
+    without = translate_names("x", make_raw(shapes))
+    assert len(without.tensors) == 29 * 5
+    assert {n: float(t.flat[0]) for n, t in without.tensors.items()} == {
+        n: float(t.flat[0]) for n, t in with_prefix.tensors.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("conv2d_7/kernel", "stage2_block1_shortcut/kernel"),
+        ("conv2d_8/kernel", "stage2_block1_conv1/kernel"),
+        ("batch_normalization_9/gamma", "stage2_block1_bn2/gamma"),
+        ("batch_normalization_28/moving_mean", "stage3_block6_bn2/moving_mean"),
+        ("layer3.5.bn2.running_var", "stage3_block6_bn2/moving_variance"),
+        ("layer2.0.downsample.1.beta", "stage2_block1_shortcut_bn/beta"),
+        ("conv1_bn/gamma", "conv1_bn/gamma"),
+        ("class_head6/bias", "class_head6/bias"),
+    ],
+)
+def test_single_names(name: str, ours: str) -> None:
+    assert list(translate_names("x", make_raw({name: (2,)})).tensors) == [ours]
+
+
+def test_our_own_names_leave_the_state_of_training_out() -> None:
+    shapes = dict.fromkeys(("conv1/kernel", "momentum/conv1/kernel", "average/conv1/kernel", "other"), (2,))
+    weights = translate_names("x", make_raw(shapes, metadata=WeightsMetadata("symmetric")))
+    assert list(weights.tensors) == ["conv1/kernel"]
+    assert weights.skipped == {
+        "momentum/conv1/kernel": "state of the training",
+        "average/conv1/kernel": "state of the training",
+        "other": "of no known name",
+    }
+    assert weights.pool_padding == "symmetric"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["conv2d_36/kernel"], "none of its 1 tensors has a known name, the first is 'conv2d_36/kernel'"),
+        (["conv2d/gamma", "dense/kernel"], "none of its 2 tensors has a known name"),
+        ([], "holds no tensor by name"),
+        (["bn1.weight", "bn1.gamma"], "has both bn1.weight and bn1.gamma, which are one variable"),
+        (["conv1.weight", "layer1.0.conv3.weight"], "is a ResNet of bottleneck blocks"),
+        (["momentum/conv1/kernel"], "none of its 1 tensors has a known name"),
+    ],
+)
+def test_names_that_cannot_be_used(names: list[str], message: str) -> None:
+    with pytest.raises(WeightsError, match=message):
+        translate_names("x", make_raw(dict.fromkeys(names, (2,))))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.array([1, np.nan], np.float32), "tensor bn1.bias has values that are not finite"),
+        (np.array([1, 1e300]), "tensor bn1.bias has values that are not finite"),
+        (np.array([1, 2], np.int64), "tensor bn1.bias is of int64; weights are floating-point numbers"),
+    ],
+)
+def test_values_that_cannot_be_used(value: Any, message: str) -> None:
+    with pytest.raises(WeightsError, match=message):
+        translate_names("x", RawWeights("test", {"bn1.bias": lambda: value}))

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from gaudi_models.errors import MissingWeightsError, UnsafeWeightsError, WeightsError
+from gaudi_models.weights import WeightsMetadata, read_weights
+
+RNG = np.random.default_rng(0)
+GAMMA = RNG.normal(size=[4]).astype(np.float32)
+KERNEL = RNG.normal(size=[2, 2, 3, 4]).astype(np.float32)
+OURS = {"conv1/kernel": KERNEL, "conv1_bn/gamma": GAMMA}
+TORCHVISION = {"conv1.weight": np.ascontiguousarray(KERNEL.transpose(3, 2, 0, 1)), "bn1.weight": GAMMA}
+
+
+def check(path: Path, tensors: Any, padding: str, kind: str) -> None:
+    weights = read_weights(path)
+    assert (weights.pool_padding, weights.source) == (padding, f"{path} ({kind})")
+    assert weights.tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(weights.tensors[name], tensor)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("name", ["weights.npz", "weights.pth"])
+def test_npz(save: Any, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with path.open("wb") as file:
+        save(file, **OURS)
+    check(path, OURS, "same", "NumPy archive, our names")
+    with path.open("wb") as file:
+        save(file, **TORCHVISION)
+    check(path, OURS, "symmetric", "NumPy archive, torchvision's names")
+
+
+def test_npz_of_objects_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, **OURS, other=np.array([{}], object))
+    with pytest.raises(UnsafeWeightsError, match="array 'other' holds pickled objects"):
+        read_weights(path)
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    save_file(OURS, path)
+    check(path, OURS, "same", "safetensors, our names")
+    save_file(TORCHVISION, path)
+    check(path, OURS, "symmetric", "safetensors, torchvision's names")
+    save_file(OURS, path, {"pool_padding": "symmetric", "classes": '[{"name": "ant"}]', "image_size": "300"})
+    check(path, OURS, "symmetric", "safetensors, our names")
+    assert read_weights(path).metadata == WeightsMetadata("symmetric", ({"name": "ant"},), 300)
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {"pool_padding": "both"},
+        {"pool_padding": "same", "classes": "["},
+        {"pool_padding": "same", "classes": '["ant"]'},
+        {"pool_padding": "same", "image_size": "big"},
+    ],
+)
+def test_safetensors_with_wrong_notes(notes: dict[str, str], tmp_path: Path) -> None:
+    save_file(OURS, tmp_path / "x", notes)
+    with pytest.raises(WeightsError, match="x: is damaged or not what it seems"):
+        read_weights(tmp_path / "x")
+
+
+def write_checkpoint(folder: Path, *, others: dict[str, Any] | None = None, **facts: Any) -> Path:
+    folder.mkdir()
+    momentum = {f"momentum/{name}": tensor + 1 for name, tensor in OURS.items()}
+    save_file(OURS | momentum | (others or {}), folder / "state.safetensors")
+    digest = hashlib.sha256((folder / "state.safetensors").read_bytes()).hexdigest()
+    manifest = {"format": "gaudi-apps checkpoint", "version": 2, "step": 3, "facts": facts}
+    manifest["sha256"] = {"state.safetensors": digest}
+    (folder / "manifest.json").write_text(json.dumps({"manifest_sha256": "...", "manifest": manifest}))
+    return folder
+
+
+def test_checkpoint_of_our_own(tmp_path: Path) -> None:
+    categories = [{"id": 7, "name": "bee", "supercategory": ""}]
+    folder = write_checkpoint(tmp_path / "step-00000003", categories=categories, pool_padding="symmetric")
+    check(folder, OURS, "symmetric", "our checkpoint, our names")
+    weights = read_weights(folder)
+    assert weights.skipped == dict.fromkeys([f"momentum/{name}" for name in OURS], "state of the training")
+    assert weights.metadata == WeightsMetadata("symmetric", tuple(categories))
+    assert read_weights(write_checkpoint(tmp_path / "older")).pool_padding == "same"
+
+
+def test_checkpoint_with_averaged_weights(tmp_path: Path) -> None:
+    averages = {name: tensor + 7 for name, tensor in OURS.items()}
+    others = {f"average/{name}": tensor for name, tensor in averages.items()}
+    folder = write_checkpoint(tmp_path / "x", others={**others, "average/updates": np.array(3)})
+    check(folder, averages, "same", "our checkpoint, our names")
+
+
+def test_checkpoint_whose_tensors_changed(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "x")
+    data = bytearray((folder / "state.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "state.safetensors").write_bytes(data)
+    with pytest.raises(WeightsError, match=r"state\.safetensors: is not what its manifest says"):
+        read_weights(folder)
+    (folder / "state.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"has no state\.safetensors"):
+        read_weights(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"manifest": {"sha256": {}}}', '{"manifest": {"sha256": 3, "facts": {}}}']
+)
+def test_checkpoint_with_a_broken_manifest(text: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "x")
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(WeightsError, match="is damaged or not what it seems"):
+        read_weights(folder)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(MissingWeightsError, match=r"nothing\.pth: there is no such file") as caught:
+        read_weights(tmp_path / "nothing.pth")
+    assert caught.value.exit_status == 66
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(100), "is none of PyTorch"),
+        (b"GIF89a" + bytes(100), "is none of PyTorch"),
+        (b'{"a": 1}', "is none of PyTorch"),
+        (b"PK\x03\x04" + bytes(100), "is damaged"),
+        (b"\x10" + bytes(7) + b"{" + bytes(100), "is damaged"),
+        (b"\xff" * 7 + b"\x7f{" + bytes(100), "is none of PyTorch"),
+    ],
+)
+def test_what_is_no_weights(data: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    with pytest.raises(WeightsError, match=f"x: {message}") as caught:
+        read_weights(path)
+    assert caught.value.exit_status == 65
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_and_archives_of_other_things(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"is a folder without manifest\.json or TensorFlow checkpoint"):
+        read_weights(tmp_path)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(WeightsError, match="zip archive of neither PyTorch nor NumPy"):
+        read_weights(tmp_path / "x.zip")
+
+
+@pytest.mark.parametrize("kind", ["npz", "compressed", "safetensors"])
+def test_every_truncation_and_flip_is_an_error_or_harmless(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with path.open("wb") as file:
+        if kind == "safetensors":
+            save_file(OURS, path)
+        else:
+            (np.savez if kind == "npz" else np.savez_compressed)(file, **OURS)
+    data = path.read_bytes()
+    for place in range(0, len(data), 5):
+        path.write_bytes(data[:place])
+        with pytest.raises((WeightsError, UnsafeWeightsError)):
+            read_weights(path)
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
+        with contextlib.suppress(WeightsError, UnsafeWeightsError):
+            read_weights(path)
+
+
+def test_reading_numbers_needs_no_tensorflow(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **OURS)
+    code = "import sys; sys.modules['tensorflow'] = None\nfrom gaudi_models.weights import read_weights\n"
+    code += f"print(sorted(read_weights({str(tmp_path / 'x.npz')!r}).tensors))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(sorted(OURS))

@@ -1,0 +1,76 @@
+"""Files that PyTorch wrote, read without it; torch_resnet34.py makes them, and the nox session runs both."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_models.errors import UnsafeWeightsError
+from gaudi_models.resnet import ResNetTrunk
+from gaudi_models.weights import WeightsFile, assign_weights, read_weights
+from gaudi_ops.tf.keras_api import keras
+
+pytestmark = pytest.mark.skipif(
+    "TORCH_WEIGHTS" not in os.environ, reason="TORCH_WEIGHTS names no folder of torch_resnet34.py; nox -s torch_weights"
+)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return Path(os.environ["TORCH_WEIGHTS"])
+
+
+def compute_features(weights: WeightsFile, images: Any) -> Any:
+    inputs = keras.Input(images.shape[1:])
+    trunk = ResNetTrunk(34, stage_strides=(1, 2, 1), pool_padding=weights.pool_padding)
+    model = keras.Model(inputs, trunk(inputs))
+    report = assign_weights(model, weights)
+    assert (len(report.loaded), report.other_shape) == (29 * 5, {})
+    return model.predict_on_batch(images), report
+
+
+def test_there_is_no_pytorch_here() -> None:
+    assert importlib.util.find_spec("torch") is None
+
+
+@pytest.mark.parametrize("name", ["resnet34.pth", "old.pth"])
+def test_features_are_those_of_pytorch(name: str, folder: Path) -> None:
+    with np.load(folder / "features.npz") as arrays:
+        images, expected = arrays["images"], arrays["features"]
+    features, report = compute_features(read_weights(folder / name), images)
+    assert features.shape == expected.shape == (2, 38, 38, 256)
+    assert expected.std() > 0.1
+    difference = np.abs(features - expected).max()
+    print(f"{name}: features differ by {difference:.2e} at most; they are {expected.std():.2f} wide")
+    print(report.describe())
+    assert difference < 1e-4
+    assert not report.initial
+    assert {"fc.weight", "fc.bias", "stage4_block1_conv1/kernel"} <= set(report.skipped)
+
+
+def test_the_other_padding_gives_other_features(folder: Path) -> None:
+    with np.load(folder / "features.npz") as arrays:
+        images, expected = arrays["images"], arrays["features"]
+    features, _ = compute_features(replace(read_weights(folder / "resnet34.pth"), pool_padding="same"), images)
+    assert np.abs(features - expected).max() > 0.1
+
+
+def test_parameters_and_bfloat16(folder: Path) -> None:
+    expected = read_weights(folder / "resnet34.pth").tensors
+    trained = read_weights(folder / "parameters.pth").tensors
+    assert trained.keys() == {name for name in expected if "moving" not in name}
+    for name, values in trained.items():
+        np.testing.assert_array_equal(values, expected[name])
+    for name, values in read_weights(folder / "bfloat16.pth").tensors.items():
+        np.testing.assert_allclose(values, expected[name], rtol=2**-8)
+
+
+def test_a_whole_model_is_refused(folder: Path) -> None:
+    with pytest.raises(UnsafeWeightsError, match=r"the pickle names '__main__\.ResNet34'"):
+        read_weights(folder / "whole_model.pth")

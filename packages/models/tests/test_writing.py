@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from safetensors import safe_open
+
+from gaudi_models.resnet import ResNetTrunk
+from gaudi_models.weights import WeightsMetadata, assign_weights, read_weights, write_weights
+from gaudi_ops.tf.keras_api import keras
+
+METADATA = WeightsMetadata("symmetric", ({"id": 7, "name": "Ärger"}, {"id": 9, "name": "bee"}), 300)
+
+
+def build() -> Any:
+    images = keras.Input([32, 32, 3])
+    trunk = ResNetTrunk(18, stage_strides=(1, 2), pool_padding="symmetric", dtype="mixed_bfloat16")
+    model = keras.Model(images, trunk(images))
+    for variable in model.variables:
+        variable.assign(tf.random.normal(variable.shape))
+    return model
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    first, second = build(), build()
+    write_weights(first, path, metadata=METADATA)
+    weights = read_weights(path)
+    assert (weights.metadata, weights.pool_padding) == (METADATA, "symmetric")
+    report = assign_weights(second, weights)
+    assert (report.skipped, report.other_shape, report.initial) == ({}, {}, ())
+    for one, other in zip(first.variables, second.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    with safe_open(path, framework="np") as file:
+        assert file.metadata()["format"] == "gaudi-models weights"
+        assert file.metadata()["version"] == "1"
+    assert [each.name for each in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"before")
+
+    def fill_disk(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fill_disk)
+    with pytest.raises(OSError, match=r"No space left on device: '.*model\.safetensors'"):
+        write_weights(build(), path, metadata=METADATA)
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("model.safetensors", b"before")]
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nothing"):
+        write_weights(build(), tmp_path / "nothing" / "x", metadata=METADATA)
