@@ -99,6 +99,25 @@ def test_voc_folders_are_converted(scenes: Path, tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out == "train: kept 1 of 1 images and 1 of 1 boxes in 1 shard\n"
 
 
+def test_static_batches_take_the_flags_of_the_original(
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth = scenes / "annotations" / "instances_train.json"
+    folders = ["--images", scenes / "train", "--output_dir", tmp_path / "records", "--split", "train"]
+    assert run("convert-coco", "--annotations", truth, *folders) == 0
+    capsys.readouterr()
+    flags = ["-i", tmp_path / "records" / "train", "-o", tmp_path / "static", "-b", 1, "-s", 1, "-w", 2]
+    assert run("make-static-batches", *flags) == 0
+    lines = [f"{tmp_path / 'static' / f'worker_{rank}'}: 1 batch" for rank in (0, 1)]
+    assert capsys.readouterr().out.splitlines() == lines
+    assert run("make-static-batches", *flags) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{line}, 1 of them there already" for line in lines]
+    assert run("make-static-batches", *flags, "--seed", 1) == 77
+    assert run("make-static-batches", *flags[:-1], 0) == 64
+    assert run("make-static-batches", "-i", tmp_path / "val", *flags[2:]) == 66
+
+
 def test_it_is_a_module_and_a_directory_of_help() -> None:
     run = subprocess.run([sys.executable, "-m", "gaudi_datasets", "--help"], capture_output=True, text=True, check=True)
-    assert all(name in run.stdout for name in ("convert-coco", "convert-voc", "make-scenes", "score"))
+    commands = ("convert-coco", "convert-voc", "make-static-batches", "make-scenes", "score")
+    assert all(name in run.stdout for name in commands)

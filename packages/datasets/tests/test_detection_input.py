@@ -20,6 +20,7 @@ from gaudi_datasets.detection_input import (
     eval_dataset,
     fake_dataset,
     prepare_image,
+    prepare_pixels,
     read_batches,
     train_dataset,
 )
@@ -38,6 +39,7 @@ class MemorySource:
 
     name = "memory"
     categories = (Category(1, "red"), Category(2, "blue"))
+    fingerprint = "of examples in memory"
 
     def __init__(self, examples: Sequence[DetectionExample]) -> None:
         self._examples = examples
@@ -212,6 +214,14 @@ def test_values_are_normalised(colour: tuple[int, int, int]) -> None:
     assert image.shape == (300, 300, 3)
     expected = (np.array(colour) / 255 - MEAN) / STDDEV
     np.testing.assert_allclose(image, np.broadcast_to(expected, image.shape), atol=1e-5)
+
+
+def test_pixels_are_prepared_as_their_file_is_alone_and_in_batches() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 60, 3), np.uint8)
+    expected = np.stack([prepare_image(encode(one)) for one in pixels])
+    np.testing.assert_array_equal(prepare_pixels(pixels), expected)
+    np.testing.assert_array_equal(prepare_pixels(pixels[1]), expected[1])
+    assert prepare_pixels(pixels, image_size=50).shape == (3, 50, 50, 3)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

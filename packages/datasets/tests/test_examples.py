@@ -103,12 +103,14 @@ def test_crowds_and_areas_may_be_missing() -> None:
 def test_faults_name_the_feature(name: str, feature: tf.train.Feature | None, message: str) -> None:
     with pytest.raises(DataError) as error:
         decode_example(edited(name, feature), LABELS, "x.tfrecord: record 3")
-    assert str(error.value).startswith(f"x.tfrecord: record 3: feature {name}: {message}")
+    image = {"is missing": "", "is b'COCO_1'; it must be an integer as text": " (image COCO_1)"} if "id" in name else {}
+    place = f"x.tfrecord: record 3{image.get(message, ' (image 42)')}"
+    assert str(error.value).startswith(f"{place}: feature {name}: {message}")
 
 
 @pytest.mark.parametrize("xmax", [(1.0, 0.125), (1.0, 1.5), (1.0, float("nan"))])
 def test_bad_boxes_are_refused(xmax: tuple[float, float]) -> None:
-    with pytest.raises(DataError, match="a box is not 0 <= min < max <= 1"):
+    with pytest.raises(DataError, match=r"x \(image 42\): .* a box is not 0 <= min < max <= 1"):
         decode_example(edited("image/object/bbox/xmax", floats(*xmax)), LABELS, "x")
 
 

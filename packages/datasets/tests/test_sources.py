@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,6 +52,24 @@ def test_records_without_a_manifest_are_of_coco(data_dir: Path) -> None:
     source = RecordSource(data_dir, "val")
     assert source.categories == COCO_CATEGORIES
     assert source.read(0).labels.tolist() == [1, 80]
+
+
+def test_the_fingerprint_is_of_the_data_and_not_of_its_place(data_dir: Path, tmp_path: Path) -> None:
+    first = RecordSource(data_dir, "val").fingerprint
+    copy = Path(shutil.copytree(data_dir, tmp_path / "copy"))
+    assert RecordSource(copy, "val").fingerprint == first
+    changed = {**DOCUMENT, "annotations": DOCUMENT["annotations"][:2]}
+    write_records(
+        parse_coco(changed, Path("x.json")), tmp_path / "images", tmp_path / "changed", "val", shards=2, keep_empty=True
+    )
+    assert RecordSource(tmp_path / "changed", "val").fingerprint != first
+
+    # Without a manifest, by the names and sizes of the shards.
+    for folder in (data_dir, copy, tmp_path / "changed"):
+        (folder / "val.json").unlink()
+    bare = RecordSource(data_dir, "val").fingerprint
+    assert bare == RecordSource(copy, "val").fingerprint != first
+    assert RecordSource(tmp_path / "changed", "val").fingerprint != bare
 
 
 def test_the_ground_truth_is_that_of_the_annotations(data_dir: Path) -> None:

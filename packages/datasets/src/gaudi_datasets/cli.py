@@ -1,7 +1,8 @@
-"""The program `gaudi-datasets`: convert data sets to records, make scenes, score detections."""
+"""The program `gaudi-datasets`: convert data sets to records, make static batches and scenes, score detections."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -130,6 +131,58 @@ class _MakeScenes:
 
 
 @dataclass(frozen=True)
+class _MakeStaticBatches:
+    """Write the batches of a training, for `ssd_train --static`; call it again to go on where it stopped."""
+
+    input_pattern: Annotated[Path, tyro.conf.arg(aliases=["-i"])]
+    """folder and beginning of the records' names, such as: records/train"""
+    output_dir: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """folder of the batches"""
+    batch_size: Annotated[int, tyro.conf.arg(aliases=["-b"])]
+    """images of a worker in a step; each file holds one batch"""
+    steps: Annotated[int, tyro.conf.arg(aliases=["-s"])]
+    """number of training steps"""
+    workers: Annotated[int, tyro.conf.arg(aliases=["-w"])] = 1
+    """number of workers, each of which gets batches of its own"""
+    seed: int = 0
+    """where data order and augmentation start from"""
+    flip_probability: float = 0.5
+    """share of the images that are mirrored; 0 where left and right matter, as in text"""
+    overwrite: Switch = False
+    """replace batches made of other data or with other flags"""
+    debug: Switch = False
+    """show the traceback of an error"""
+
+    def __post_init__(self) -> None:
+        if min(self.batch_size, self.steps, self.workers) < 1 or self.seed < 0:
+            raise ValueError("--batch_size, --steps and --workers must be at least 1, --seed at least 0")
+        if not 0 <= self.flip_probability <= 1:
+            raise ValueError(f"--flip_probability is {self.flip_probability}; it must be in 0..1")
+
+    def run(self) -> None:
+        """Do it."""
+        from gaudi_datasets.detection_input import InputOptions
+        from gaudi_datasets.sources import RecordSource
+        from gaudi_datasets.static_batches import write_static_batches
+
+        source = RecordSource(self.input_pattern.parent, self.input_pattern.name.rstrip("-*"))
+        progress = functools.partial(_show_progress, unit="batches") if sys.stderr.isatty() else None
+        for rank in range(self.workers):
+            options = InputOptions(
+                self.batch_size,
+                seed=self.seed,
+                rank=rank,
+                size=self.workers,
+                threads=len(os.sched_getaffinity(0)),
+                flip_probability=self.flip_probability,
+            )
+            report = write_static_batches(
+                source, self.output_dir, options, steps=self.steps, overwrite=self.overwrite, progress=progress
+            )
+            print(report.describe())
+
+
+@dataclass(frozen=True)
 class _Score:
     """Print the COCO figures of detections."""
 
@@ -154,6 +207,7 @@ _Command = (
     Annotated[_ConvertCoco, tyro.conf.subcommand("convert-coco")]
     | Annotated[_ConvertVoc, tyro.conf.subcommand("convert-voc")]
     | Annotated[_MakeScenes, tyro.conf.subcommand("make-scenes")]
+    | Annotated[_MakeStaticBatches, tyro.conf.subcommand("make-static-batches")]
     | Annotated[_Score, tyro.conf.subcommand("score")]
 )
 
@@ -166,10 +220,10 @@ def main() -> NoReturn:
 
 def _run() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before anything imports TensorFlow, which else talks at start
-    description = "Convert detection data sets to records, make scenes, score detections."
+    description = "Convert detection data sets to records, make static batches and scenes, score detections."
     parse_flags(_Command, sys.argv[1:], prog=PROGRAM, description=description).run()
 
 
-def _show_progress(done: int, total: int) -> None:
+def _show_progress(done: int, total: int, *, unit: str = "images") -> None:
     end = "\n" if done == total else ""
-    print(f"\r{done}/{total} images", end=end, file=sys.stderr, flush=True)
+    print(f"\r{done}/{total} {unit}", end=end, file=sys.stderr, flush=True)

@@ -200,8 +200,20 @@ def prepare_image(encoded: Any, image_size: int = SSD300.image_size) -> Any:
     Returns:
         float32 [image_size, image_size, 3], RGB, normalised.
     """
-    whole = tf.zeros([4], tf.int32)
-    return _normalize(_resize(_decode(encoded, whole), image_size) / 255.0)
+    return prepare_pixels(_decode(encoded, tf.zeros([4], tf.int32)), image_size)
+
+
+def prepare_pixels(pixels: Any, image_size: int = SSD300.image_size) -> Any:
+    """Make decoded images what the network takes, as `prepare_image` does.
+
+    Args:
+        pixels: uint8 [height, width, 3] or [batch, height, width, 3], RGB.
+        image_size: side of the result in pixels.
+
+    Returns:
+        float32 [..., image_size, image_size, 3], RGB, normalised.
+    """
+    return _normalize(_resize(pixels, image_size) / 255.0)
 
 
 _AUGMENTED_SIGNATURE: tuple[list[Any], list[list[int | None]]] = (
@@ -275,8 +287,9 @@ def _decode(encoded: Any, window: Any) -> Any:
 
 
 def _resize(image: Any, side: int) -> Any:
-    """Bilinear to a square: float32 [side, side, 3] in 0..255."""
-    return tf.ensure_shape(tf.image.resize(image, [side, side]), [side, side, 3])
+    """Bilinear to a square: float32 [..., side, side, 3] in 0..255."""
+    resized = tf.image.resize(image, [side, side])
+    return tf.ensure_shape(resized, [*resized.shape[:-3], side, side, 3])
 
 
 def _jitter_colors(image: Any, colors: Any) -> Any:

@@ -145,8 +145,10 @@ class _Features:
             raise self.fault("image/source_id", f"is {text!r}; it must be an integer as text") from None
 
     def fault(self, name: str, what: str) -> DataError:
-        """The error that names this record and feature."""
-        return DataError(f"{self._place}: feature {name}: {what}; convert the data again")
+        """The error that names this record, its image and the feature."""
+        ids = self._feature["image/source_id"].bytes_list.value if "image/source_id" in self._feature else ()
+        image = f" (image {' '.join(ids[0].decode(errors='replace').split())})" if ids else ""
+        return DataError(f"{self._place}{image}: feature {name}: {what}; convert the data again")
 
 
 def _tf_train() -> Any:

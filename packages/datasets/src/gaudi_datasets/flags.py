@@ -91,7 +91,7 @@ def _condense(box: str) -> str:
     if texts[0].startswith("Missing from "):
         flags = [found[-1] for found in map(_LONG_FLAG.findall, parts[0][1:]) if found]
         return f"required and not given: {', '.join(flags)}"
-    text = re.sub(r"^Error parsing ([A-Z]\w*): ", "", texts[0]) or "the arguments cannot be understood"
+    text = re.sub(r"^Error parsing (_?[A-Z]\w*): ", "", texts[0]) or "the arguments cannot be understood"
     return re.sub(r"^Error parsing ", "", text).rstrip(".")
 
 

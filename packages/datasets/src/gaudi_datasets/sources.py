@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +30,10 @@ class DetectionSource(Protocol):
     @property
     def categories(self) -> tuple[Category, ...]:
         """The classes in id order; label l is categories[l - 1]."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 that is equal for equal data, wherever it is stored."""
 
     def __len__(self) -> int:
         """The number of images."""
@@ -54,6 +60,7 @@ class RecordSource:
         self.categories = COCO_CATEGORIES
         if manifest_path.exists():
             self.categories = _check_manifest(manifest_path, {path.name: path for path in paths})
+        self.fingerprint = _hash_records(manifest_path, paths)
         self._label_of_category = {category.id: row + 1 for row, category in enumerate(self.categories)}
         self._places: list[RecordPlace] = [place for path in paths for place in index_records(path)]
         if not self._places:
@@ -119,6 +126,14 @@ def _find_shards(data_dir: Path, split: str) -> list[Path]:
             f"{data_dir}: has {len(paths)} of {int(number[1])} files {split}-*; copy or convert them again"
         )
     return paths
+
+
+def _hash_records(manifest_path: Path, paths: Sequence[Path]) -> str:
+    """Of the manifest, which holds the SHA-256 of each shard; without one, of the names and sizes of the shards."""
+    if manifest_path.exists():
+        return hashlib.sha256(manifest_path.read_bytes()).hexdigest()
+    sizes = [(path.name, path.stat().st_size) for path in paths]
+    return hashlib.sha256(json.dumps(sizes).encode()).hexdigest()
 
 
 def _check_manifest(path: Path, shards: Mapping[str, Path]) -> tuple[Category, ...]:

@@ -1,0 +1,326 @@
+"""Training batches on disk: decoded, augmented and encoded once, so that training only reads.
+
+A batch is a file, `worker_R/train-B-000001.tfrecord` as in the original (R the rank, B its batch size): one TFRecord of
+a `tf.train.Example` whose features are serialized tensors. So it is typed, any TensorFlow program reads it without us,
+and the record's checksum guards it. Images are float32 whatever they are read as: the batches are bit for bit those of
+`train_dataset`, in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_datasets.coco import Category
+from gaudi_datasets.detection_input import InputOptions, read_batches, train_dataset
+from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
+from gaudi_datasets.json_records import Faults, Record, load_json
+from gaudi_datasets.record_files import frame_record, index_records, read_record
+from gaudi_datasets.sources import DetectionSource
+from gaudi_datasets.staging import staging_folder
+from gaudi_ops import SSD300, DefaultBoxSpec
+
+MANIFEST_FORMAT = "gaudi-datasets static batches"
+MANIFEST_VERSION = 1  # of the files, and of what `train_dataset` makes of a source and a seed
+_LARGEST_EXAMPLE = 2**31 - 2**20  # protobuf's limit, and room for what is not tensors
+_IDENTITY = "identity"
+_WITHOUT_EFFECT = ("parallel_calls", "threads", "dtype")  # options on which the batches do not depend
+
+
+@dataclass(frozen=True)
+class StaticReport:
+    """What a call of `write_static_batches` did for one worker."""
+
+    folder: Path
+    steps: int
+    kept: int
+
+    def describe(self) -> str:
+        """The report in one line."""
+        kept = f", {self.kept} of them there already" if self.kept else ""
+        return f"{self.folder}: {self.steps} batch{'es' * (self.steps != 1)}{kept}"
+
+
+@dataclass(frozen=True)
+class StaticBatches:
+    """The static batches of one rank, as their manifest tells.
+
+    Attributes:
+        folder: `worker_R`.
+        num_images: in an epoch of the data set that they were made of.
+        categories: the classes in id order; label l is categories[l - 1].
+        files: name and identity of each batch, in the order of the steps.
+    """
+
+    folder: Path
+    num_images: int
+    categories: tuple[Category, ...]
+    files: tuple[tuple[str, str], ...]
+
+
+def write_static_batches(
+    source: DetectionSource,
+    output_dir: str | Path,
+    options: InputOptions,
+    *,
+    steps: int,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    spec: DefaultBoxSpec = SSD300,
+) -> StaticReport:
+    """Write the first batches of one rank into `output_dir/worker_R`, and a manifest `train-B.json` when all are there.
+
+    What is there already, undamaged and made of the same data by the same options, is kept: a call that was stopped is
+    continued by repeating it. A file appears under its name only when it is whole.
+
+    Args:
+        source: images and boxes.
+        output_dir: made when it is not there.
+        options: batch size, seed, rank and number of ranks; the dtype has no effect.
+        steps: how many batches.
+        overwrite: replace batches that were made of something else.
+        progress: called with the batches done and their number.
+        spec: default boxes that the targets are for.
+
+    Raises:
+        FlagError: `steps` is not positive, or a batch is too large for a record.
+        DataError: a record or an image of the source is damaged.
+        UnsafeError: a batch made of other data or options is there, and `overwrite` is not set.
+    """
+    _require_sizes(options, steps, spec)
+    folder = Path(output_dir) / f"worker_{options.rank}"
+    facts = _facts(source, options, spec)
+    names = [f"train-{options.batch_size}-{step + 1:06d}.tfrecord" for step in range(steps)]
+    identities = [_identify(facts, step) for step in range(steps)]
+    missing = [step for step in range(steps) if not _is_there(folder / names[step], identities[step], overwrite)]
+    done = steps - len(missing)
+    with staging_folder(folder) as staging:
+        if missing:  # until all is whole again there is nothing to train on
+            (folder / _manifest_name(options)).unlink(missing_ok=True)
+        for step, batch in _make_batches(source, options, missing, spec):
+            _write_batch(staging / names[step], batch, identities[step])
+            (staging / names[step]).replace(folder / names[step])
+            done += 1
+            if progress is not None:
+                progress(done, steps)
+        listed = [
+            {"name": name, "identity": identity, "bytes": (folder / name).stat().st_size}
+            for name, identity in zip(names, identities, strict=True)
+        ]
+        draft = staging / _manifest_name(options)
+        draft.write_text(json.dumps({**facts, "files": listed}, indent=2) + "\n", encoding="utf-8")
+        draft.replace(folder / draft.name)
+    return StaticReport(folder, steps, steps - len(missing))
+
+
+def open_static_batches(data_dir: str | Path, options: InputOptions, *, spec: DefaultBoxSpec = SSD300) -> StaticBatches:
+    """Find the static batches of one rank, and see that all are there.
+
+    Raises:
+        MissingInputError: there are none of this rank and batch size, or a file is missing.
+        DataError: they are for another number of ranks, another image size or other default boxes; the manifest is
+            broken, or a file has not the size that it tells.
+    """
+    folder = Path(data_dir) / f"worker_{options.rank}"
+    path = folder / _manifest_name(options)
+    if not path.is_file():
+        others = sorted(other.name for other in folder.glob("train-*.json"))
+        raise MissingInputError(
+            f"{path}: is not there{f', but {others[0]} is' if others else ''}; make it with gaudi-datasets"
+            f" make-static-batches --output_dir {data_dir} --batch_size {options.batch_size} --workers {options.size}"
+        )
+    manifest = load_json(path)
+    if not isinstance(manifest, Mapping) or manifest.get("format") != MANIFEST_FORMAT:
+        raise DataError(f"{path}: is no manifest of static batches; give another folder or make them again")
+    expected = {"version": MANIFEST_VERSION, **_shape_facts(options, spec)}
+    for name, value in expected.items():
+        if manifest.get(name) != value:
+            raise DataError(f"{path}: {name} is {manifest.get(name)}, needed is {value}; make the batches again")
+    faults = Faults(path)
+    categories = tuple(faults.parse("categories", _as_list(manifest.get("categories")), _parse_category))
+    listed = list(faults.parse("files", _as_list(manifest.get("files")), _parse_file))
+    num_images = manifest.get("num_images")
+    faults.raise_any()
+    if not categories or not listed or not isinstance(num_images, int):
+        raise DataError(f"{path}: names no categories, files or number of images; make the batches again")
+    for name, _, size in listed:
+        _require_file(folder / name, size)
+    return StaticBatches(folder, num_images, categories, tuple((name, identity) for name, identity, _ in listed))
+
+
+def static_dataset(
+    batches: StaticBatches, options: InputOptions, *, first_step: int = 0, spec: DefaultBoxSpec = SSD300
+) -> Any:
+    """Endless batches from disk, again from the first one after the last one.
+
+    Args:
+        batches: from `open_static_batches` with the same options.
+        options: batch size, image size and dtype; seed and threads have no effect.
+        first_step: the step whose batch comes first.
+        spec: default boxes that the targets are for.
+
+    Returns:
+        tf.data.Dataset with the element_spec of `train_dataset`. Iterated by `read_batches`, a file that is damaged or
+        was exchanged is a DataError.
+    """
+    side, boxes = options.image_size, spec.num_boxes
+    tensors = {
+        "images": (tf.float32, [side, side, 3]),
+        "classes": (tf.int32, [boxes]),
+        "offsets": (tf.float32, [boxes, 4]),
+        "num_matched": (tf.int32, []),
+        "image_ids": (tf.int64, []),
+    }
+
+    def read(step: Any) -> bytes:
+        name, identity = batches.files[int(step) % len(batches.files)]
+        return _read_batch(batches.folder / name, identity)
+
+    def load(step: Any) -> dict[str, Any]:
+        content = tf.ensure_shape(tf.numpy_function(read, [step], tf.string, stateful=False), [])
+        features = tf.io.parse_single_example(content, {name: tf.io.FixedLenFeature([], tf.string) for name in tensors})
+        batch = {
+            name: tf.ensure_shape(tf.io.parse_tensor(features[name], kind), [options.batch_size, *shape])
+            for name, (kind, shape) in tensors.items()
+        }
+        return {**batch, "images": tf.cast(batch["images"], options.dtype)}
+
+    steps = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
+    return steps.map(load, num_parallel_calls=2, deterministic=True).prefetch(2)
+
+
+def _manifest_name(options: InputOptions) -> str:
+    return f"train-{options.batch_size}.json"
+
+
+def _shape_facts(options: InputOptions, spec: DefaultBoxSpec) -> dict[str, int]:
+    """What reading has to agree with."""
+    return {
+        "batch_size": options.batch_size,
+        "rank": options.rank,
+        "size": options.size,
+        "image_size": options.image_size,
+        "default_boxes": spec.num_boxes,
+    }
+
+
+def _facts(source: DetectionSource, options: InputOptions, spec: DefaultBoxSpec) -> dict[str, Any]:
+    """What all batches of a rank depend on, as the manifest begins."""
+    drawn = {name: value for name, value in asdict(options).items() if name not in _WITHOUT_EFFECT}
+    return {
+        "format": MANIFEST_FORMAT,
+        "version": MANIFEST_VERSION,
+        **drawn,
+        **_shape_facts(options, spec),
+        "spec": asdict(spec),
+        "data": source.fingerprint,
+        "num_images": len(source),
+        "categories": [asdict(category) for category in source.categories],
+    }
+
+
+def _require_sizes(options: InputOptions, steps: int, spec: DefaultBoxSpec) -> None:
+    size = 4 * options.batch_size * (3 * options.image_size**2 + 5 * spec.num_boxes + 3)
+    if size > _LARGEST_EXAMPLE:
+        raise FlagError(
+            f"--batch_size {options.batch_size}: a batch of {size} bytes does not fit a record of 2 GiB; lower it"
+        )
+    if steps < 1:
+        raise FlagError(f"--steps {steps}: must be at least 1")
+
+
+def _identify(facts: Mapping[str, Any], step: int) -> str:
+    """SHA-256 of all that the batch of a step depends on."""
+    return hashlib.sha256(json.dumps({**facts, "step": step}).encode()).hexdigest()
+
+
+def _is_there(path: Path, identity: str, overwrite: bool) -> bool:
+    """Whether a batch need not be written."""
+    if not path.exists():
+        return False
+    try:
+        same = _read_content(path).startswith(_head(identity))
+    except DataError:
+        return False  # damaged, so there is nothing to lose
+    if not same and not overwrite:
+        raise UnsafeError(
+            f"{path}: is a batch of other data or options; give another --output_dir, or --overwrite to replace it"
+        )
+    return same
+
+
+def _make_batches(
+    source: DetectionSource, options: InputOptions, steps: list[int], spec: DefaultBoxSpec
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The batches of some steps, rising; each run of consecutive ones is one pass of the pipeline."""
+    options = replace(options, dtype="float32")
+    for _, run in itertools.groupby(enumerate(steps), lambda pair: pair[1] - pair[0]):
+        run_steps = [step for _, step in run]
+        dataset = train_dataset(source, options, first_step=run_steps[0], spec=spec).take(len(run_steps))
+        yield from zip(run_steps, read_batches(dataset), strict=True)
+
+
+def _head(identity: str) -> bytes:
+    """How the content of a batch begins: an Example of its identity alone.
+
+    A concatenation of messages is their merger, so what follows adds features, and the identity is seen without
+    parsing the tensors.
+    """
+    return _encode({_IDENTITY: identity.encode()})
+
+
+def _encode(features: Mapping[str, bytes]) -> bytes:
+    values = {n: tf.train.Feature(bytes_list=tf.train.BytesList(value=[v])) for n, v in features.items()}
+    example = tf.train.Example(features=tf.train.Features(feature=values))
+    content: bytes = example.SerializeToString(deterministic=True)
+    return content
+
+
+def _write_batch(path: Path, batch: Mapping[str, Any], identity: str) -> None:
+    tensors = {name: tf.io.serialize_tensor(tensor).numpy() for name, tensor in batch.items()}
+    path.write_bytes(frame_record(_head(identity) + _encode(tensors)))
+
+
+def _read_content(path: Path) -> bytes:
+    """The one record of a file, its checksum verified; whatever is wrong is a DataError."""
+    try:
+        places = index_records(path)
+        if len(places) != 1:
+            raise DataError(f"{path}: holds {len(places)} records, a static batch is one; make the batches again")
+        return read_record(places[0])
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); make the batches again") from None
+
+
+def _read_batch(path: Path, identity: str) -> bytes:
+    content = _read_content(path)
+    if not content.startswith(_head(identity)):
+        raise DataError(f"{path}: is not the batch that its manifest names; make the batches again")
+    return content
+
+
+def _require_file(path: Path, size: int) -> None:
+    if not path.is_file():
+        raise MissingInputError(f"{path}: is not there, though its manifest names it; make the batches again")
+    if path.stat().st_size != size:
+        raise DataError(f"{path}: has not the {size} bytes of its manifest; make the batches again")
+
+
+def _as_list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _parse_category(record: Record) -> Category:
+    return Category(record.integer("id"), record.text("name"), record.text("supercategory", default=""))
+
+
+def _parse_file(record: Record) -> tuple[str, str, int]:
+    return Path(record.text("name")).name, record.text("identity"), record.integer("bytes")
