@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +16,10 @@ from gaudi_datasets.coco import parse_coco
 from gaudi_datasets.records import write_records
 
 if TYPE_CHECKING:
+    from gaudi_apps.ssd.config import SSDConfig
     from gaudi_apps.ssd.task import SSDTask
 
+SMALL_PROGRAM = Path(__file__).with_name("small_ssd.py")
 NUM_PICTURES = 5
 SIDE = 60  # of the square in each picture, in pixels
 
@@ -101,3 +105,69 @@ def truth() -> dict[int, list[tuple[list[float], int, float]]]:
         n: [([8 * n / 120, 8 * n / 150, (8 * n + SIDE) / 120, (8 * n + SIDE) / 150], 1 + n % 2, 6.0)]
         for n in range(1, NUM_PICTURES + 1)
     }
+
+
+@pytest.fixture(scope="session")
+def noise_pictures() -> list[bytes]:
+    """Three encoded pictures of noise: unlike flat ones they give no two detections the same score."""
+    generator = np.random.default_rng(0)
+    pictures = [generator.integers(0, 256, (120, 150, 3), np.uint8) for _ in range(3)]
+    return [cv2.imencode(".png", picture)[1].tobytes() for picture in pictures]
+
+
+@pytest.fixture(scope="session")
+def detector_network() -> Any:
+    """A small network of two classes whose random weights find many things in a picture, with scores that differ."""
+    from gaudi_models.ssd import build_ssd
+    from gaudi_ops.tf.keras_api import keras
+
+    keras.utils.set_random_seed(1)
+    network = build_ssd(3, depth=18)
+    for variable in network.variables:
+        if "class_head" in variable.name and "kernel" in variable.name:
+            variable.assign(0.3 * variable)
+        if "class_head" in variable.name and "bias" in variable.name:
+            variable.assign(np.tile([3.0, 0.0, 0.0], variable.shape[0] // 3))
+    return network
+
+
+@pytest.fixture(scope="session")
+def small_network() -> Callable[..., Any]:
+    """`build_small_ssd` of small_ssd.py, which is no module that a test could import."""
+    build: Callable[..., Any] = runpy.run_path(str(SMALL_PROGRAM))["build_small_ssd"]
+    return build
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a program ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def ssd_train(
+    small_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """The program within this process, with the small network: TensorFlow has started, so it is not started anew."""
+    from gaudi_apps import ssd_train as program
+    from gaudi_distributed import Precision
+    from gaudi_ops.tf.keras_api import keras
+
+    def start_tensorflow(config: SSDConfig) -> Precision:
+        keras.utils.set_random_seed(config.run.seed)
+        return Precision("fp32", "float32")
+
+    monkeypatch.setattr("gaudi_apps.ssd.session._start_tensorflow", start_tensorflow)
+    monkeypatch.setattr("gaudi_apps.ssd.task.build_ssd", small_network)
+
+    def run(*argv: object) -> Done:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            program.main([*map(str, argv)])
+        out, err = capsys.readouterr()
+        return Done(int(end.value.code or 0), out, err)
+
+    return run

@@ -1,6 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import random
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +41,9 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     path = folder.save(12, make_tensors(), FACTS)
     assert path == tmp_path / "run" / "checkpoints" / "step-00000012"
     assert names(path) == [MANIFEST, TENSORS]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert {stat.S_IMODE((path / name).stat().st_mode) for name in names(path)} == {0o666 & ~umask}
     loaded = folder.load_newest()
     assert (loaded.step, loaded.facts) == (12, FACTS)
     assert loaded.tensors.keys() == make_tensors().keys()
@@ -76,52 +86,102 @@ def test_none_is_a_missing_input(tmp_path: Path) -> None:
         CheckpointFolder(tmp_path).load_newest()
 
 
-@pytest.mark.parametrize("name", [TENSORS, MANIFEST])
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "empty", "text"])
-def test_damage_is_refused_and_named(tmp_path: Path, name: str, damage: str) -> None:
-    path = CheckpointFolder(tmp_path).save(5, make_tensors(), {})
-    content = (path / name).read_bytes()
-    if damage == "missing":
-        (path / name).unlink()
+def list_damages(content: bytes, places: Sequence[int]) -> Iterator[tuple[str, bytes | None]]:
+    """What may become of a file: lost, cut off at a place, or one byte of it changed there."""
+    yield "lost", None
+    for place in places:
+        yield f"cut off at {place}", content[:place]
+        # Of a newline, 7 makes a carriage return, which reading as text would change back.
+        for mask in (1, 7, 32, 128):
+            changed = bytearray(content)
+            changed[place] ^= mask
+            yield f"byte {place} changed by {mask}", bytes(changed)
+    yield "longer", content + b"\0"
+    yield "of something else", b"[1, 2]"
+
+
+def choose_places(name: str, content: bytes) -> list[int]:
+    """Offsets of every kind that a file has: some random ones of each kind, and its first and last."""
+    if name == MANIFEST:
+        starts = [0, *(content.index(word) for word in (b"manifest_sha256", b'"facts"', b'"sha256"', b'"step"'))]
     else:
-        middle = len(content) // 2
-        flipped = content[:middle] + bytes([content[middle] ^ 128]) + content[middle + 1 :]
-        damaged: dict[str, bytes] = {"truncated": content[:-20], "flipped": flipped, "empty": b"", "text": b"[1, 2]"}
-        (path / name).write_bytes(damaged[damage])
-    with pytest.raises(DataError, match="step-00000005") as caught:
-        load_checkpoint(path)
-    assert "\n" not in str(caught.value)
+        header = int.from_bytes(content[:8], "little")
+        starts = [0, 8, 8 + header]  # length of the header, header, numbers
+    bounds = [*sorted(starts), len(content)]
+    drawn = random.Random(7)
+    kinds = [range(first, last) for first, last in itertools.pairwise(bounds)]
+    return sorted({place for kind in kinds for place in (kind[0], kind[-1], *drawn.sample(kind, min(len(kind), 8)))})
 
 
-@pytest.mark.parametrize(
-    "changes", [{"version": 2}, {"format": "another"}, {"facts": 3}, {"sha256": {}}, {"step": None}]
-)
+@pytest.mark.parametrize("name", [TENSORS, MANIFEST])
+def test_damage_anywhere_is_refused_and_named(tmp_path: Path, name: str) -> None:
+    path = CheckpointFolder(tmp_path).save(5, make_tensors(), FACTS)
+    good = (path / name).read_bytes()
+    cases = 0
+    for what, damaged in list_damages(good, choose_places(name, good)):
+        (path / name).unlink(missing_ok=True)
+        if damaged is not None:
+            (path / name).write_bytes(damaged)
+        with pytest.raises(DataError, match="step-00000005") as caught:
+            pytest.fail(f"{what}: loaded {load_checkpoint(path)}")
+        assert "\n" not in str(caught.value), what
+        cases += 1
+    assert cases >= 100
+    (path / name).write_bytes(good)
+    assert load_checkpoint(path).step == 5
+
+
+@pytest.mark.parametrize("changes", [{"version": 1}, {"format": "another"}, {"sha256": {}}, {"sha256": 3}])
 def test_a_manifest_of_another_form_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     path = CheckpointFolder(tmp_path).save(5, make_tensors(), {})
-    manifest = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps(manifest | changes))
+    manifest = json.loads((path / MANIFEST).read_text())["manifest"]
+    (path / MANIFEST).write_bytes(checkpoints._render(manifest | changes))
     with pytest.raises(DataError, match="step-00000005"):
         load_checkpoint(path)
 
 
-def test_a_damaged_newest_one_is_not_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [TENSORS, MANIFEST])
+def test_of_an_unreadable_newest_one_is_told_and_the_one_before_is_used(tmp_path: Path, lost: str) -> None:
     folder = CheckpointFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.save(step, make_tensors(step), {})
+    (folder.path(3) / lost).unlink()
+    told: list[str] = []
+    assert folder.load_newest(report=told.append).step == 2
+    assert len(told) == 1
+    assert "step-00000003" in told[0]
     for step in (1, 2):
-        folder.save(step, make_tensors(), {})
-    (folder.path(2) / TENSORS).unlink()
-    with pytest.raises(DataError, match="step-00000002"):
-        folder.load_newest()
+        (folder.path(step) / lost).write_bytes(b"")
+    with pytest.raises(DataError, match="none of its 3 checkpoints can be read"):
+        folder.load_newest(report=told.append)
+    assert [text.partition("step-")[2][:8] for text in told[1:]] == ["00000003", "00000002", "00000001"]
 
 
-@pytest.mark.parametrize("failing", ["save_file", "_sha256", "_sync"])
+def test_a_damaged_newer_one_takes_no_place_and_is_written_anew(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=1)
+    folder.save(6, make_tensors(), {})
+    (folder.path(6) / TENSORS).write_bytes(b"")
+    (folder.path(6) / "mine.txt").write_text("mine")
+    folder.save(4, make_tensors(), {})
+    folder.save(5, make_tensors(5), {})
+    assert folder.steps() == [5, 6]
+    assert folder.load_newest().step == 5
+    folder.save(6, make_tensors(6), {})
+    assert folder.steps() == [6]
+    assert folder.load_newest().tensors["layer/kernel"].tobytes() == make_tensors(6)["layer/kernel"].tobytes()
+    assert names(folder.path(6)) == [MANIFEST, "mine.txt", TENSORS]
+    assert names(tmp_path) == ["step-00000006"]
+
+
+@pytest.mark.parametrize("failing", ["_write_file", "_sync", "_publish"])
 def test_saving_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     """The disk fills up at one of the moments of writing, after the tensors are partly there."""
     folder = CheckpointFolder(tmp_path, keep=1)
     folder.save(1, make_tensors(1), {})
 
-    def fail(*arguments: Any) -> None:
-        if failing == "save_file":
-            Path(arguments[1]).write_bytes(b"half")
+    def fail(path: Path, *others: Any) -> None:
+        if failing == "_write_file":
+            path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -144,6 +204,54 @@ def test_a_draft_of_a_killed_run_is_no_checkpoint_and_is_written_anew(tmp_path: 
     draft.mkdir()
     (draft / TENSORS).write_bytes(b"half")
     assert folder.steps() == []
+    (tmp_path / "step-00000009.tmp").mkdir()
+    (tmp_path / "step-00000001").mkdir()  # it was about to be removed
     folder.save(3, make_tensors(), {})
     assert names(tmp_path) == ["step-00000003"]
     assert folder.load_newest().step == 3
+
+
+def test_clearing_leaves_what_is_of_others(tmp_path: Path) -> None:
+    folder, other = CheckpointFolder(tmp_path / "run"), CheckpointFolder(tmp_path / "other")
+    for each in (folder, other):
+        for step in (1, 2):
+            each.save(step, make_tensors(), {})
+    draft = folder.folder / "step-00000003.tmp"
+    draft.mkdir()
+    (draft / TENSORS).write_bytes(b"half")
+    (folder.path(2) / "mine.txt").write_text("mine")
+    (folder.folder / "notes.txt").write_text("mine")
+    folder.path(7).symlink_to(other.path(1))
+    assert folder.steps() == [1, 2]
+    folder.clear()
+    assert names(folder.folder) == ["notes.txt", "step-00000002", "step-00000007"]
+    assert names(folder.path(2)) == ["mine.txt"]
+    assert other.steps() == [1, 2]
+    assert other.load_newest().step == 2
+    other.clear()
+    assert not other.folder.exists()
+    other.clear()
+
+
+def test_a_disk_that_is_full_leaves_the_last_good_one(tmp_path: Path) -> None:
+    """Files of this process may have no more than 4096 bytes, after the first checkpoint."""
+    code = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from gaudi_apps.checkpoints import CheckpointFolder
+from gaudi_datasets.program import run_program
+
+def main():
+    folder = CheckpointFolder(Path(sys.argv[1]), keep=1)
+    folder.save(1, {"a": np.arange(5000.0)}, {})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    folder.save(2, {"a": np.arange(5000.0)}, {})
+
+run_program(main, prog="saver")
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 74, done.stderr
+    assert done.stderr == f"saver: error: {tmp_path}/step-00000002.tmp/state.safetensors: File too large\n"
+    assert names(tmp_path) == ["step-00000001"]
+    assert CheckpointFolder(tmp_path).load_newest().tensors["a"].tolist() == list(range(5000))

@@ -5,11 +5,31 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.ssd.config import DataFlags, DeviceFlags, RunFlags, ScheduleFlags, SSDConfig, validate
+from gaudi_apps.ssd.config import (
+    DataFlags,
+    DeviceFlags,
+    EvaluationFlags,
+    ReportFlags,
+    RunFlags,
+    ScheduleFlags,
+    SSDConfig,
+    UseFlags,
+    WeightFlags,
+    validate,
+)
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
 
-GROUPS = {"run": RunFlags, "data": DataFlags, "schedule": ScheduleFlags, "device": DeviceFlags}
+GROUPS: dict[str, Any] = {
+    "run": RunFlags,
+    "data": DataFlags,
+    "weights": WeightFlags,
+    "schedule": ScheduleFlags,
+    "evaluation": EvaluationFlags,
+    "use": UseFlags,
+    "device": DeviceFlags,
+    "report": ReportFlags,
+}
 
 
 def make_config(**groups: dict[str, Any]) -> SSDConfig:
@@ -29,7 +49,10 @@ def test_defaults_are_those_of_the_original() -> None:
     assert config.schedule.lr_warmup_epoch == 5
     assert (config.report.log_step_count_steps, config.report.save_checkpoints_epochs) == (1, 5)
     assert (config.report.keep_ckpt_max, config.report.save_summary_steps) == (20, 1)
-    assert (config.device.max_cpus, config.data.num_parallel_calls) == (16, 64)
+    assert (config.device.max_cpus, config.data.num_parallel_calls, config.data.threadpool_size) == (16, 64, 0)
+    assert config.report.profile == "0,0"
+    assert config.weights.resnet_checkpoint is None
+    assert (config.data.static, config.report.vis_dataloader) == (False, False)
 
 
 def test_short_forms_are_those_of_the_original() -> None:
@@ -48,7 +71,14 @@ def test_short_forms_are_those_of_the_original() -> None:
 def test_good_configurations_pass() -> None:
     validate(make_config())
     validate(make_config(data={"data_dir": "records"}))
-    validate(make_config(data={}, run={"mode": "predict", "inference": "cat.jpg"}))
+    validate(make_config(schedule={"base_lr": float("inf")}))  # training itself stops at it, naming the step
+    validate(make_config(data={"data_dir": "static", "static": True}))
+    validate(make_config(data={}, run={"mode": "predict", "checkpoint": "best"}, use={"inference": ("cat.jpg", "d/")}))
+    validate(make_config(data={}, run={"mode": "export", "checkpoint": "300"}))
+    validate(make_config(data={"data_dir": "records"}, run={"mode": "eval", "checkpoint": "all"}))
+    validate(make_config(data={"data_dir": "d"}, evaluation={"eval_epochs": 0.5, "target_ap": 0.2, "patience": 3}))
+    validate(make_config(run={"mode": "verify-resume"}))
+    validate(make_config(run={"mode": "verify-resume", "steps": 60, "kills": 20}))
     validate(make_config(data={"num_examples_per_epoch": 5}, run={"mode": "plan", "json": True}))
 
 
@@ -59,7 +89,7 @@ def test_good_configurations_pass() -> None:
         ({"run": {"epochs": float("nan")}}, "--epochs nan: must be a finite number above 0"),
         ({"run": {"steps": -1}}, "--steps -1"),
         ({"schedule": {"base_lr": 0.0}}, "--base_lr 0"),
-        ({"schedule": {"base_lr": float("inf")}}, "--base_lr inf"),
+        ({"schedule": {"base_lr": float("nan")}}, "--base_lr nan: must be above 0"),
         ({"schedule": {"weight_decay": float("nan")}}, "--weight_decay nan"),
         ({"schedule": {"k": -10}}, "--k -10: .* give -9 or more"),
         ({"schedule": {"lr_drop_epochs": (50.0, 40.0)}}, "--lr_drop_epochs 50 40"),
@@ -69,7 +99,30 @@ def test_good_configurations_pass() -> None:
         ({"data": {}}, "--mode train: needs --data_dir"),
         ({"run": {"mode": "eval"}}, "--mode eval: random images"),
         ({"run": {"mode": "predict"}}, "--mode predict: needs --inference"),
-        ({"run": {"inference": "cat.jpg"}}, "--inference cat.jpg: is for --mode predict"),
+        ({"use": {"inference": ("cat.jpg",)}}, "--inference cat.jpg: is for --mode predict and export"),
+        ({"use": {"score_threshold": -0.1}}, "--score_threshold -0.1: must be in 0..1"),
+        ({"weights": {"ema_decay": 1.0}}, "--ema_decay 1: must be below 1"),
+        ({"weights": {"ema_decay": float("nan")}}, "--ema_decay nan: must be in 0..1"),
+        ({"report": {"save_checkpoints_minutes": float("inf")}}, "--save_checkpoints_minutes inf"),
+        ({"report": {"save_checkpoints_steps": -1}}, "--save_checkpoints_steps -1: must be at least 0"),
+        ({"report": {"profile": "5,3"}}, "--profile 5,3: must be steps of at least 1, the smaller one first"),
+        ({"data": {"use_fake_data": True, "threadpool_size": -1}}, "--threadpool_size -1"),
+        ({"data": {"use_fake_data": True, "static": True}}, "--static: needs --data_dir"),
+        ({"evaluation": {"target_ap": 0.5}}, "--target_ap and --patience: need --eval_epochs"),
+        ({"evaluation": {"patience": -1}}, "--patience -1"),
+        ({"evaluation": {"eval_epochs": 1.0}}, "--eval_epochs: needs records with a truth"),
+        ({"run": {"checkpoint": "best"}}, "--checkpoint best: is for --mode eval, predict and export; mode is train"),
+        (
+            {"data": {"data_dir": "d"}, "run": {"mode": "eval", "checkpoint": "latest"}},
+            "--checkpoint latest: must be newest, best, all or a step, with --mode eval",
+        ),
+        (
+            {"data": {}, "run": {"mode": "export", "checkpoint": "all"}},
+            "--checkpoint all: must be newest, best or a step, with --mode export",
+        ),
+        ({"data": {"data_dir": "d"}, "run": {"mode": "eval", "clean": True}}, "--clean: is for --mode train"),
+        ({"run": {"mode": "verify-resume", "kills": 0}}, "--kills 0: must be at least 1, and below --steps"),
+        ({"run": {"mode": "verify-resume", "kills": 3, "steps": 3}}, "--kills 3: .* below --steps"),
         ({"run": {"json": True}}, "--json: is for --mode plan"),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def test_command_line_wins_over_file_and_file_over_default(tmp_path: Path) -> No
     assert config.data.use_fake_data
     assert config.data.data_dir is None
     assert config.run.epochs == 50
+
+
+def test_lists_may_be_empty_and_numbers_infinite(tmp_path: Path) -> None:
+    config = parse(tmp_path, "inference: []\nbase_lr: .inf\ncheckpoint: '300'\nprofile: 0,0\nk: -1\n")
+    assert config == replace(
+        SSDConfig(),
+        run=replace(SSDConfig().run, checkpoint="300", config=str(tmp_path / "run.yaml")),
+        schedule=replace(SSDConfig().schedule, base_lr=float("inf"), k=-1),
+    )
 
 
 def test_false_switch_is_the_default(tmp_path: Path) -> None:

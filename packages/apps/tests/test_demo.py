@@ -45,7 +45,7 @@ def test_it_ends_with_the_first_command_that_fails(
     monkeypatch.setattr(demo, "list_commands", lambda flags: [wrong, help_text])
     status, out, err = run(capfd)
     assert status == 64
-    assert out == "$ gaudi_apps.ssd_train --batch_sice 8\n"
+    assert out == "$ python -m gaudi_apps.ssd_train --batch_sice 8\n"
     assert "did you mean --batch_size?" in err
     monkeypatch.setattr(demo, "list_commands", lambda flags: [help_text])
     assert run(capfd)[0] == 0

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from rich.console import Console
 
+from gaudi_apps import loop
 from gaudi_apps.history import HistoryWriter, read_history
 from gaudi_apps.loop import LoopOptions, NonFiniteError, Reporters, require_finite_state, train
 from gaudi_apps.progress import TrainingProgress
@@ -27,28 +29,54 @@ class Slope:
     def train_step(self, batch: Mapping[str, Any], learning_rate: float) -> Mapping[str, Any]:
         error = self.factor * batch["x"] - batch["y"]
         self.seen.append((batch["x"], learning_rate))
-        self.factor -= learning_rate * error * batch["x"]
-        return {"loss": np.array(0.5 * error**2, np.float32)}
+        finite = np.isfinite(error) and np.isfinite(learning_rate)
+        if finite:
+            self.factor -= learning_rate * error * batch["x"]
+        return {"loss": np.array(0.5 * error**2, np.float32), "finite": np.bool_(finite)}
 
 
-def make_batches(first: int = 0) -> Iterator[dict[str, float]]:
-    return ({"x": 1 + step % 3, "y": 2.0 * (1 + step % 3)} for step in itertools.count(first))
+def make_batches(first: int = 0) -> Iterator[dict[str, Any]]:
+    for step in itertools.count(first):
+        yield {"x": 1 + step % 3, "y": 2.0 * (1 + step % 3), "image_ids": np.array([10 * step, 10 * step + 1])}
 
 
 class Run:
-    """The loop with a task, its reporters, and what was saved when."""
+    """The loop with a task, its reporters, and what happened when."""
 
     def __init__(self, folder: Path, task: Slope) -> None:
         self.folder, self.task = folder, task
+        self.folder.mkdir(exist_ok=True)
+        self.events: list[str] = []
         self.saved: dict[int, float] = {}
         self.rows_when_saved: dict[int, list[float]] = {}
+        self.images: list[int] = []
+        self.ends_at = self.stops_at = 0
+        self.done = 0
         self.shown = ""
 
-    def save(self, step: int) -> None:
-        self.saved[step] = self.task.factor
-        self.rows_when_saved[step] = [row["step"] for row in read_history(self.folder / "history.jsonl")]
+    def before_step(self, done: int) -> None:
+        self.events.append(f"before {done}")
 
-    def train(self, options: LoopOptions, batches: Iterator[Mapping[str, Any]], start_step: int = 0) -> None:
+    def after_step(self, done: int, image_ids: npt.NDArray[np.int64]) -> None:
+        self.events.append(f"after {done}")
+        self.images += image_ids.tolist()
+        self.done = done
+
+    def save(self, done: int) -> None:
+        self.events.append(f"save {done}")
+        self.saved[done] = self.task.factor
+        self.rows_when_saved[done] = [row["step"] for row in read_history(self.folder / "history.jsonl")]
+
+    def evaluate(self, done: int) -> bool:
+        self.events.append(f"evaluate {done}")
+        return done == self.ends_at
+
+    def is_stopping(self) -> bool:
+        return self.stops_at != 0 and self.done >= self.stops_at
+
+    def train(
+        self, options: LoopOptions, batches: Iterator[Mapping[str, Any]] | None = None, start_step: int = 0
+    ) -> int:
         console = Console(file=io.StringIO(), width=120)
         with ExitStack() as stack:
             progress = TrainingProgress(
@@ -64,30 +92,90 @@ class Run:
                 stack.enter_context(SummaryWriter(self.folder / "summaries")),
             )
             rate = {step: 0.01 * (step + 1) for step in range(100)}
+            batches = make_batches(start_step) if batches is None else batches
             try:
-                train(self.task, batches, rate.__getitem__, options, reporters, self.save, start_step=start_step)
+                return train(self.task, batches, rate.__getitem__, options, reporters, self, start_step=start_step)
             finally:
                 self.shown = console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_each_thing_happens_at_its_steps(tmp_path: Path) -> None:
     run = Run(tmp_path, Slope())
-    run.train(LoopOptions(total_steps=10, log_every=3, checkpoint_every=4), make_batches())
+    assert run.train(LoopOptions(total_steps=10, log_every=3, checkpoint_every=4)) == 10
     assert run.task.seen == [(1 + step % 3, 0.01 * (step + 1)) for step in range(10)]
     assert list(run.saved) == [4, 8, 10]
     # A checkpoint is written after its step was reported.
     assert run.rows_when_saved == {4: [3], 8: [3, 6], 10: [3, 6, 9, 10]}
     rows = read_history(tmp_path / "history.jsonl")
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.03, 0.06, 0.09, 0.1])
+    assert rows[0].keys() == {"step", "learning_rate", "loss"}
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert run.task.factor == pytest.approx(2, abs=0.1)
     assert "step 10/10" in run.shown
 
 
+def test_the_order_of_a_step(tmp_path: Path) -> None:
+    run = Run(tmp_path, Slope())
+    run.train(LoopOptions(total_steps=3, log_every=2, checkpoint_every=2, evaluate_every=2))
+    assert run.events == [
+        *("before 0", "after 1"),
+        *("before 1", "after 2", "evaluate 2", "save 2"),
+        *("before 2", "after 3", "evaluate 3", "save 3"),
+    ]
+    assert run.images == [0, 1, 10, 11, 20, 21]
+
+
 def test_the_last_step_is_saved_once(tmp_path: Path) -> None:
     run = Run(tmp_path, Slope())
-    run.train(LoopOptions(total_steps=4, checkpoint_every=2), make_batches())
+    run.train(LoopOptions(total_steps=4, checkpoint_every=2))
     assert list(run.saved) == [2, 4]
+
+
+def test_without_evaluations_there_is_none_at_the_end(tmp_path: Path) -> None:
+    run = Run(tmp_path, Slope())
+    run.train(LoopOptions(total_steps=2))
+    assert not any("evaluate" in event for event in run.events)
+
+
+def test_minutes_between_checkpoints_count_from_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        """Twenty seconds a step."""
+
+        @staticmethod
+        def monotonic() -> float:
+            return 20.0 * run.done
+
+    run = Run(tmp_path, Slope())
+    monkeypatch.setattr(loop, "time", Clock)
+    run.train(LoopOptions(total_steps=12, checkpoint_every=5, checkpoint_minutes=1))
+    assert list(run.saved) == [3, 5, 8, 10, 12]
+
+
+def test_an_evaluation_may_end_the_training(tmp_path: Path) -> None:
+    run = Run(tmp_path, Slope())
+    run.ends_at = 6
+    assert run.train(LoopOptions(total_steps=20, checkpoint_every=5, evaluate_every=3)) == 6
+    assert list(run.saved) == [5, 6]
+    assert run.events[-2:] == ["evaluate 6", "save 6"]
+
+
+@pytest.mark.parametrize("stops_at", [1, 4, 5, 9])
+def test_a_run_that_is_stopped_saves_its_step(tmp_path: Path, stops_at: int) -> None:
+    run = Run(tmp_path, Slope())
+    run.stops_at = stops_at
+    assert run.train(LoopOptions(total_steps=9, log_every=100, summary_every=100, checkpoint_every=5)) == stops_at
+    assert list(run.saved) == sorted({*range(5, stops_at, 5), stops_at})
+
+
+def test_a_stop_while_scoring_is_seen_before_the_next_step(tmp_path: Path) -> None:
+    class Stopped(Run):
+        def evaluate(self, done: int) -> bool:
+            self.stops_at = 1
+            return super().evaluate(done)
+
+    run = Stopped(tmp_path, Slope())
+    assert run.train(LoopOptions(total_steps=9, checkpoint_every=100, evaluate_every=2)) == 2
+    assert run.events[-2:] == ["evaluate 2", "save 2"]
 
 
 def test_only_the_batches_of_its_steps_are_taken(tmp_path: Path) -> None:
@@ -99,35 +187,66 @@ def test_only_the_batches_of_its_steps_are_taken(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_ends_where_it_would_have(tmp_path: Path) -> None:
     options = LoopOptions(total_steps=9, checkpoint_every=4)
     whole, broken, continued = (Run(tmp_path / name, Slope()) for name in ("whole", "broken", "broken"))
-    for name in ("whole", "broken"):
-        (tmp_path / name).mkdir()
-    whole.train(options, make_batches())
+    whole.train(options)
     with pytest.raises(StopIteration):
         broken.train(options, itertools.islice(make_batches(), 6))
     assert list(broken.saved) == [4]
     continued.task.factor = broken.saved[4]
-    continued.train(options, make_batches(4), start_step=4)
+    continued.train(options, start_step=4)
     assert continued.task.factor == whole.task.factor
     assert list(continued.saved) == [8, 9]
+    assert broken.images[:8] + continued.images == whole.images
     histories = [read_history(tmp_path / name / "history.jsonl") for name in ("whole", "broken")]
     assert histories[0] == histories[1]
 
 
+def with_bad_step(bad: float, step: int) -> Iterator[Mapping[str, Any]]:
+    """Batches of which one has no finite loss, and those after it have."""
+    for number, batch in enumerate(make_batches(), 1):
+        yield {**batch, "y": bad} if number == step else batch
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("log_every", "summary_every"), [(1, 100), (100, 1), (100, 100)])
-def test_a_loss_that_is_not_finite_is_never_saved(
+def test_a_loss_that_is_not_finite_is_named_and_never_saved(
     tmp_path: Path, bad: float, log_every: int, summary_every: int
 ) -> None:
-    batches = itertools.chain(itertools.islice(make_batches(), 5), itertools.repeat({"x": 1.0, "y": bad}))
     run = Run(tmp_path, Slope())
     options = LoopOptions(20, log_every=log_every, summary_every=summary_every, checkpoint_every=4)
-    with pytest.raises(NonFiniteError, match=r"step \d: loss is (nan|inf)") as caught:
-        run.train(options, batches)
+    with pytest.raises(NonFiniteError, match=r"step 6: loss (nan|inf) at rate 0\.06, .* image ids 50, 51\. ") as caught:
+        run.train(options, with_bad_step(bad, 6))
     assert caught.value.exit_status == 70
     assert "\n" not in str(caught.value)
     assert list(run.saved) == [4]
     assert len(run.task.seen) == (8 if log_every == summary_every else 6)
     assert all(np.isfinite(row["loss"]) for row in read_history(tmp_path / "history.jsonl"))
+
+
+@pytest.mark.parametrize("before", ["evaluate", "stop"])
+def test_numbers_are_looked_at_before_scoring_and_before_saving_on_request(tmp_path: Path, before: str) -> None:
+    run = Run(tmp_path, Slope())
+    run.stops_at = 4 if before == "stop" else 0
+    options = LoopOptions(9, 100, 100, checkpoint_every=100, evaluate_every=4 if before == "evaluate" else 0)
+    with pytest.raises(NonFiniteError, match="step 2: "):
+        run.train(options, with_bad_step(np.nan, 2))
+    assert run.events[-1] == "after 4"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_rate_that_is_not_finite_is_named(tmp_path: Path, bad: float) -> None:
+    with HistoryWriter(tmp_path / "h") as history, SummaryWriter(tmp_path / "s") as summaries:
+        progress = TrainingProgress(total_steps=3, steps_per_epoch=1, batch_size=1, console=Console(file=io.StringIO()))
+        reporters, run = Reporters(progress, history, summaries), Run(tmp_path, Slope(1.0))
+        with pytest.raises(NonFiniteError, match=f"step 1: loss 0.5 at rate {bad:g}"):
+            train(run.task, make_batches(), lambda step: bad, LoopOptions(3), reporters, run)
+    assert run.task.factor == 1
+    assert not run.saved
+
+
+def test_of_many_images_some_are_named(tmp_path: Path) -> None:
+    batches = ({**batch, "y": np.nan, "image_ids": np.arange(128)} for batch in make_batches())
+    with pytest.raises(NonFiniteError, match=r"image ids 0, 1, .*, 15 and 112 more\. "):
+        Run(tmp_path, Slope()).train(LoopOptions(3), batches)
 
 
 def test_weights_that_are_not_finite_are_found() -> None:

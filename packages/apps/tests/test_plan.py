@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_apps.ssd.config import DataFlags, RunFlags, ScheduleFlags, SSDConfig
+from gaudi_apps.ssd.config import DataFlags, EvaluationFlags, ReportFlags, RunFlags, ScheduleFlags, SSDConfig
 from gaudi_apps.ssd.plan import Plan, make_plan
 from gaudi_ops import schedules
 
@@ -55,6 +57,17 @@ def test_golden_plans(batch: int, rate: float, per_epoch: int, warmup: int, drop
 def test_k_stretches_the_drops() -> None:
     assert plan_of(schedule=ScheduleFlags(k=1)).drop_steps == (44 * 917, 55 * 917)
     assert plan_of(schedule=ScheduleFlags(k=-5)).drop_steps == (20 * 917, 25 * 917)
+
+
+def test_saving_and_scoring_are_at_least_a_step_apart() -> None:
+    def steps(*, eval_epochs: float = 0.0, **report: Any) -> tuple[int, int]:
+        config = SSDConfig(report=ReportFlags(**report), evaluation=EvaluationFlags(eval_epochs=eval_epochs))
+        plan = make_plan(config, 384)
+        return plan.checkpoint_steps, plan.evaluation_steps
+
+    assert steps() == (15, 0)
+    assert steps(save_checkpoints_epochs=0.1, eval_epochs=0.1) == (1, 1)
+    assert steps(save_checkpoints_epochs=2, save_checkpoints_steps=7, eval_epochs=1.5) == (7, 4)
 
 
 def test_steps_replace_epochs_and_warmup_epochs() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,59 +10,165 @@ import numpy as np
 import pytest
 
 from gaudi_apps.ssd.detector import Detector
-from gaudi_apps.ssd.predict import find_pictures, predict
+from gaudi_apps.ssd.predict import PredictOptions, PredictReport, predict
+from gaudi_apps.videos import VideoWriter, read_frames
 from gaudi_datasets.coco import Category
-from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.scoring import score_detections
 
-CATEGORIES = (Category(1, "red"), Category(2, "blue"))
-
-
-def test_pictures_are_found(pictures: Path, tmp_path: Path) -> None:
-    assert find_pictures(pictures) == [pictures / f"{number}.png" for number in range(1, 6)]
-    assert find_pictures(pictures / "3.png") == [pictures / "3.png"]
-    for name in ("b.JPG", "a.jpeg", "notes.txt"):
-        (tmp_path / name).touch()
-    assert find_pictures(tmp_path) == [tmp_path / "a.jpeg", tmp_path / "b.JPG"]
+CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
 
-def test_no_pictures_is_a_missing_input(tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match=r"holds no \.jpg, \.jpeg, \.png file; give --inference"):
-        find_pictures(tmp_path)
-    with pytest.raises(MissingInputError, match="nowhere: is not there"):
-        find_pictures(tmp_path / "nowhere")
+def run(
+    network: Any, files: Sequence[Path], folder: Path, options: PredictOptions | None = None
+) -> tuple[PredictReport, list[str]]:
+    lines: list[str] = []
+    options = options or PredictOptions(batch_size=2)
+    return predict(Detector(network), files, CATEGORIES, folder, options, write_line=lines.append), lines
 
 
-def test_detections_are_listed_and_drawn(
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def clip(pictures: Path, tmp_path: Path) -> Path:
+    """A video of pictures 1 to 5."""
+    writer = VideoWriter(tmp_path / "clip", 10)
+    for number in range(1, 6):
+        path = writer.write(np.asarray(cv2.imread(str(pictures / f"{number}.png"))[:, :, ::-1], np.uint8))
+    writer.close()
+    return path
+
+
+def test_detections_are_listed_drawn_and_written(
     oracle: Callable[..., Any], truth: dict[int, Any], pictures: Path, tmp_path: Path
 ) -> None:
-    faint = [([0.7, 0.7, 0.9, 0.9], 1, -1.0)]  # a score below what is shown
-    detector = Detector(oracle({1: truth[1], 2: truth[2] + faint}))
+    faint = [([0.7, 0.7, 0.9, 0.9], 1, -1.0)]  # a score of .27, below what is shown
+    network = oracle({1: truth[1], 2: truth[2] + faint})
     files = [pictures / f"{number}.png" for number in (1, 2, 3)]
-    lines = list(predict(detector, files, CATEGORIES, tmp_path / "new" / "folder"))
+    out = tmp_path / "new" / "folder"
+    report, lines = run(network, files, out)
     assert lines == [f"{files[0]}: 0.998 blue 8 8 68 68", f"{files[1]}: 0.998 red 16 16 76 76"]
-    drawn = {path.name: cv2.imread(str(path)) for path in (tmp_path / "new" / "folder").iterdir()}
-    assert sorted(drawn) == ["1.png.png", "2.png.png", "3.png.png"]
+    assert (report.files, report.bad_files, report.pictures, report.detections) == (3, 0, 3, 3)
+    assert "3 pictures and frames, 3 detections" in report.describe()
+    names = ["1.png.png", "2.png.png", "3.png.png", "detections.json", "files.json"]
+    assert sorted(path.name for path in out.iterdir()) == names
+
+    drawn = [cv2.imread(str(out / name)) for name in names[:3]]
     # Enlarged four times: the frame of picture 1 has its lower right corner at 272, and picture 3 has none.
-    assert drawn["1.png.png"].shape == (480, 600, 3)
-    frame = drawn["1.png.png"][273, 100:260].astype(int)
+    assert drawn[0].shape == (480, 600, 3)
+    frame = drawn[0][273, 100:260].astype(int)
     assert np.abs(frame - 30).max(axis=1).min() > 60
-    assert np.abs(drawn["3.png.png"][420:].astype(int) - 90).max() <= 1
+    assert np.abs(drawn[2][420:].astype(int) - 90).max() <= 1
+
+    detections = read(out / "detections.json")
+    assert [(one["image_id"], one["category_id"]) for one in detections] == [(1, 9), (2, 7), (2, 7)]
+    np.testing.assert_allclose(detections[0]["bbox"], [8, 8, 60, 60], atol=1e-3)
+    assert detections[2]["score"] == pytest.approx(1 / (1 + np.e), abs=1e-3)
+    table = read(out / "files.json")
+    assert [(one["id"], one["file_name"], one["path"], one["drawn"]) for one in table["images"]] == [
+        (number, path.name, str(path), f"{path.name}.png") for number, path in enumerate(files, 1)
+    ]
+    assert (table["images"][0]["height"], table["images"][0]["width"]) == (120, 150)
+    # The table is a COCO document that the results fit.
+    assert score_detections(table, detections).detections == 3
 
 
-def test_at_most_ten_are_listed_best_first(oracle: Callable[..., Any], pictures: Path, tmp_path: Path) -> None:
+def test_at_most_ten_are_drawn_best_first(oracle: Callable[..., Any], pictures: Path, tmp_path: Path) -> None:
     rows = [
         ([0.2 * (n // 4), 0.2 * (n % 4), 0.2 * (n // 4) + 0.18, 0.2 * (n % 4) + 0.18], 1, 2 + n / 4) for n in range(12)
     ]
-    lines = list(predict(Detector(oracle({5: rows})), [pictures / "5.png"], CATEGORIES, tmp_path))
+    report, lines = run(oracle({5: rows}), [pictures / "5.png"], tmp_path)
     scores = [float(line.split()[1]) for line in lines]
     assert len(scores) == 10
     assert scores == sorted(scores, reverse=True)
     assert lines[0].split()[3:] == ["90", "48", "117", "70"]
+    assert report.detections == 12
+    _, lines = run(oracle({5: rows}), [pictures / "5.png"], tmp_path, PredictOptions(score_threshold=0.985))
+    assert [float(line.split()[1]) >= 0.985 for line in lines] == [True] * len(lines) != [True] * 10
 
 
-def test_a_picture_that_is_cut_short_is_named(oracle: Callable[..., Any], pictures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+def test_a_video_and_pictures_at_any_batch_size(
+    oracle: Callable[..., Any], truth: dict[int, Any], pictures: Path, clip: Path, tmp_path: Path, batch_size: int
+) -> None:
+    out = tmp_path / "out"
+    files = [pictures / "2.png", clip, pictures / "4.png"]
+    report, lines = run(oracle(truth), files, out, PredictOptions(batch_size=batch_size))
+    assert report.pictures == 7
+    assert [line.split(":")[0] for line in lines] == [
+        f"{files[0]}",
+        *(f"{clip}#{number}" for number in range(5)),
+        f"{files[2]}",
+    ]
+    assert [line.split()[2] for line in lines] == ["red", "blue", "red", "blue", "red", "blue", "red"]
+    table = read(out / "files.json")["images"]
+    assert [one.get("frame") for one in table] == [None, 0, 1, 2, 3, 4, None]
+    assert {one["drawn"] for one in table[1:6]} == {f"{clip.name}.mp4"}
+    frames = list(read_frames(out / f"{clip.name}.mp4"))
+    assert len(frames) == 5
+    assert frames[0].rate == 10
+    assert frames[0].pixels.shape == (480, 600, 3)
+
+
+def test_bad_files_are_named_skipped_and_counted(
+    oracle: Callable[..., Any],
+    truth: dict[int, Any],
+    pictures: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes((pictures / "1.png").read_bytes()[:-60])
-    with pytest.raises(DataError, match=r"broken\.png: cannot be decoded"):
-        list(predict(Detector(oracle({})), [broken], CATEGORIES, tmp_path / "out"))
-    assert list((tmp_path / "out").iterdir()) == []
+    files = [broken, pictures / "1.png"]
+    report, lines = run(oracle(truth), files, tmp_path / "out")
+    assert (report.bad_files, report.pictures, len(lines)) == (1, 1, 1)
+    assert report.describe().endswith("1 of 2 files could not be used; files.json says why")
+    assert f"skipped: {broken}: cannot be decoded" in capsys.readouterr().err
+    table = read(tmp_path / "out" / "files.json")
+    assert [one["id"] for one in table["images"]] == [2]
+    assert [(one["id"], one["path"]) for one in table["bad_files"]] == [(1, str(broken))]
+    assert "cannot be decoded" in table["bad_files"][0]["error"]
+
+    strict = PredictOptions(strict=True)
+    for bad, options in (([pictures / "1.png", broken], strict), ([broken], PredictOptions())):
+        with pytest.raises(DataError, match=r"broken\.png: cannot be decoded"):
+            run(oracle(truth), bad, tmp_path / "none", options)
+        assert not (tmp_path / "none").exists()
+
+
+def test_files_of_one_name_are_kept_apart_and_earlier_results_replaced(
+    oracle: Callable[..., Any], truth: dict[int, Any], pictures: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other" / "1.png"
+    other.parent.mkdir()
+    other.write_bytes((pictures / "2.png").read_bytes())
+    out = tmp_path / "out"
+    run(oracle(truth), [pictures / "3.png"], out)
+    run(oracle(truth), [pictures / "1.png", other], out)
+    assert [one["drawn"] for one in read(out / "files.json")["images"]] == ["1.png.png", "1.png-2.png"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "1.png-2.png",
+        "1.png.png",
+        "3.png.png",
+        "detections.json",
+        "files.json",
+    ]
+
+
+def test_large_frames_make_small_batches(
+    oracle: Callable[..., Any], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    network = oracle({})
+
+    class Watched(Detector):
+        def detect(self, images: Any) -> Any:
+            sizes.append(len(images))
+            return super().detect(images)
+
+    monkeypatch.setattr("gaudi_apps.ssd.predict.PIXEL_BYTES_PER_BATCH", 2 * 120 * 150 * 3)
+    files = sorted(pictures.iterdir())
+    predict(Watched(network), files, CATEGORIES, tmp_path, PredictOptions(batch_size=4))
+    assert sizes == [3, 2]

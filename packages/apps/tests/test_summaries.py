@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,47 @@ def test_scalars_can_be_read_back(tmp_path: Path) -> None:
         for value in event.summary.value
     }
     assert set(found) == {(3, "loss"), (3, "learning_rate")}
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(OSError, match="file/run") as caught:
+        SummaryWriter(tmp_path / "file" / "run")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    """Files of this process may have no more than 4096 bytes for a moment."""
+    pytest.importorskip("tensorflow")
+    summaries = SummaryWriter(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            summaries.write(1, {f"scalar {number}": 1.0 for number in range(1000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_hyperparameters_can_be_read_back(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    metadata = pytest.importorskip("tensorboard.plugins.hparams.metadata")
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+    from tensorflow.python.summary.summary_iterator import summary_iterator
+
+    values = {"batch_size": 8, "base_lr": 3e-3, "deterministic": True, "data_dir": None, "lr_drop_epochs": (40.0, 50.0)}
+    with SummaryWriter(tmp_path) as summaries:
+        summaries.write_hparams(values)
+        summaries.write(1, {"loss": 1.0})
+    (path,) = tmp_path.iterdir()
+    found = {}
+    for event in summary_iterator(str(path)):
+        for value in event.summary.value:
+            if value.metadata.plugin_data.plugin_name == metadata.PLUGIN_NAME:
+                data = HParamsPluginData.FromString(value.metadata.plugin_data.content)
+                for name, entry in data.session_start_info.hparams.items():
+                    found[name] = getattr(entry, entry.WhichOneof("kind"))
+    assert found == {**values, "data_dir": "None", "lr_drop_epochs": "(40.0, 50.0)"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from gaudi_apps.ssd.task import SSDTask
-from gaudi_datasets.detection_input import InputOptions, train_dataset
+from gaudi_datasets.detection_input import InputOptions, fake_dataset, train_dataset
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sources import RecordSource
+from gaudi_distributed import SingleProcess
 
 State = dict[str, npt.NDArray[Any]]
 
@@ -38,6 +40,7 @@ def test_a_task_learns_and_goes_back_to_a_state(task: SSDTask, records: Path) ->
     losses = []
     for _ in range(3):
         scalars = {name: float(value) for name, value in task.train_step(batch, 2e-4).items()}
+        assert scalars["finite"]
         assert scalars["loss"] == pytest.approx(scalars["class_loss"] + scalars["box_loss"], rel=1e-5)
         losses.append(scalars["loss"])
     learnt = task.read_state()
@@ -69,3 +72,86 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(task: SSDTask)
         with pytest.raises(DataError, match=message):
             task.write_state(state)
         assert differ(start, task.read_state()) == set()
+
+
+@pytest.fixture
+def make_small(small_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., SSDTask]:
+    """A task with the small network."""
+    monkeypatch.setattr("gaudi_apps.ssd.task.build_ssd", small_network)
+
+    def make(ema_decay: float = 0.0) -> SSDTask:
+        return SSDTask(3, keras_policy="float32", weight_decay=5e-4, communicator=SingleProcess(), ema_decay=ema_decay)
+
+    return make
+
+
+def make_batch() -> dict[str, Any]:
+    batch: dict[str, Any] = next(iter(fake_dataset(InputOptions(2), num_classes=3)))
+    return batch
+
+
+@pytest.mark.parametrize("bad", ["images", "offsets", "rate"])
+def test_what_is_not_finite_changes_no_weight(make_small: Callable[..., SSDTask], bad: str) -> None:
+    task, batch = make_small(ema_decay=0.5), make_batch()
+    assert bool(task.train_step(batch, 0.01)["finite"])
+    before = task.read_state()
+    spoiled = batch if bad == "rate" else {**batch, bad: batch[bad] * np.nan}
+    scalars = task.train_step(spoiled, np.inf if bad == "rate" else 0.01)
+    assert not bool(scalars["finite"])
+    # Statistics of batch norm are of the forward pass; they do not outlive the run, which ends here.
+    changed = differ(before, task.read_state())
+    assert all("/moving_" in name and not name.startswith("average/") for name in changed), changed
+    task.write_state(before)
+    assert bool(task.train_step(batch, 0.01)["finite"])
+    assert differ(before, task.read_state()) != set()
+
+
+def test_the_average_is_part_of_the_state_and_stands_in_for_the_weights(make_small: Callable[..., SSDTask]) -> None:
+    task, batch = make_small(ema_decay=0.9), make_batch()
+    plain = {name for name in make_small().read_state() if not name.startswith("momentum/")}
+    for _ in range(3):
+        task.train_step(batch, 0.05)
+    state = task.read_state()
+    averages = {name.removeprefix("average/") for name in state if name.startswith("average/")}
+    assert averages == plain | {"updates"}
+    assert int(state["average/updates"]) == 3
+    with task.averaged():
+        inside = task.read_state()
+    assert differ(state, task.read_state()) == set()
+    for name in plain:
+        np.testing.assert_array_equal(inside[name], state[f"average/{name}"])
+    assert {"hidden/kernel", "conv1_bn/moving_mean"} <= differ(inside, state)
+
+    user = make_small()
+    user.write_weights(state)
+    for name in plain:
+        np.testing.assert_array_equal(user.read_state()[name], state[f"average/{name}"])
+    user.write_weights({name: state[name] for name in plain})
+    for name in plain:
+        np.testing.assert_array_equal(user.read_state()[name], state[name])
+
+    task.reset_averages()
+    again = task.read_state()
+    assert int(again["average/updates"]) == 0
+    assert all(np.array_equal(again[f"average/{name}"], again[name]) for name in plain)
+
+
+def test_without_an_average_there_is_none(make_small: Callable[..., SSDTask]) -> None:
+    task = make_small()
+    state = task.read_state()
+    assert not any(name.startswith("average/") for name in state)
+    task.reset_averages()
+    with task.averaged():
+        assert differ(state, task.read_state()) == set()
+
+
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(make_small: Callable[..., SSDTask]) -> None:
+    task = make_small()
+    state = task.read_state()
+    other = {name: tensor + 1 for name, tensor in state.items()}
+    del other["class/kernel"]
+    with pytest.raises(DataError, match="the first is class/kernel"):
+        task.write_weights(other)
+    with pytest.raises(DataError, match="tensor class/kernel has shape"):
+        task.write_weights({**other, "class/kernel": state["class/kernel"][:, :-1]})
+    assert differ(state, task.read_state()) == set()

@@ -66,8 +66,12 @@ def write_evaluation(path: Path, scores: CocoScores, **facts: Any) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file, complete or not at all; a list is written without indentation."""
     fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(json.dumps(value, indent=None if isinstance(value, list) else 2) + "\n", encoding="utf-8")
-    os.replace(fresh, path)
+    try:
+        fresh.write_text(json.dumps(value, indent=None if isinstance(value, list) else 2) + "\n", encoding="utf-8")
+        os.replace(fresh, path)
+    except OSError as error:  # of a full disk it does not name the file
+        fresh.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def format_figure(value: float | None) -> str:

@@ -62,16 +62,16 @@ def read_flags(path: Path, config_class: type[Any]) -> list[str]:
         raise ConfigFileError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(entries, dict):
         raise ConfigFileError(f"{path}: holds {_kind_of(entries)}; write one `flag: value` a line")
-    defaults = dict(_list_flags(config_class()))
+    defaults = dict(list_flags(config_class()))
     return [argument for name, value in entries.items() for argument in _to_arguments(path, name, value, defaults)]
 
 
-def _list_flags(config: Any) -> Iterator[tuple[str, Any]]:
+def list_flags(config: Any) -> Iterator[tuple[str, Any]]:
     """Every flag with its default, those of the groups within included."""
     for entry in fields(config):
         value = getattr(config, entry.name)
         if is_dataclass(value):
-            yield from _list_flags(value)
+            yield from list_flags(value)
         else:
             yield entry.name, value
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _run(arguments: Sequence[str]) -> int:
     flags = parse_flags(DemoFlags, arguments, prog=f"python -m {PROG}", description=__doc__)
     for command in list_commands(flags):
-        print(f"$ {shlex.join(command)}", flush=True)
+        print(f"$ python -m {shlex.join(command)}", flush=True)
         status = subprocess.run([sys.executable, "-m", *command], check=False).returncode
         if status != 0:
             return status

@@ -41,8 +41,11 @@ class HistoryWriter:
 
     def append(self, step: int, scalars: Mapping[str, float]) -> None:
         """Write one row: the step, then the scalars; it is in the file when this returns."""
-        self._file.write(_to_line({"step": step, **scalars}))
-        self._file.flush()
+        try:
+            self._file.write(_to_line({"step": step, **scalars}))
+            self._file.flush()
+        except OSError as error:  # which does not name the file
+            raise OSError(error.errno, error.strerror, self._file.name) from None
 
     def close(self) -> None:
         """Close the file; nothing can be appended afterwards."""

@@ -1,11 +1,12 @@
-"""The training loop: it decides when to step, log and save; the task owns the step."""
+"""The training loop: it decides when to step, log, evaluate and save; the task owns the step."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,37 +15,51 @@ from gaudi_apps.history import HistoryWriter
 from gaudi_apps.progress import TrainingProgress
 from gaudi_apps.summaries import SummaryWriter
 
-_REMEDY = "no checkpoint was written of it. Lower --base_lr, lengthen the warm-up, or check the data"
+_REMEDY = "Nothing was saved of it. Lower --base_lr, lengthen the warm-up, or check the data"
+_IDS_SHOWN = 16
 
 
 class NonFiniteError(ArithmeticError):
     """A number of the training is no longer finite."""
 
-    exit_status = 70
+    exit_status: ClassVar[int] = 70
 
 
 class Task(Protocol):
     """A model that learns."""
 
     def train_step(self, batch: Mapping[str, Any], learning_rate: float) -> Mapping[str, Any]:
-        """Learn from a batch; returns scalars by name, ``loss`` among them, maybe still being computed."""
+        """Learn from a batch, unless a number of it is not finite.
+
+        Returns:
+            scalars by name, maybe still being computed: ``loss``, ``finite`` (whether loss, gradient and rate are; if
+            not, the weights were not changed), and others.
+        """
 
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """When the loop does what, in steps.
+    """When the loop does what, in steps; 0 is never.
 
     Args:
         total_steps: where training ends.
         log_every: between two reports to the user and the history.
         summary_every: between two points in TensorBoard.
         checkpoint_every: between two checkpoints; there is one at the end in any case.
+        checkpoint_minutes: between two checkpoints, besides.
+        evaluate_every: between two evaluations.
     """
 
     total_steps: int
     log_every: int = 1
     summary_every: int = 1
     checkpoint_every: int = 1000
+    checkpoint_minutes: float = 0.0
+    evaluate_every: int = 0
+
+    def is_due(self, done: int, every: int) -> bool:
+        """Whether something that is done every so many steps is due after ``done`` steps; at the end it always is."""
+        return done == self.total_steps or (every > 0 and done % every == 0)
 
 
 @dataclass(frozen=True)
@@ -56,17 +71,36 @@ class Reporters:
     summaries: SummaryWriter
 
 
+class Hooks(Protocol):
+    """What happens around the steps; the steps given are those that are done."""
+
+    def before_step(self, done: int) -> None:
+        """Before the next step."""
+
+    def after_step(self, done: int, image_ids: npt.NDArray[np.int64]) -> None:
+        """After a step on these images."""
+
+    def save(self, done: int) -> None:
+        """Write a checkpoint."""
+
+    def evaluate(self, done: int) -> bool:
+        """Score the model; True ends the training."""
+
+    def is_stopping(self) -> bool:
+        """Whether somebody asked the run to stop."""
+
+
 def train(
     task: Task,
     batches: Iterator[Mapping[str, Any]],
     learning_rate: Callable[[int], float],
     options: LoopOptions,
     reporters: Reporters,
-    save: Callable[[int], None],
+    hooks: Hooks,
     *,
     start_step: int = 0,
-) -> None:
-    """Train from a step to the end.
+) -> int:
+    """Train from a step to the end, or until an evaluation or somebody ends it; a checkpoint is saved in each case.
 
     Args:
         task: what learns.
@@ -74,40 +108,80 @@ def train(
         learning_rate: of a step, counted from 0.
         options: when to do what.
         reporters: where scalars go.
-        save: writes a checkpoint after so many steps.
+        hooks: what to do.
         start_step: steps that are done already.
 
+    Returns:
+        the steps that are done now.
+
     Raises:
-        NonFiniteError: the loss is NaN or infinite. It is looked at wherever it is reported, and before every
-            checkpoint, so that no checkpoint holds the result.
+        NonFiniteError: loss, gradient or rate of a step is not finite. It is looked at wherever the loss is reported,
+            and before every checkpoint and evaluation.
     """
+    watch = _FiniteWatch()
+    saved = time.monotonic()
     for step in range(start_step, options.total_steps):
-        rate = learning_rate(step)
-        scalars = task.train_step(next(batches), rate)
-        done = step + 1
-        last = done == options.total_steps
-        saves = last or done % options.checkpoint_every == 0
-        logs = last or done % options.log_every == 0
-        summarizes = last or done % options.summary_every == 0
-        if saves or logs or summarizes:
-            values = {"learning_rate": rate, **{name: float(value) for name, value in scalars.items()}}
-            _require_finite(values["loss"], done)
-        if logs:
-            reporters.progress.update(done, values)
-            reporters.history.append(done, values)
-        if summarizes:
-            reporters.summaries.write(done, {**values, "images_per_second": reporters.progress.images_per_second})
-        if saves:
-            save(done)
+        hooks.before_step(step)
+        rate, batch = learning_rate(step), next(batches)
+        scalars = dict(task.train_step(batch, rate))
+        done, image_ids = step + 1, np.asarray(batch["image_ids"])
+        watch.add(done, rate, scalars, image_ids)
+        hooks.after_step(done, image_ids)
+
+        evaluates = options.evaluate_every > 0 and options.is_due(done, options.evaluate_every)
+        minutes = (time.monotonic() - saved) / 60
+        saves = options.is_due(done, options.checkpoint_every) or 0 < options.checkpoint_minutes <= minutes
+        logs, summarizes = (options.is_due(done, every) for every in (options.log_every, options.summary_every))
+        if evaluates or logs or summarizes:
+            watch.check()
+            _report(reporters, done, {"learning_rate": rate, **_to_floats(scalars)}, logs, summarizes)
+        # An evaluation that is due is part of the run, and a signal may come while it lasts.
+        stops = (evaluates and hooks.evaluate(done)) or hooks.is_stopping()
+        if saves or stops:
+            watch.check()
+            hooks.save(done)
+            saved = time.monotonic()
+        if stops:
+            return done
+    return options.total_steps
+
+
+def _to_floats(scalars: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in scalars.items() if name != "finite"}
+
+
+def _report(reporters: Reporters, done: int, values: Mapping[str, float], logs: bool, summarizes: bool) -> None:
+    if logs:
+        reporters.progress.update(done, values)
+        reporters.history.append(done, values)
+    if summarizes:
+        reporters.summaries.write(done, {**values, "images_per_second": reporters.progress.images_per_second})
+
+
+class _FiniteWatch:
+    """Remembers the steps whose numbers were not looked at yet, so that looking need not hold up every step."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[int, float, Mapping[str, Any], npt.NDArray[np.int64]]] = []
+
+    def add(self, done: int, rate: float, scalars: Mapping[str, Any], image_ids: npt.NDArray[np.int64]) -> None:
+        self._steps.append((done, rate, scalars, image_ids))
+
+    def check(self) -> None:
+        """Raise NonFiniteError for the first step that was not finite."""
+        for done, rate, scalars, image_ids in self._steps:
+            if not (bool(scalars["finite"]) and math.isfinite(rate)):
+                shown = ", ".join(map(str, image_ids[:_IDS_SHOWN].tolist()))
+                more = f" and {len(image_ids) - _IDS_SHOWN} more" if len(image_ids) > _IDS_SHOWN else ""
+                raise NonFiniteError(
+                    f"step {done}: loss {float(scalars['loss']):g} at rate {rate:g}, or its gradient, is not finite; "
+                    f"image ids {shown}{more}. {_REMEDY}"
+                )
+        self._steps.clear()
 
 
 def require_finite_state(tensors: Mapping[str, npt.NDArray[Any]], step: int) -> None:
-    """Raise NonFiniteError if a tensor holds NaN or infinity: the loss of a step is finite where its update is not."""
+    """Raise NonFiniteError if a tensor holds NaN or infinity: an update may overflow where loss and gradient don't."""
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():
-            raise NonFiniteError(f"step {step}: {name} is no longer finite; {_REMEDY}")
-
-
-def _require_finite(loss: float, step: int) -> None:
-    if not math.isfinite(loss):
-        raise NonFiniteError(f"step {step}: loss is {loss}; {_REMEDY}")
+            raise NonFiniteError(f"step {step}: {name} is no longer finite. {_REMEDY}")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from gaudi_apps.config_file import parse_config
+from gaudi_apps.signals import interrupt_on_sigterm
 from gaudi_apps.ssd.config import SSDConfig, validate
 from gaudi_datasets.program import run_program
 
@@ -19,6 +20,7 @@ DESCRIPTION = "Train and evaluate SSD-ResNet34 on records of pictures with boxes
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the program with the given arguments (those of the command line when None) and leave the process."""
+    interrupt_on_sigterm()
     arguments = list(sys.argv[1:] if argv is None else argv)
     run_program(lambda: _run(arguments), prog=PROG, debug="--debug" in arguments)
 

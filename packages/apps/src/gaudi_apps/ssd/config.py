@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
+from gaudi_apps.profiling import parse_step_range
 from gaudi_datasets.errors import FlagError
 
 Switch = FlagCreatePairsOff[bool]
@@ -20,19 +21,21 @@ Switch = FlagCreatePairsOff[bool]
 class RunFlags:
     """What to do, and where its results go."""
 
-    mode: Literal["train", "eval", "predict", "plan"] = "train"
-    """train; eval: score the newest checkpoint; predict: draw detections on pictures; plan: print what
-    train would do."""
+    mode: Literal["train", "eval", "predict", "export", "plan", "verify-resume"] = "train"
+    """eval: score checkpoints; predict: draw detections; export: for deployment; plan: print what train would
+    do; verify-resume: prove on a few steps of this configuration that a killed run ends as an uninterrupted one."""
     model_dir: str = "runs/ssd_train"
     """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
+    clean: Switch = False
+    """Remove the run in --model_dir first: what it wrote, and nothing else."""
+    checkpoint: str = "newest"
+    """Which one eval, predict and export take: newest, best, a step, or for eval all, in the order of steps."""
     epochs: Annotated[float, arg(aliases=["-e"])] = 50.0
     """Passes over the training images."""
     steps: Annotated[int, arg(aliases=["-s"])] = 0
     """Steps in all, in place of --epochs; 0: as many as --epochs needs."""
-    no_evaluate: Switch = False
-    """Do not evaluate after training."""
-    inference: str | None = None
-    """A picture, or a folder of pictures, for --mode predict."""
+    kills: int = 3
+    """How often verify-resume kills its run."""
     seed: int = 0
     """Where weights, data order and augmentation start from."""
     deterministic: Switch = False
@@ -53,6 +56,8 @@ class DataFlags:
     """Folder of records (train-*, val-*) made by gaudi-datasets."""
     use_fake_data: Annotated[Switch, arg(aliases=["-f"])] = False
     """Random images in place of records, to measure speed."""
+    static: Switch = False
+    """--data_dir holds static batches, worker_R/, made by gaudi-datasets make-static-batches."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 128
     """Images a step."""
     num_examples_per_epoch: int = 0
@@ -63,6 +68,49 @@ class DataFlags:
     """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
     num_parallel_calls: int = 64
     """Images decoded and augmented at once."""
+    threadpool_size: int = 0
+    """Threads that do it; 0: as many as processors."""
+
+
+@dataclass(frozen=True)
+class WeightFlags:
+    """Where weights come from, and their average."""
+
+    resnet_checkpoint: str | None = None
+    """Weights to begin with: TensorFlow checkpoint, torchvision .pth, .npz, .pickle, .safetensors, or a checkpoint of
+    this program; what fits is loaded, and the rest is named."""
+    ema_decay: float = 0.0
+    """Average the weights over the steps with this decay, as .9998, and use the average; 0: no average."""
+
+
+@dataclass(frozen=True)
+class EvaluationFlags:
+    """Scoring during and after training."""
+
+    eval_epochs: float = 0.0
+    """Epochs between two evaluations during training; 0: none. The best checkpoint by AP is kept."""
+    target_ap: float = 0.0
+    """End training when an evaluation reaches this AP, in 0..1; 0: no target."""
+    patience: int = 0
+    """End training after so many evaluations without a better AP; 0: never."""
+    no_evaluate: Switch = False
+    """Do not evaluate after training."""
+
+
+@dataclass(frozen=True)
+class UseFlags:
+    """Pictures for --mode predict, and --mode export."""
+
+    inference: tuple[str, ...] = ()
+    """Pictures, videos, folders, or patterns such as 'in/*.jpg', to predict on, or to check an export on."""
+    score_threshold: float = 0.3
+    """Least score of a detection that is drawn and listed."""
+    strict: Switch = False
+    """End with the first file that cannot be read, in place of naming and skipping it."""
+    output_dir: str | None = None
+    """Folder of the results; predictions or export in --model_dir when not given."""
+    export_format: tuple[Literal["saved_model", "onnx", "tflite", "safetensors"], ...] = ("saved_model",)
+    """One or more formats; onnx needs the extra gaudi-apps[export]."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +145,8 @@ class DeviceFlags:
     """Precision of the computation; weights are float32 in both."""
     max_cpus: int = 16
     """Processors the program may use at most; 0: all."""
+    recipe_cache: str | None = None
+    """Folder of compiled graphs on Gaudi, kept between runs."""
     threads: int = 0
     """Threads of TensorFlow within and between operations; 0: as many as processors."""
 
@@ -111,8 +161,16 @@ class ReportFlags:
     """Steps between two points in TensorBoard."""
     save_checkpoints_epochs: Annotated[float, arg(aliases=["-c"])] = 5.0
     """Epochs between two checkpoints."""
+    save_checkpoints_steps: int = 0
+    """Steps between two checkpoints, in place of --save_checkpoints_epochs; 0: from the epochs."""
+    save_checkpoints_minutes: float = 0.0
+    """Minutes between two checkpoints, besides; 0: none."""
     keep_ckpt_max: int = 20
-    """Checkpoints to keep; older ones are removed."""
+    """Checkpoints to keep besides the best; older ones are removed."""
+    profile: str = "0,0"
+    """Steps a,b: trace them, both included, for TensorBoard's profiler; 0,0: none."""
+    vis_dataloader: Switch = False
+    """Draw what the network sees of the first training images, with the boxes that the targets stand for."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +179,10 @@ class SSDConfig:
 
     run: RunFlags = field(default_factory=RunFlags)
     data: DataFlags = field(default_factory=DataFlags)
+    weights: WeightFlags = field(default_factory=WeightFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
+    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
+    use: UseFlags = field(default_factory=UseFlags)
     device: DeviceFlags = field(default_factory=DeviceFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
 
@@ -129,7 +190,7 @@ class SSDConfig:
 def validate(config: SSDConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
     _check_ranges(config)
-    _check_flip(config.data.flip_probability)
+    _check_shares(config)
     _check_schedule(config.schedule)
     _check_inputs(config)
     if config.device.no_hpu and config.device.device == "hpu":
@@ -147,12 +208,14 @@ def _check_ranges(config: SSDConfig) -> None:
     )
     above_zero: dict[str, float] = {
         "epochs": run.epochs,
-        "base_lr": schedule.base_lr,
         "save_checkpoints_epochs": report.save_checkpoints_epochs,
     }
     for flag, value in above_zero.items():
         if not (math.isfinite(value) and value > 0):
             raise FlagError(f"--{flag} {value:g}: must be a finite number above 0")
+    # An infinite rate is a number that training itself stops at, naming the step.
+    if not schedule.base_lr > 0:
+        raise FlagError(f"--base_lr {schedule.base_lr:g}: must be above 0")
     at_least: dict[str, tuple[float, int]] = {
         "batch_size": (data.batch_size, 1),
         "num_parallel_calls": (data.num_parallel_calls, 1),
@@ -168,15 +231,29 @@ def _check_ranges(config: SSDConfig) -> None:
         "weight_decay": (schedule.weight_decay, 0),
         "max_cpus": (device.max_cpus, 0),
         "threads": (device.threads, 0),
+        "threadpool_size": (data.threadpool_size, 0),
+        "save_checkpoints_steps": (report.save_checkpoints_steps, 0),
+        "save_checkpoints_minutes": (report.save_checkpoints_minutes, 0),
+        "eval_epochs": (config.evaluation.eval_epochs, 0),
+        "patience": (config.evaluation.patience, 0),
     }
     for flag, (value, least) in at_least.items():
         if not (math.isfinite(value) and value >= least):
             raise FlagError(f"--{flag} {value:g}: must be at least {least}")
 
 
-def _check_flip(probability: float) -> None:
-    if not 0 <= probability <= 1:
-        raise FlagError(f"--flip_probability {probability:g}: must be in 0..1")
+def _check_shares(config: SSDConfig) -> None:
+    shares = {
+        "flip_probability": config.data.flip_probability,
+        "target_ap": config.evaluation.target_ap,
+        "score_threshold": config.use.score_threshold,
+        "ema_decay": config.weights.ema_decay,
+    }
+    for flag, value in shares.items():
+        if not 0 <= value <= 1:
+            raise FlagError(f"--{flag} {value:g}: must be in 0..1")
+    if config.weights.ema_decay == 1:
+        raise FlagError("--ema_decay 1: must be below 1, or the average never moves; use .9998 or the like")
 
 
 def _check_schedule(schedule: ScheduleFlags) -> None:
@@ -188,20 +265,46 @@ def _check_schedule(schedule: ScheduleFlags) -> None:
 
 
 def _check_inputs(config: SSDConfig) -> None:
-    """What each mode needs to read, and what only one mode reads."""
-    run, data = config.run, config.data
+    """What each mode needs to read, and what only some modes read."""
+    run, data, use = config.run, config.data, config.use
     if data.use_fake_data and data.data_dir is not None:
         raise FlagError(f"--use_fake_data: contradicts --data_dir {data.data_dir}; leave one of them out")
-    if run.mode == "predict" and run.inference is None:
-        raise FlagError("--mode predict: needs --inference with a picture or a folder of pictures")
-    if run.mode != "predict" and run.inference is not None:
-        raise FlagError(f"--inference {run.inference}: is for --mode predict; mode is {run.mode}")
+    if run.mode == "predict" and not use.inference:
+        raise FlagError("--mode predict: needs --inference with pictures, videos or a folder")
+    if run.mode not in ("predict", "export") and use.inference:
+        raise FlagError(f"--inference {use.inference[0]}: is for --mode predict and export; mode is {run.mode}")
     if run.json and run.mode != "plan":
         raise FlagError(f"--json: is for --mode plan; mode is {run.mode}")
     if run.mode == "eval" and data.use_fake_data:
         raise FlagError("--mode eval: random images have no truth to score; give --data_dir, not --use_fake_data")
+    if data.static and not data.data_dir:
+        raise FlagError("--static: needs --data_dir with static batches; gaudi-datasets make-static-batches makes them")
     sized = run.mode == "plan" and data.num_examples_per_epoch > 0
-    if run.mode != "predict" and not (data.data_dir or data.use_fake_data or sized):
+    if run.mode not in ("predict", "export") and not (data.data_dir or data.use_fake_data or sized):
         raise FlagError(
             f"--mode {run.mode}: needs --data_dir, a folder of records; `gaudi-datasets convert-coco` makes one"
         )
+    _check_checkpoint(run)
+    _check_evaluation(config)
+    parse_step_range(config.report.profile)
+
+
+def _check_checkpoint(run: RunFlags) -> None:
+    if run.mode == "verify-resume" and not 1 <= run.kills < (run.steps or math.inf):
+        raise FlagError(f"--kills {run.kills}: must be at least 1, and below --steps")
+    named = ("newest", "best", "all") if run.mode == "eval" else ("newest", "best")
+    if run.checkpoint not in named and not run.checkpoint.isdecimal():
+        raise FlagError(f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {run.mode}")
+    if run.checkpoint != "newest" and run.mode not in ("eval", "predict", "export"):
+        raise FlagError(f"--checkpoint {run.checkpoint}: is for --mode eval, predict and export; mode is {run.mode}")
+    if run.clean and run.mode != "train":
+        raise FlagError(f"--clean: is for --mode train; mode is {run.mode}")
+
+
+def _check_evaluation(config: SSDConfig) -> None:
+    """Scores during training need images that have a truth, and what depends on scores needs them."""
+    flags = config.evaluation
+    if not flags.eval_epochs and (flags.target_ap or flags.patience):
+        raise FlagError("--target_ap and --patience: need --eval_epochs, which says how often to evaluate")
+    if flags.eval_epochs and (config.data.use_fake_data or config.data.static):
+        raise FlagError("--eval_epochs: needs records with a truth; random and static batches have none")

@@ -23,8 +23,7 @@ class Detector:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-        self._compute = tf.function(self._detect, reduce_retracing=True)
+        self._compute = tf.function(lambda images: find_boxes(model, images), reduce_retracing=True)
 
     def detect(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Detections of a batch, at most 200 an image, best first.
@@ -39,14 +38,16 @@ class Detector:
         boxes, labels, scores = self._compute(images)
         return boxes.numpy(), labels.numpy(), scores.numpy()
 
-    def _detect(self, images: Any) -> tuple[Any, Any, Any]:
-        logits, offsets = self._model(images, training=False)
-        boxes, labels, scores = non_max_suppression(
-            decode_boxes(offsets),
-            tf.nn.softmax(logits),
-            score_threshold=SCORE_THRESHOLD,
-            iou_threshold=IOU_THRESHOLD,
-            max_per_class=DETECTIONS_PER_IMAGE,
-            max_detections=DETECTIONS_PER_IMAGE,
-        )
-        return tf.clip_by_value(boxes, 0.0, 1.0), labels, scores
+
+def find_boxes(model: Any, images: Any) -> tuple[Any, Any, Any]:
+    """The computation of `Detector.detect` on tensors, for use inside a graph."""
+    logits, offsets = model(images, training=False)
+    boxes, labels, scores = non_max_suppression(
+        decode_boxes(offsets),
+        tf.nn.softmax(logits),
+        score_threshold=SCORE_THRESHOLD,
+        iou_threshold=IOU_THRESHOLD,
+        max_per_class=DETECTIONS_PER_IMAGE,
+        max_detections=DETECTIONS_PER_IMAGE,
+    )
+    return tf.clip_by_value(boxes, 0.0, 1.0), labels, scores

@@ -40,6 +40,7 @@ class Plan:
     warmup_steps: int
     drop_steps: tuple[int, int]
     checkpoint_steps: int
+    evaluation_steps: int  # 0: none during training
     warnings: tuple[str, ...] = ()
 
     def learning_rate(self, step: int) -> float:
@@ -72,7 +73,7 @@ def make_plan(config: SSDConfig, num_images: int) -> Plan:
     The rate grows with the batch (base_lr is that of 32 images); an epoch is as many steps as it takes to see every
     image; epochs become steps by cutting off the fraction.
     """
-    run, schedule, batch = config.run, config.schedule, config.data.batch_size
+    run, schedule, report, batch = config.run, config.schedule, config.report, config.data.batch_size
     steps_per_epoch = math.ceil(num_images / batch)
     total_steps = run.steps or max(1, int(run.epochs * steps_per_epoch))
     warmup_steps = schedule.lr_warmup_steps or int(schedule.lr_warmup_epoch * steps_per_epoch)
@@ -87,9 +88,15 @@ def make_plan(config: SSDConfig, num_images: int) -> Plan:
         lr_schedule=schedule.lr_schedule,
         warmup_steps=warmup_steps,
         drop_steps=drop_steps,
-        checkpoint_steps=max(1, int(config.report.save_checkpoints_epochs * steps_per_epoch)),
+        checkpoint_steps=report.save_checkpoints_steps or _count_steps(report.save_checkpoints_epochs, steps_per_epoch),
+        evaluation_steps=_count_steps(config.evaluation.eval_epochs, steps_per_epoch),
         warnings=tuple(_find_misfits(config, num_images, total_steps, warmup_steps, drop_steps)),
     )
+
+
+def _count_steps(epochs: float, steps_per_epoch: int) -> int:
+    """At least one for any part of an epoch."""
+    return max(1, int(epochs * steps_per_epoch)) if epochs else 0
 
 
 def _find_drop_steps(schedule: ScheduleFlags, steps_per_epoch: int) -> tuple[int, int]:

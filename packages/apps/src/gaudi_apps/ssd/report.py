@@ -13,6 +13,7 @@ from gaudi_apps.pictures import Picture, compare_pictures, draw_detections, writ
 from gaudi_apps.ssd.evaluation import Detection
 from gaudi_datasets.sources import DetectionSource
 
+PICTURES = "pictures"
 NUM_PICTURES = 8
 DRAWN_PER_IMAGE = 10
 DRAWN_SCORE = 0.3
@@ -32,7 +33,7 @@ def draw_comparisons(
     Returns:
         the PNG files, in the folder ``pictures``.
     """
-    folder = model_dir / "pictures"
+    folder = model_dir / PICTURES
     folder.mkdir(parents=True, exist_ok=True)
     by_image: dict[int, list[Detection]] = {}
     for detection in detections:

@@ -1,0 +1,85 @@
+"""What ssd_train learns from: records, static batches or random images, behind one face."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gaudi_apps.ssd.plan_report import COCO_TRAIN_IMAGES
+from gaudi_apps.ssd.session import Session
+from gaudi_datasets.coco import Category
+from gaudi_datasets.coco_categories import COCO_CATEGORIES
+
+Batches = Iterator[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Images to learn from.
+
+    Attributes:
+        categories: the classes, label 1 first.
+        num_images: in an epoch.
+        fingerprint: equal for equal data.
+        batches: the endless batches from a step on.
+    """
+
+    categories: tuple[Category, ...]
+    num_images: int
+    fingerprint: str
+    batches: Callable[[int], Batches]
+
+
+def open_training_data(session: Session) -> TrainingData:
+    """Open what the configuration names.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it is damaged.
+    """
+    config = session.config.data
+    if config.use_fake_data:
+        data = _open_fake(session)
+    elif config.static:
+        data = _open_static(session)
+    else:
+        data = _open_records(session)
+    num_images = config.num_examples_per_epoch or data.num_images
+    return TrainingData(data.categories, num_images, data.fingerprint, data.batches)
+
+
+def _open_records(session: Session) -> TrainingData:
+    from gaudi_datasets.detection_input import read_batches, train_dataset
+
+    source, options = session.open_records("train"), session.input_options
+
+    def batches(first_step: int) -> Batches:
+        return read_batches(train_dataset(source, options, first_step=first_step))
+
+    return TrainingData(source.categories, len(source), source.fingerprint, batches)
+
+
+def _open_static(session: Session) -> TrainingData:
+    from gaudi_datasets.detection_input import read_batches
+    from gaudi_datasets.static_batches import open_static_batches, static_dataset
+
+    options = session.input_options
+    static = open_static_batches(Path(session.config.data.data_dir or ""), options)
+
+    def batches(first_step: int) -> Batches:
+        return read_batches(static_dataset(static, options, first_step=first_step))
+
+    fingerprint = hashlib.sha256(repr(static.files).encode()).hexdigest()
+    return TrainingData(static.categories, static.num_images, fingerprint, batches)
+
+
+def _open_fake(session: Session) -> TrainingData:
+    from gaudi_datasets.detection_input import fake_dataset
+
+    def batches(first_step: int) -> Batches:
+        return iter(fake_dataset(session.input_options, num_classes=len(COCO_CATEGORIES) + 1))
+
+    return TrainingData(COCO_CATEGORIES, COCO_TRAIN_IMAGES, "random images", batches)

@@ -1,0 +1,162 @@
+"""The mode verify-resume of ssd_train: kill a short run of the user's own configuration again and again, and compare.
+
+One run goes through; another is ended by SIGKILL at drawn moments and started again with the same command until it is
+done. Both are processes of their own, as the real ones are.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import yaml
+
+from gaudi_apps.checkpoints import CheckpointFolder
+from gaudi_apps.config_file import list_flags
+from gaudi_apps.ssd.config import SSDConfig
+from gaudi_apps.ssd.session import CHECKPOINTS
+
+STEPS = 6
+PROGRAM = ("-m", "gaudi_apps.ssd_train")
+_STEP = re.compile(r"step (\d+)/")
+# Flags of a short run that differ from the user's: it saves each step, and does nothing besides training.
+_SHORT = {
+    "mode": "train",
+    "deterministic": True,
+    "no_evaluate": True,
+    "save_checkpoints_steps": 1,
+    "keep_ckpt_max": 2,
+    "log_step_count_steps": 1,
+}
+_LEFT_OUT = ("config", "clean", "debug", "json", "eval_epochs", "target_ap", "patience", "vis_dataloader", "profile")
+
+
+class ResumeError(RuntimeError):
+    """A run that was killed and resumed did not end as the one that went through."""
+
+    exit_status: ClassVar[int] = 70
+
+
+@dataclass(frozen=True)
+class ResumeReport:
+    """What was compared.
+
+    Attributes:
+        steps: of each run.
+        kills: how many times the second run was ended.
+        state: SHA-256 of weights and optimizer state at the end.
+        image_sequence: SHA-256 over the ids of all images in their order.
+    """
+
+    steps: int
+    kills: int
+    state: str
+    image_sequence: str
+
+    def describe(self) -> str:
+        """A few lines for the user."""
+        return (
+            f"{self.steps} steps, killed {self.kills} times: the same as without\n"
+            f"weights and optimizer state  {self.state}\n"
+            f"sequence of image ids        {self.image_sequence}"
+        )
+
+
+def verify_resume(config: SSDConfig) -> int:
+    """Prove it for the given configuration in a temporary folder; returns the exit status."""
+    steps = config.run.steps or max(STEPS, config.run.kills + 1)
+    with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
+        print(compare_runs(config, Path(folder), steps=steps, kills=config.run.kills, seed=config.run.seed).describe())
+    return 0
+
+
+def compare_runs(config: SSDConfig, folder: Path, *, steps: int, kills: int, seed: int) -> ResumeReport:
+    """Train twice, once with kills, and compare the ends bit for bit.
+
+    Args:
+        config: what to train; its folder of the run is not touched.
+        folder: where both runs are made.
+        steps: of each run.
+        kills: how often the second run is ended, fewer than there are steps.
+        seed: of the moments of the kills.
+
+    Raises:
+        ResumeError: the ends differ, or a run failed.
+    """
+    seconds = _train_whole(_command(config, folder / "whole", steps))
+    drawn = random.Random(seed)
+    command = _command(config, folder / "killed", steps)
+    for step in sorted(drawn.sample(range(1, steps), kills)):
+        _kill_after(command, step, drawn.uniform(0, seconds))
+    _run(command)
+    first, second = (CheckpointFolder(folder / name / CHECKPOINTS).load_newest() for name in ("whole", "killed"))
+    for what, one, other in (
+        ("steps", first.step, second.step),
+        ("weights and optimizer state", first.sha256, second.sha256),
+        ("sequence of image ids", first.facts["image_sequence"], second.facts["image_sequence"]),
+    ):
+        if one != other:
+            raise ResumeError(f"verify-resume: {what} differ after {kills} kills: {one} without, {other} with them")
+    return ResumeReport(first.step, kills, first.sha256, first.facts["image_sequence"])
+
+
+def _command(config: SSDConfig, model_dir: Path, steps: int) -> list[str]:
+    """The program on the user's flags, but for those of a short run, which go through a file."""
+    changed = {**_SHORT, "steps": steps, "model_dir": str(model_dir)}
+    flags = {name: value for name, value in list_flags(config) if name not in _LEFT_OUT} | changed
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
+    path = model_dir.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return [sys.executable, *PROGRAM, "--config", str(path)]
+
+
+def _train_whole(command: Sequence[str]) -> float:
+    """Run to the end; returns the seconds from one report of a step to the next, between them a checkpoint."""
+    times: list[float] = []
+    _run(command, lambda process, step: times.append(time.monotonic()))
+    return (times[-1] - times[0]) / max(len(times) - 1, 1) if times else 0.0
+
+
+def _kill_after(command: Sequence[str], step: int, delay: float) -> None:
+    """Run until a step is reported and a little longer, so that the kill falls anywhere in saving and stepping."""
+    timers: list[threading.Timer] = []
+
+    def kill_soon(process: subprocess.Popen[str], done: int) -> None:
+        if timers:  # a step later at the latest, so that each of the kills has a step of its own
+            process.kill()
+        elif done >= step:
+            timers.append(threading.Timer(delay, process.kill))
+            timers[0].start()
+
+    try:
+        _run(command, kill_soon, ends_with=-signal.SIGKILL)
+    finally:
+        for timer in timers:
+            timer.cancel()
+
+
+def _run(
+    command: Sequence[str],
+    at_step: Callable[[subprocess.Popen[str], int], None] = lambda process, step: None,
+    *,
+    ends_with: int = 0,
+) -> None:
+    """Run the program, and say when it reports a step; raise ResumeError unless it ends with the status."""
+    last = "it said nothing"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout or ():
+            last = line.strip() or last
+            if found := _STEP.match(line):
+                at_step(process, int(found[1]))
+    if process.returncode != ends_with:
+        raise ResumeError(f"verify-resume: a run ended with status {process.returncode}, not {ends_with}: {last}")

@@ -1,0 +1,44 @@
+"""The program ssd_train with a network that costs next to nothing, for tests of all that is around the network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gaudi_apps.ssd.config import SSDConfig
+    from gaudi_distributed import Precision
+
+
+def build_small_ssd(num_classes: int, *, pool_padding: str = "same", dtype: str = "float32") -> Any:
+    """A model with the inputs and outputs of the detector, which answers the same at each default box."""
+    from gaudi_ops.tf.keras_api import keras
+
+    layers = keras.layers
+    images = keras.Input([300, 300, 3], name="images")
+    x = layers.AveragePooling2D(50, name="pool", dtype=dtype)(images)
+    x = layers.BatchNormalization(momentum=0.9, name="conv1_bn", dtype=dtype)(x)
+    x = layers.Flatten(name="flatten", dtype=dtype)(x)
+    x = layers.Dense(128, activation="relu", name="hidden", dtype=dtype)(x)
+    outputs = [
+        layers.RepeatVector(8732, name=f"{name}s", dtype="float32")(layers.Dense(size, name=name, dtype="float32")(x))
+        for name, size in (("class", num_classes), ("box", 4))
+    ]
+    return keras.Model(images, outputs, name=f"small_{pool_padding}")
+
+
+if __name__ == "__main__":
+    from gaudi_apps import ssd_train
+    from gaudi_apps.ssd import session
+
+    start_tensorflow = session._start_tensorflow
+
+    def start(config: SSDConfig) -> Precision:
+        """Exchange the network as soon as TensorFlow may be imported."""
+        precision = start_tensorflow(config)
+        import gaudi_models.ssd
+
+        gaudi_models.ssd.build_ssd = build_small_ssd  # type: ignore[assignment]
+        return precision
+
+    session._start_tensorflow = start
+    ssd_train.main()

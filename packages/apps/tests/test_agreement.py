@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gaudi_apps.ssd.agreement import Agreement, Detections, compare_detections, compare_rows, find_worst
+
+
+def make(*rows: tuple[float, int, float], size: int = 4) -> Detections:
+    """One picture with detections (left side, label, score) and empty rows up to the size."""
+    boxes, labels, scores = np.zeros((1, size, 4), np.float32), np.zeros((1, size), np.int32), np.zeros((1, size))
+    for place, (left, label, score) in enumerate(rows):
+        boxes[0, place] = [0.1, left, 0.6, left + 0.3]
+        labels[0, place], scores[0, place] = label, score
+    return Detections(boxes, labels, scores.astype(np.float32))
+
+
+REFERENCE = make((0.1, 1, 0.9), (0.5, 2, 0.8))
+
+
+def test_equal_detections_agree_in_any_order() -> None:
+    assert compare_detections(REFERENCE, REFERENCE) == Agreement(0, 0, 4)
+    assert compare_detections(REFERENCE, make((0.5, 2, 0.8), (0.1, 1, 0.9))) == Agreement(0, 0, 4)
+    assert compare_detections(make(), make()) == Agreement(0, 0, 0)
+
+
+def test_differences_are_measured() -> None:
+    moved = compare_detections(REFERENCE, make((0.1, 1, 0.9002), (0.504, 2, 0.8)))
+    assert moved.box_difference == pytest.approx(0.004, rel=1e-3)
+    assert moved.score_difference == pytest.approx(0.0002, rel=1e-2)
+    assert not moved.is_close
+    assert compare_detections(REFERENCE, make((0.1, 1, 0.9002), (0.5004, 2, 0.8))).is_close
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        make((0.1, 1, 0.9)),
+        make((0.1, 1, 0.9), (0.5, 2, 0.8), (0.2, 3, 0.7)),
+        make((0.1, 1, 0.9), (0.5, 1, 0.8)),
+        make((0.1, 1, 0.9), (0.5, 2, np.nan)),
+        make(),
+    ],
+)
+def test_what_only_one_has_is_a_difference(found: Detections) -> None:
+    for pair in ((REFERENCE, found), (found, REFERENCE)):
+        agreement = compare_detections(*pair)
+        assert not agreement.is_close
+
+
+def test_detections_at_the_edge_may_be_in_one_only() -> None:
+    assert compare_detections(REFERENCE, make((0.1, 1, 0.9), (0.5, 2, 0.8), (0.3, 1, 0.0505))).is_close
+    full = make((0.1, 1, 0.9), (0.5, 2, 0.8), size=2)
+    assert compare_detections(full, make((0.1, 1, 0.9), (0.2, 2, 0.8), size=2)) == Agreement(0, 0, 2)
+    assert not compare_detections(full, make((0.1, 1, 0.5), (0.5, 2, 0.8), size=2)).is_close
+
+
+def test_rows_are_compared_in_their_order() -> None:
+    boxes, scores = np.zeros((2, 3, 4)), np.full((2, 3, 5), 0.2)
+    assert compare_rows((boxes, scores), (boxes, scores)) == Agreement(0, 0, 6)
+    worse = scores.copy()
+    worse[1, 2, 4] = 0.25
+    assert compare_rows((boxes, scores), (boxes, worse)).score_difference == pytest.approx(0.05)
+    assert not compare_rows((boxes, scores), (boxes, scores[:1])).is_close
+    worse[0, 0, 0] = np.nan
+    assert not compare_rows((boxes, scores), (boxes, worse)).is_close
+
+
+def test_the_worst_of_several() -> None:
+    found = find_worst([Agreement(1e-5, 2e-4, 3), Agreement(1e-4, 1e-5, 4)])
+    assert found == Agreement(1e-4, 2e-4, 7)
+    assert found.is_close
+    assert not find_worst([found, replace(found, box_difference=np.nan)]).is_close

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_apps.ssd.agreement import Detections, compare_detections, compare_rows
+from gaudi_apps.ssd.converters import export_onnx, export_tflite, require_onnx
+from gaudi_apps.ssd.detector import Detector
+from gaudi_apps.ssd.export_runs import decode_pixels, run_onnx, run_tflite
+from gaudi_apps.ssd.serving import find_raw
+from gaudi_datasets.coco import Category
+from gaudi_datasets.detection_input import prepare_image
+from gaudi_datasets.errors import MissingExtraError
+
+CATEGORIES = (Category(7, "red"), Category(9, "blue"))
+
+
+@pytest.fixture(scope="module")
+def images(noise_pictures: list[bytes]) -> Any:
+    return np.stack([prepare_image(one) for one in noise_pictures])
+
+
+def test_onnx_finds_what_the_network_finds(
+    detector_network: Any, noise_pictures: list[bytes], images: Any, tmp_path: Path
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    path = tmp_path / "model.onnx"
+    export_onnx(detector_network, CATEGORIES, path)
+    reference = Detections(*Detector(detector_network).detect(images))
+    agreement = compare_detections(reference, run_onnx(path, noise_pictures))
+    assert agreement.is_close
+    assert agreement.compared > 20
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    batch = np.stack([decode_pixels(one) for one in noise_pictures])
+    found = Detections(*session.run(["boxes_yxyx", "labels", "scores"], {"images": batch}))
+    assert compare_detections(reference, found).is_close
+    assert found.labels.shape == (3, 200)
+    assert [one["name"] for one in json.loads(session.get_modelmeta().custom_metadata_map["classes"])] == [
+        "red",
+        "blue",
+    ]
+
+
+def test_onnx_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, *_: Any) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr("gaudi_apps.ssd.converters.importlib.import_module", refuse)
+    with pytest.raises(MissingExtraError, match=r"onnx cannot be imported .* pip install 'gaudi-apps\[export\]'"):
+        require_onnx()
+
+
+def test_tflite_computes_what_the_network_computes(
+    detector_network: Any, noise_pictures: list[bytes], images: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.tflite"
+    export_tflite(detector_network, path)
+    expected = [output.numpy() for output in find_raw(detector_network, images)]
+    assert compare_rows(expected, run_tflite(path, noise_pictures)).is_close
+    assert compare_rows([one[:1] for one in expected], run_tflite(path, noise_pictures[:1])).is_close

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_apps.ssd.agreement import Detections, compare_detections
+from gaudi_apps.ssd.detector import Detector
+from gaudi_apps.ssd.export_runs import ExportError, run_saved_model
+from gaudi_apps.ssd.serving import export_saved_model
+from gaudi_datasets.coco import Category
+from gaudi_datasets.detection_input import prepare_image
+
+
+def test_a_saved_model_is_run_by_relative_paths(
+    detector_network: Any, noise_pictures: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process has another working folder, and the default folder of a run is relative."""
+    monkeypatch.chdir(tmp_path)
+    Path("scratch").mkdir()
+    export_saved_model(detector_network, [Category(1, "red"), Category(2, "blue")], Path("saved"))
+    images = np.stack([prepare_image(picture) for picture in noise_pictures])
+    reference = Detections(*Detector(detector_network).detect(images))
+    for found in run_saved_model(Path("saved"), noise_pictures, Path("scratch")):
+        agreement = compare_detections(reference, found)
+        assert agreement.is_close
+        assert agreement.compared > 20
+
+
+def test_a_saved_model_that_cannot_be_run_is_an_error(noise_pictures: list[bytes], tmp_path: Path) -> None:
+    tf.saved_model.save(tf.Module(), str(tmp_path / "empty"))
+    with pytest.raises(ExportError, match=r"cannot be run by TensorFlow alone: KeyError: .*serving_default"):
+        run_saved_model(tmp_path / "empty", noise_pictures, tmp_path)

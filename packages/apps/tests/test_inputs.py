@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from gaudi_apps.ssd.inputs import BadFile, InputPicture, find_files, read_pictures
+from gaudi_apps.videos import VideoWriter
+from gaudi_datasets.detection_input import prepare_image, prepare_pixels
+from gaudi_datasets.errors import MissingInputError
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+
+
+def find(folder: Path, *inputs: str) -> list[str]:
+    return [str(path.relative_to(folder)) for path in find_files([f"{folder}/{text}" for text in inputs])]
+
+
+def test_files_folders_and_patterns(tmp_path: Path) -> None:
+    touch(tmp_path, "b.JPG", "a.jpeg", "notes.txt", "c.MP4", "sub/d.png", "sub/e.txt", "x[1].png")
+    (tmp_path / "folder.png").mkdir()
+    assert find(tmp_path, "") == ["a.jpeg", "b.JPG", "c.MP4", "x[1].png"]
+    assert find(tmp_path, "sub", "b.JPG") == ["sub/d.png", "b.JPG"]
+    assert find(tmp_path, "*.jp*g", "sub/*") == ["a.jpeg", "sub/d.png"]
+    assert find(tmp_path, "**/*.png") == ["sub/d.png", "x[1].png"]
+    assert find(tmp_path, "a.jpeg", "*", "a.jpeg") == ["a.jpeg", "b.JPG", "c.MP4", "x[1].png"]
+    assert find(tmp_path, "x[1].png") == ["x[1].png"]  # a name of a file, before it is a pattern
+    assert find(tmp_path, "notes.txt") == ["notes.txt"]  # whoever names it may know what it is
+
+
+def test_nothing_to_predict_on_is_a_missing_input(tmp_path: Path) -> None:
+    touch(tmp_path, "notes.txt")
+    for text, what in (
+        ("", r"holds no picture \(\.jpeg, \.jpg, \.png\) and no video"),
+        ("*.txt", "matches no picture"),
+        ("nowhere", "nowhere: is not there; give --inference"),
+    ):
+        with pytest.raises(MissingInputError, match=what):
+            find_files([f"{tmp_path}/{text}"])
+
+
+def test_pictures_frames_and_bad_files_are_numbered(pictures: Path, tmp_path: Path) -> None:
+    broken, text = tmp_path / "broken.png", tmp_path / "text.jpg"
+    broken.write_bytes((pictures / "1.png").read_bytes()[:-60])
+    text.write_text("no picture")
+    writer = VideoWriter(tmp_path / "clip", 10)
+    for number in (1, 2, 3):
+        path = writer.write(np.asarray(cv2.imread(str(pictures / f"{number}.png"))[:, :, ::-1], np.uint8))
+    writer.close()
+    files = [pictures / "5.png", broken, path, text, tmp_path / "gone.png", pictures / "4.png"]
+    read = list(read_pictures(files))
+    assert [one.image_id for one in read] == list(range(1, 9))
+    assert [type(one) for one in read] == [InputPicture, BadFile, *[InputPicture] * 3, BadFile, BadFile, InputPicture]
+    first, bad, *frames = read[:5]
+    assert isinstance(first, InputPicture)
+    assert (first.name, first.frame, first.rate) == (f"{files[0]}", None, 0)
+    np.testing.assert_array_equal(first.image, prepare_image(files[0].read_bytes()))
+    np.testing.assert_array_equal(first.pixels, cv2.imread(str(files[0]))[:, :, ::-1])
+    assert isinstance(bad, BadFile)
+    assert bad.message.startswith(f"{broken}: cannot be decoded")
+    for number, frame in enumerate(frames):
+        assert isinstance(frame, InputPicture)
+        assert (frame.name, frame.frame, frame.rate) == (f"{path}#{number}", number, 10)
+        np.testing.assert_array_equal(frame.image, prepare_pixels(frame.pixels))
+    messages = [one.message for one in read[5:7] if isinstance(one, BadFile)]
+    assert "cannot be decoded" in messages[0]
+    assert "there is no such image" in messages[1]

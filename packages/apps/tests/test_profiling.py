@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gaudi_apps.profiling import Profiler, StepRange, parse_step_range
+from gaudi_datasets.errors import FlagError
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [("0,0", None), ("1,1", StepRange(1, 1)), (" 3, 12 ", StepRange(3, 12))],
+)
+def test_a_range_is_two_steps(text: str, steps: StepRange | None) -> None:
+    assert parse_step_range(text) == steps
+
+
+@pytest.mark.parametrize("text", ["", "3", "5,3", "0,3", "-1,3", "1,2,3", "a,b", "1.5,3", "٣,٤"])
+def test_another_text_is_named(text: str) -> None:
+    with pytest.raises(FlagError, match=r"--profile .*: must be") as caught:
+        parse_step_range(text)
+    assert "\n" not in str(caught.value)
+
+
+def list_traces(folder: Path) -> list[Path]:
+    return sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
+
+
+def run_steps(folder: Path, steps: StepRange, numbers: range) -> list[int]:
+    """Number of traces that are there after each step, and after the end."""
+    tf = pytest.importorskip("tensorflow")
+    counts = []
+    with Profiler(folder, steps) as profiler:
+        for step in numbers:
+            profiler.before_step(step)
+            tf.matmul(tf.ones([8, 8]), tf.ones([8, 8]))
+            profiler.after_step(step)
+            counts.append(len(list_traces(folder)))
+    return [*counts, len(list_traces(folder))]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "counts"),
+    [
+        (range(1, 6), [0, 0, 1, 1, 1, 1]),
+        (range(3, 6), [1, 1, 1, 1]),  # continued within
+        (range(1, 3), [0, 0, 1]),  # over within
+        (range(4, 6), [0, 0, 0]),  # continued after
+    ],
+)
+def test_the_range_is_traced_as_far_as_the_run_has_it(tmp_path: Path, numbers: range, counts: list[int]) -> None:
+    assert run_steps(tmp_path / "new", StepRange(2, 3), numbers) == counts
+
+
+def test_a_trace_names_its_steps_and_their_work(tmp_path: Path) -> None:
+    run_steps(tmp_path, StepRange(2, 3), range(1, 6))
+    content = list_traces(tmp_path)[0].read_bytes()
+    assert b"MatMul" in content
+    assert b"step_num" in content
+
+
+def test_a_run_that_fails_leaves_its_trace_and_the_profiler_free(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    for name in ("a", "b"):
+        with contextlib.suppress(RuntimeError), Profiler(tmp_path / name, StepRange(1, 5)) as profiler:
+            profiler.before_step(1)
+            raise RuntimeError
+        assert len(list_traces(tmp_path / name)) == 1
+
+
+def test_no_range_imports_no_tensorflow(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from gaudi_apps.profiling import Profiler\n"
+        f"with Profiler(Path({str(tmp_path)!r}), None) as p: p.before_step(1); p.after_step(1)\n"
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_apps.ssd.agreement import Detections, compare_detections
+from gaudi_apps.ssd.detector import Detector, find_boxes
+from gaudi_apps.ssd.serving import export_saved_model, find_boxes_shared, find_raw, to_float32
+from gaudi_datasets.coco import Category
+from gaudi_datasets.detection_input import prepare_image
+from gaudi_models.ssd import build_ssd
+
+CATEGORIES = (Category(7, "red"), Category(9, "blue\nand ünlike"))
+
+
+@pytest.fixture(scope="module")
+def images(noise_pictures: list[bytes]) -> Any:
+    return np.stack([prepare_image(one) for one in noise_pictures])
+
+
+@pytest.fixture(scope="module")
+def saved(detector_network: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exports") / "saved"
+    export_saved_model(detector_network, CATEGORIES, path)
+    return path
+
+
+def to_detections(outputs: dict[str, Any]) -> Detections:
+    return Detections(*(outputs[name].numpy() for name in ("boxes_yxyx", "labels", "scores")))
+
+
+def test_a_saved_model_finds_what_the_network_finds(
+    saved: Path, detector_network: Any, noise_pictures: list[bytes], images: Any
+) -> None:
+    signatures = tf.saved_model.load(str(saved)).signatures
+    reference = Detections(*Detector(detector_network).detect(images))
+    outputs = signatures["serving_default"](encoded=tf.constant(noise_pictures))
+    agreement = compare_detections(reference, to_detections(outputs))
+    assert agreement.is_close
+    assert agreement.compared > 20
+    np.testing.assert_array_equal(outputs["num_detections"], (reference.labels > 0).sum(axis=1))
+    assert outputs["boxes_yxyx"].shape == (3, 200, 4)
+    assert outputs["labels"].dtype == outputs["num_detections"].dtype == tf.int32
+
+    pixels = np.stack([tf.io.decode_png(one, channels=3) for one in noise_pictures])
+    for batch in (1, 3):
+        outputs = signatures["images"](images=tf.constant(pixels[:batch]))
+        rows = Detections(reference.boxes_yxyx[:batch], reference.labels[:batch], reference.scores[:batch])
+        assert compare_detections(rows, to_detections(outputs)).is_close
+
+
+def test_a_saved_model_names_its_classes(saved: Path) -> None:
+    found = tf.saved_model.load(str(saved)).signatures["class_names"]()
+    assert [name.decode() for name in found["class_names"].numpy()] == [one.name for one in CATEGORIES]
+    assert found["category_ids"].numpy().tolist() == [7, 9]
+    assert json.loads((saved / "assets" / "classes.json").read_text()) == [
+        {"label": 1, "id": 7, "name": "red"},
+        {"label": 2, "id": 9, "name": "blue\nand ünlike"},
+    ]
+    assert not (saved / "classes.json").exists()
+
+
+def test_shared_boxes_and_raw_outputs_are_the_same_detections(detector_network: Any, images: Any) -> None:
+    reference = Detections(*Detector(detector_network).detect(images))
+    found = Detections(*(output.numpy() for output in find_boxes_shared(detector_network, images)))
+    assert compare_detections(reference, found).is_close
+    np.testing.assert_array_equal(found.labels > 0, found.scores > 0)
+    boxes, scores = find_raw(detector_network, images)
+    assert boxes.shape == (3, 8732, 4)
+    np.testing.assert_allclose(tf.reduce_sum(scores, axis=-1), 1, atol=1e-5)
+    best = np.max(scores[..., 1:], axis=(1, 2))
+    np.testing.assert_allclose(reference.scores[:, 0], best, atol=1e-6)
+
+
+def test_a_copy_in_float32(images: Any) -> None:
+    model = build_ssd(3, depth=18, pool_padding="symmetric", dtype="mixed_bfloat16")
+    copy = to_float32(model)
+    assert {layer.compute_dtype for layer in copy.layers} == {"float32"}
+    assert {layer.compute_dtype for layer in model.layers} == {"float32", "bfloat16"}
+    assert [layer.name for layer in copy.layers] == [layer.name for layer in model.layers]
+    for one, other in zip(copy.variables, model.variables, strict=True):
+        assert one.name == other.name
+        np.testing.assert_array_equal(one, other)
+    logits, _ = model(images, training=False)
+    np.testing.assert_allclose(copy(images, training=False)[0], logits, atol=0.05 * np.abs(logits).max())
+    assert find_boxes(copy, images)[0].dtype == tf.float32

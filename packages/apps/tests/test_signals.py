@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gaudi_apps.signals import SIGNALS, StoppedError, StopRequest
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0)  # the handler runs between two instructions of Python
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_noted_and_the_next_one_interrupts(number: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with StopRequest() as stop:
+        assert not stop
+        assert stop.name == ""
+        send(number)
+        assert stop
+        assert stop.name == number.name
+        for other in SIGNALS:
+            with pytest.raises(KeyboardInterrupt):
+                send(other)
+        assert stop.name == number.name
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_handlers_are_set_back_after_an_error() -> None:
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with pytest.raises(ValueError), StopRequest():
+        raise ValueError
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_sigterm_is_ctrl_c_where_nothing_has_to_be_saved(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from pathlib import Path
+from gaudi_apps.signals import interrupt_on_sigterm
+from gaudi_datasets.program import run_program
+from gaudi_datasets.staging import staging_folder
+
+def main():
+    with staging_folder(Path(sys.argv[1])):
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+
+interrupt_on_sigterm()
+run_program(main, prog="x")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (75, "x: error: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_was_stopped_can_be_continued() -> None:
+    assert StoppedError.exit_status == 75

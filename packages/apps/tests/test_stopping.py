@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_apps.stopping import EarlyStop
+
+
+def test_it_stops_at_the_target() -> None:
+    stop = EarlyStop(target=0.5)
+    assert stop.update(10, 0.4)
+    assert stop.reason is None
+    assert stop.update(20, 0.5)
+    assert stop.reason == "the target of 0.5 is reached: 0.5000 at step 20"
+    assert not stop.update(30, 0.45)
+    assert stop.reason is not None  # a run that was continued has been good enough
+
+
+def test_patience_counts_evaluations_without_gain() -> None:
+    stop = EarlyStop(patience=2)
+    reasons = []
+    for step, score in enumerate([0.1, 0.1, 0.3, 0.2, 0.3], 1):
+        stop.update(step, score)
+        reasons.append(stop.reason)
+    assert reasons[:4] == [None] * 4
+    assert reasons[4] == "2 evaluations in a row were no better than 0.3000 at step 3"
+
+
+def test_by_default_nothing_stops() -> None:
+    stop = EarlyStop()
+    for step in range(50):
+        stop.update(step, 1.0)
+    assert stop.reason is None
+
+
+@pytest.mark.parametrize("score", [math.nan, -math.inf])
+def test_what_is_no_score_is_no_gain(score: float) -> None:
+    stop = EarlyStop(patience=1)
+    assert not stop.update(1, score)
+    assert stop.reason is not None
+
+
+SCORES = st.lists(st.floats(0, 1) | st.just(-1.0), max_size=12)
+
+
+@given(before=SCORES, after=SCORES, patience=st.integers(0, 4), target=st.sampled_from([0.0, 0.5]))
+def test_a_continued_run_stops_where_one_that_was_not_stopped_does(
+    before: list[float], after: list[float], patience: int, target: float
+) -> None:
+    whole, first = (EarlyStop(target=target, patience=patience) for _ in range(2))
+    for step, score in enumerate(before):
+        assert whole.update(step, score) == first.update(step, score)
+    resumed = EarlyStop(target=target, patience=patience)
+    resumed.load(json.loads(json.dumps(first.state())))
+    for step, score in enumerate(after, len(before)):
+        assert whole.update(step, score) == resumed.update(step, score)
+        assert whole.reason == resumed.reason
+    assert (whole.best, whole.best_step) == (resumed.best, resumed.best_step)

@@ -1,0 +1,516 @@
+"""Training from begin to end with a network that costs next to nothing; test_run.py has the program itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import yaml
+
+from gaudi_apps.checkpoints import MANIFEST, TENSORS, Checkpoint, CheckpointFolder, load_checkpoint
+from gaudi_apps.config_file import list_flags
+from gaudi_apps.history import read_history
+from gaudi_apps.ssd import export, scoring, training
+from gaudi_apps.ssd.config import SSDConfig
+from gaudi_datasets.detection_input import InputOptions
+from gaudi_datasets.record_files import frame_record, index_records, read_record
+from gaudi_datasets.scoring import FIGURES, CocoScores
+from gaudi_datasets.sources import RecordSource
+from gaudi_datasets.static_batches import write_static_batches
+
+# Five images in batches of two: three steps an epoch. Lists of flags are given as tuples.
+COMMON = (*("--batch_size", 2), *("--lr_warmup_steps", 2), *("--save_checkpoints_steps", 2), *("--dtype", "fp32"))
+Program = Callable[..., Any]
+
+
+@pytest.fixture
+def train(ssd_train: Program, records: Path) -> Program:
+    """Train in a folder, without scoring unless the flags say so."""
+
+    def run(folder: Path, *flags: object, scored: bool = False) -> Any:
+        unscored = () if scored else ("--no_evaluate",)
+        return ssd_train("--data_dir", records, "--model_dir", folder, *COMMON, *unscored, *flags)
+
+    return run
+
+
+def load(folder: Path, which: str = "checkpoints") -> Checkpoint:
+    return CheckpointFolder(folder / which).load_newest()
+
+
+def list_steps(folder: Path, which: str = "checkpoints") -> list[int]:
+    return CheckpointFolder(folder / which).steps()
+
+
+def list_files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_same_state(one: Checkpoint, other: Checkpoint) -> None:
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        np.testing.assert_allclose(tensor, other.tensors[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def stop_after(step: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the signal sent to this process in the next training, once, when that step is done."""
+    after_step = training._Training.after_step
+
+    def send(self: Any, done: int, image_ids: Any) -> None:
+        after_step(self, done, image_ids)
+        if done == step:
+            monkeypatch.setattr(training._Training, "after_step", after_step)
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(training._Training, "after_step", send)
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """AP of the evaluations to come, in their order, in place of the true ones."""
+    figures: list[float] = []
+
+    def evaluate(*arguments: Any, **options: Any) -> tuple[CocoScores, list[Any]]:
+        return CocoScores(dict.fromkeys(FIGURES, figures.pop(0)), (), 5, 5, 0), []
+
+    monkeypatch.setattr(scoring, "evaluate", evaluate)
+    return figures
+
+
+def test_a_run_leaves_what_belongs_to_it(train: Program, tmp_path: Path) -> None:
+    done = train(tmp_path, "--steps", 3, "--vis_dataloader", "--profile", "2,2", scored=True)
+    assert done.status == 0, done.err
+    assert "5/5 images" in done.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("checkpoints", "config.yaml", "curves.png", "dataloader", "detections.json", "evaluation.json"),
+        *("evaluations.jsonl", "history.jsonl", "pictures", "run.json", "summaries"),
+    ]
+    assert [row["step"] for row in read_history(tmp_path / "history.jsonl")] == [1, 2, 3]
+    assert json.loads((tmp_path / "evaluation.json").read_text())["step"] == 3
+    assert len(list((tmp_path / "pictures").iterdir())) == 5
+    assert len(list((tmp_path / "dataloader").iterdir())) == 16
+    assert list(tmp_path.rglob("*.xplane.pb")) != []
+    # All but the checkpoints, which are known by their form, are in the record of the run.
+    owned = json.loads((tmp_path / "run.json").read_text())["files"]
+    assert {name for name in list_files(tmp_path) if not name.startswith("checkpoints/")} - {*owned} == {"run.json"}
+
+    checkpoint = load(tmp_path)
+    assert checkpoint.step == 3
+    assert checkpoint.facts["position"] == {"epoch": 1, "image": 1}
+    assert [category["name"] for category in checkpoint.facts["categories"]] == ["red", "blue"]
+    assert checkpoint.facts["settings"]["batch_size"] == 2
+    assert len(checkpoint.facts["settings"]["data"]) == 64
+
+    (tmp_path / "notes.txt").write_text("mine")
+    done = train(tmp_path, "--steps", 1, "--batch_size", 1, "--clean")
+    assert done.status == 0, done.err
+    assert list_steps(tmp_path) == [1]
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "pictures").exists()
+    assert not (tmp_path / "dataloader").exists()
+    assert list(tmp_path.rglob("*.xplane.pb")) == []
+
+
+def test_the_configuration_beside_a_run_makes_the_same_run(train: Program, ssd_train: Program, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(one, "--steps", 2, "--lr_drop_epochs", 0.5, 1, "--k", -3, "--flip_probability", 0)
+    flags = yaml.safe_load((one / "config.yaml").read_text())
+    assert flags["lr_drop_epochs"] == [0.5, 1.0]
+    known = {name for name, _ in list_flags(SSDConfig())}
+    assert known - flags.keys() == {"config", "clean", "debug", "json", "mode"}
+    done = ssd_train("--config", one / "config.yaml", "--model_dir", two)
+    assert done.status == 0, done.err
+    assert load(two).facts == load(one).facts
+    assert_same_state(load(two), load(one))
+    # And for the other modes.
+    done = ssd_train("--config", one / "config.yaml", "--mode", "eval")
+    assert done.status == 0, done.err
+    assert "step 2" in done.out
+
+
+def test_flags_that_may_change_are_flags() -> None:
+    assert {name for name, _ in list_flags(SSDConfig())} >= training.FREE_FLAGS
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_stopped_saves_its_step_and_goes_on(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    flags = ("--steps", 5, "--ema_decay", 0.5)
+    assert train(whole, *flags).status == 0
+    stop_after(3, number, monkeypatch)
+    done = train(broken, *flags, scored=True)
+    assert done.status == 75
+    assert done.err.splitlines()[-1] == (
+        f"ssd_train: error: stopped by {number.name} after step 3, which is saved; the same command continues"
+    )
+    assert list_steps(broken) == [2, 3]
+    assert not (broken / "evaluation.json").exists()
+    done = train(broken, *flags)
+    assert done.status == 0, done.err
+    assert "step-00000003: continuing after step 3" in done.out
+    assert (list_steps(whole), list_steps(broken)) == ([2, 4, 5], [2, 3, 4, 5])
+    assert load(broken).facts == load(whole).facts
+    assert_same_state(load(broken), load(whole))
+    histories = [read_history(folder / "history.jsonl") for folder in (whole, broken)]
+    assert [row["step"] for row in histories[1]] == [1, 2, 3, 4, 5]
+    assert [row["loss"] for row in histories[1]] == pytest.approx([row["loss"] for row in histories[0]], rel=1e-4)
+    assert "nothing to train: its checkpoint has 5 of 5 steps" in train(broken, *flags).out
+
+
+def test_the_newest_checkpoint_that_can_be_read_is_used(train: Program, tmp_path: Path) -> None:
+    assert train(tmp_path, "--steps", 4).status == 0
+    uninterrupted = load(tmp_path)
+    (tmp_path / "checkpoints" / "step-00000004" / TENSORS).write_bytes(b"")
+    done = train(tmp_path, "--steps", 4)
+    assert done.status == 0
+    assert "warning: " in done.err
+    assert "step-00000004/state.safetensors: is not what its manifest says" in done.err
+    assert "continuing after step 2" in done.out
+    assert load(tmp_path).step == 4
+    assert load(tmp_path).facts == uninterrupted.facts
+    for step in (2, 4):
+        (tmp_path / "checkpoints" / f"step-{step:08d}" / MANIFEST).unlink()
+    before = list_files(tmp_path / "checkpoints")
+    done = train(tmp_path, "--steps", 4)
+    assert done.status == 65
+    assert "none of its 2 checkpoints can be read" in done.err
+    assert list_files(tmp_path / "checkpoints") == before
+
+
+def test_another_configuration_is_refused_and_more_steps_are_not(train: Program, tmp_path: Path) -> None:
+    assert train(tmp_path, "--steps", 1).status == 0
+    before = list_files(tmp_path)
+    for flags, named in (
+        (("--base_lr", 0.01), "the run there has base_lr 0.003, this one 0.01"),
+        (("--seed", 1), "seed 0, this one 1"),
+        (("--ema_decay", 0.5), "ema_decay 0.0, this one 0.5"),
+        (("--lr_schedule", "cosine"), "lr_schedule 'piecewise', this one 'cosine'"),
+    ):
+        done = train(tmp_path, "--steps", 1, *flags)
+        assert done.status == 78
+        assert named in done.err
+        assert list_files(tmp_path) == before
+    done = train(tmp_path, "--steps", 2, "--num_parallel_calls", 3, "--keep_ckpt_max", 1)
+    assert done.status == 0, done.err
+    assert list_steps(tmp_path) == [2]
+
+
+def test_a_cosine_run_cannot_be_prolonged(train: Program, tmp_path: Path) -> None:
+    assert train(tmp_path, "--steps", 1, "--lr_schedule", "cosine").status == 0
+    done = train(tmp_path, "--steps", 2, "--lr_schedule", "cosine")
+    assert done.status == 78
+    assert "steps 1, this one 2" in done.err
+
+
+def test_other_data_is_refused(train: Program, records: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert train(folder, "--steps", 1).status == 0
+    for path in records.glob("val*"):
+        (tmp_path / path.name.replace("val", "train")).write_bytes(path.read_bytes())
+    manifest = json.loads((tmp_path / "train.json").read_text().replace('"val', '"train'))
+    (tmp_path / "train.json").write_text(json.dumps(manifest, indent=1))
+    done = train(folder, "--steps", 1, "--data_dir", tmp_path)
+    assert done.status == 78
+    assert "the run there has data " in done.err
+
+
+def test_what_no_run_wrote_is_left_alone(train: Program, tmp_path: Path) -> None:
+    CheckpointFolder(tmp_path / "checkpoints").save(1, {"a": np.zeros(3)}, {})
+    before = list_files(tmp_path)
+    for flags in ((), ("--clean",)):
+        done = train(tmp_path, "--steps", 1, *flags)
+        assert done.status == 77
+        assert list_files(tmp_path) == before
+
+
+def test_a_wrong_command_cleans_nothing(train: Program, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert train(folder, "--steps", 1).status == 0
+    before = list_files(folder)
+    assert train(folder, "--steps", 1, "--clean", "--data_dir", tmp_path / "nowhere").status == 66
+    assert list_files(folder) == before
+
+
+def test_an_infinite_rate_ends_the_run_before_anything_is_saved(train: Program, tmp_path: Path) -> None:
+    done = train(tmp_path, "--steps", 4, "--base_lr", "inf")
+    assert done.status == 70
+    ids = [int(number) for number in done.err.partition("image ids ")[2].partition(".")[0].split(", ")]
+    assert len(ids) == 2
+    assert {*ids} <= {1, 2, 3, 4, 5}
+    assert "step 1: loss" in done.err
+    assert not (tmp_path / "checkpoints").exists()
+    assert read_history(tmp_path / "history.jsonl") == []
+    # What the run that failed has left is its own all the same.
+    done = train(tmp_path, "--steps", 1, "--clean")
+    assert done.status == 0, done.err
+
+
+def test_weights_that_overflow_end_the_run_and_the_last_good_ones_stay(train: Program, tmp_path: Path) -> None:
+    done = train(tmp_path, "--steps", 9, "--base_lr", 1e37, "--lr_warmup_steps", 3, "--save_checkpoints_steps", 1)
+    assert done.status == 70
+    assert "finite" in done.err
+    steps = list_steps(tmp_path)
+    assert 0 < len(steps) < 9
+    assert all(np.isfinite(tensor).all() for tensor in load(tmp_path).tensors.values())
+
+
+def test_a_disk_that_is_full_ends_the_run_and_its_last_checkpoint_stays(train: Program, tmp_path: Path) -> None:
+    """Files may have as many bytes as nothing but a checkpoint needs."""
+    assert train(tmp_path, "--steps", 1, "--ema_decay", 0.9).status == 0
+    before = list_files(tmp_path / "checkpoints")
+    assert len(before["step-00000001/state.safetensors"]) > 100_000
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
+    try:
+        done = train(tmp_path, "--steps", 2, "--ema_decay", 0.9)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert done.status == 74, done.err
+    assert "step-00000002.tmp/state.safetensors: " in done.err
+    assert list_files(tmp_path / "checkpoints") == before
+    assert train(tmp_path, "--steps", 2, "--ema_decay", 0.9).status == 0
+    assert list_steps(tmp_path) == [1, 2]
+
+
+def test_a_box_that_is_no_number_is_named_with_record_and_image(train: Program, records: Path, tmp_path: Path) -> None:
+    """As a converter of somebody else may have left it: the record's checksum is right."""
+    (source,) = records.glob("train-*")
+    contents = []
+    for place in index_records(source):
+        example = tf.train.Example.FromString(read_record(place))
+        feature = example.features.feature
+        if list(feature["image/source_id"].bytes_list.value) == [b"4"]:
+            feature["image/object/bbox/xmax"].float_list.value[0] = np.nan
+            number = place.number
+        contents.append(frame_record(example.SerializeToString()))
+    (tmp_path / source.name).write_bytes(b"".join(contents))
+    (tmp_path / "train.json").write_bytes((records / "train.json").read_bytes())
+    manifest = json.loads((tmp_path / "train.json").read_text())
+    manifest["shards"][0]["bytes"] = (tmp_path / source.name).stat().st_size
+    (tmp_path / "train.json").write_text(json.dumps(manifest))
+    done = train(tmp_path / "run", "--steps", 9, "--data_dir", tmp_path)
+    assert done.status == 65
+    assert f"{source.name}: record {number} (image 4): feature image/object/bbox: a box is not 0 <= min" in done.err
+    assert len(done.err.splitlines()[-1]) < 500
+
+
+def test_the_best_checkpoint_is_kept_besides_the_newest(
+    train: Program, ssd_train: Program, records: Path, tmp_path: Path, scores: list[float]
+) -> None:
+    scores += [0.1, 0.5, 0.3, 0.4]
+    done = train(tmp_path, "--steps", 4, "--eval_epochs", 0.34, "--save_checkpoints_steps", 1, "--keep_ckpt_max", 2)
+    assert done.status == 0, done.err
+    assert [(row["step"], row["AP"]) for row in read_history(tmp_path / "evaluations.jsonl")] == [
+        *((1, 0.1), (2, 0.5), (3, 0.3), (4, 0.4))
+    ]
+    assert list_steps(tmp_path) == [3, 4]
+    assert list_steps(tmp_path, "best") == [2]
+    assert load(tmp_path, "best").facts["early_stop"] == {"best": 0.5, "best_step": 2, "without_gain": 0}
+    assert load(tmp_path).facts["early_stop"] == {"best": 0.5, "best_step": 2, "without_gain": 2}
+    assert not (tmp_path / "evaluation.json").exists()  # --no_evaluate: not after training
+
+    for which, steps in (("best", [2]), ("newest", [4]), ("3", [3]), ("all", [3, 4])):
+        scores[:] = [0.1 * step for step in steps]
+        done = ssd_train("--mode", "eval", "--data_dir", records, "--model_dir", tmp_path, "--checkpoint", which)
+        assert done.status == 0, done.err
+        assert [line for line in done.out.splitlines() if line.startswith("step ")] == [f"step {n}" for n in steps]
+        assert json.loads((tmp_path / "evaluation.json").read_text())["step"] == steps[-1]
+    rows = json.loads((tmp_path / "checkpoint_scores.json").read_text())
+    assert [(row["step"], row["AP"]) for row in rows] == [(3, pytest.approx(0.3)), (4, pytest.approx(0.4))]
+    done = ssd_train("--mode", "eval", "--data_dir", records, "--model_dir", tmp_path, "--checkpoint", 2)
+    assert done.status == 66
+    assert "checkpoints: has no checkpoint 2" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "steps", "reason"),
+    [
+        (("--target_ap", 0.5), [0.2, 0.6], 2, "the target of 0.5 is reached: 0.6000 at step 2"),
+        (("--patience", 2), [0.3, 0.2, 0.1], 3, "2 evaluations in a row were no better than 0.3000 at step 1"),
+    ],
+)
+def test_training_ends_early_and_stays_ended(
+    train: Program,
+    tmp_path: Path,
+    scores: list[float],
+    flags: Sequence[Any],
+    given: list[float],
+    steps: int,
+    reason: str,
+) -> None:
+    scores += given
+    command = ("--steps", 6, "--eval_epochs", 0.34, "--save_checkpoints_steps", 4, *flags)
+    done = train(tmp_path, *command)
+    assert done.status == 0, done.err
+    assert f"training ends: {reason}" in done.out
+    assert load(tmp_path).step == steps
+    done = train(tmp_path, *command)
+    assert done.status == 0, done.err
+    assert f"nothing to train: {reason}" in done.out
+    assert load(tmp_path).step == steps
+
+
+def test_patience_counts_on_after_a_stop(
+    train: Program, tmp_path: Path, scores: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores += [0.3, 0.2, 0.1]
+    command = ("--steps", 6, "--eval_epochs", 0.34, "--patience", 2)
+    stop_after(2, signal.SIGTERM, monkeypatch)
+    assert train(tmp_path, *command).status == 75
+    assert scores == [0.1]  # the evaluation of step 2 is part of what was saved
+    assert train(tmp_path, *command).status == 0
+    assert load(tmp_path).step == 3
+
+
+def test_the_average_of_the_weights_is_what_is_scored(
+    train: Program,
+    ssd_train: Program,
+    small_network: Callable[..., Any],
+    records: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+
+    def evaluate(detector: Any, *arguments: Any, **options: Any) -> tuple[CocoScores, list[Any]]:
+        seen.append(built[-1].get_layer("class").kernel.numpy())
+        return CocoScores(dict.fromkeys(FIGURES, 0.5), (), 5, 5, 0), []
+
+    built: list[Any] = []
+
+    def build(*arguments: Any, **options: Any) -> Any:
+        built.append(small_network(*arguments, **options))
+        return built[-1]
+
+    monkeypatch.setattr("gaudi_apps.ssd.task.build_ssd", build)
+    monkeypatch.setattr(scoring, "evaluate", evaluate)
+    done = train(tmp_path, "--steps", 3, "--ema_decay", 0.9, "--base_lr", 0.3, "--eval_epochs", 1, scored=True)
+    assert done.status == 0, done.err
+    tensors = load(tmp_path).tensors
+    assert tensors["average/updates"] == 3
+    assert np.abs(tensors["average/class/kernel"] - tensors["class/kernel"]).max() > 1e-4
+    assert len(seen) == 1  # once for the end of training and for the epoch that ends there
+    np.testing.assert_array_equal(seen[0], tensors["average/class/kernel"])
+    done = ssd_train("--mode", "eval", "--data_dir", records, "--model_dir", tmp_path)
+    assert done.status == 0, done.err
+    np.testing.assert_array_equal(seen[1], tensors["average/class/kernel"])
+    np.testing.assert_array_equal(
+        built[-1].get_layer("conv1_bn").moving_mean.numpy(), tensors["average/conv1_bn/moving_mean"]
+    )
+
+
+def test_weights_to_begin_with(train: Program, tmp_path: Path) -> None:
+    gamma = np.array([0.5, 2, 3], np.float32)
+    np.savez(tmp_path / "weights.npz", **{"conv1_bn/gamma": gamma, "conv1_bn/beta": np.zeros(7, np.float32)})
+    # The rate of the first step is 0.
+    done = train(tmp_path / "run", "--steps", 1, "--ema_decay", 0.9, "--resnet_checkpoint", tmp_path / "weights.npz")
+    assert done.status == 0, done.err
+    assert "weights.npz" in done.out
+    tensors = load(tmp_path / "run").tensors
+    for name in ("conv1_bn/gamma", "average/conv1_bn/gamma"):
+        np.testing.assert_array_equal(tensors[name], gamma)
+
+
+def test_a_wrong_file_of_weights_leaves_all_as_it_was(train: Program, tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", **{"conv1/kernel": np.zeros((7, 7, 3, 64), np.float32)})
+    payload = b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR."
+    (tmp_path / "evil.pickle").write_bytes(payload)
+    cases = {"nothing.npz": 66, "other.npz": 65, "evil.pickle": 77}
+    new, old = tmp_path / "new", tmp_path / "old"
+    assert train(old, "--steps", 1).status == 0
+    before = list_files(old)
+    for name, status in cases.items():
+        for folder in (new, old):
+            done = train(folder, "--steps", 1, "--clean", "--resnet_checkpoint", tmp_path / name)
+            assert done.status == status, done.err
+            assert name in done.err
+        assert train(new, "--steps", 1, "--resnet_checkpoint", tmp_path / name).status == status
+    assert not new.exists()
+    assert not (tmp_path / "ran").exists()
+    assert list_files(old) == before
+
+
+def test_static_batches_are_the_same_training(train: Program, records: Path, tmp_path: Path) -> None:
+    write_static_batches(RecordSource(records, "train"), tmp_path / "static", InputOptions(2), steps=2)
+    live, static = tmp_path / "live", tmp_path / "run"
+    assert train(live, "--steps", 2).status == 0
+    for steps in (1, 2):
+        done = train(static, "--steps", steps, "--data_dir", tmp_path / "static", "--static", scored=True)
+        assert done.status == 0, done.err
+    assert load(static).facts["image_sequence"] == load(live).facts["image_sequence"]
+    assert_same_state(load(static), load(live))
+
+
+def test_random_images_need_no_data(ssd_train: Program, tmp_path: Path) -> None:
+    done = ssd_train("--use_fake_data", "--model_dir", tmp_path, "--steps", 1, *COMMON)
+    assert done.status == 0, done.err
+    assert len(load(tmp_path).facts["categories"]) == 80
+
+
+def test_a_checkpoint_is_used(
+    train: Program,
+    ssd_train: Program,
+    records: Path,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = tmp_path / "run"
+    assert train(run, "--steps", 3).status == 0
+    done = ssd_train("--mode", "predict", "--model_dir", run, "--inference", pictures, "--batch_size", 2)
+    assert done.status == 0, done.err
+    assert "5 pictures and frames" in done.out
+    table = json.loads((run / "predictions" / "files.json").read_text())
+    assert [category["name"] for category in table["categories"]] == ["red", "blue"]
+
+    exports: list[Any] = []
+
+    # The network's answers are ties, of which any one is right: too little to compare exports by.
+    def run_export(*given: Any, **facts: Any) -> list[Any]:
+        exports.append((given, facts))
+        return []
+
+    monkeypatch.setattr(export, "run_export", run_export)
+    use = ("--model_dir", run, "--checkpoint", 2, "--output_dir", tmp_path / "out")
+    done = ssd_train("--mode", "export", *use, "--data_dir", records, "--export_format", "onnx", "safetensors")
+    assert done.status == 0, done.err
+    ((model, categories, encoded, folder, formats), facts) = exports[0]
+    assert [category.name for category in categories] == ["red", "blue"]
+    assert len(encoded) > 0
+    assert (folder, formats) == (tmp_path / "out", ("onnx", "safetensors"))
+    assert facts == {"step": 2, "pool_padding": "same"}
+    saved = load_checkpoint(run / "checkpoints" / "step-00000002").tensors
+    assert all(np.array_equal(variable, saved[variable.name.removesuffix(":0")]) for variable in model.variables)
+
+
+@pytest.mark.parametrize("facts", [{"categories": [{"id": 1, "name": "cat", "supercategory": ""}]}, {}])
+def test_a_checkpoint_of_other_classes_is_refused(train: Program, tmp_path: Path, facts: dict[str, Any]) -> None:
+    assert train(tmp_path, "--steps", 1).status == 0
+    CheckpointFolder(tmp_path / "checkpoints").save(2, {"a": np.zeros(3, np.float32)}, facts)
+    done = train(tmp_path, "--steps", 3)
+    assert done.status == 65
+    assert ("is of other classes" if facts else "does not name its classes") in done.err
+
+
+@pytest.mark.parametrize("mode", ["eval", "predict", "export"])
+@pytest.mark.parametrize("which", ["newest", "best", "7"])
+def test_without_a_checkpoint_there_is_nothing_to_use(
+    ssd_train: Program, records: Path, pictures: Path, tmp_path: Path, mode: str, which: str
+) -> None:
+    inference = () if mode == "eval" else ("--inference", pictures)
+    folder = tmp_path / "none"
+    done = ssd_train("--data_dir", records, "--model_dir", folder, "--mode", mode, "--checkpoint", which, *inference)
+    assert done.status == 66
+    assert "has no checkpoint" in done.err
+    assert "train first, or give another --model_dir" in done.err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,121 @@
+"""The proof of resuming, short and with the small network, and that it finds a resume that is none."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_apps.checkpoints import CheckpointFolder
+from gaudi_apps.ssd import verify_resume as module
+from gaudi_apps.ssd.config import DataFlags, DeviceFlags, EvaluationFlags, RunFlags, ScheduleFlags, SSDConfig, validate
+from gaudi_apps.ssd.verify_resume import ResumeError, compare_runs, verify_resume
+
+SMALL_PROGRAM = Path(__file__).with_name("small_ssd.py")
+
+# What stands for the program where only starting and killing matter: a "run" whose state is the number of the step, or,
+# where the resume is wrong, of the steps since its start.
+PRETENDER = """
+import sys, time, yaml
+from pathlib import Path
+import numpy as np
+from gaudi_apps.checkpoints import CheckpointFolder
+
+kind, config = sys.argv[1], yaml.safe_load(Path(sys.argv[3]).read_text())
+folder = CheckpointFolder(Path(config["model_dir"]) / "checkpoints", keep=config["keep_ckpt_max"])
+Path(config["model_dir"]).mkdir(exist_ok=True)
+first = folder.load_newest().step if folder.steps() else 0
+if kind == "fails" and first:
+    sys.exit("out of luck")
+for step in range(first + 1, config["steps"] + 1):
+    print(f"step {step}/{config['steps']}  loss 3", flush=True)
+    time.sleep(0.1)
+    state = step - first if kind == "forgets" else step
+    folder.save(step, {"state": np.array(state)}, {"image_sequence": f"{step}"})
+with Path(config["model_dir"], "starts").open("a") as file:
+    file.write("whole\\n")
+"""
+
+
+def make_config(**run: Any) -> SSDConfig:
+    return SSDConfig(run=RunFlags(mode="verify-resume", **run), data=DataFlags(use_fake_data=True))
+
+
+@pytest.fixture
+def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    script = tmp_path / "pretender.py"
+    script.write_text(PRETENDER)
+
+    def use(kind: str) -> None:
+        monkeypatch.setattr(module, "PROGRAM", (str(script), kind))
+
+    return use
+
+
+def test_a_run_that_is_killed_ends_as_one_that_is_not(
+    records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PROGRAM", (str(SMALL_PROGRAM),))
+    config = SSDConfig(
+        run=RunFlags(mode="verify-resume", steps=5, kills=2, seed=2),
+        data=DataFlags(data_dir=str(records), batch_size=2),
+        schedule=ScheduleFlags(lr_warmup_steps=2),
+        device=DeviceFlags(dtype="fp32"),
+        evaluation=EvaluationFlags(eval_epochs=1, patience=1),
+    )
+    validate(config)
+    report = compare_runs(config, tmp_path, steps=5, kills=2, seed=2)
+    assert (report.steps, report.kills) == (5, 2)
+    assert report.describe().startswith("5 steps, killed 2 times: the same as without\n")
+    checkpoints = [CheckpointFolder(tmp_path / name / "checkpoints").load_newest() for name in ("whole", "killed")]
+    assert {checkpoint.sha256 for checkpoint in checkpoints} == {report.state}
+    assert {checkpoint.facts["image_sequence"] for checkpoint in checkpoints} == {report.image_sequence}
+    assert all(re.fullmatch("[0-9a-f]{64}", text) for text in (report.state, report.image_sequence))
+    assert not any((tmp_path / name / "evaluation.json").exists() for name in ("whole", "killed"))
+
+
+@pytest.mark.parametrize(("steps", "kills"), [(4, 1), (6, 5)])
+def test_each_kill_hits_a_run(pretend: Any, tmp_path: Path, steps: int, kills: int) -> None:
+    pretend("resumes")
+    report = compare_runs(make_config(), tmp_path, steps=steps, kills=kills, seed=0)
+    assert (report.steps, report.kills) == (steps, kills)
+    # Only the last start came to its end.
+    assert (tmp_path / "killed" / "starts").read_text() == "whole\n"
+
+
+def test_a_resume_that_is_none_is_found(pretend: Any, tmp_path: Path) -> None:
+    pretend("forgets")
+    with pytest.raises(ResumeError, match=r"weights and optimizer state differ after 2 kills: [0-9a-f]{64} ") as caught:
+        compare_runs(make_config(), tmp_path, steps=6, kills=2, seed=0)
+    assert caught.value.exit_status == 70
+
+
+def test_a_run_that_fails_is_told_with_its_last_words(pretend: Any, tmp_path: Path) -> None:
+    pretend("fails")
+    with pytest.raises(ResumeError, match=r"a run ended with status 1, not (0|-9): out of luck"):
+        compare_runs(make_config(), tmp_path, steps=6, kills=2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("run", "steps", "kills"), [({}, 6, 3), ({"kills": 9}, 10, 9), ({"steps": 60, "kills": 20}, 60, 20)]
+)
+def test_steps_and_kills_are_the_users(
+    run: dict[str, int], steps: int, kills: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compare(config: SSDConfig, folder: Path, **given: int) -> Any:
+        assert folder.is_dir()
+        assert given == {"steps": steps, "kills": kills, "seed": 0}
+        return module.ResumeReport(steps, kills, "a", "b")
+
+    monkeypatch.setattr(module, "compare_runs", compare)
+    config = make_config(**run)
+    validate(config)
+    assert verify_resume(config) == 0
+    assert f"{steps} steps, killed {kills} times" in capsys.readouterr().out
+
+
+def test_the_program_is_run_by_this_python() -> None:
+    assert [sys.executable, *module.PROGRAM][1:] == ["-m", "gaudi_apps.ssd_train"]

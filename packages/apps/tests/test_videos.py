@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from gaudi_apps import videos
+from gaudi_apps.pictures import Picture
+from gaudi_apps.videos import VideoWriter, read_frames
+from gaudi_datasets.errors import DataError
+
+
+def paint(number: int) -> Picture:
+    """Of an odd size, and red."""
+    return np.full((121, 151, 3), (20 * number, 0, 200 - 10 * number), np.uint8)
+
+
+def write(stem: Path, frames: int) -> Path:
+    writer = VideoWriter(stem, 12.5)
+    paths = {writer.write(paint(number)) for number in range(frames)}
+    writer.close()
+    (path,) = paths
+    return path
+
+
+@pytest.mark.parametrize("codecs", [videos.CODECS, videos.CODECS[1:], (("", "ZZZZ"), *videos.CODECS)])
+def test_what_is_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codecs: tuple[tuple[str, str], ...]
+) -> None:
+    monkeypatch.setattr(videos, "CODECS", codecs)
+    path = write(tmp_path / "a.b", 6)
+    assert path.stem == "a.b"
+    frames = list(read_frames(path))
+    assert [frame.number for frame in frames] == list(range(6))
+    assert {frame.rate for frame in frames} == {12.5}
+    for frame in frames:
+        assert frame.pixels.shape == (120, 150, 3)
+        np.testing.assert_allclose(frame.pixels[5:-5, 5:-5].mean(axis=(0, 1)), paint(frame.number)[0, 0], atol=6)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_video_is_named(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole", 6).read_bytes()
+    # A name with a number in it is a sequence of pictures to OpenCV where it is nothing else.
+    for name, content in (("cut.mp4", whole[: len(whole) // 2]), ("text.avi", b"hello"), ("001.mp4", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=rf"{name}: is no video that OpenCV can read"):
+            list(read_frames(tmp_path / name))
+
+
+def test_a_video_that_is_cut_short_gives_the_frames_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(videos, "CODECS", videos.CODECS[1:])
+    writer = VideoWriter(tmp_path / "x", 25)
+    for number in range(12):  # noise, so that the frames are most of the file
+        path = writer.write(np.random.default_rng(number).integers(0, 256, (120, 150, 3), np.uint8))
+    writer.close()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    frames = read_frames(path)
+    assert [next(frames).number for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(DataError, match=r"x\.avi: ends after \d of 12 frames"):
+        list(frames)
+
+
+def test_no_codec_is_an_error_of_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(videos, "CODECS", ((".mp4", "ZZZZ"),))
+    with pytest.raises(OSError, match="cannot write a video"):
+        VideoWriter(tmp_path / "x", 25).write(paint(0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_video_without_a_rate_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "x", 2)
+    capture = cv2.VideoCapture
+
+    class Rateless:
+        def __init__(self, name: str) -> None:
+            self._capture = capture(name)
+            self.read, self.release = self._capture.read, self._capture.release
+
+        def get(self, what: int) -> float:
+            return 0.0 if what == cv2.CAP_PROP_FPS else float(self._capture.get(what))
+
+    monkeypatch.setattr(cv2, "VideoCapture", Rateless)
+    assert {frame.rate for frame in read_frames(path)} == {25.0}
