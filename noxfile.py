@@ -33,7 +33,7 @@ EXTRAS = {
     "datasets": "tensorflow-cpu,scenes,test",
     "models": "tensorflow-cpu,test",
     "distributed": "test",
-    "apps": "tensorflow-cpu,test",
+    "apps": "tensorflow-cpu,export,test",
 }
 
 # Run with a wheel installed alone in an empty environment, so without TensorFlow.
@@ -53,6 +53,7 @@ else:
     "distributed": "import gaudi_distributed; print(gaudi_distributed.choose_device())",
     "apps": "import gaudi_apps, gaudi_apps.ssd_train",
 }
+TORCH = "torch==2.13.0"
 PROGRAMS = {"datasets": "gaudi-datasets", "apps": "ssd_train"}
 
 
@@ -147,6 +148,22 @@ def build(session: nox.Session) -> None:
             session.run("bin/python", "-I", "-c", SMOKE_TESTS[name], external=True)
             if name in PROGRAMS:
                 session.run(f"bin/{PROGRAMS[name]}", "--help", external=True, silent=True)
+
+
+@nox.session(default=False)
+def torch_weights(session: nox.Session) -> None:
+    """Write weights with PyTorch in an environment of its own, read them without it, compare the features of both."""
+    folder = Path(session.create_tmp()).resolve()
+    writer, written = folder / "torch" / "bin" / "python", folder / "written"
+    written.mkdir(exist_ok=True)
+    # venv and pip, because pip's settings say where PyTorch for CPUs is; uv does not read them.
+    session.run(sys.executable, "-m", "venv", "--clear", str(folder / "torch"), external=True)
+    session.run(str(writer), "-m", "pip", "install", "--quiet", TORCH, "numpy", external=True)
+    session.run(str(writer), "packages/models/tests/torch_resnet34.py", str(written), external=True)
+    install(session, {"ops": "", "models": EXTRAS["models"]})
+    session.run(
+        "pytest", "packages/models/tests/test_torch_weights.py", *session.posargs, env={"TORCH_WEIGHTS": str(written)}
+    )
 
 
 @nox.session(default=False)

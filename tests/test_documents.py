@@ -17,7 +17,12 @@ import tyro
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("packages/*/README.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("packages/*/README.md")),
+    *sorted(ROOT.glob("packages/*/docs/*.md")),
+]
 
 # The programs whose flags are read by their own parsers.
 PROGRAMS = {

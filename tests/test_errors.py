@@ -169,19 +169,25 @@ def test_an_empty_folder_is_no_voc_folder(folder: Path) -> None:
         (64, ["--anotations", "did you mean --annotations?"], [*CONVERT, "--anotations", "gt.json"]),
         (64, ["--batch_size", "eight"], [*TRAIN, "--batch_size", "eight"]),
         (64, ["--batch_size -1: must be at least 1"], [*TRAIN, "-f", "--batch_size", "-1"]),
-        (64, ["--base_lr nan: must be a finite number above 0"], [*TRAIN, "-f", "--base_lr", "nan"]),
+        (64, ["--base_lr nan: must be above 0"], [*TRAIN, "-f", "--base_lr", "nan"]),
         (64, ["--dtype", "fp16"], [*TRAIN, "-f", "--dtype", "fp16"]),
         (64, ["--mode train: needs --data_dir"], TRAIN),
         (66, ["--config nowhere.yaml"], [*TRAIN, "--config", "nowhere.yaml"]),
         (66, ["empty", "gaudi-datasets convert-coco"], [*TRAIN, "--data_dir", "empty"]),
         (66, ["nowhere", "gaudi-datasets convert-coco"], [*TRAIN, "--data_dir", "nowhere"]),
         (65, ["notes: is a file"], [*TRAIN, "--data_dir", "notes"]),
-        (66, ["empty: holds no .jpg"], [*TRAIN, "--mode", "predict", "--inference", "empty"]),
+        (66, ["nowhere.pth"], [*TRAIN, "-f", "--resnet_checkpoint", "nowhere.pth"]),
+        (66, ["empty: holds no picture"], [*TRAIN, "--mode", "predict", "--inference", "empty"]),
         (66, ["run/checkpoints: has no checkpoint"], [*TRAIN, "--mode", "predict", "--inference", "images"]),
     ],
 )
 def test_wrong_flags_and_folders(folder: Path, status: int, named: list[str], arguments: list[str]) -> None:
     assert_refused(folder, status, named, *arguments)
+
+
+def test_weights_that_would_run_something_are_refused_and_do_not_run(folder: Path) -> None:
+    (folder / "weights.pickle").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
+    assert_refused(folder, 77, ["weights.pickle"], *TRAIN, "-f", "--resnet_checkpoint", "weights.pickle")
 
 
 def test_a_configuration_file_with_a_wrong_flag_is_a_bad_configuration(folder: Path) -> None:
@@ -215,7 +221,8 @@ def test_a_record_that_is_damaged_later_ends_the_training(folder: Path) -> None:
     done = run(folder, *TRAIN, "--steps", "3", "--data_dir", "out", "--no_evaluate")
     assert done.returncode == 65
     named = "train-00000-of-00001.tfrecord: record 0: its checksum is wrong"
-    assert done.stderr.startswith("ssd_train: error: ")
-    assert named in done.stderr
-    assert done.stderr.count("\n") == 1
+    *warnings, error = done.stderr.splitlines()
+    assert error.startswith("ssd_train: error: ")
+    assert named in error
+    assert all(line.startswith("warning: ") for line in warnings)
     assert not (folder / "run" / "checkpoints").exists()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from gaudi_datasets.record_files import frame_record, index_records, read_record
 
 FOLDER = Path(os.environ.get("REAL_DATA", ""))
 
@@ -52,6 +55,45 @@ def test_blood_cells_are_learnt(tmp_path: Path) -> None:
     assert evaluation["step"] == 12
     assert [one["name"] for one in evaluation["classes"]] == ["Platelets", "RBC", "WBC"]
     assert len(list((model_dir / "pictures").glob("*.png"))) == 8
+
+
+def test_numbers_that_are_none_end_a_training(tmp_path: Path) -> None:
+    voc: list[str | Path] = ["--voc_dir", FOLDER / "bccd" / "BCCD", "--output_dir", tmp_path / "records"]
+    run("gaudi_datasets", "convert-voc", *voc, "--split", "train", "--image_sets", "train", "val")
+    train: list[str | Path] = ["--data_dir", tmp_path / "records", "--batch_size", "4", "--steps", "3", "--no_evaluate"]
+    train += ["--model_dir", tmp_path / "run"]
+    error = run_into_error(70, *train, "--base_lr", "inf")
+    assert re.search(r"step 1: loss \S+ at rate (nan|inf), .*; image ids (\d+, ){3}\d+\. ", error)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+    name = spoil_boxes(tmp_path / "records", record=7)
+    train += ["--clean", "--steps", "80"]
+    error = run_into_error(65, *train)
+    assert f"record 7 (image {name}): feature image/object/bbox: a box is not 0 <= min < max <= 1" in error
+
+
+def run_into_error(status: int, *flags: str | Path) -> str:
+    """Train; return the last line of the error, and fail unless it ends with the status."""
+    command = [sys.executable, "-m", "gaudi_apps.ssd_train", *map(str, flags)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == status, done.stderr[-2000:]
+    return done.stderr.splitlines()[-1]
+
+
+def spoil_boxes(records: Path, record: int) -> str:
+    """Set the boxes of a record to NaN, with a checksum that is right; return the id of its image."""
+    import tensorflow as tf
+
+    path = sorted(records.glob("train-0*"))[0]
+    contents = [read_record(place) for place in index_records(path)]
+    example = tf.train.Example.FromString(contents[record])
+    features = example.features.feature
+    features["image/object/bbox/xmin"].float_list.value[:] = [
+        float("nan") for _ in features["image/object/bbox/xmin"].float_list.value
+    ]
+    contents[record] = example.SerializeToString()
+    path.write_bytes(b"".join(map(frame_record, contents)))
+    return str(features["image/source_id"].bytes_list.value[0].decode())
 
 
 def test_photographs_of_coco_are_trained_on(tmp_path: Path) -> None:
