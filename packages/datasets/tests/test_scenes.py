@@ -40,7 +40,7 @@ def test_digits_have_many_sizes_and_all_classes_occur(scenes: Path) -> None:
     boxes = np.concatenate([read(scenes, split).boxes_xywh for split in ("train", "val")])
     categories = np.concatenate([read(scenes, split).category_ids for split in ("train", "val")])
     assert boxes[:, 3].min() < 60
-    assert boxes[:, 3].max() > 120
+    assert boxes[:, 3].max() > 100  # from 24 to 120 pixels are drawn
     assert boxes[:, 2:].max() <= 240
     assert len(set(categories.tolist())) >= 8
 
