@@ -88,3 +88,17 @@ def test_missing_and_bad_records(tmp_path: Path) -> None:
 )
 def test_bytes_in_words(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+def test_static_batches_tell_what_they_were_made_of(tmp_path: Path) -> None:
+    config = plan_config(data_dir=str(tmp_path), static=True, batch_size=4)
+    with pytest.raises(MissingInputError, match=r"train-4\.json: is not there"):
+        describe_training_set(config)
+    folder = tmp_path / "worker_0"
+    folder.mkdir()
+    (folder / "train-4.json").write_text(json.dumps({"num_images": 30, "categories": [{"id": 1, "name": "cell"}]}))
+    found = describe_training_set(config)
+    assert (found.images, found.num_classes) == (30, 1)
+    (folder / "train-4.json").write_text("{}")
+    with pytest.raises(DataError, match="is no manifest of static batches"):
+        describe_training_set(config)

@@ -277,8 +277,10 @@ def test_damage_is_told_as_the_source_told_it(make: Any) -> None:
 def test_an_image_that_cannot_be_decoded_is_bad_data(kind: str) -> None:
     example = make_example(1, kind)
     broken = DetectionExample(**{**vars(example), "encoded": example.encoded[: len(example.encoded) // 4]})
+    source = MemorySource([make_example(7), broken])
     with pytest.raises(DataError, match="an image of the records cannot be decoded: ") as caught:
-        list(read_batches(eval_dataset(MemorySource([broken]), InputOptions(1))))
+        list(read_batches(eval_dataset(source, InputOptions(1)), source))
+    assert str(caught.value).startswith("memory: record 1 (image 1, ")
     assert "\n" not in str(caught.value)
     assert "{{" not in str(caught.value)
 

@@ -175,8 +175,12 @@ def fake_dataset(options: InputOptions, *, num_classes: int, spec: DefaultBoxSpe
     return tf.data.Dataset.from_tensors(batch).repeat()
 
 
-def read_batches(dataset: Any) -> Iterator[dict[str, Any]]:
+def read_batches(dataset: Any, source: DetectionSource | None = None) -> Iterator[dict[str, Any]]:
     """The batches of one of the pipelines above, its faults as exceptions of ours.
+
+    Args:
+        dataset: the pipeline.
+        source: what it reads; an image that cannot be decoded is looked for in it, to be named.
 
     Raises:
         DataError: a record is damaged, or an image cannot be decoded.
@@ -187,7 +191,19 @@ def read_batches(dataset: Any) -> Iterator[dict[str, Any]]:
         # Of an exception within tf.data only class name and message come out, after the name of a node.
         ours = re.search(r"DataError: (.*)", error.message)
         text = re.sub(r"\{\{.*?\}\} ?", "", error.message.splitlines()[0])
-        raise DataError(ours[1] if ours else f"an image of the records cannot be decoded: {text}") from None
+        where = "" if ours or source is None else _find_undecodable(source)
+        raise DataError(ours[1] if ours else f"{where}an image of the records cannot be decoded: {text}") from None
+
+
+def _find_undecodable(source: DetectionSource) -> str:
+    """Which image it was. The decoder does not tell, so all are tried: it is done once, and the run ends anyway."""
+    for index in range(len(source)):
+        example = source.read(index)
+        try:
+            tf.io.decode_image(example.encoded, channels=3, expand_animations=False)
+        except tf.errors.InvalidArgumentError:
+            return f"{source.name}: record {index} (image {example.image_id}, {example.file_name}): "
+    return ""
 
 
 def prepare_image(encoded: Any, image_size: int = SSD300.image_size) -> Any:

@@ -40,7 +40,7 @@ def evaluate(
     category_ids = np.array([0] + [category.id for category in source.categories])
     detections: list[Detection] = []
     seen: list[int] = []
-    for batch in read_batches(eval_dataset(source, options, num_images=total)):
+    for batch in read_batches(eval_dataset(source, options, num_images=total), source):
         arrays = {name: batch[name].numpy() for name in ("image_ids", "sizes")}
         for image_id, found in _detect_batch(detector, batch["images"], arrays, category_ids):
             seen.append(image_id)

@@ -65,6 +65,8 @@ def describe_training_set(config: SSDConfig) -> TrainingSet:
     given = config.data.num_examples_per_epoch
     if config.data.data_dir is not None:
         folder = Path(config.data.data_dir)
+        if config.data.static:
+            return _read_static(folder / "worker_0" / f"train-{config.data.batch_size}.json", given)
         if (folder / "train.json").is_file():
             return _read_manifest(folder / "train.json", given)
         if not given:
@@ -85,6 +87,19 @@ def _count_records(folder: Path) -> TrainingSet:
     if not images:
         raise DataError(f"{folder}: the train-* files hold no record; convert the data set again")
     return TrainingSet(images, COCO_CLASSES, record_bytes=sum(path.stat().st_size for path in paths))
+
+
+def _read_static(path: Path, images: int) -> TrainingSet:
+    """The data set that static batches were made of."""
+    try:
+        manifest = json.loads(path.read_bytes())
+        return TrainingSet(images or int(manifest["num_images"]), len(manifest["categories"]))
+    except FileNotFoundError:
+        raise MissingInputError(
+            f"{path}: is not there; make it with `gaudi-datasets make-static-batches` and the same --batch_size"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: is no manifest of static batches ({error!r}); make them again") from None
 
 
 def _read_manifest(path: Path, images: int) -> TrainingSet:

@@ -102,7 +102,7 @@ def run_training(session: Session) -> None:
     data = open_training_data(session)
     # Opened before training, so that missing validation records are no surprise after hours.
     scorer = Scorer(session, data.categories) if _evaluates(config) else None
-    plan = make_plan(config, data.num_images)
+    plan = make_plan(config, config.data.num_examples_per_epoch or data.num_images)
     settings = _settings(config, data)
     if not config.run.clean:
         session.folder.look(settings, files=OWN_FILES, folders=OWN_FOLDERS)

@@ -22,7 +22,7 @@ class TrainingData:
 
     Attributes:
         categories: the classes, label 1 first.
-        num_images: in an epoch.
+        num_images: that there are.
         fingerprint: equal for equal data.
         batches: the endless batches from a step on.
     """
@@ -42,13 +42,8 @@ def open_training_data(session: Session) -> TrainingData:
     """
     config = session.config.data
     if config.use_fake_data:
-        data = _open_fake(session)
-    elif config.static:
-        data = _open_static(session)
-    else:
-        data = _open_records(session)
-    num_images = config.num_examples_per_epoch or data.num_images
-    return TrainingData(data.categories, num_images, data.fingerprint, data.batches)
+        return _open_fake(session)
+    return _open_static(session) if config.static else _open_records(session)
 
 
 def _open_records(session: Session) -> TrainingData:
@@ -57,7 +52,7 @@ def _open_records(session: Session) -> TrainingData:
     source, options = session.open_records("train"), session.input_options
 
     def batches(first_step: int) -> Batches:
-        return read_batches(train_dataset(source, options, first_step=first_step))
+        return read_batches(train_dataset(source, options, first_step=first_step), source)
 
     return TrainingData(source.categories, len(source), source.fingerprint, batches)
 
