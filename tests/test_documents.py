@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -69,13 +70,20 @@ def list_documented(kind: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with scenes/ and records/, as the documents' commands make them, but small."""
+    """What the commands of the documents make, but small: scenes, records, a model, its export, and a picture."""
     folder = tmp_path_factory.mktemp("documents")
-    make = "gaudi-datasets make-scenes --output_dir scenes --train 8 --val 2"
-    convert = "gaudi-datasets convert-coco --annotations scenes/annotations/instances_train.json --images scenes/train"
-    for command in (make, f"{convert} --output_dir records --split train"):
+    convert = "gaudi-datasets convert-coco --annotations scenes/annotations/instances_{0}.json --images scenes/{0}"
+    train = "ssd_train --data_dir records --model_dir runs/cells"
+    for command in (
+        "gaudi-datasets make-scenes --output_dir scenes --train 8 --val 2",
+        f"{convert.format('train')} --output_dir records --split train",
+        f"{convert.format('val')} --output_dir records --split val",
+        f"{train} --batch_size 2 --steps 1 --no_evaluate",
+        f"{train} --mode export",
+    ):
         program, *arguments = shlex.split(command)
         subprocess.run([Path(sys.executable).parent / program, *arguments], cwd=folder, check=True, timeout=300)
+    shutil.copy(next((folder / "scenes" / "val").glob("*.jpg")), folder / "photo.jpg")
     return folder
 
 
