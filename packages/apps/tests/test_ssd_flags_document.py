@@ -6,13 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from gaudi_apps.config_file import list_flags
 from gaudi_apps.ssd.config import SSDConfig
 from gaudi_datasets.flags import parse_flags
 
@@ -61,15 +60,6 @@ def list_original(text: str) -> list[tuple[str, str, str]]:
     return [(flag[0], flag[1] if len(flag) == 3 else "", flag[-1]) for flag in words]
 
 
-def list_flags(config: Any) -> Iterator[tuple[str, Any]]:
-    for entry in fields(config):
-        value = getattr(config, entry.name)
-        if is_dataclass(value):
-            yield from list_flags(value)
-        else:
-            yield f"--{entry.name}", value
-
-
 def show(default: object) -> str:
     """A default as the document writes it."""
     if default in (None, (), ""):
@@ -92,7 +82,7 @@ def test_every_flag_of_the_original_is_there() -> None:
 
 @pytest.mark.parametrize("row", TRAINER_ROWS, ids=lambda row: row.name)
 def test_the_program_has_what_is_kept_and_nothing_else(row: Row) -> None:
-    flags = dict(list_flags(SSDConfig()))
+    flags = {f"--{name}": value for name, value in list_flags(SSDConfig())}
     assert (row.name in flags) == (row.became == "kept")
     if row.became == "kept":
         assert show(flags[row.name]) == row.default

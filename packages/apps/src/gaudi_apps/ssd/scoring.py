@@ -46,13 +46,17 @@ class Scorer:
 
     def score(self, task: SSDTask, step: int) -> CocoScores:
         """Score a model after so many steps, with the average of its weights where one is kept."""
+        return self._result_of(task, step).scores
+
+    def _result_of(self, task: SSDTask, step: int) -> _Result:
+        """Of the same step only once: training scores its last step, and then reports it."""
         if self._latest is None or self._latest.step != step:
             limit = self._session.config.data.eval_samples or None
             with task.averaged():
                 options = self._session.input_options
                 scores, detections = evaluate(self._detector_of(task), self._source, options, num_images=limit)
             self._latest = _Result(step, scores, detections)
-        return self._latest.scores
+        return self._latest
 
     def _detector_of(self, task: SSDTask) -> Detector:
         """The same at every evaluation of a training: a new one would be traced and compiled anew."""
@@ -62,8 +66,8 @@ class Scorer:
 
     def report(self, task: SSDTask, step: int) -> CocoScores:
         """Score, print the figures, and leave them and pictures in the folder of the run."""
-        scores = self.score(task, step)
-        detections = self._latest.detections if self._latest else []
+        result = self._result_of(task, step)
+        scores, detections = result.scores, result.detections
         model_dir, path = self._session.model_dir, self._session.model_dir / EVALUATION
         write_json(model_dir / DETECTIONS, detections)
         write_evaluation(path, scores, step=step)
