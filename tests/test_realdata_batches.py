@@ -42,8 +42,8 @@ def test_figures_do_not_depend_on_the_batch_size(
     from gaudi_apps.checkpoints import CheckpointFolder
     from gaudi_apps.ssd.detector import Detector
     from gaudi_apps.ssd.evaluation import evaluate
-    from gaudi_datasets.detection_input import InputOptions
-    from gaudi_datasets.sources import RecordSource
+    from gaudi_datasets.detection.sources import RecordSource
+    from gaudi_datasets.sampling import InputOptions
     from gaudi_models.ssd import build_ssd
 
     records, model_dir = tmp_path / "records", tmp_path / "run"

@@ -12,8 +12,8 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_datasets.coco import parse_coco
-from gaudi_datasets.records import write_records
+from gaudi_datasets.detection.coco import parse_coco
+from gaudi_datasets.detection.records import write_records
 
 if TYPE_CHECKING:
     from gaudi_apps.ssd.config import SSDConfig

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from gaudi_apps.coco_table import MEANINGS, print_scores, write_evaluation, write_json
-from gaudi_datasets.scoring import FIGURES, ClassScore, CocoScores
+from gaudi_datasets.detection.scoring import FIGURES, ClassScore, CocoScores
 
 SCORES = CocoScores(
     figures={name: None if name == "AP_small" else 0.5 + number / 1000 for number, name in enumerate(FIGURES)},

@@ -12,8 +12,8 @@ from gaudi_apps.ssd.converters import export_onnx, export_tflite, require_onnx
 from gaudi_apps.ssd.detector import Detector
 from gaudi_apps.ssd.export_runs import decode_pixels, run_onnx, run_tflite
 from gaudi_apps.ssd.serving import find_raw
-from gaudi_datasets.coco import Category
-from gaudi_datasets.detection_input import prepare_image
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_datasets.errors import MissingExtraError
 
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))

@@ -9,7 +9,7 @@ import pytest
 
 from gaudi_apps.ssd.detector import Detector
 from gaudi_apps.ssd.task import SSDTask
-from gaudi_datasets.detection_input import prepare_image
+from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_ops import iou
 
 

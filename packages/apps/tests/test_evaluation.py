@@ -9,8 +9,8 @@ import pytest
 
 from gaudi_apps.ssd.detector import Detector
 from gaudi_apps.ssd.evaluation import evaluate, to_records
-from gaudi_datasets.detection_input import InputOptions
-from gaudi_datasets.sources import RecordSource
+from gaudi_datasets.detection.sources import RecordSource
+from gaudi_datasets.sampling import InputOptions
 
 
 @pytest.fixture(scope="module")

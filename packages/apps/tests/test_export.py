@@ -15,9 +15,9 @@ from gaudi_apps.ssd.agreement import Agreement
 from gaudi_apps.ssd.converters import export_tflite
 from gaudi_apps.ssd.export import ExportFormat, ExportReport, choose_pictures, run_export
 from gaudi_apps.ssd.export_runs import ExportError
-from gaudi_datasets.coco import Category
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError, FlagError, MissingExtraError, MissingInputError, UnsafeError
-from gaudi_datasets.sources import RecordSource
 from gaudi_models.weights import read_weights
 
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))

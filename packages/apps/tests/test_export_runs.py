@@ -11,8 +11,8 @@ from gaudi_apps.ssd.agreement import Detections, compare_detections
 from gaudi_apps.ssd.detector import Detector
 from gaudi_apps.ssd.export_runs import ExportError, run_saved_model
 from gaudi_apps.ssd.serving import export_saved_model
-from gaudi_datasets.coco import Category
-from gaudi_datasets.detection_input import prepare_image
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.pipeline import prepare_image
 
 
 def test_a_saved_model_is_run_by_relative_paths(

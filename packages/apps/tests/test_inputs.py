@@ -8,7 +8,7 @@ import pytest
 
 from gaudi_apps.ssd.inputs import BadFile, InputPicture, find_files, read_pictures
 from gaudi_apps.videos import VideoWriter
-from gaudi_datasets.detection_input import prepare_image, prepare_pixels
+from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import MissingInputError
 
 

@@ -12,9 +12,9 @@ import pytest
 from gaudi_apps.ssd.detector import Detector
 from gaudi_apps.ssd.predict import PredictOptions, PredictReport, predict
 from gaudi_apps.videos import VideoWriter, read_frames
-from gaudi_datasets.coco import Category
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.scoring import score_detections
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.scoring import score_detections
 
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 

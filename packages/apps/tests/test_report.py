@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from gaudi_apps.ssd.report import decode_picture, draw_comparisons
-from gaudi_datasets.sources import RecordSource
+from gaudi_datasets.detection.sources import RecordSource
 
 
 def test_predictions_stand_beside_the_truth(records: Path, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import tensorflow as tf
 from gaudi_apps.ssd.agreement import Detections, compare_detections
 from gaudi_apps.ssd.detector import Detector, find_boxes
 from gaudi_apps.ssd.serving import export_saved_model, find_boxes_shared, find_raw, to_float32
-from gaudi_datasets.coco import Category
-from gaudi_datasets.detection_input import prepare_image
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_models.ssd import build_ssd
 
 CATEGORIES = (Category(7, "red"), Category(9, "blue\nand ünlike"))

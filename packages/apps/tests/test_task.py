@@ -9,9 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from gaudi_apps.ssd.task import SSDTask
-from gaudi_datasets.detection_input import InputOptions, fake_dataset, train_dataset
+from gaudi_datasets.detection.pipeline import fake_dataset, train_dataset
+from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.sources import RecordSource
+from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
 
 State = dict[str, npt.NDArray[Any]]

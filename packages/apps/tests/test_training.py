@@ -20,11 +20,11 @@ from gaudi_apps.config_file import list_flags
 from gaudi_apps.history import read_history
 from gaudi_apps.ssd import export, scoring, training
 from gaudi_apps.ssd.config import SSDConfig
-from gaudi_datasets.detection_input import InputOptions
+from gaudi_datasets.detection.scoring import FIGURES, CocoScores
+from gaudi_datasets.detection.sources import RecordSource
+from gaudi_datasets.detection.static_batches import write_static_batches
 from gaudi_datasets.record_files import frame_record, index_records, read_record
-from gaudi_datasets.scoring import FIGURES, CocoScores
-from gaudi_datasets.sources import RecordSource
-from gaudi_datasets.static_batches import write_static_batches
+from gaudi_datasets.sampling import InputOptions
 
 # Five images in batches of two: three steps an epoch. Lists of flags are given as tuples.
 COMMON = (*("--batch_size", 2), *("--lr_warmup_steps", 2), *("--save_checkpoints_steps", 2), *("--dtype", "fp32"))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_datasets.coco import parse_coco, read_coco
+from gaudi_datasets.detection.coco import parse_coco, read_coco
+from gaudi_datasets.detection.records import write_records
+from gaudi_datasets.detection.scoring import FIGURES, score_detections
+from gaudi_datasets.detection.sources import RecordSource, ground_truth
+from gaudi_datasets.detection.voc import IMAGE_FOLDER, read_voc
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.records import write_records
-from gaudi_datasets.scoring import FIGURES, score_detections
-from gaudi_datasets.sources import RecordSource, ground_truth
-from gaudi_datasets.voc import IMAGE_FOLDER, read_voc
 
 FOLDER = Path(os.environ.get("REAL_DATA", ""))
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from gaudi_datasets.scoring import CocoScores
+    from gaudi_datasets.detection.scoring import CocoScores
 
 # What each figure is over: intersection over union, size of the objects, most detections of an image.
 MEANINGS = {
@@ -56,7 +56,7 @@ def write_evaluation(path: Path, scores: CocoScores, **facts: Any) -> None:
 
     Args:
         path: the file, by convention `evaluation.json` in the folder of the run.
-        scores: what `gaudi_datasets.scoring.score_detections` returns.
+        scores: what `gaudi_datasets.detection.scoring.score_detections` returns.
         **facts: values that JSON takes.
     """
     document: Mapping[str, Any] = {**facts, **scores.as_json()}

@@ -1,6 +1,6 @@
 """Detection data sets: checked, converted, read, augmented and scored.
 
-Each part is a module of its own (`gaudi_datasets.coco`, `.records`, `.sources`, `.scoring`, ...), so that importing
+Each part is a module of its own (`gaudi_datasets.detection.coco`, `.detection.records`, ...), so that importing
 the package costs nothing.
 """
 

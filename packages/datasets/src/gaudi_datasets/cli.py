@@ -17,7 +17,7 @@ from gaudi_datasets.flags import parse_flags
 from gaudi_datasets.program import run_program
 
 if TYPE_CHECKING:
-    from gaudi_datasets.coco import CocoAnnotations
+    from gaudi_datasets.detection.coco import CocoAnnotations
 
 PROGRAM = "gaudi-datasets"
 
@@ -43,7 +43,7 @@ class _RecordFlags:
 
     def write(self, annotations: CocoAnnotations, image_dir: Path) -> None:
         """Write the records and print the report."""
-        from gaudi_datasets.records import write_records
+        from gaudi_datasets.detection.records import write_records
 
         keep_empty, progress = self.split == "val", _show_progress if sys.stderr.isatty() else None
         report = write_records(
@@ -73,7 +73,7 @@ class _ConvertCoco:
 
     def run(self) -> None:
         """Do it."""
-        from gaudi_datasets.coco import read_coco
+        from gaudi_datasets.detection.coco import read_coco
 
         self.records.write(read_coco(self.annotations), self.images)
 
@@ -94,8 +94,8 @@ class _ConvertVoc:
 
     def run(self) -> None:
         """Do it."""
-        from gaudi_datasets.coco import parse_coco
-        from gaudi_datasets.voc import IMAGE_FOLDER, read_voc
+        from gaudi_datasets.detection.coco import parse_coco
+        from gaudi_datasets.detection.voc import IMAGE_FOLDER, read_voc
 
         document = read_voc(self.voc_dir, self.image_sets, self.class_names or None)
         self.records.write(parse_coco(document, self.voc_dir), self.voc_dir / IMAGE_FOLDER)
@@ -124,7 +124,7 @@ class _MakeScenes:
 
     def run(self) -> None:
         """Do it."""
-        from gaudi_datasets.scenes import make_scenes
+        from gaudi_datasets.detection.scenes import make_scenes
 
         make_scenes(self.output_dir, train=self.train, val=self.val, seed=self.seed, image_size=self.image_size)
         print(f"{self.output_dir}: {self.train} training scenes and {self.val} validation scenes")
@@ -161,9 +161,9 @@ class _MakeStaticBatches:
 
     def run(self) -> None:
         """Do it."""
-        from gaudi_datasets.detection_input import InputOptions
-        from gaudi_datasets.sources import RecordSource
-        from gaudi_datasets.static_batches import write_static_batches
+        from gaudi_datasets.detection.sources import RecordSource
+        from gaudi_datasets.detection.static_batches import write_static_batches
+        from gaudi_datasets.sampling import InputOptions
 
         source = RecordSource(self.input_pattern.parent, self.input_pattern.name.rstrip("-*"))
         progress = functools.partial(_show_progress, unit="batches") if sys.stderr.isatty() else None
@@ -197,7 +197,7 @@ class _Score:
 
     def run(self) -> None:
         """Do it."""
-        from gaudi_datasets.scoring import score_detections
+        from gaudi_datasets.detection.scoring import score_detections
 
         scores = score_detections(self.ground_truth, self.detections)
         print(json.dumps(scores.as_json(), indent=2) if self.json else scores.describe())

@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from gaudi_apps.ssd.serving import IMAGES, find_boxes_shared, find_raw, list_classes, to_float32
-from gaudi_datasets.coco import Category
-from gaudi_datasets.detection_input import prepare_pixels
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.pipeline import prepare_pixels
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_ops import SSD300
 

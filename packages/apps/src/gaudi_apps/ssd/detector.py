@@ -29,7 +29,7 @@ class Detector:
         """Detections of a batch, at most 200 an image, best first.
 
         Args:
-            images: [batch, 300, 300, 3], normalised as `gaudi_datasets.detection_input` does.
+            images: [batch, 300, 300, 3], normalised as `gaudi_datasets.detection.pipeline` does.
 
         Returns:
             boxes float32 [batch, 200, 4], y0, x0, y1, x1 in 0..1; labels int32 [batch, 200], 0 where there is no

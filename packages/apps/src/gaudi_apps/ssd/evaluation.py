@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.ssd.detector import Detector
-from gaudi_datasets.detection_input import PADDING_ID, InputOptions, eval_dataset, read_batches
-from gaudi_datasets.scoring import CocoScores, score_detections
-from gaudi_datasets.sources import DetectionSource, ground_truth
+from gaudi_datasets.detection.pipeline import eval_dataset
+from gaudi_datasets.detection.scoring import CocoScores, score_detections
+from gaudi_datasets.detection.sources import DetectionSource, ground_truth
+from gaudi_datasets.sampling import PADDING_ID, InputOptions
+from gaudi_datasets.tf_input import read_batches
 
 Detection = dict[str, Any]
 

@@ -27,11 +27,11 @@ from gaudi_apps.ssd.detector import Detector
 from gaudi_apps.ssd.export_runs import ExportError, run_onnx, run_saved_model, run_tflite
 from gaudi_apps.ssd.inputs import VIDEO_ENDINGS, find_files
 from gaudi_apps.ssd.serving import export_saved_model, find_raw, list_classes, to_float32
-from gaudi_datasets.coco import Category
-from gaudi_datasets.detection_input import prepare_image
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.pipeline import prepare_image
+from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.image_files import read_image
-from gaudi_datasets.sources import DetectionSource
 from gaudi_datasets.staging import staging_folder
 from gaudi_models.resnet import PoolPadding
 from gaudi_models.weights import WeightsMetadata, assign_weights, read_weights, write_weights

@@ -15,7 +15,7 @@ import tensorflow as tf
 from gaudi_apps.pictures import Picture
 from gaudi_apps.ssd.report import decode_picture
 from gaudi_apps.videos import read_frames
-from gaudi_datasets.detection_input import prepare_image, prepare_pixels
+from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import read_image
 from gaudi_datasets.program import describe_error

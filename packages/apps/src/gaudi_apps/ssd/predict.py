@@ -19,7 +19,7 @@ from gaudi_apps.ssd.evaluation import Detection, to_records
 from gaudi_apps.ssd.inputs import BadFile, InputPicture, read_pictures
 from gaudi_apps.ssd.report import DRAWN_PER_IMAGE, DRAWN_SCORE
 from gaudi_apps.videos import VideoWriter
-from gaudi_datasets.coco import Category
+from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.staging import staging_folder
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gaudi_apps.pictures import Picture, compare_pictures, draw_detections, write_picture
 from gaudi_apps.ssd.evaluation import Detection
-from gaudi_datasets.sources import DetectionSource
+from gaudi_datasets.detection.sources import DetectionSource
 
 PICTURES = "pictures"
 NUM_PICTURES = 8

@@ -11,9 +11,9 @@ from gaudi_apps.ssd.evaluation import Detection, evaluate
 from gaudi_apps.ssd.report import draw_comparisons
 from gaudi_apps.ssd.session import Session, categories_of
 from gaudi_apps.ssd.task import SSDTask
-from gaudi_datasets.coco import Category
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.scoring import CocoScores
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.scoring import CocoScores
 
 EVALUATION, DETECTIONS = "evaluation.json", "detections.json"
 FILES = (EVALUATION, DETECTIONS)

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from gaudi_apps.coco_table import write_json
 from gaudi_apps.ssd.detector import DETECTIONS_PER_IMAGE, IOU_THRESHOLD, SCORE_THRESHOLD, find_boxes
-from gaudi_datasets.coco import Category
-from gaudi_datasets.detection_input import prepare_image, prepare_pixels
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_ops import SSD300
 from gaudi_ops.tf import decode_boxes
 from gaudi_ops.tf.keras_api import keras

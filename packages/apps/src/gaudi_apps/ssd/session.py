@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gaudi_apps.checkpoints import Checkpoint, CheckpointFolder, load_checkpoint
 from gaudi_apps.run_folder import RunFolder
 from gaudi_apps.ssd.config import SSDConfig
-from gaudi_datasets.coco import Category
+from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_distributed import (
     Precision,
@@ -24,8 +24,8 @@ from gaudi_distributed import (
 
 if TYPE_CHECKING:
     from gaudi_apps.ssd.task import SSDTask
-    from gaudi_datasets.detection_input import InputOptions
-    from gaudi_datasets.sources import DetectionSource
+    from gaudi_datasets.detection.sources import DetectionSource
+    from gaudi_datasets.sampling import InputOptions
     from gaudi_models.resnet import PoolPadding
 
 # TensorFlow is imported inside the functions, after `_start_tensorflow` has set what it reads when it is imported.
@@ -62,7 +62,7 @@ class Session:
     @property
     def input_options(self) -> InputOptions:
         """How the pipelines batch."""
-        from gaudi_datasets.detection_input import InputOptions
+        from gaudi_datasets.sampling import InputOptions
 
         data = self.config.data
         return InputOptions(
@@ -81,7 +81,7 @@ class Session:
             MissingInputError: there is no --data_dir, or no such records in it.
             DataError: they are damaged.
         """
-        from gaudi_datasets.sources import RecordSource
+        from gaudi_datasets.detection.sources import RecordSource
 
         if self.config.data.data_dir is None:
             raise MissingInputError(f"--data_dir: is not given; it must be a folder with {split} records")

@@ -48,7 +48,7 @@ class SSDTask:
         self._step = tf.function(self._train_step, reduce_retracing=True)
 
     def train_step(self, batch: Mapping[str, Any], learning_rate: float) -> Mapping[str, Any]:
-        """Learn from a batch of `gaudi_datasets.detection_input.train_dataset`; see `gaudi_apps.loop.Task`."""
+        """Learn from a batch of `gaudi_datasets.detection.pipeline.train_dataset`; see `gaudi_apps.loop.Task`."""
         scalars: Mapping[str, Any] = self._step(batch, tf.constant(learning_rate, tf.float32))
         return scalars
 

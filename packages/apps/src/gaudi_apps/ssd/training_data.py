@@ -10,8 +10,8 @@ from typing import Any
 
 from gaudi_apps.ssd.plan_report import COCO_TRAIN_IMAGES
 from gaudi_apps.ssd.session import Session
-from gaudi_datasets.coco import Category
-from gaudi_datasets.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
 
 Batches = Iterator[Mapping[str, Any]]
 
@@ -47,7 +47,8 @@ def open_training_data(session: Session) -> TrainingData:
 
 
 def _open_records(session: Session) -> TrainingData:
-    from gaudi_datasets.detection_input import read_batches, train_dataset
+    from gaudi_datasets.detection.pipeline import train_dataset
+    from gaudi_datasets.tf_input import read_batches
 
     source, options = session.open_records("train"), session.input_options
 
@@ -58,8 +59,8 @@ def _open_records(session: Session) -> TrainingData:
 
 
 def _open_static(session: Session) -> TrainingData:
-    from gaudi_datasets.detection_input import read_batches
-    from gaudi_datasets.static_batches import open_static_batches, static_dataset
+    from gaudi_datasets.detection.static_batches import open_static_batches, static_dataset
+    from gaudi_datasets.tf_input import read_batches
 
     options = session.input_options
     static = open_static_batches(Path(session.config.data.data_dir or ""), options)
@@ -72,7 +73,7 @@ def _open_static(session: Session) -> TrainingData:
 
 
 def _open_fake(session: Session) -> TrainingData:
-    from gaudi_datasets.detection_input import fake_dataset
+    from gaudi_datasets.detection.pipeline import fake_dataset
 
     def batches(first_step: int) -> Batches:
         return iter(fake_dataset(session.input_options, num_classes=len(COCO_CATEGORIES) + 1))

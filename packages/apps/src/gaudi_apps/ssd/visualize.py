@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.pictures import Picture, draw_detections, write_picture
-from gaudi_datasets.coco import Category
-from gaudi_datasets.detection_input import MEAN_RGB, STDDEV_RGB
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.pipeline import MEAN_RGB, STDDEV_RGB
 from gaudi_ops import SSD300, DefaultBoxSpec, decode_boxes
 
 NUM_PICTURES = 16
@@ -33,7 +33,7 @@ def draw_training_input(
     the matching lost has no box in it.
 
     Args:
-        batches: of `gaudi_datasets.detection_input.train_dataset`; no more of them are taken than needed.
+        batches: of `gaudi_datasets.detection.pipeline.train_dataset`; no more of them are taken than needed.
         categories: the classes, label 1 first.
         output_dir: made when it is not there; pictures of an earlier call in it are removed.
         num_pictures: how many images.

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gaudi_datasets.coco import CocoAnnotations, read_coco
+from gaudi_datasets.detection.coco import CocoAnnotations, read_coco
+from gaudi_datasets.detection.scenes import _background, _load_digits, draw_scene, make_scenes
 from gaudi_datasets.errors import UnsafeError
-from gaudi_datasets.scenes import _background, _load_digits, draw_scene, make_scenes
 
 
 @pytest.fixture(scope="module")

@@ -47,18 +47,6 @@ class Draws:
     hue: float
 
 
-def image_generator(seed: int, epoch: int, image_id: int) -> np.random.Generator:
-    """A generator whose draws depend on the three numbers only: Philox counts from (image id) under key (seed, epoch).
-
-    Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-    """
-    word = 2**64
-    # As uint64 from the start: NumPy takes a list with a number of 2**63 or more for float64, and rounds.
-    key = np.array([seed % word, epoch % word], np.uint64)
-    counter = np.array([0, 0, 0, image_id % word], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
-
-
 def draw_augmentation(
     boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generator, flip_probability: float = FLIP_PROBABILITY
 ) -> Draws:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from gaudi_datasets.coco import CocoAnnotations, parse_coco
+from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
+from gaudi_datasets.detection.records import write_records
+from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
-from gaudi_datasets.records import write_records
-from gaudi_datasets.sources import RecordSource
 
 
 @pytest.fixture

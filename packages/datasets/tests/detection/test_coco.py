@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_datasets.coco import NO_SIZE, PAST_EDGE, BoxFault, Category, parse_coco, read_coco
+from gaudi_datasets.detection.coco import NO_SIZE, PAST_EDGE, BoxFault, Category, parse_coco, read_coco
 from gaudi_datasets.errors import DataError
 
 DOCUMENT: dict[str, Any] = {

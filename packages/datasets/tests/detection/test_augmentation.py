@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gaudi_datasets import augmentation
-from gaudi_datasets.augmentation import crop_boxes, draw_augmentation, draw_crop, flip_boxes, image_generator
+from gaudi_datasets.detection import augmentation
+from gaudi_datasets.detection.augmentation import crop_boxes, draw_augmentation, draw_crop, flip_boxes
+from gaudi_datasets.sampling import image_generator
 from gaudi_ops import iou
 
 WHOLE = [0.0, 0.0, 1.0, 1.0]

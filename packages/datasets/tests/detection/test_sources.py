@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from gaudi_datasets.coco import Category, parse_coco
-from gaudi_datasets.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.detection.coco import Category, parse_coco
+from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.detection.records import write_records
+from gaudi_datasets.detection.sources import RecordSource, ground_truth
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.records import write_records
-from gaudi_datasets.sources import RecordSource, ground_truth
 
 DOCUMENT = {
     "images": [{"id": number, "file_name": f"{number}.jpg", "height": 40, "width": 60} for number in range(4)],

@@ -14,13 +14,15 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from gaudi_datasets import static_batches
-from gaudi_datasets.coco import Category
-from gaudi_datasets.detection_input import InputOptions, read_batches, train_dataset
+from gaudi_datasets.detection import static_batches
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.examples import DetectionExample
+from gaudi_datasets.detection.pipeline import train_dataset
+from gaudi_datasets.detection.static_batches import open_static_batches, static_dataset, write_static_batches
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
-from gaudi_datasets.examples import DetectionExample
 from gaudi_datasets.record_files import frame_record
-from gaudi_datasets.static_batches import open_static_batches, static_dataset, write_static_batches
+from gaudi_datasets.sampling import InputOptions
+from gaudi_datasets.tf_input import read_batches
 
 OPTIONS = InputOptions(2, seed=3)
 STEPS = 3

@@ -12,20 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from gaudi_datasets.coco import Category
-from gaudi_datasets.detection_input import (
-    PADDING_ID,
-    InputOptions,
-    SampleOrder,
-    eval_dataset,
-    fake_dataset,
-    prepare_image,
-    prepare_pixels,
-    read_batches,
-    train_dataset,
-)
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.examples import DetectionExample
+from gaudi_datasets.detection.pipeline import eval_dataset, fake_dataset, prepare_image, prepare_pixels, train_dataset
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.examples import DetectionExample
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder
+from gaudi_datasets.tf_input import read_batches
 from gaudi_ops import decode_boxes
 
 Pixels = npt.NDArray[np.uint8]

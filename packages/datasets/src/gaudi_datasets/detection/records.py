@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gaudi_datasets.coco import BOX_RULES, CocoAnnotations
+from gaudi_datasets.detection.coco import BOX_RULES, CocoAnnotations
+from gaudi_datasets.detection.examples import DetectionExample, encode_example
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
-from gaudi_datasets.examples import DetectionExample, encode_example
 from gaudi_datasets.image_files import EncodedImage, read_image
 from gaudi_datasets.json_records import load_json
 from gaudi_datasets.record_files import frame_record

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from gaudi_datasets.coco import parse_coco
+from gaudi_datasets.detection.coco import parse_coco
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.json_records import Faults, Record, RecordError, load_json
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_datasets.detection.examples import DetectionExample, decode_example, encode_example
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.examples import DetectionExample, decode_example, encode_example
 
 IDS, NAMES = [0, 7, 90], ["ant", "bee", "cat"]
 LABELS = {0: 1, 7: 2, 90: 3}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from gaudi_datasets.coco import Category
-from gaudi_datasets.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
 
 
 def test_there_are_eighty_in_id_order() -> None:

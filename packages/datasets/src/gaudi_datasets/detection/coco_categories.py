@@ -5,7 +5,7 @@ Source: the `categories` of instances_val2017.json. Ten of the ids 1 to 90 were 
 
 from __future__ import annotations
 
-from gaudi_datasets.coco import Category
+from gaudi_datasets.detection.coco import Category
 
 _BY_SUPERCATEGORY: dict[str, dict[int, str]] = {
     "person": {1: "person"},

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from gaudi_datasets.coco import Category
-from gaudi_datasets.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.detection.examples import DetectionExample, decode_example
+from gaudi_datasets.detection.records import MANIFEST_FORMAT, MANIFEST_VERSION
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.examples import DetectionExample, decode_example
 from gaudi_datasets.json_records import Faults, Record, load_json
 from gaudi_datasets.record_files import RecordPlace, index_records, read_record
-from gaudi_datasets.records import MANIFEST_FORMAT, MANIFEST_VERSION
 
 __all__ = ["DetectionExample", "DetectionSource", "RecordSource", "ground_truth"]
 

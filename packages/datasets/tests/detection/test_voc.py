@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_datasets.coco import NO_SIZE, parse_coco
+from gaudi_datasets.detection.coco import NO_SIZE, parse_coco
+from gaudi_datasets.detection.voc import read_voc
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.voc import read_voc
 
 OBJECT = """<object><name>{name}</name><difficult>{difficult}</difficult>
 <bndbox><xmin>{box[0]}</xmin><ymin>{box[1]}</ymin><xmax>{box[2]}</xmax><ymax>{box[3]}</ymax></bndbox></object>"""

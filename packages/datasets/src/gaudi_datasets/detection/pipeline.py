@@ -1,87 +1,28 @@
-"""Input pipelines of the detector: from a source of examples to batches, in an order that nothing can disturb.
-
-The batch of a step is a function of (seed, step) and the augmentation of an image of (seed, epoch, image id). So a run
-may stop and go on at any step without reading what came before, on any number of ranks, with the same batches.
-"""
+"""Input pipelines of the detector: from a source of examples to batches."""
 
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gaudi_datasets.augmentation import FLIP_PROBABILITY, crop_boxes, draw_augmentation, flip_boxes, image_generator
-from gaudi_datasets.errors import DataError
-from gaudi_datasets.sources import DetectionExample, DetectionSource
+from gaudi_datasets.detection.augmentation import (
+    crop_boxes,
+    draw_augmentation,
+    flip_boxes,
+)
+from gaudi_datasets.detection.sources import DetectionExample, DetectionSource
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, image_generator
+from gaudi_datasets.tf_input import call_python, decode_image, fill_batch, threading_options
 from gaudi_ops import SSD300, DefaultBoxSpec
 from gaudi_ops.tf import encode_targets
 
 # Of ImageNet, RGB, for values in 0..1; the networks' pretrained weights expect them.
 MEAN_RGB = np.array([0.485, 0.456, 0.406], np.float32)
 STDDEV_RGB = np.array([0.229, 0.224, 0.225], np.float32)
-PADDING_ID = -1
-
-
-@dataclass(frozen=True)
-class InputOptions:
-    """How a pipeline batches.
-
-    Args:
-        batch_size: images of one rank in a step.
-        image_size: side of the square pictures that the network sees, in pixels.
-        seed: of the order and of the augmentation.
-        rank: of this process.
-        size: number of processes; together they read ``batch_size * size`` images a step.
-        parallel_calls: how many images are worked on at once.
-        threads: how many threads do that.
-        dtype: of the images, ``"float32"`` or ``"bfloat16"``.
-        flip_probability: of a training image to be mirrored left to right.
-    """
-
-    batch_size: int
-    image_size: int = SSD300.image_size
-    seed: int = 0
-    rank: int = 0
-    size: int = 1
-    parallel_calls: int = 64
-    threads: int = 2
-    dtype: str = "float32"
-    flip_probability: float = FLIP_PROBABILITY
-
-
-class SampleOrder:
-    """Which images a step trains on: one endless sequence of epochs, each a permutation of all images.
-
-    The last step of an epoch goes on into the next one, so that every image is seen equally often whatever the batch
-    size, and the sequence is the same for any batch size and number of ranks.
-
-    Args:
-        num_images: in an epoch.
-        options: batch size, ranks and seed.
-    """
-
-    def __init__(self, num_images: int, options: InputOptions) -> None:
-        self.num_images = num_images
-        self._options = options
-        self._permutation = functools.lru_cache(maxsize=2)(self._permute)
-
-    def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
-        # The image id of this generator is one that no image has.
-        return image_generator(self._options.seed, epoch, PADDING_ID).permutation(self.num_images)
-
-    def at_step(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Image indices and their epochs, int64 [batch_size] each, of this rank in a step counted from 0."""
-        batch = self._options.batch_size
-        first = (step * self._options.size + self._options.rank) * batch
-        epochs, positions = np.divmod(np.arange(first, first + batch), self.num_images)
-        indices = [self._permutation(int(e))[p] for e, p in zip(epochs, positions, strict=True)]
-        return np.array(indices, np.int64), epochs
 
 
 def train_dataset(
@@ -102,13 +43,15 @@ def train_dataset(
     order = SampleOrder(len(source), options)
 
     def samples_of(step: Any) -> Any:
-        return tf.data.Dataset.from_tensor_slices(_call(order.at_step, [step], [tf.int64, tf.int64], [[None], [None]]))
+        return tf.data.Dataset.from_tensor_slices(
+            call_python(order.at_step, [step], [tf.int64, tf.int64], [[None], [None]])
+        )
 
     def load(index: Any, epoch: Any) -> dict[str, Any]:
         read = functools.partial(_read_augmented, source, options)
-        sample = _call(read, [index, epoch], *_AUGMENTED_SIGNATURE)
+        sample = call_python(read, [index, epoch], *_AUGMENTED_SIGNATURE)
         encoded, window, flip, colors, boxes, labels, image_id = sample
-        image = _resize(_decode(encoded, window), options.image_size)
+        image = _resize(decode_image(encoded, window), options.image_size)
         image = _normalize(_jitter_colors(tf.cond(flip, lambda: image[:, ::-1], lambda: image), colors))
         classes, offsets, num_matched = encode_targets(boxes, labels, spec)
         return {
@@ -122,7 +65,7 @@ def train_dataset(
     steps = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
     dataset = steps.flat_map(samples_of).map(load, num_parallel_calls=options.parallel_calls)
     dataset = dataset.batch(options.batch_size, drop_remainder=True)
-    return dataset.prefetch(2).with_options(_threading(options))
+    return dataset.prefetch(2).with_options(threading_options(options))
 
 
 def eval_dataset(source: DetectionSource, options: InputOptions, *, num_images: int | None = None) -> Any:
@@ -141,14 +84,14 @@ def eval_dataset(source: DetectionSource, options: InputOptions, *, num_images: 
 
     def load(index: Any) -> dict[str, Any]:
         read = functools.partial(_read_whole, source)
-        encoded, size, image_id = _call(read, [index], [tf.string, tf.int32, tf.int64], [[], [2], []])
+        encoded, size, image_id = call_python(read, [index], [tf.string, tf.int32, tf.int64], [[], [2], []])
         image = prepare_image(encoded, options.image_size)
         return {"images": tf.cast(image, options.dtype), "image_ids": image_id, "sizes": size}
 
     indices = tf.data.Dataset.range(count).shard(options.size, options.rank)
     dataset = indices.map(load, num_parallel_calls=options.parallel_calls)
-    dataset = dataset.batch(options.batch_size).map(functools.partial(_fill_batch, batch_size=options.batch_size))
-    return dataset.prefetch(2).with_options(_threading(options))
+    dataset = dataset.batch(options.batch_size).map(functools.partial(fill_batch, batch_size=options.batch_size))
+    return dataset.prefetch(2).with_options(threading_options(options))
 
 
 def fake_dataset(options: InputOptions, *, num_classes: int, spec: DefaultBoxSpec = SSD300) -> Any:
@@ -175,37 +118,6 @@ def fake_dataset(options: InputOptions, *, num_classes: int, spec: DefaultBoxSpe
     return tf.data.Dataset.from_tensors(batch).repeat()
 
 
-def read_batches(dataset: Any, source: DetectionSource | None = None) -> Iterator[dict[str, Any]]:
-    """The batches of one of the pipelines above, its faults as exceptions of ours.
-
-    Args:
-        dataset: the pipeline.
-        source: what it reads; an image that cannot be decoded is looked for in it, to be named.
-
-    Raises:
-        DataError: a record is damaged, or an image cannot be decoded.
-    """
-    try:
-        yield from dataset
-    except tf.errors.InvalidArgumentError as error:
-        # Of an exception within tf.data only class name and message come out, after the name of a node.
-        ours = re.search(r"DataError: (.*)", error.message)
-        text = re.sub(r"\{\{.*?\}\} ?", "", error.message.splitlines()[0])
-        where = "" if ours or source is None else _find_undecodable(source)
-        raise DataError(ours[1] if ours else f"{where}an image of the records cannot be decoded: {text}") from None
-
-
-def _find_undecodable(source: DetectionSource) -> str:
-    """Which image it was. The decoder does not tell, so all are tried: it is done once, and the run ends anyway."""
-    for index in range(len(source)):
-        example = source.read(index)
-        try:
-            tf.io.decode_image(example.encoded, channels=3, expand_animations=False)
-        except tf.errors.InvalidArgumentError:
-            return f"{source.name}: record {index} (image {example.image_id}, {example.file_name}): "
-    return ""
-
-
 def prepare_image(encoded: Any, image_size: int = SSD300.image_size) -> Any:
     """Decode an image and make it what the network takes, exactly as in training and evaluation without augmentation.
 
@@ -216,7 +128,7 @@ def prepare_image(encoded: Any, image_size: int = SSD300.image_size) -> Any:
     Returns:
         float32 [image_size, image_size, 3], RGB, normalised.
     """
-    return prepare_pixels(_decode(encoded, tf.zeros([4], tf.int32)), image_size)
+    return prepare_pixels(decode_image(encoded, tf.zeros([4], tf.int32)), image_size)
 
 
 def prepare_pixels(pixels: Any, image_size: int = SSD300.image_size) -> Any:
@@ -270,38 +182,6 @@ def _read_whole(source: DetectionSource, index: int) -> tuple[Any, ...]:
     return example.encoded, np.array([example.height, example.width], np.int32), np.int64(example.image_id)
 
 
-def _call(function: Callable[..., Any], inputs: list[Any], types: list[Any], shapes: list[list[int | None]]) -> Any:
-    """A Python function inside tf.data, with the shapes that TensorFlow can't see.
-
-    It is declared stateless, which it is: else deterministic runs would call it one image at a time.
-    """
-    outputs = tf.numpy_function(function, inputs, types, stateful=False)
-    for output, shape in zip(outputs, shapes, strict=True):
-        output.set_shape(shape)
-    return tuple(outputs)
-
-
-def _decode(encoded: Any, window: Any) -> Any:
-    """Pixels uint8 [height, width, 3] of a JPEG or PNG; window is y0, x0, height, width, or all 0 for the whole."""
-    is_whole = tf.equal(window[2], 0)
-
-    def decode_jpeg() -> Any:
-        return tf.cond(
-            is_whole,
-            lambda: tf.io.decode_jpeg(encoded, channels=3),
-            lambda: tf.io.decode_and_crop_jpeg(encoded, window, channels=3),
-        )
-
-    def decode_other() -> Any:
-        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
-        size = tf.where(is_whole, tf.shape(image)[:2], window[2:])
-        return tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([size, [3]], 0))
-
-    image = tf.cond(tf.io.is_jpeg(encoded), decode_jpeg, decode_other)
-    image.set_shape([None, None, 3])
-    return image
-
-
 def _resize(image: Any, side: int) -> Any:
     """Bilinear to a square: float32 [..., side, side, 3] in 0..255."""
     resized = tf.image.resize(image, [side, side])
@@ -319,21 +199,3 @@ def _jitter_colors(image: Any, colors: Any) -> Any:
 
 def _normalize(image: Any) -> Any:
     return (image - MEAN_RGB) * (1 / STDDEV_RGB)
-
-
-def _fill_batch(batch: dict[str, Any], batch_size: int) -> dict[str, Any]:
-    """Fill a last, smaller batch up to its full size with padding."""
-    missing = batch_size - tf.shape(batch["image_ids"])[0]
-
-    def fill(values: Any, constant: int) -> Any:
-        rows = [[0, missing]] + [[0, 0]] * (values.shape.rank - 1)
-        return tf.ensure_shape(tf.pad(values, rows, constant_values=constant), [batch_size, *values.shape[1:]])
-
-    return {name: fill(values, PADDING_ID if name == "image_ids" else 0) for name, values in batch.items()}
-
-
-def _threading(options: InputOptions) -> Any:
-    result = tf.data.Options()
-    result.threading.private_threadpool_size = options.threads
-    result.deterministic = True
-    return result

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gaudi_datasets.detection.scoring import FIGURES, score_detections
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.scoring import FIGURES, score_detections
 
 TRUTH: dict[str, Any] = {
     "images": [{"id": number, "file_name": f"{number}.jpg", "height": 200, "width": 200} for number in (0, 1)],

@@ -1,0 +1,1 @@
+"""Objects in pictures: annotations, records, input pipelines and scores."""
