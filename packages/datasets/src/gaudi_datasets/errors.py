@@ -28,9 +28,15 @@ class MissingInputError(FileNotFoundError):
 
 
 class UnsafeError(Exception):
-    """Something refused because it would destroy what somebody may still want."""
+    """Something refused because it would destroy what somebody may still want, or reaches where it must not."""
 
     exit_status: ClassVar[int] = 77
+
+
+class TransferError(OSError):
+    """A file that could not be had from its server, after all attempts."""
+
+    exit_status: ClassVar[int] = 74
 
 
 class MissingExtraError(ImportError):

@@ -1,0 +1,1 @@
+"""The commands of the program `gaudi-datasets`, a module each; their flags import nothing heavy."""

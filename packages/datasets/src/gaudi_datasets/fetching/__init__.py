@@ -1,0 +1,1 @@
+"""Data from outside: files fetched and verified, archives unpacked member by member."""

@@ -1,0 +1,221 @@
+"""Zip and tar files as rows of entries: what their headers announce, in the same words for both.
+
+zipfile and tarfile read the formats. Here is what they let pass: a broken tar header taken for the end, headers that
+ask for a read without bound, zip members that lie over each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, BinaryIO, Protocol, TypeAlias
+
+from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
+from gaudi_datasets.json_records import shorten
+
+FILE, FOLDER = "a file", "a folder"
+Handle: TypeAlias = tarfile.TarInfo | zipfile.ZipInfo
+
+_LONGEST_READ = 2**20  # bytes
+_ZIP_HEADER = 30  # bytes before the name of a member
+_DAMAGE = (  # what zipfile, tarfile and gzip raise about bytes that are not what they should be
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    IndexError,
+    NotImplementedError,
+    OverflowError,
+    RecursionError,
+    ValueError,
+)
+_TAR_KINDS = {
+    tarfile.REGTYPE: FILE,
+    tarfile.AREGTYPE: FILE,
+    tarfile.DIRTYPE: FOLDER,
+    tarfile.SYMTYPE: "a symbolic link",
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.CHRTYPE: "a character device",
+    tarfile.BLKTYPE: "a block device",
+    tarfile.FIFOTYPE: "a named pipe",
+    tarfile.GNUTYPE_SPARSE: "a sparse file",
+}
+_UNIX_KINDS = {
+    0: FILE,
+    stat.S_IFREG: FILE,
+    stat.S_IFDIR: FOLDER,
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A member as its archive announces it; `kind` is FILE, FOLDER, or in words what else it is.
+
+    `offset` is where the content begins in the archive's file, None when it is packed there.
+    """
+
+    name: str
+    kind: str
+    size: int
+    offset: int | None
+    handle: Handle
+
+
+class Archive(Protocol):
+    """An open archive."""
+
+    def entries(self) -> Iterator[Entry]:
+        """Its members in its order, nothing about them checked."""
+        ...
+
+    def open(self, handle: Handle) -> IO[bytes]:
+        """The content of the member that an entry of this archive holds."""
+        ...
+
+
+@contextlib.contextmanager
+def open_archive(path: Path, part: tuple[int, int] | None = None, *, called: str = "") -> Iterator[Archive]:
+    """Open a zip, tar or tar.gz file, told apart by its first bytes, or the tar in a part (offset, size) of a file.
+
+    `called` is what messages about damage begin with; the path when it is empty.
+
+    Raises:
+        MissingInputError: there is no such file.
+        DataError: it is no archive, cut off or damaged, also when that shows only while it is open.
+    """
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; give a zip or tar file")
+    if not path.exists():
+        raise MissingInputError(f"{path}: there is no such archive; give the path of a zip or tar file")
+    with contextlib.ExitStack() as stack, naming_damage(called or str(path)):
+        file: BinaryIO = stack.enter_context(path.open("rb"))
+        beginning = file.read(2)
+        if part is not None:
+            yield _Tar(_TarContent(file, *part), offset=part[0])
+        elif beginning == b"PK":
+            yield _Zip(stack.enter_context(zipfile.ZipFile(file)))
+        elif beginning == b"\x1f\x8b":
+            file.seek(0)
+            yield _Tar(_TarContent(stack.enter_context(gzip.GzipFile(fileobj=file))), offset=None)
+        else:
+            yield _Tar(_TarContent(file), offset=0)
+
+
+@contextlib.contextmanager
+def naming_damage(called: str) -> Iterator[None]:
+    """Turn what the libraries raise about damage into a DataError that begins with what is damaged."""
+    try:
+        yield
+    except (DataError, UnsafeError):  # named already; the first is a ValueError too
+        raise
+    except _DAMAGE as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(
+            f"{called}: is cut off, damaged or no zip or tar archive ({reason}); get it from its source again"
+        ) from None
+
+
+class _Zip:
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
+
+    def entries(self) -> Iterator[Entry]:
+        infos = self._archive.infolist()
+        overlapping = _find_overlapping(infos, self._archive.start_dir)
+        for info in infos:
+            kind = "over the bytes of another member" if id(info) in overlapping else _zip_kind(info)
+            yield Entry(info.orig_filename, kind, info.file_size, None, info)  # `filename` is cut at a NUL
+
+    def open(self, handle: Handle) -> IO[bytes]:
+        if not isinstance(handle, zipfile.ZipInfo):
+            raise TypeError(f"{handle} is of no zip file")
+        return self._archive.open(handle)
+
+
+def _zip_kind(info: zipfile.ZipInfo) -> str:
+    if info.flag_bits & 0x1:
+        return "encrypted"
+    kind = _UNIX_KINDS.get(stat.S_IFMT(info.external_attr >> 16), "of an unknown kind")
+    if kind == FILE and info.orig_filename.endswith("/"):
+        return FOLDER
+    if kind == FOLDER and not info.orig_filename.endswith("/"):
+        return "a folder without a slash at the end"
+    return kind
+
+
+def _find_overlapping(infos: list[zipfile.ZipInfo], end: int) -> set[int]:
+    """The members (by `id`) whose bytes reach into those of the next, or into the directory at the end."""
+    ordered = sorted(infos, key=lambda info: info.header_offset)
+    limits = [info.header_offset for info in ordered[1:]] + [end]
+    return {
+        id(info)
+        for info, limit in zip(ordered, limits, strict=True)
+        if info.header_offset + _ZIP_HEADER + info.compress_size > limit
+    }
+
+
+class _Tar:
+    def __init__(self, content: _TarContent, *, offset: int | None) -> None:
+        self._content, self._offset = content, offset
+        self._archive = tarfile.TarFile(fileobj=content, encoding="utf-8")  # type: ignore[arg-type]  # enough of a file
+
+    def entries(self) -> Iterator[Entry]:
+        while (info := self._archive.next()) is not None:
+            if info.size < 0:  # reading on would go backwards
+                raise tarfile.ReadError(f"member {shorten(info.name)} has a size below 0")
+            kind = _TAR_KINDS.get(info.type, "of an unknown kind")
+            if info.sparse is not None:  # as a pax header says, whatever the type
+                kind = "a sparse file"
+            offset = None if self._offset is None else self._offset + info.offset_data
+            yield Entry(info.name, kind, info.size, offset, info)
+        if self._content.last != bytes(tarfile.BLOCKSIZE):  # tarfile takes a broken header for the end
+            raise tarfile.ReadError("it does not end with an empty block")
+
+    def open(self, handle: Handle) -> IO[bytes]:
+        content = self._archive.extractfile(handle) if isinstance(handle, tarfile.TarInfo) else None
+        if content is None:
+            raise TypeError(f"{handle} is no file of a tar")
+        return content
+
+
+class _TarContent:
+    """What tarfile reads from: a part of a file, and no more at once than a sound header can ask for."""
+
+    def __init__(self, file: IO[bytes] | gzip.GzipFile, start: int = 0, size: int | None = None) -> None:
+        self._file, self._start, self._size = file, start, size
+        self._file.seek(start)
+        self.last = b""  # what was read last
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _LONGEST_READ:
+            raise tarfile.ReadError(f"a header asks for {size} bytes at once")
+        if self._size is not None:
+            size = min(size, max(0, self._size - self.tell()))
+        self.last = self._file.read(size)
+        return self.last
+
+    def seek(self, position: int) -> None:
+        if position < 0:
+            raise tarfile.ReadError("it has no first header")
+        self._file.seek(self._start + position)
+
+    def tell(self) -> int:
+        return self._file.tell() - self._start
+
+    def seekable(self) -> bool:
+        return True

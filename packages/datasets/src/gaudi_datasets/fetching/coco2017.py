@@ -1,0 +1,248 @@
+"""COCO 2017 from its server or a mirror: the whole of it as archives, or a part of it picture by picture."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, local
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
+from gaudi_datasets.errors import DataError, FlagError, UnsafeError
+from gaudi_datasets.fetching.archives import extract
+from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience
+from gaudi_datasets.fetching.reports import FetchReport
+from gaudi_datasets.file_locks import hold_lock
+from gaudi_datasets.image_files import read_image
+from gaudi_datasets.json_records import load_json
+from gaudi_datasets.staging import write_durably
+
+COCO_URL = "http://images.cocodataset.org"
+
+_ANNOTATIONS = "annotations"
+_THREADS = 8  # a picture is mostly waiting for the server
+_MOST_PICTURE_BYTES = 2**26
+
+
+@dataclass(frozen=True)
+class ArchiveFile:
+    """A zip on the server: its path there, its size and SHA-256, and the one folder in it with its number of files."""
+
+    path: str
+    size: int
+    sha256: str
+    folder: str
+    files: int
+
+
+# Sizes and SHA-256: github.com/tensorflow/datasets, tensorflow_datasets/url_checksums/coco2017.txt
+COCO_ARCHIVES: Mapping[str, ArchiveFile] = {
+    _ANNOTATIONS: ArchiveFile(
+        "annotations/annotations_trainval2017.zip",
+        252907541,
+        "113a836d90195ee1f884e704da6304dfaaecff1f023f49b6ca93c4aaae470268",
+        "annotations",
+        6,
+    ),
+    "train": ArchiveFile(
+        "zips/train2017.zip",
+        19336861798,
+        "69a8bb58ea5f8f99d24875f21416de2e9ded3178e903f1f7603e283b9e06d929",
+        "train2017",
+        118287,
+    ),
+    "val": ArchiveFile(
+        "zips/val2017.zip",
+        815585330,
+        "4f7e2ccb2866ec5041993c9cf2a952bbed69647b115d0f74da7ce8f4bef82f05",
+        "val2017",
+        5000,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class CocoPart:
+    """Which pictures: the first `max_images` (0: all), in the annotations' order, with one of `classes` (none: any)."""
+
+    max_images: int = 0
+    classes: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """True when nothing is left out."""
+        return not self.max_images and not self.classes
+
+
+class CocoFetcher:
+    """Fetches COCO 2017 into a folder: annotations/, train2017/ and val2017/ below it.
+
+    Args:
+        output_dir: the folder.
+        report: told of the progress.
+        url: the beginning of all addresses; a mirror must have the same paths below it.
+        archives: what is there under "annotations" and under the name of each split.
+        keep_archives: leave the zips in `output_dir` when they are unpacked.
+        patience: how long the server is waited for.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        report: FetchReport,
+        *,
+        url: str = COCO_URL,
+        archives: Mapping[str, ArchiveFile] = COCO_ARCHIVES,
+        keep_archives: bool = False,
+        patience: Patience | None = None,
+    ) -> None:
+        self._output_dir, self._report, self._url = output_dir, report, url.rstrip("/")
+        self._archives, self._keep_archives, self._patience = archives, keep_archives, patience
+
+    def fetch(self, splits: Sequence[str], part: CocoPart | None = None) -> None:
+        """Fetch the annotations and the pictures of these splits, all or a part.
+
+        What is there already is not fetched again. Of a part, the annotations that belong to it are written to
+        annotations/instances_<split>2017_subset.json, without masks. There is no public checksum of single pictures:
+        each is decoded, and must have the size that the annotations say.
+
+        Raises:
+            FlagError: there is no class of that name.
+            DataError, MissingInputError, TransferError, UnsafeError: as `Fetcher.fetch` and `extract`; and UnsafeError
+                when a folder that is there holds less than the archive.
+        """
+        part = part or CocoPart()
+        with hold_lock(self._output_dir / ".fetch.lock", waiting=self._say_waiting):
+            self._fetch_archive(self._archives[_ANNOTATIONS])
+            for split in splits:
+                if part.is_whole:
+                    self._fetch_archive(self._archives[split])
+                else:
+                    self._fetch_part(self._archives[split].folder, part)
+
+    def _say_waiting(self) -> None:
+        self._report.finished(f"{self._output_dir}: another process fetches into it; waiting until it is done")
+
+    def _fetch_archive(self, archive: ArchiveFile) -> None:
+        target = self._output_dir / archive.folder
+        if target.exists():
+            count = sum(1 for _ in target.iterdir())
+            if count < archive.files:
+                raise UnsafeError(
+                    f"{target}: holds {count} files and {archive.path} {archive.files}; move it away, or give another "
+                    "--output_dir"
+                )
+            self._report.finished(f"{target}: there already, {count} files")
+            return
+        path = self._output_dir / Path(archive.path).name
+        download = Download(f"{self._url}/{archive.path}", path, archive.sha256, archive.size)
+        Fetcher(self._patience, progress=self._report.transferred).fetch(download)
+
+        def unpacked(done: int, total: int) -> None:
+            self._report.transferred(f"{path.name}, unpacked", done, total)
+
+        files = extract(path, target, folder=archive.folder, progress=unpacked)
+        if not self._keep_archives:
+            path.unlink()
+        self._report.finished(f"{target}: {files} files of {path.name}, SHA-256 verified")
+
+    def _fetch_part(self, name: str, part: CocoPart) -> None:
+        annotations = self._output_dir / _ANNOTATIONS / f"instances_{name}.json"
+        document = select_part(load_json(annotations), annotations, part)
+        coco = parse_coco(document, annotations)
+        fetched = self._fetch_pictures(name, coco)
+        subset = annotations.with_name(f"instances_{name}_subset.json")
+        write_durably(subset, json.dumps(document).encode())
+        self._report.finished(
+            f"{self._output_dir / name}: {len(coco.image_ids)} pictures, {fetched} of them fetched now, decoded to "
+            f"verify them (there are no public checksums); their annotations: {subset}"
+        )
+
+    def _fetch_pictures(self, name: str, coco: CocoAnnotations) -> int:
+        downloads = [
+            Download(
+                f"{self._url}/{name}/{quote(file_name)}",
+                self._output_dir / name / file_name,
+                check=_expect_size(int(height), int(width)),
+                most_bytes=_MOST_PICTURE_BYTES,
+            )
+            for file_name, height, width in zip(coco.file_names, coco.heights, coco.widths, strict=True)
+        ]
+
+        def count(done: int) -> None:
+            self._report.counted(f"{name}: pictures", done, len(downloads))
+
+        return fetch_many(downloads, self._patience, count)
+
+
+def fetch_many(downloads: Sequence[Download], patience: Patience | None, progress: Callable[[int], None]) -> int:
+    """Fetch many small files in threads; the first error ends it. Returns how many were not there already."""
+    stop, own = Event(), local()
+
+    def fetch(download: Download) -> bool:
+        if not hasattr(own, "fetcher"):
+            own.fetcher = Fetcher(patience, stop=stop)
+        return bool(own.fetcher.fetch(download))
+
+    fetched = 0
+    with ThreadPoolExecutor(_THREADS) as pool:
+        try:
+            for done, future in enumerate(as_completed([pool.submit(fetch, each) for each in downloads]), start=1):
+                fetched += future.result()
+                progress(done)
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return fetched
+
+
+def select_part(document: Any, path: Path, part: CocoPart) -> dict[str, Any]:
+    """The records of a COCO document that belong to a part: its images, its classes, and their boxes.
+
+    Raises:
+        FlagError: there is no class of that name.
+        DataError: the document has faults, as `parse_coco`, or nothing in it belongs to the part.
+    """
+    coco = parse_coco(document, path)
+    classes = _find_classes(coco, part.classes)
+    shown = np.isin(coco.category_ids, sorted(classes)) & ~coco.is_crowd
+    rows = np.repeat(np.arange(len(coco.image_ids)), np.diff(coco.box_splits))[shown]
+    chosen = np.unique(rows) if part.classes else np.arange(len(coco.image_ids))
+    image_ids = set(coco.image_ids[chosen][: part.max_images or None].tolist())
+    if not image_ids:
+        raise DataError(f"{path}: no image shows {', '.join(part.classes)}; choose other --classes")
+    return {
+        **{name: document[name] for name in ("info", "licenses") if name in document},
+        "images": [one for one in document["images"] if one["id"] in image_ids],
+        "annotations": [
+            one for one in document["annotations"] if one["image_id"] in image_ids and one["category_id"] in classes
+        ],
+        "categories": [one for one in document["categories"] if one["id"] in classes],
+    }
+
+
+def _find_classes(coco: CocoAnnotations, names: Sequence[str]) -> set[int]:
+    ids = {category.name: category.id for category in coco.categories}
+    for name in names:
+        if name not in ids:
+            nearest = difflib.get_close_matches(name, ids, n=1, cutoff=0.5)
+            remedy = f"did you mean {nearest[0]!r}?" if nearest else f"they are in {coco.path}"
+            raise FlagError(f"--classes: {name!r} is no class; {remedy}")
+    return {ids[name] for name in names or ids}
+
+
+def _expect_size(height: int, width: int) -> Callable[[Path], None]:
+    def check(path: Path) -> None:
+        image = read_image(path)
+        if (image.height, image.width) != (height, width):
+            raise DataError(f"{path}: is {image.height}x{image.width}; the annotations say {height}x{width}")
+
+    return check

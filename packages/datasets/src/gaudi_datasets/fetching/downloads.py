@@ -1,0 +1,302 @@
+"""Files from HTTP servers: resumed where they stopped, retried, verified, and there as a whole or not at all.
+
+requests does the transfers. The resuming is written here: it must end in one verified file whatever a server does, and
+the libraries for downloads either start anew or append without asking whether the file on the server is still the same.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import hashlib
+import os
+import random
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
+import urllib3
+
+from gaudi_datasets.errors import DataError, MissingInputError, TransferError, UnsafeError
+from gaudi_datasets.fetching.partial_files import PartialFile
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with the file's name, its bytes so far, and all of its bytes, None when the server does not say."""
+
+_CHUNK = 2**15  # small: what a lost connection takes with it
+_GONE = {404, 410}
+_PASSING = {408, 425, 429, 500, 502, 503, 504}
+_MOST_REDIRECTS = 5
+_POINTLESS = (  # to try again
+    requests.exceptions.SSLError,
+    requests.exceptions.TooManyRedirects,
+    ValueError,  # as are those for what is no address, or one of another kind, which a redirect leads to
+)
+_WRONG_CONTENTS = 2  # how often a server may send something else before it is believed to mean it
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file to fetch.
+
+    Without a SHA-256, `check` must tell by the content whether it is the file: it raises DataError when it is not.
+    """
+
+    url: str
+    path: Path
+    sha256: str = ""
+    size: int | None = None
+    check: Callable[[Path], None] | None = None
+    most_bytes: int = 2**36
+
+    def __post_init__(self) -> None:
+        if not is_web_address(self.url):
+            raise DataError(f"{self.url}: is no address of a file; it must begin with http:// or https:// and a host")
+        if not self.sha256 and self.check is None:
+            raise ValueError(f"{self.url}: there is neither a SHA-256 nor another check")
+
+    def verify(self, path: Path) -> None:
+        """Raise DataError unless the file at `path` is the one that this download should give."""
+        size = path.stat().st_size
+        if self.size is not None and size != self.size:
+            raise DataError(f"{self.url}: has {size} bytes; {self.size} are expected")
+        if self.sha256 and (found := _hash_file(path)) != self.sha256.lower():
+            raise DataError(f"{self.url}: has SHA-256 {found}; {self.sha256.lower()} is expected")
+        if self.check:
+            self.check(path)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a server is waited for."""
+
+    attempts: int = 6
+    """failures in a row, none of which brought a byte"""
+    connect_seconds: float = 15
+    silent_seconds: float = 60
+    """between two pieces of a file"""
+    first_wait_seconds: float = 1
+    """before the second attempt; then twice as long each time, half of it by chance"""
+    longest_wait_seconds: float = 120
+    """also the longest that a server may ask for"""
+
+
+class _AttemptError(Exception):
+    """An attempt that did not bring the whole file; `wait` is what the server asks for, in seconds."""
+
+    def __init__(self, reason: str, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class Fetcher:
+    """Fetches files one at a time; each thread needs its own.
+
+    Args:
+        patience: how long a server is waited for.
+        progress: told of each piece.
+        stop: when it is set, what is under way ends with TransferError, to be resumed by another run.
+    """
+
+    def __init__(
+        self,
+        patience: Patience | None = None,
+        *,
+        progress: Progress | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self._patience = patience or Patience()
+        self._progress = progress
+        self._stop = stop or threading.Event()
+        self._session = requests.Session()
+        self._session.max_redirects = _MOST_REDIRECTS  # to http and https only: requests has adapters for nothing else
+        # A server that packed the content would send other bytes than those that were hashed.
+        self._session.headers.update({"Accept-Encoding": "identity", "User-Agent": "gaudi-datasets"})
+
+    def fetch(self, download: Download) -> bool:
+        """Fetch the file, unless it is there already and verified; False when it was there.
+
+        Raises:
+            MissingInputError: the server says that there is no such file.
+            DataError: the server sends something else, again and again.
+            TransferError: it cannot be reached or does not send the file, after all attempts.
+            UnsafeError: something else is at `path`.
+        """
+        path = download.path
+        if os.path.lexists(path):
+            self._verify_present(download)
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = PartialFile(path.with_name(path.name + ".part"), download.url)
+        failures = wrong = 0
+        furthest = partial.size
+        while True:
+            try:
+                self._transfer(download, partial)
+                download.verify(partial.path)
+                break
+            except DataError as error:
+                partial.discard()
+                wrong += 1
+                if wrong >= _WRONG_CONTENTS:
+                    raise DataError(f"{error} ({wrong} times); fix the address or the expectation") from None
+            except _AttemptError as failure:
+                failures = 1 if partial.size > furthest else failures + 1
+                furthest = max(furthest, partial.size)
+                if failures >= self._patience.attempts:
+                    raise TransferError(
+                        f"{download.url}: {failure} ({failures} times in a row); "
+                        f"try again later to go on from byte {partial.size}"
+                    ) from None
+                self._wait(download, failures, failure.wait)
+        partial.publish(path)
+        return True
+
+    def _verify_present(self, download: Download) -> None:
+        try:
+            download.verify(download.path)
+        except (DataError, OSError) as error:
+            raise UnsafeError(
+                f"{download.path}: is there already and is not the file to fetch ({error}); move it away"
+            ) from None
+
+    def _transfer(self, download: Download, partial: PartialFile) -> None:
+        """Ask for what is missing and append it; anything but the whole file afterwards is a failure."""
+        trusted = bool(download.sha256)  # else two versions of a file could be put together unnoticed
+        headers = partial.range_headers(without_validator=trusted)
+        try:
+            with self._ask(download, headers) as response:
+                length = self._accept(download, response, partial)
+                if length is None or partial.size < length:
+                    self._receive(download, response, partial, length)
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            raise _AttemptError(_describe(error)) from None
+        if length is not None and partial.size < length:
+            raise _AttemptError(f"the connection ended after {partial.size} of {length} bytes")
+
+    def _ask(self, download: Download, headers: dict[str, str]) -> requests.Response:
+        limits = (self._patience.connect_seconds, self._patience.silent_seconds)
+        try:
+            return self._session.get(download.url, headers=headers, stream=True, timeout=limits)
+        except _POINTLESS as error:
+            raise TransferError(f"{download.url}: {_describe(error)}; fix the address") from None
+
+    def _accept(self, download: Download, response: requests.Response, partial: PartialFile) -> int | None:
+        """Look at the answer's head and make the partial file fit it; the length of the whole file, if it is told."""
+        status = response.status_code
+        if status in _GONE:
+            raise MissingInputError(f"{download.url}: the server answers {status} {response.reason}; fix the address")
+        if status == 416:  # there is nothing after what is here
+            total = response.headers.get("Content-Range", "").rpartition("/")[2]
+            if partial.size and total == str(partial.size):
+                return partial.size
+            partial.discard()
+            raise _AttemptError("the server has a shorter file than was begun")
+        if status in _PASSING:
+            raise _AttemptError(f"the server answers {status} {response.reason}", _asked_wait(response))
+        if status not in (200, 206):
+            raise TransferError(f"{download.url}: the server answers {status} {response.reason}; fix the address")
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise TransferError(f"{download.url}: the server packs the content though asked not to; use another server")
+        length = self._resume(response, partial) if status == 206 else self._begin(response, partial)
+        self._check_length(download, partial, length)
+        return length
+
+    @staticmethod
+    def _resume(response: requests.Response, partial: PartialFile) -> int:
+        found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if not found or int(found[1]) != partial.size or not partial.is_of(response.headers.get("ETag", "")):
+            partial.discard()
+            raise _AttemptError("the server sends another part of the file than it was asked for")
+        return int(found[2])
+
+    @staticmethod
+    def _begin(response: requests.Response, partial: PartialFile) -> int | None:
+        """The whole file comes: there was nothing before, the server cannot resume, or its file has changed."""
+        length = response.headers.get("Content-Length", "")
+        partial.begin(etag=response.headers.get("ETag", ""), modified=response.headers.get("Last-Modified", ""))
+        return int(length) if length.isdecimal() else None
+
+    @staticmethod
+    def _check_length(download: Download, partial: PartialFile, length: int | None) -> None:
+        if length is None:
+            return
+        if download.size is not None and length != download.size:
+            raise DataError(f"{download.url}: has {length} bytes; {download.size} are expected")
+        if length > download.most_bytes:
+            raise DataError(f"{download.url}: has {length} bytes; it may have {download.most_bytes}")
+        free = shutil.disk_usage(partial.path.parent).free
+        if length - partial.size > free:
+            raise TransferError(
+                f"{download.path}: {length - partial.size} bytes are to come and the disk has {free}; make room"
+            )
+
+    def _receive(
+        self, download: Download, response: requests.Response, partial: PartialFile, length: int | None
+    ) -> None:
+        most = length if length is not None else download.size or download.most_bytes
+        with partial.open() as file:
+            for piece in response.raw.stream(_CHUNK, decode_content=False):
+                if self._stop.is_set():
+                    raise TransferError(f"{download.url}: stopped after {file.tell()} bytes; run it again to go on")
+                if file.tell() + len(piece) > most:
+                    raise DataError(f"{download.url}: does not end after the {most} bytes that it may have")
+                file.write(piece)
+                if self._progress:
+                    self._progress(download.path.name, file.tell(), length)
+
+    def _wait(self, download: Download, failures: int, asked: float | None) -> None:
+        longest = self._patience.longest_wait_seconds
+        if asked is not None and asked > longest:
+            raise TransferError(f"{download.url}: the server asks to wait {asked:.0f} seconds; try again then")
+        seconds = min(longest, self._patience.first_wait_seconds * 2 ** (failures - 1))
+        seconds *= random.uniform(0.5, 1)  # so that many clients do not come back at once
+        if self._stop.wait(max(seconds, asked or 0)):
+            raise TransferError(f"{download.url}: stopped; run it again to go on")
+
+
+def is_web_address(url: str) -> bool:
+    """True for http and https with a host: nothing else is asked, so no file of this machine."""
+    try:
+        address = urlsplit(url)
+    except ValueError:
+        return False
+    return address.scheme in ("http", "https") and bool(address.hostname) and url.isprintable()
+
+
+def _hash_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _asked_wait(response: requests.Response) -> float | None:
+    """Seconds that `Retry-After` asks for, as a number or as a date; None when it says nothing understood."""
+    text = response.headers.get("Retry-After", "").strip()
+    if text.isdecimal():
+        return float(text)
+    try:
+        moment = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return max(0.0, (moment - datetime.now(timezone.utc)).total_seconds())
+
+
+def _describe(error: Exception) -> str:
+    """The innermost reason, which says more than the chain of wrappers around it."""
+    inner: BaseException = error
+    while inner.__context__ is not None:
+        inner = inner.__context__
+    if isinstance(error, (requests.Timeout, urllib3.exceptions.TimeoutError)):
+        return "the server is silent"
+    return f"the transfer failed ({(str(inner).splitlines() or [type(inner).__name__])[0]})"

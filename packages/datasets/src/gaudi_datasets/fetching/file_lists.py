@@ -1,0 +1,87 @@
+"""Lists of files to fetch: a YAML file with an address and a SHA-256 for each."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience, is_web_address
+from gaudi_datasets.fetching.inner_names import check_inner_name, fold_name
+from gaudi_datasets.fetching.reports import FetchReport
+from gaudi_datasets.file_locks import hold_lock
+from gaudi_datasets.json_records import Faults, Record, RecordError, shorten
+from gaudi_datasets.yaml_files import load_yaml
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_FIELDS = ("url", "sha256", "name")
+
+
+def read_file_list(path: Path, output_dir: Path) -> list[Download]:
+    """Read a list of files.
+
+    Args:
+        path: a YAML file: a list of mappings with `url`, `sha256` (64 hexadecimal digits), and `name`, the file's name
+            below `output_dir`; without it the last part of the address.
+        output_dir: the folder of the files.
+
+    Raises:
+        MissingInputError: there is no such file.
+        DataError: it is no such list, or its entries have faults: the first is named.
+    """
+    entries = load_yaml(path)
+    if not isinstance(entries, list) or not entries:
+        raise DataError(f"{path}: is no list of files; write `- url: ...` and `  sha256: ...` for each")
+    faults, taken = Faults(path), _Names()
+
+    def parse(record: Record) -> Download:
+        if unknown := [str(name) for name in record.fields if name not in _FIELDS]:
+            raise RecordError(f"{shorten(unknown[0])} is no field of a file; there are {', '.join(_FIELDS)}")
+        url, sha256 = record.text("url"), record.text("sha256")
+        if not is_web_address(url):
+            raise RecordError(f"url is {shorten(url)}; it must begin with http:// or https:// and a host")
+        if not _SHA256.fullmatch(sha256):
+            raise RecordError(f"sha256 is {shorten(sha256)}; it must be 64 hexadecimal digits")
+        name = record.text("name", default="") or unquote(PurePosixPath(urlsplit(url).path).name)
+        return Download(url, output_dir / taken.take(name), sha256.lower())
+
+    downloads = list(faults.parse("files", entries, parse))
+    faults.raise_any()
+    return downloads
+
+
+def fetch_list(path: Path, output_dir: Path, report: FetchReport, *, patience: Patience | None = None) -> None:
+    """Fetch every file of a list (see `read_file_list`) that is not there already; two processes take turns.
+
+    Raises:
+        MissingInputError, DataError: as `read_file_list`.
+        MissingInputError, DataError, TransferError, UnsafeError: as `Fetcher.fetch`.
+    """
+    downloads = read_file_list(path, output_dir)
+    fetcher = Fetcher(patience, progress=report.transferred)
+
+    def say_waiting() -> None:
+        report.finished(f"{output_dir}: another process fetches into it; waiting until it is done")
+
+    with hold_lock(output_dir / ".fetch.lock", waiting=say_waiting):
+        for download in downloads:
+            state = "fetched" if fetcher.fetch(download) else "there already"
+            report.finished(f"{download.path}: {state}, {download.path.stat().st_size} bytes, SHA-256 verified")
+
+
+class _Names:
+    """The names given so far, each of which may be given once."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def take(self, name: str) -> str:
+        try:
+            inner = check_inner_name(name)
+        except ValueError as rule:
+            raise RecordError(f"name {shorten(name)} {rule}") from None
+        if fold_name(inner) in self._taken:
+            raise RecordError(f"name {shorten(name)} was given before; give each file a `name` of its own")
+        self._taken.add(fold_name(inner))
+        return inner

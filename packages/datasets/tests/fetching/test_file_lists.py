@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.fetching.downloads import Download
+from gaudi_datasets.fetching.file_lists import read_file_list
+
+SHA = "ab" * 32
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "list.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_list_is_read(tmp_path: Path) -> None:
+    text = f"""
+- url: https://example.org/a/one%20file.zip?download=1
+  sha256: {SHA.upper()}
+- {{url: "http://example.org/", sha256: {SHA}, name: folder/two.zip}}
+"""
+    assert read_file_list(write(tmp_path, text), tmp_path / "out") == [
+        Download("https://example.org/a/one%20file.zip?download=1", tmp_path / "out" / "one file.zip", SHA),
+        Download("http://example.org/", tmp_path / "out" / "folder" / "two.zip", SHA),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (f"sha256: {SHA}", r"files\[0\]: url is missing"),
+        ("url: http://x/y", r"files\[0\]: sha256 is missing"),
+        (f"{{url: 'file:///etc/passwd', sha256: {SHA}}}", 'url is "file:///etc/passwd"; it must begin with http'),
+        (f"{{url: 5, sha256: {SHA}}}", "url is 5; it must be a text"),
+        ("{url: http://x/y, sha256: abc}", 'sha256 is "abc"; it must be 64 hexadecimal digits'),
+        (f"{{url: http://x/y, sha256: {'1' * 64}}}", "sha256 is 1+...; it must be a text"),
+        (f"{{url: http://x/y, sha: {SHA}}}", '"sha" is no field of a file; there are url, sha256, name'),
+        (f"{{url: http://x/y, sha256: {SHA}, name: ../y}}", "name \"../y\" has '..', which leaves the folder"),
+        (f"{{url: http://x/y, sha256: {SHA}, name: /y}}", 'name "/y" is absolute'),
+        (f"{{url: 'http://x/%2e%2e', sha256: {SHA}}}", 'name ".." has'),
+        (f"{{url: 'http://x/..%2fy', sha256: {SHA}}}", 'name "../y" has'),
+        (f"{{url: http://x/, sha256: {SHA}}}", 'name "" is empty'),
+        ("just text", r"files\[0\]: is \"just text\"; it must be an object"),
+        (f"{{url: http://x/y, sha256: {SHA}}}\n- {{url: http://z/Y, sha256: {SHA}}}", 'name "Y" was given before'),
+        (f"&a {{url: http://x/y, sha256: {SHA}}}\n- *a", r"found a reference \(\*\)"),
+        (f"!!python/object/apply:os.system ['true']\n- {SHA}", "could not determine a constructor"),
+        ("{url: http://x/y", "is not YAML"),
+        ("[" * 5000, "nested too deeply"),
+        (f"{{url: http://x/y, sha256: {'9' * 5000}}}", "is not YAML of plain values"),
+        ("\x07", "is not YAML"),
+    ],
+)
+def test_a_fault_of_the_list_is_named(entry: str, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, f"- {entry}\n")
+    with pytest.raises(DataError, match=message) as caught:
+        read_file_list(path, tmp_path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "url: x", "5"])
+def test_what_is_no_list_is_named(text: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no list of files"):
+        read_file_list(write(tmp_path, text), tmp_path)
+    with pytest.raises(DataError, match="is a folder"):
+        read_file_list(tmp_path, tmp_path)
+    with pytest.raises(MissingInputError, match="there is no such file"):
+        read_file_list(tmp_path / "none", tmp_path)
+
+
+def test_two_processes_take_turns(server: Any, faults: Any, content: bytes, tmp_path: Path) -> None:
+    page = server.add("/a.bin", content, faults.slow(10_000, 0.05))
+    path = write(tmp_path, f"- url: {server.url}/a.bin\n  sha256: {page.sha256}\n")
+    flags = ["--list", str(path), "--output_dir", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "gaudi_datasets", "fetch", "files", *flags]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    lines = [line.partition(": ")[2] for each in processes for line in each.communicate(timeout=60)[0].splitlines()]
+    assert [each.returncode for each in processes] == [0, 0]
+    assert sorted(lines) == [
+        "another process fetches into it; waiting until it is done",
+        "fetched, 300000 bytes, SHA-256 verified",
+        "there already, 300000 bytes, SHA-256 verified",
+    ]
+    assert len(server.requests) == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.bin"]
