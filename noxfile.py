@@ -30,7 +30,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 }
 EXTRAS = {
     "ops": "tensorflow-cpu,test",
-    "datasets": "tensorflow-cpu,scenes,test",
+    "datasets": "tensorflow-cpu,scenes,plots,imagenet,test",
     "models": "tensorflow-cpu,test",
     "distributed": "test",
     "apps": "tensorflow-cpu,export,test",
@@ -93,8 +93,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types: strictly in all that ships, and in the tests of each package and of the root."""
-    install(session, dict.fromkeys(PACKAGES, "test"), "mypy", "nox", "types-defusedxml", "types-PyYAML")
-    session.run("mypy", "noxfile.py", *(f"packages/{name}/src" for name in PACKAGES))
+    install(session, dict.fromkeys(PACKAGES, "test"), "mypy", "nox", "types-defusedxml", "types-psutil", "types-PyYAML")
+    session.run("mypy", "noxfile.py", "benchmarks", *(f"packages/{name}/src" for name in PACKAGES))
     for folder in ("tests", *(f"packages/{name}/tests" for name in PACKAGES)):
         session.run("mypy", "--allow-untyped-defs", "--allow-incomplete-defs", folder)
 
@@ -164,6 +164,14 @@ def torch_weights(session: nox.Session) -> None:
     session.run(
         "pytest", "packages/models/tests/test_torch_weights.py", *session.posargs, env={"TORCH_WEIGHTS": str(written)}
     )
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure speed and memory against alternatives, in one run; names choose among benchmarks/, REAL_DATA is needed."""
+    install_everything(session)
+    session.install("-c", CONSTRAINTS, "psutil")
+    session.run("python", "-m", "benchmarks", *session.posargs)
 
 
 @nox.session(default=False)

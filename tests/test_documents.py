@@ -72,7 +72,7 @@ def list_documented(kind: str) -> list[Any]:
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the commands of the documents make, but small: scenes, records, a model, its export, and a picture."""
     folder = tmp_path_factory.mktemp("documents")
-    convert = "gaudi-datasets convert-coco --annotations scenes/annotations/instances_{0}.json --images scenes/{0}"
+    convert = "gaudi-datasets convert coco --annotations scenes/annotations/instances_{0}.json --images scenes/{0}"
     train = "ssd_train --data_dir records --model_dir runs/cells"
     for command in (
         "gaudi-datasets make-scenes --output_dir scenes --train 8 --val 2",

@@ -32,7 +32,8 @@ def test_scenes_become_records(folder: Path) -> None:
         told = run(
             folder,
             "gaudi-datasets",
-            "convert-coco",
+            "convert",
+            "coco",
             "--annotations",
             annotations,
             "--images",

@@ -15,7 +15,7 @@ from PIL import Image
 
 EDGE_JSON = Path(__file__).parent / "data" / "edge_json"
 PROGRAMS = {"gaudi-datasets": "gaudi_datasets", "ssd_train": "gaudi_apps.ssd_train"}
-CONVERT = ["gaudi-datasets", "convert-coco", "--output_dir", "out", "--split", "train"]
+CONVERT = ["gaudi-datasets", "convert", "coco", "--output_dir", "out", "--split", "train"]
 TRAIN = ["ssd_train", "--model_dir", "run", "--batch_size", "1", "--steps", "1"]
 
 
@@ -158,7 +158,18 @@ def test_an_image_that_is_not_whole_ends_the_conversion(folder: Path, damage: st
 
 
 def test_an_empty_folder_is_no_voc_folder(folder: Path) -> None:
-    command = ["convert-voc", "--voc_dir", "empty", "--image_sets", "train", "--output_dir", "out", "--split", "train"]
+    command = [
+        "convert",
+        "voc",
+        "--voc_dir",
+        "empty",
+        "--image_sets",
+        "train",
+        "--output_dir",
+        "out",
+        "--split",
+        "train",
+    ]
     assert_refused(folder, 66, ["empty"], "gaudi-datasets", *command)
 
 
@@ -173,8 +184,8 @@ def test_an_empty_folder_is_no_voc_folder(folder: Path) -> None:
         (64, ["--dtype", "fp16"], [*TRAIN, "-f", "--dtype", "fp16"]),
         (64, ["--mode train: needs --data_dir"], TRAIN),
         (66, ["--config nowhere.yaml"], [*TRAIN, "--config", "nowhere.yaml"]),
-        (66, ["empty", "gaudi-datasets convert-coco"], [*TRAIN, "--data_dir", "empty"]),
-        (66, ["nowhere", "gaudi-datasets convert-coco"], [*TRAIN, "--data_dir", "nowhere"]),
+        (66, ["empty", "gaudi-datasets convert"], [*TRAIN, "--data_dir", "empty"]),
+        (66, ["nowhere", "gaudi-datasets convert"], [*TRAIN, "--data_dir", "nowhere"]),
         (65, ["notes: is a file"], [*TRAIN, "--data_dir", "notes"]),
         (66, ["nowhere.pth"], [*TRAIN, "-f", "--resnet_checkpoint", "nowhere.pth"]),
         (66, ["empty: holds no picture"], [*TRAIN, "--mode", "predict", "--inference", "empty"]),
@@ -199,7 +210,7 @@ def test_a_configuration_file_with_a_wrong_flag_is_a_bad_configuration(folder: P
 def test_output_that_cannot_be_written_is_an_input_output_error(folder: Path) -> None:
     """Below a file there can be no folder, whoever the user is."""
     files = ["--annotations", "gt.json", "--images", "images", "--split", "train"]
-    assert_refused(folder, 74, ["notes"], "gaudi-datasets", "convert-coco", *files, "--output_dir", "notes/out")
+    assert_refused(folder, 74, ["notes"], "gaudi-datasets", "convert", "coco", *files, "--output_dir", "notes/out")
     assert_refused(folder, 74, ["notes"], "gaudi-datasets", "make-scenes", "--output_dir", "notes/out")
     train = ["--use_fake_data", "--batch_size", "1", "--steps", "1", "--model_dir", "notes/run"]
     assert_refused(folder, 74, ["notes"], "ssd_train", *train)
@@ -208,7 +219,8 @@ def test_output_that_cannot_be_written_is_an_input_output_error(folder: Path) ->
 def test_what_is_there_is_not_overwritten_unasked(folder: Path) -> None:
     flags = ["--annotations", "gt.json", "--images", "images"]
     assert run(folder, *CONVERT, *flags).returncode == 0
-    assert_refused(folder, 77, ["out", "--overwrite"], *CONVERT, *flags)
+    assert run(folder, *CONVERT, *flags).returncode == 0  # the same again: nothing is to be done
+    assert_refused(folder, 77, ["out", "--overwrite"], *CONVERT, *flags, "--shards", "2")
     assert_refused(folder, 77, ["images"], "gaudi-datasets", "make-scenes", "--output_dir", "images")
 
 

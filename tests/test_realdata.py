@@ -42,7 +42,7 @@ def test_blood_cells_are_learnt(tmp_path: Path) -> None:
         ("train", ["train", "val"], "train: kept 292 of 292 images and 3941 of 3943 boxes"),
         ("val", ["test"], "val: kept 72 of 72 images and 945 of 945 boxes"),
     ]:
-        assert told in run("gaudi_datasets", "convert-voc", *voc, "--split", split, "--image_sets", *sets)
+        assert told in run("gaudi_datasets", "convert", "voc", *voc, "--split", split, "--image_sets", *sets)
 
     model_dir = tmp_path / "run"
     schedule = ["--batch_size", "4", "--steps", "12", "--base_lr", "0.016", "--lr_warmup_steps", "4"]
@@ -59,7 +59,7 @@ def test_blood_cells_are_learnt(tmp_path: Path) -> None:
 
 def test_numbers_that_are_none_end_a_training(tmp_path: Path) -> None:
     voc: list[str | Path] = ["--voc_dir", FOLDER / "bccd" / "BCCD", "--output_dir", tmp_path / "records"]
-    run("gaudi_datasets", "convert-voc", *voc, "--split", "train", "--image_sets", "train", "val")
+    run("gaudi_datasets", "convert", "voc", *voc, "--split", "train", "--image_sets", "train", "val")
     train: list[str | Path] = ["--data_dir", tmp_path / "records", "--batch_size", "4", "--steps", "3", "--no_evaluate"]
     train += ["--model_dir", tmp_path / "run"]
     error = run_into_error(70, *train, "--base_lr", "inf")
@@ -104,7 +104,7 @@ def test_photographs_of_coco_are_trained_on(tmp_path: Path) -> None:
     ]:
         files: list[str | Path] = ["--annotations", folder / "annotations" / f"instances_{split}2017.json"]
         files += ["--images", folder / f"{split}2017", "--output_dir", tmp_path / "records", "--split", split]
-        assert told in run("gaudi_datasets", "convert-coco", *files)
+        assert told in run("gaudi_datasets", "convert", "coco", *files)
 
     paths: list[str | Path] = ["--data_dir", tmp_path / "records", "--model_dir", tmp_path / "run"]
     out = run("gaudi_apps.ssd_train", *paths, "--batch_size", "4", "--steps", "3", "--lr_warmup_steps", "2")

@@ -23,12 +23,12 @@ pytestmark = [
 
 
 def convert_bccd(split: str) -> list[str | Path]:
-    return ["convert-voc", "--voc_dir", BCCD, "--image_sets", "train" if split == "train" else "test"]
+    return ["convert", "voc", "--voc_dir", BCCD, "--image_sets", "train" if split == "train" else "test"]
 
 
 def convert_coco(split: str) -> list[str | Path]:
     annotations = COCO / "annotations" / f"instances_{split}2017.json"
-    return ["convert-coco", "--annotations", annotations, "--images", COCO / f"{split}2017"]
+    return ["convert", "coco", "--annotations", annotations, "--images", COCO / f"{split}2017"]
 
 
 def run(module: str, *arguments: str | Path) -> None:

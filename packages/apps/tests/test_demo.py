@@ -18,11 +18,8 @@ def run(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 def test_commands_lead_from_nothing_to_a_trained_model() -> None:
     commands = demo.list_commands(demo.DemoFlags(output_dir=Path("out"), steps=100, train=30, val=7))
-    assert [command[:2] for command in commands[:3]] == [
-        ["gaudi_datasets", "make-scenes"],
-        ["gaudi_datasets", "convert-coco"],
-        ["gaudi_datasets", "convert-coco"],
-    ]
+    assert commands[0][:2] == ["gaudi_datasets", "make-scenes"]
+    assert [command[:3] for command in commands[1:3]] == [["gaudi_datasets", "convert", "coco"]] * 2
     assert commands[0][2:] == ["--output_dir", "out/scenes", "--train", "30", "--val", "7"]
     assert [command[command.index("--split") + 1] for command in commands[1:3]] == ["train", "val"]
     assert commands[3][0] == "gaudi_apps.ssd_train"

@@ -10,7 +10,8 @@ import pytest
 
 from gaudi_apps.pictures import class_colour
 from gaudi_apps.ssd.visualize import draw_training_input, find_objects, to_picture
-from gaudi_datasets.detection.pipeline import MEAN_RGB, STDDEV_RGB, train_dataset
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
+from gaudi_datasets.detection.pipeline import train_dataset
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.sampling import InputOptions
 from gaudi_datasets.tf_input import read_batches

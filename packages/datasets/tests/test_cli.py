@@ -39,11 +39,11 @@ def test_scenes_are_converted_and_scored(scenes: Path, tmp_path: Path, capsys: p
         "--split",
         "val",
     ]
-    assert run("convert-coco", *flags, "--shards", 2) == 0
+    assert run("convert", "coco", *flags, "--shards", 2) == 0
     assert capsys.readouterr().out.startswith("val: kept 2 of 2 images and ")
     assert len(list((tmp_path / "out").glob("val-*-of-00002.tfrecord"))) == 2
-    assert run("convert-coco", *flags) == 77
-    assert run("convert-coco", *flags, "--overwrite") == 0
+    assert run("convert", "coco", *flags) == 77
+    assert run("convert", "coco", *flags, "--overwrite") == 0
 
     annotations = json.loads(truth.read_text())["annotations"]
     detections = tmp_path / "dt.json"
@@ -63,15 +63,18 @@ def test_each_error_has_its_status_and_one_line(
     (tmp_path / "file").write_text("x")
     output = ["--output_dir", tmp_path / "out", "--split", "val"]
     cases: list[tuple[int, list[object]]] = [
-        (64, ["convert-coco", "--annotation", truth]),
-        (64, ["convert-coco", "--annotations", truth, "--images", scenes / "val", *output, "--shards", "-1"]),
+        (64, ["convert", "coco", "--annotation", truth]),
+        (64, ["convert", "coco", "--annotations", truth, "--images", scenes / "val", *output, "--shards", "-1"]),
+        (64, ["convert"]),
+        (64, ["convert", "nothing"]),
+        (66, ["convert", "yolo", "--data", tmp_path / "none.yaml", "--image_set", "val", *output]),
         (64, ["make-scenes", "--output_dir", tmp_path / "new", "--image_size", 3, 3]),
         (64, ["nothing"]),
-        (65, ["convert-coco", "--annotations", tmp_path, "--images", scenes / "val", *output]),
-        (65, ["convert-coco", "--annotations", tmp_path / "file", "--images", scenes / "val", *output]),
-        (66, ["convert-coco", "--annotations", tmp_path / "none", "--images", scenes / "val", *output]),
-        (66, ["convert-coco", "--annotations", truth, "--images", tmp_path / "empty", *output]),
-        (66, ["convert-voc", "--voc_dir", tmp_path / "empty", "--image_sets", "train", *output]),
+        (65, ["convert", "coco", "--annotations", tmp_path, "--images", scenes / "val", *output]),
+        (65, ["convert", "coco", "--annotations", tmp_path / "file", "--images", scenes / "val", *output]),
+        (66, ["convert", "coco", "--annotations", tmp_path / "none", "--images", scenes / "val", *output]),
+        (66, ["convert", "coco", "--annotations", truth, "--images", tmp_path / "empty", *output]),
+        (66, ["convert", "voc", "--voc_dir", tmp_path / "empty", "--image_sets", "train", *output]),
         (74, ["make-scenes", "--output_dir", tmp_path / "file" / "below"]),
         (77, ["make-scenes", "--output_dir", tmp_path]),
     ]
@@ -95,8 +98,22 @@ def test_voc_folders_are_converted(scenes: Path, tmp_path: Path, capsys: pytest.
         f"<object><name>x</name>{box}</object></annotation>"
     )
     flags = ["--voc_dir", tmp_path / "voc", "--image_sets", "train"]
-    assert run("convert-voc", *flags, "--output_dir", tmp_path / "out", "--split", "train") == 0
+    assert run("convert", "voc", *flags, "--output_dir", tmp_path / "out", "--split", "train") == 0
     assert capsys.readouterr().out == "train: kept 1 of 1 images and 1 of 1 boxes in 1 shard\n"
+
+
+def test_yolo_data_sets_are_converted(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, image in enumerate(sorted((scenes / "train").iterdir())[:2]):
+        for name in ("images", "labels"):
+            (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / "images" / f"{number}.jpg").write_bytes(image.read_bytes())
+        (tmp_path / "labels" / f"{number}.txt").write_text("0 0.5 0.5 0.5 0.5\n" * number)
+    (tmp_path / "data.yaml").write_text("val: images\nnames: [x]\n")
+    flags = ["convert", "yolo", "--split", "val", "--output_dir", tmp_path / "out", "--data", tmp_path / "data.yaml"]
+    assert run(*flags, "--image_set", "val", "--processes", 1, "--decode") == 0
+    assert capsys.readouterr().out == "val: kept 2 of 2 images and 1 of 1 boxes in 1 shard\n"
+    assert run(*flags, "--image_set", "train") == 65
+    assert "data.yaml: train is null" in capsys.readouterr().err
 
 
 def test_static_batches_take_the_flags_of_the_original(
@@ -104,7 +121,7 @@ def test_static_batches_take_the_flags_of_the_original(
 ) -> None:
     truth = scenes / "annotations" / "instances_train.json"
     folders = ["--images", scenes / "train", "--output_dir", tmp_path / "records", "--split", "train"]
-    assert run("convert-coco", "--annotations", truth, *folders) == 0
+    assert run("convert", "coco", "--annotations", truth, *folders) == 0
     capsys.readouterr()
     flags = ["-i", tmp_path / "records" / "train", "-o", tmp_path / "static", "-b", 1, "-s", 1, "-w", 2]
     assert run("make-static-batches", *flags) == 0
@@ -119,5 +136,5 @@ def test_static_batches_take_the_flags_of_the_original(
 
 def test_it_is_a_module_and_a_directory_of_help() -> None:
     run = subprocess.run([sys.executable, "-m", "gaudi_datasets", "--help"], capture_output=True, text=True, check=True)
-    commands = ("convert-coco", "convert-voc", "make-static-batches", "make-scenes", "score")
+    commands = ("convert", "make-static-batches", "make-scenes", "score")
     assert all(name in run.stdout for name in commands)

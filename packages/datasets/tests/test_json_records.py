@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.json_records import Faults, Record, RecordError, is_finite_number, load_json, shorten
+from gaudi_datasets.json_records import (
+    Faults,
+    FaultyRecordsError,
+    Record,
+    RecordError,
+    is_finite_number,
+    load_json,
+    shorten,
+)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +77,15 @@ def test_the_first_fault_is_named_and_all_are_counted() -> None:
     faults = Faults(Path("x.json"))
     records = [{"id": 7, "n": 1}, {"id": 8, "n": "a"}, 5, {"n": 2}]
     assert list(faults.parse("categories", records, lambda record: record.integer("n"))) == [1, 2]
-    with pytest.raises(DataError) as error:
+    with pytest.raises(FaultyRecordsError) as error:
         faults.raise_any()
     assert str(error.value) == (
         'x.json: category 8 (categories[1]): n is "a"; it must be an integer of at least 0 (1 of 2 faults)'
     )
+    assert error.value.messages == [
+        'x.json: category 8 (categories[1]): n is "a"; it must be an integer of at least 0',
+        "x.json: categories[2]: is 5; it must be an object",
+    ]
 
 
 def test_long_values_are_cut() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gaudi_datasets.detection.coco import parse_coco, read_coco
+from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco, read_coco
 from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.scoring import FIGURES, score_detections
-from gaudi_datasets.detection.sources import RecordSource, ground_truth
+from gaudi_datasets.detection.sources import CocoSource, RecordSource, ground_truth
 from gaudi_datasets.detection.voc import IMAGE_FOLDER, read_voc
+from gaudi_datasets.detection.yolo import read_yolo
 from gaudi_datasets.errors import DataError, MissingInputError
 
 FOLDER = Path(os.environ.get("REAL_DATA", ""))
@@ -111,3 +113,48 @@ def test_the_ground_truth_of_records_scores_one_against_itself(tmp_path: Path) -
     assert scores.figures["AP50"] == pytest.approx(1)
     assert scores.figures["AP"] == pytest.approx(1)
     assert scores.images == 57
+
+
+def read_split(name: str, split: str) -> tuple[CocoAnnotations, Path]:
+    if name == "bccd":
+        root = FOLDER / "bccd" / "BCCD"
+        return parse_coco(read_voc(root, ["test"] if split == "val" else ["train", "val"]), root), root / IMAGE_FOLDER
+    folder = FOLDER / "coco_ccby"
+    return read_coco(folder / "annotations" / f"instances_{split}2017.json"), folder / f"{split}2017"
+
+
+@pytest.mark.parametrize("name", ["bccd", "coco_ccby"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_files_and_records_give_the_same_examples(name: str, split: str, tmp_path: Path) -> None:
+    coco, images = read_split(name, split)
+    write_records(coco, images, tmp_path, split, keep_empty=split == "val", shards=7, processes=2, decode=True)
+    records, files = RecordSource(tmp_path, split), CocoSource(coco, images, keep_empty=split == "val")
+    assert len(records) == len(files)
+    for index in range(len(files)):
+        one, other = vars(files.read(index)), vars(records.read(index))
+        assert all(np.array_equal(value, other[key]) for key, value in one.items())
+
+
+def test_blood_cells_are_the_same_from_yolo(tmp_path: Path) -> None:
+    coco, images = read_split("bccd", "val")
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "images").symlink_to(images)
+    names = [category.name for category in coco.categories]
+    for row, name in enumerate(coco.file_names):
+        boxes = slice(*coco.box_splits[row : row + 2])
+        size = np.array([coco.widths[row], coco.heights[row]])
+        x, y, width, height = (coco.boxes_xywh[boxes] / np.tile(size, 2)).T
+        columns = zip(coco.category_ids[boxes] - 1, x + width / 2, y + height / 2, width, height, strict=True)
+        lines = [f"{number} {cx:.6f} {cy:.6f} {w:.6f} {h:.6f}" for number, cx, cy, w, h in columns]
+        (tmp_path / "labels" / f"{Path(name).stem}.txt").write_text("\n".join(lines))
+    (tmp_path / "list.txt").write_text("".join(f"images/{name}\n" for name in coco.file_names))
+    (tmp_path / "data.yaml").write_text(f"test: list.txt\nnames: {names}\n")
+    document, folder = read_yolo(tmp_path / "data.yaml", "test")
+    found = parse_coco(document, tmp_path)
+    assert folder == tmp_path / "images"
+    order = np.argsort(coco.file_names)
+    assert found.file_names == tuple(coco.file_names[row] for row in order)
+    boxes_of = [np.arange(*coco.box_splits[row : row + 2]) for row in order]
+    np.testing.assert_allclose(found.boxes_xywh, coco.boxes_xywh[np.concatenate(boxes_of)], atol=1e-3)
+    assert found.category_ids.tolist() == coco.category_ids[np.concatenate(boxes_of)].tolist()
+    assert found.faults == ()

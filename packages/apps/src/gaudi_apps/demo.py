@@ -62,7 +62,7 @@ def list_commands(flags: DemoFlags) -> list[list[str]]:
         annotations = scenes / "annotations" / f"instances_{split}.json"
         source = ["--annotations", str(annotations), "--images", str(scenes / split)]
         target = ["--output_dir", str(records), "--split", split, "--overwrite"]
-        commands.append(["gaudi_datasets", "convert-coco", *source, *target])
+        commands.append(["gaudi_datasets", "convert", "coco", *source, *target])
     paths = ["--data_dir", str(records), "--model_dir", str(model)]
     warmup_steps = min(80, flags.steps // 2)
     schedule = f"--steps {flags.steps} --base_lr 0.08 --lr_schedule cosine --lr_warmup_steps {warmup_steps}"

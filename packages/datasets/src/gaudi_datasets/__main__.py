@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gaudi_datasets.cli import main
-
 if __name__ == "__main__":
+    # Here, because the processes that a conversion starts import this module too.
+    from gaudi_datasets.cli import main
+
     main()

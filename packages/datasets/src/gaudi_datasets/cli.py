@@ -1,104 +1,29 @@
-"""The program `gaudi-datasets`: convert data sets to records, make static batches and scenes, score detections."""
+"""The program `gaudi-datasets`: data sets fetched, checked, converted and shown, static batches and scenes made, and
+detections scored. The larger commands are modules in `commands/`.
+"""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 import tyro
 
+from gaudi_datasets.commands.convert import Convert
+from gaudi_datasets.commands.convert_classes import ConvertImagenet
+from gaudi_datasets.commands.data_flags import Switch, progress_line
+from gaudi_datasets.commands.fetch import Fetch
+from gaudi_datasets.commands.lint import Lint
+from gaudi_datasets.commands.show import Show
 from gaudi_datasets.flags import parse_flags
 from gaudi_datasets.program import run_program
 
-if TYPE_CHECKING:
-    from gaudi_datasets.detection.coco import CocoAnnotations
-
 PROGRAM = "gaudi-datasets"
-
-Switch = tyro.conf.FlagCreatePairsOff[bool]
-
-
-@dataclass(frozen=True)
-class _RecordFlags:
-    """The records to write."""
-
-    output_dir: Path
-    """folder of the records"""
-    split: Literal["train", "val"]
-    """train leaves out images without any box; val keeps all"""
-    shards: int = 0
-    """how many files; 0: one for each 64 images, at most 256"""
-    overwrite: Switch = False
-    """replace an earlier conversion of this split"""
-
-    def __post_init__(self) -> None:
-        if self.shards < 0:
-            raise ValueError(f"--shards is {self.shards}; it must be at least 0")
-
-    def write(self, annotations: CocoAnnotations, image_dir: Path) -> None:
-        """Write the records and print the report."""
-        from gaudi_datasets.detection.records import write_records
-
-        keep_empty, progress = self.split == "val", _show_progress if sys.stderr.isatty() else None
-        report = write_records(
-            annotations,
-            image_dir,
-            self.output_dir,
-            self.split,
-            shards=self.shards,
-            keep_empty=keep_empty,
-            overwrite=self.overwrite,
-            progress=progress,
-        )
-        print(report.describe())
-
-
-@dataclass(frozen=True)
-class _ConvertCoco:
-    """Write the records of a COCO annotation file and its images."""
-
-    annotations: Path
-    """annotation file, such as instances_train2017.json"""
-    images: Path
-    """folder of the images"""
-    records: _RecordFlags
-    debug: Switch = False
-    """show the traceback of an error"""
-
-    def run(self) -> None:
-        """Do it."""
-        from gaudi_datasets.detection.coco import read_coco
-
-        self.records.write(read_coco(self.annotations), self.images)
-
-
-@dataclass(frozen=True)
-class _ConvertVoc:
-    """Write the records of a Pascal VOC folder."""
-
-    voc_dir: Path
-    """folder that holds Annotations/, ImageSets/Main/ and JPEGImages/"""
-    image_sets: tuple[str, ...]
-    """names of the image sets to convert together, such as: train val"""
-    records: _RecordFlags
-    class_names: tuple[str, ...] = ()
-    """classes in the order of their ids; none: all in the folder, sorted"""
-    debug: Switch = False
-    """show the traceback of an error"""
-
-    def run(self) -> None:
-        """Do it."""
-        from gaudi_datasets.detection.coco import parse_coco
-        from gaudi_datasets.detection.voc import IMAGE_FOLDER, read_voc
-
-        document = read_voc(self.voc_dir, self.image_sets, self.class_names or None)
-        self.records.write(parse_coco(document, self.voc_dir), self.voc_dir / IMAGE_FOLDER)
 
 
 @dataclass(frozen=True)
@@ -166,7 +91,7 @@ class _MakeStaticBatches:
         from gaudi_datasets.sampling import InputOptions
 
         source = RecordSource(self.input_pattern.parent, self.input_pattern.name.rstrip("-*"))
-        progress = functools.partial(_show_progress, unit="batches") if sys.stderr.isatty() else None
+        progress = progress_line("batches")
         for rank in range(self.workers):
             options = InputOptions(
                 self.batch_size,
@@ -204,8 +129,11 @@ class _Score:
 
 
 _Command = (
-    Annotated[_ConvertCoco, tyro.conf.subcommand("convert-coco")]
-    | Annotated[_ConvertVoc, tyro.conf.subcommand("convert-voc")]
+    Annotated[Fetch, tyro.conf.subcommand("fetch")]
+    | Annotated[Convert, tyro.conf.subcommand("convert")]
+    | Annotated[ConvertImagenet, tyro.conf.subcommand("imagenet")]
+    | Annotated[Lint, tyro.conf.subcommand("lint")]
+    | Annotated[Show, tyro.conf.subcommand("show")]
     | Annotated[_MakeScenes, tyro.conf.subcommand("make-scenes")]
     | Annotated[_MakeStaticBatches, tyro.conf.subcommand("make-static-batches")]
     | Annotated[_Score, tyro.conf.subcommand("score")]
@@ -220,10 +148,5 @@ def main() -> NoReturn:
 
 def _run() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before anything imports TensorFlow, which else talks at start
-    description = "Convert detection data sets to records, make static batches and scenes, score detections."
+    description = "Fetch, check, convert and show data sets, make static batches and scenes, score detections."
     parse_flags(_Command, sys.argv[1:], prog=PROGRAM, description=description).run()
-
-
-def _show_progress(done: int, total: int, *, unit: str = "images") -> None:
-    end = "\n" if done == total else ""
-    print(f"\r{done}/{total} {unit}", end=end, file=sys.stderr, flush=True)

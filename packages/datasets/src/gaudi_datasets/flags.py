@@ -65,7 +65,7 @@ def parse_flags(
                 prog=prog,
                 description=description,
                 use_underscores=True,
-                config=(tyro.conf.OmitArgPrefixes,),
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
                 **given,
             )
     except SystemExit as end:

@@ -1,9 +1,15 @@
-"""Image files as they come: read, decoded once to see that they are whole, and told apart by their content."""
+"""Image files as they come: told apart by their content, checked, and made what the loaders decode where they are not.
+
+A check walks through the structure of the file, which is quick; decoding it whole finds damage in the pixels too. What
+the walk is not sure of is decoded in any case.
+"""
 
 from __future__ import annotations
 
 import io
+import os
 import warnings
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,32 +17,63 @@ from PIL import Image, UnidentifiedImageError
 
 from gaudi_datasets.errors import DataError, MissingInputError
 
+CMYK_FIX = "CMYK JPEG made RGB"
+
 _FORMATS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}  # MPO: a JPEG with further pictures after it
+_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
+_PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
+_FRAME_HEADERS = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, Huffman coded
+_PIXELS_UNDECODED = 2**26  # larger ones are decoded, so that Pillow's guard against bombs of pixels sees them
+_JPEG_QUALITY = 95
 
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """The bytes of an image file that can be decoded, its format ("jpeg" or "png"), and its size in pixels."""
+    """An image that TensorFlow decodes to RGB, its format ("jpeg" or "png"), and its size in pixels.
+
+    `fix` says what had to be done to the file for that, and is empty when the bytes are the file's.
+    """
 
     encoded: bytes
     format: str
     height: int
     width: int
+    fix: str = ""
 
 
-def read_image(path: Path) -> EncodedImage:
-    """Read an image file and decode it whole.
+def read_image(path: Path, *, decode: bool = True) -> EncodedImage:
+    """Read an image file and check it, as `check_image` does.
 
     Raises:
         MissingInputError: there is no such file.
-        DataError: it is a folder, no image, cut off or damaged, or of a kind that TensorFlow does not decode to RGB.
+        DataError: it is a folder, or `check_image` refuses it.
     """
     try:
-        encoded = path.read_bytes()
+        with path.open("rb", buffering=0) as file:  # a buffer would double the calls
+            encoded = file.readall()
     except (FileNotFoundError, NotADirectoryError):
-        raise MissingInputError(f"{path}: there is no such image; fix the image folder or the file name") from None
+        raise _missing(path) from None
     except IsADirectoryError:
         raise DataError(f"{path}: is a folder; it must be an image file") from None
+    return check_image(encoded, path, decode=decode)
+
+
+def check_image(encoded: bytes, place: object, *, decode: bool = True) -> EncodedImage:
+    """See that an image is whole and of a kind that TensorFlow decodes to RGB.
+
+    A JPEG in CMYK (or YCCK) is encoded anew in RGB, with quality 95.
+
+    Args:
+        encoded: the bytes of the file.
+        place: what messages call it.
+        decode: decode it whole; else that is done only where its structure leaves a doubt.
+
+    Raises:
+        DataError: it is no image, cut off or damaged, or neither JPEG nor PNG.
+    """
+    glance = None if decode else _glance(encoded)
+    if glance is not None:
+        return glance
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -45,13 +82,89 @@ def read_image(path: Path) -> EncodedImage:
                 kind, mode, (width, height) = image.format, image.mode, image.size
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
         raise DataError(
-            f"{path}: cannot be decoded ({_describe(error)}, {len(encoded)} bytes); fetch it again or leave it out"
+            f"{place}: cannot be decoded ({_describe(error)}, {len(encoded)} bytes); fetch it again or leave it out"
         ) from None
     if kind not in _FORMATS:
-        raise DataError(f"{path}: is a {kind} image; convert it to JPEG or PNG")
-    if kind != "PNG" and mode not in ("L", "RGB"):
-        raise DataError(f"{path}: is a {mode} JPEG; convert it to RGB")
-    return EncodedImage(encoded, _FORMATS[kind], height, width)
+        raise DataError(f"{place}: is a {kind} image; convert it to JPEG or PNG")
+    if kind == "PNG" or mode in ("L", "RGB"):
+        return EncodedImage(encoded, _FORMATS[kind], height, width)
+    if mode != "CMYK":
+        raise DataError(f"{place}: is a {mode} JPEG; convert it to RGB")
+    return EncodedImage(to_rgb_jpeg(encoded), "jpeg", height, width, CMYK_FIX)
+
+
+def to_rgb_jpeg(encoded: bytes) -> bytes:
+    """Encode an image that Pillow decodes as a JPEG in RGB; equal bytes for equal ones, by the same Pillow."""
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(encoded)) as image:
+        image.convert("RGB").save(buffer, "JPEG", quality=_JPEG_QUALITY)
+    return buffer.getvalue()
+
+
+def stat_image(path: Path) -> os.stat_result:
+    """Size and times of an image file; raises MissingInputError when it is not there."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _missing(path) from None
+
+
+def _glance(encoded: bytes) -> EncodedImage | None:
+    """What the structure says, without decoding; None for all but a whole, usual JPEG or PNG."""
+    if encoded.startswith(_JPEG_START):
+        format_name, size = "jpeg", _walk_jpeg(encoded)
+    elif encoded.startswith(_PNG_START):
+        format_name, size = "png", _walk_png(encoded)
+    else:
+        return None
+    if size is None or not 0 < size[0] * size[1] <= _PIXELS_UNDECODED:
+        return None
+    return EncodedImage(encoded, format_name, *size)
+
+
+def _walk_jpeg(encoded: bytes) -> tuple[int, int] | None:
+    """Height and width of a JPEG of one or three components that ends where a JPEG ends (ITU T.81, annex B).
+
+    Data that is cut off does not end so: within a scan 0xff is followed by 0 or a restart marker only.
+    """
+    if not encoded.endswith(_JPEG_END):
+        return None
+    position, size = len(_JPEG_START), None
+    while position + 4 <= len(encoded) and encoded[position] == 0xFF:
+        marker, length = encoded[position + 1], int.from_bytes(encoded[position + 2 : position + 4], "big")
+        if marker == 0xDA:  # the pixels: what follows is not walked
+            return size
+        if marker in _FRAME_HEADERS and length >= 8:
+            body = encoded[position + 4 : position + 10]
+            if len(body) < 6 or body[0] != 8 or body[5] not in (1, 3):  # bits, and components
+                return None
+            size = int.from_bytes(body[1:3], "big"), int.from_bytes(body[3:5], "big")
+        elif not (marker in (0xC4, 0xDB, 0xDD) or marker >= 0xE0) or length < 2:
+            return None
+        position += 2 + length
+    return None
+
+
+def _walk_png(encoded: bytes) -> tuple[int, int] | None:
+    """Height and width of a PNG whose chunks all have the checksum that they tell, the last being the end."""
+    view, position, has_pixels = memoryview(encoded), len(_PNG_START), False
+    height = width = 0
+    while position + 12 <= len(view):
+        length = int.from_bytes(view[position : position + 4], "big")
+        kind, stop = encoded[position + 4 : position + 8], position + 8 + length
+        if zlib.crc32(view[position + 4 : stop]) != int.from_bytes(view[stop : stop + 4], "big"):
+            return None
+        if kind == b"IHDR" and length == 13:
+            height, width = (int.from_bytes(view[at : at + 4], "big") for at in (position + 12, position + 8))
+        has_pixels = has_pixels or kind == b"IDAT"
+        position = stop + 4
+        if kind == _PNG_END:
+            return (height, width) if has_pixels and position == len(view) else None
+    return None
+
+
+def _missing(path: object) -> MissingInputError:
+    return MissingInputError(f"{path}: there is no such image; fix the image folder or the file name")
 
 
 def _describe(error: Exception) -> str:

@@ -15,10 +15,17 @@ Parsed = TypeVar("Parsed")
 
 INT64_MAX = 2**63 - 1
 _SHOWN = 60  # characters of a wrong value that a message shows
+_REMEMBERED = 1000  # faults that are kept with their message
 
 
 class RecordError(Exception):
     """What is wrong with one record, and the remedy; `Faults` adds the file and the record."""
+
+
+class FaultyRecordsError(DataError):
+    """Records of a file have faults; `messages` has a line for each of the first thousand."""
+
+    messages: Sequence[str] = ()
 
 
 def load_json(path: Path) -> Any:
@@ -100,10 +107,10 @@ class Record:
 
 @dataclass
 class Faults:
-    """Parses lists of records, remembers the first fault and counts all."""
+    """Parses lists of records, remembers the first thousand faults and counts all."""
 
     path: Path
-    first: str = ""
+    messages: list[str] = field(default_factory=list)
     count: int = 0
     _singular: Mapping[str, str] = field(default_factory=lambda: {"categories": "category"})
 
@@ -121,12 +128,15 @@ class Faults:
                     f"{kind} {shorten(number)} ({name}[{position}])" if number is not None else f"{name}[{position}]"
                 )
                 self.count += 1
-                self.first = self.first or f"{self.path}: {called}: {fault}"
+                if self.count <= _REMEMBERED:
+                    self.messages.append(f"{self.path}: {called}: {fault}")
 
     def raise_any(self) -> None:
-        """Raise DataError about the first fault, saying how many there are."""
+        """Raise FaultyRecordsError about the first fault, saying how many there are."""
         if self.count:
-            raise DataError(self.first + (f" (1 of {self.count} faults)" if self.count > 1 else ""))
+            error = FaultyRecordsError(self.messages[0] + (f" (1 of {self.count} faults)" if self.count > 1 else ""))
+            error.messages = self.messages
+            raise error
 
 
 def is_finite_number(value: object) -> bool:

@@ -6,10 +6,11 @@ OSError, and so that any record can be read by any thread.
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import google_crc32c
 
@@ -35,28 +36,46 @@ class RecordPlace:
 
 def frame_record(content: bytes) -> bytes:
     """The bytes that stand for this content in a TFRecord file."""
+    return b"".join(frame_parts(content))
+
+
+def frame_parts(content: bytes) -> tuple[bytes, bytes, bytes]:
+    """The same in parts: what comes before the content, the content, and what comes after."""
     length = _LENGTH.pack(len(content))
-    return b"".join([length, _masked_checksum(length), content, _masked_checksum(content)])
+    return length + _masked_checksum(length), content, _masked_checksum(content)
 
 
 def index_records(path: Path) -> list[RecordPlace]:
-    """Find the records of a file by their headers alone.
+    """Find the records of a file, as `scan_records` does."""
+    return [RecordPlace(path, number, *place) for number, place in enumerate(scan_records(path))]
+
+
+def scan_records(path: Path) -> Iterator[tuple[int, int]]:
+    """First byte and length of each record's content in a file, found by the headers alone.
 
     Raises:
         DataError: a header is broken, or the file ends before a record does.
     """
-    size = path.stat().st_size
-    places: list[RecordPlace] = []
-    position = 0
-    with path.open("rb") as file:
+    number = position = 0
+    # Unbuffered: what a buffer would read ahead is pixels.
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
         while position < size:
-            file.seek(position)
-            length = _read_length(file, path, len(places))
-            places.append(RecordPlace(path, len(places), position + _HEADER_BYTES, length))
-            position += _HEADER_BYTES + length + _CHECKSUM.size
+            header = os.pread(file.fileno(), _HEADER_BYTES, position)
+            length, checksum = header[: _LENGTH.size], header[_LENGTH.size :]
+            if checksum != _masked_checksum(length):
+                raise DataError(
+                    f"{path}: record {number}: its header is wrong, so this is no TFRecord file or is damaged;"
+                    " convert or copy the file again"
+                )
+            place = position + _HEADER_BYTES, int(_LENGTH.unpack(length)[0])
+            position = sum(place) + _CHECKSUM.size
             if position > size:
-                raise DataError(f"{places[-1]} is cut off: the file ends before it; convert or copy the file again")
-    return places
+                raise DataError(
+                    f"{path}: record {number} is cut off: the file ends before it; convert or copy the file again"
+                )
+            yield place
+            number += 1
 
 
 def read_record(place: RecordPlace) -> bytes:
@@ -66,23 +85,11 @@ def read_record(place: RecordPlace) -> bytes:
         DataError: the content is not what was written.
     """
     with place.path.open("rb", buffering=0) as file:  # own handle: threads share no position
-        file.seek(place.offset)
-        framed = file.read(place.length + _CHECKSUM.size)
+        framed = os.pread(file.fileno(), place.length + _CHECKSUM.size, place.offset)
     content, checksum = framed[: place.length], framed[place.length :]
     if checksum != _masked_checksum(content):
         raise DataError(f"{place}: its checksum is wrong, so it is damaged; convert or copy the file again")
     return content
-
-
-def _read_length(file: BinaryIO, path: Path, number: int) -> int:
-    header = file.read(_HEADER_BYTES)
-    length, checksum = header[: _LENGTH.size], header[_LENGTH.size :]
-    if checksum != _masked_checksum(length):
-        raise DataError(
-            f"{path}: record {number}: its header is wrong, so this is no TFRecord file or is damaged;"
-            " convert or copy the file again"
-        )
-    return int(_LENGTH.unpack(length)[0])
 
 
 def _masked_checksum(content: bytes) -> bytes:

@@ -68,7 +68,7 @@ def test_an_image_may_have_no_box() -> None:
 def test_the_features_are_those_of_object_detection_records() -> None:
     feature = tf.train.Example.FromString(encode()).features.feature
     assert set(feature) == {
-        *(f"image/{name}" for name in ("height", "width", "filename", "source_id", "key/sha256", "encoded", "format")),
+        *(f"image/{name}" for name in ("height", "width", "filename", "source_id", "encoded", "format")),
         *(f"image/object/bbox/{side}" for side in ("xmin", "xmax", "ymin", "ymax")),
         *(f"image/object/{name}" for name in ("class/text", "class/label", "is_crowd", "area")),
     }
@@ -103,8 +103,8 @@ def test_crowds_and_areas_may_be_missing() -> None:
 def test_faults_name_the_feature(name: str, feature: tf.train.Feature | None, message: str) -> None:
     with pytest.raises(DataError) as error:
         decode_example(edited(name, feature), LABELS, "x.tfrecord: record 3")
-    image = {"is missing": "", "is b'COCO_1'; it must be an integer as text": " (image COCO_1)"} if "id" in name else {}
-    place = f"x.tfrecord: record 3{image.get(message, ' (image 42)')}"
+    names = {"is missing": "ä.jpg", "is b'COCO_1'; it must be an integer as text": "COCO_1"} if "id" in name else {}
+    place = f"x.tfrecord: record 3 (image {names.get(message, '42')})"
     assert str(error.value).startswith(f"{place}: feature {name}: {message}")
 
 

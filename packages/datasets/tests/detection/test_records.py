@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pytest
 from PIL import Image
 
@@ -64,7 +64,7 @@ def test_evaluation_keeps_all_images_dealt_in_turn(images: Path, tmp_path: Path)
     assert (report.images_kept, report.boxes_kept, report.boxes_total) == (5, 4, 6)
     assert names(out) == ["val-00000-of-00002.tfrecord", "val-00001-of-00002.tfrecord", "val.json"]
     source = RecordSource(out, "val")
-    assert [source.read(row).image_id for row in range(5)] == [1, 3, 5, 2, 4]
+    assert [source.read(row).image_id for row in range(5)] == [1, 2, 3, 4, 5]
 
 
 def test_the_manifest_tells_what_is_there(images: Path, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_manifest_tells_what_is_there(images: Path, tmp_path: Path) -> None:
         content = (out / shard["name"]).read_bytes()
         assert shard["bytes"] == len(content)
         assert shard["records"] == records
-        assert shard["sha256"] == hashlib.sha256(content).hexdigest()
+        assert shard["crc32c"] == f"{google_crc32c.value(content):08x}"
 
 
 def test_the_same_input_gives_the_same_files(images: Path, tmp_path: Path) -> None:
@@ -95,9 +95,10 @@ def test_progress_is_told(images: Path, tmp_path: Path) -> None:
         tmp_path / "out",
         "val",
         keep_empty=True,
+        shards=2,
         progress=lambda *now: told.append(now),
     )
-    assert told == [(number, 5) for number in range(1, 6)]
+    assert told == [(3, 5), (5, 5)]
 
 
 def test_a_damaged_image_leaves_nothing_behind(images: Path, tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_a_failed_overwrite_keeps_the_earlier_records(images: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(("split", "shards"), [("a/b", 0), ("..", 0), ("", 0), ("val", -1)])
 def test_bad_arguments_are_refused(images: Path, tmp_path: Path, split: str, shards: int) -> None:
-    with pytest.raises(ValueError, match="give a plain word"):
+    with pytest.raises(ValueError, match=r"must be a word|must be at least 0"):
         write_records(make_annotations(), images, tmp_path / "out", split, keep_empty=True, shards=shards)
 
 

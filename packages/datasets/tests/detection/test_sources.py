@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from gaudi_datasets.detection.coco import Category, parse_coco
 from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
 from gaudi_datasets.detection.records import write_records
-from gaudi_datasets.detection.sources import RecordSource, ground_truth
+from gaudi_datasets.detection.sources import CocoSource, RecordSource, ground_truth
 from gaudi_datasets.errors import DataError, MissingInputError
 
 DOCUMENT = {
@@ -86,13 +88,11 @@ def test_threads_may_read(data_dir: Path) -> None:
     source = RecordSource(data_dir, "val")
     with ThreadPoolExecutor(8) as pool:
         ids = list(pool.map(lambda number: source.read(number % 4).image_id, range(200)))
-    assert ids == [0, 2, 1, 3] * 50
+    assert ids == [0, 1, 2, 3] * 50
 
 
 def test_missing_records_are_named_with_the_remedy(data_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        MissingInputError, match=r"has no records train-\*; write them with gaudi-datasets convert-coco"
-    ):
+    with pytest.raises(MissingInputError, match=r"has no records train-\*; write them with gaudi-datasets convert"):
         RecordSource(data_dir, "train")
     with pytest.raises(MissingInputError, match="is not there"):
         RecordSource(tmp_path / "nowhere", "train")
@@ -124,15 +124,17 @@ def test_a_damaged_record_is_named(data_dir: Path) -> None:
     source = RecordSource(data_dir, "val")
     assert source.read(0).image_id == 0
     with pytest.raises(DataError, match=r"val-00001-of-00002\.tfrecord: record 0: its checksum is wrong"):
-        source.read(2)
+        source.read(1)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"format": "another"}, "is no manifest of records"),
-        ({"version": 2}, "has version 2, known is 1"),
-        ({"categories": []}, "does not tell of the records beside it"),
+        ({"version": 1}, "has version 1, known is 2"),
+        ({"kind": None}, "does not tell of the records beside it"),
+        ({"kind": "classification"}, "tells of classification records; detection records are needed"),
+        ({"categories": []}, "names no categories"),
         ({"shards": []}, "does not tell of the records beside it"),
         ({"categories": [{"id": "x", "name": "y"}]}, "id is"),
     ],
@@ -148,3 +150,69 @@ def test_empty_records_are_refused(tmp_path: Path) -> None:
     (tmp_path / "val-00000-of-00001.tfrecord").touch()
     with pytest.raises(DataError, match="are empty"):
         RecordSource(tmp_path, "val")
+
+
+@pytest.mark.parametrize("keep_empty", [False, True])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_without_records_the_examples_are_the_same(
+    data_dir: Path, tmp_path: Path, keep_empty: bool, shards: int
+) -> None:
+    images = tmp_path / "images"
+    with Image.open(images / "3.jpg") as image:
+        image.convert("CMYK").save(images / "3.jpg")
+    coco = parse_coco(DOCUMENT, Path("x.json"))
+    report = write_records(coco, images, tmp_path / "out", "train", shards=shards, keep_empty=keep_empty)
+    assert report.describe().endswith("; images fixed: 1 CMYK JPEG made RGB")
+    raw, records = CocoSource(coco, images, keep_empty=keep_empty), RecordSource(tmp_path / "out", "train")
+    assert len(raw) == len(records) == (4 if keep_empty else 2)
+    assert raw.categories == records.categories
+    for index in range(len(raw)):
+        one, other = vars(raw.read(index)), vars(records.read(index))
+        for name, value in one.items():
+            if isinstance(value, np.ndarray):
+                assert value.dtype == other[name].dtype
+                np.testing.assert_array_equal(value, other[name])
+            else:
+                assert value == other[name]
+
+
+def test_the_fingerprint_of_files_is_of_the_data_and_not_of_its_place(data_dir: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tmp_path / "images", tmp_path / "copy"))
+
+    def fingerprint(folder: Path, keep_empty: bool = True, **changes: object) -> str:
+        coco = parse_coco({**DOCUMENT, **changes}, Path("x.json"))
+        return CocoSource(coco, folder, keep_empty=keep_empty).fingerprint
+
+    first = fingerprint(tmp_path / "images")
+    assert fingerprint(copy) == first
+    assert fingerprint(copy, keep_empty=False) != first
+    assert fingerprint(copy, annotations=DOCUMENT["annotations"][:2]) != first
+    assert fingerprint(copy, categories=[*DOCUMENT["categories"], {"id": 91, "name": "x"}]) != first
+    (copy / "2.jpg").write_bytes((copy / "2.jpg").read_bytes() + b"more")
+    assert fingerprint(copy) != first
+    (copy / "2.jpg").unlink()
+    with pytest.raises(MissingInputError, match=r"2\.jpg: there is no such image"):
+        fingerprint(copy)
+
+
+def test_files_are_decoded_whole_when_told(tmp_path: Path) -> None:
+    """A PNG whose chunks are right, but not what is compressed in them."""
+    Image.effect_noise((60, 40), 50).save(tmp_path / "0.png")
+    encoded = bytearray((tmp_path / "0.png").read_bytes())
+    start, length = encoded.index(b"IDAT"), int.from_bytes(encoded[33:37], "big")
+    assert encoded[37:41] == b"IDAT"
+    encoded[start + 104 : start + 204] = bytes(100)
+    chunk = encoded[start : start + 4 + length]
+    encoded[start + 4 + length : start + 8 + length] = zlib.crc32(chunk).to_bytes(4, "big")
+    (tmp_path / "0.png").write_bytes(encoded)
+    document = {
+        "images": [{"id": 1, "file_name": "0.png", "height": 40, "width": 60}],
+        "annotations": [],
+        "categories": DOCUMENT["categories"],
+    }
+    coco = parse_coco(document, Path("x.json"))
+    assert CocoSource(coco, tmp_path, keep_empty=True).read(0).encoded == encoded
+    with pytest.raises(DataError, match=r"0\.png: cannot be decoded"):
+        CocoSource(coco, tmp_path, keep_empty=True, decode=True).read(0)
+    with pytest.raises(DataError, match=r"0\.png: cannot be decoded"):
+        write_records(coco, tmp_path, tmp_path / "out", "val", keep_empty=True, decode=True)

@@ -282,7 +282,7 @@ def _check_inputs(config: SSDConfig) -> None:
     sized = run.mode == "plan" and data.num_examples_per_epoch > 0
     if run.mode not in ("predict", "export") and not (data.data_dir or data.use_fake_data or sized):
         raise FlagError(
-            f"--mode {run.mode}: needs --data_dir, a folder of records; `gaudi-datasets convert-coco` makes one"
+            f"--mode {run.mode}: needs --data_dir, a folder of records; `gaudi-datasets convert coco` makes one"
         )
     _check_checkpoint(run)
     _check_evaluation(config)

@@ -80,7 +80,7 @@ def _count_records(folder: Path) -> TrainingSet:
     paths = sorted(folder.glob("train-*"))
     if not paths:
         raise MissingInputError(
-            f"{folder}: has neither train.json nor train-* records; make them by `gaudi-datasets convert-coco`, "
+            f"{folder}: has neither train.json nor train-* records; make them by `gaudi-datasets convert coco`, "
             "or give --num_examples_per_epoch"
         )
     images = sum(len(index_records(path)) for path in paths)

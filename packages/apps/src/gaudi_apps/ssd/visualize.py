@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gaudi_apps.pictures import Picture, draw_detections, write_picture
 from gaudi_datasets.detection.coco import Category
-from gaudi_datasets.detection.pipeline import MEAN_RGB, STDDEV_RGB
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_ops import SSD300, DefaultBoxSpec, decode_boxes
 
 NUM_PICTURES = 16

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_datasets.errors import DataError, MissingExtraError
+from gaudi_datasets.image_files import check_image
+from gaudi_datasets.tf_example import ExampleFeatures, Kind, encode_features
 
 _SIDES = ("ymin", "xmin", "ymax", "xmax")
-_KIND = {"bytes": "bytes_list", "int64": "int64_list", "float": "float_list"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,19 +41,13 @@ def encode_example(
     category_ids: Sequence[int],
     category_names: Sequence[str],
 ) -> bytes:
-    """Serialize an example as a `tf.train.Example`; its label l has category_ids[l - 1] and category_names[l - 1].
-
-    Raises:
-        MissingExtraError: TensorFlow is not installed.
-    """
-    train = _tf_train()
+    """Serialize an example as a `tf.train.Example`; its label l has category_ids[l - 1] and category_names[l - 1]."""
     rows = (example.labels - 1).tolist()
-    values: dict[str, tuple[str, Sequence[Any]]] = {
+    features: dict[str, tuple[Kind, Sequence[Any]]] = {
         "image/height": ("int64", [example.height]),
         "image/width": ("int64", [example.width]),
         "image/filename": ("bytes", [example.file_name.encode()]),
         "image/source_id": ("bytes", [str(example.image_id).encode()]),
-        "image/key/sha256": ("bytes", [hashlib.sha256(example.encoded).hexdigest().encode()]),
         "image/encoded": ("bytes", [example.encoded]),
         "image/format": ("bytes", [image_format.encode()]),
         "image/object/class/text": ("bytes", [category_names[row].encode() for row in rows]),
@@ -63,25 +56,23 @@ def encode_example(
         "image/object/area": ("float", example.areas.tolist()),
     }
     for column, side in enumerate(_SIDES):
-        values[f"image/object/bbox/{side}"] = ("float", example.boxes_yxyx[:, column].tolist())
-    make = {"bytes": train.BytesList, "int64": train.Int64List, "float": train.FloatList}
-    features = {name: train.Feature(**{_KIND[kind]: make[kind](value=value)}) for name, (kind, value) in values.items()}
-    content: bytes = train.Example(features=train.Features(feature=features)).SerializeToString(deterministic=True)
-    return content
+        features[f"image/object/bbox/{side}"] = ("float", example.boxes_yxyx[:, column].tolist())
+    return encode_features(features)
 
 
 def decode_example(content: bytes, label_of_category: Mapping[int, int], place: object) -> DetectionExample:
     """Parse a `tf.train.Example`; `place` is what messages call the record.
 
     `image/object/is_crowd` and `image/object/area` may be missing: nothing is a crowd then, and areas are the boxes'.
+    So may `image/height` and `image/width`, which are read from the image then.
 
     Raises:
-        MissingExtraError: TensorFlow is not installed.
         DataError: it is no Example, a feature is missing or of another type or length, a category is unknown, or a box
             is not 0 <= min < max <= 1.
     """
-    features = _Features(content, place)
-    height, width = (features.one("int64", f"image/{name}") for name in ("height", "width"))
+    features = ExampleFeatures(content, place)
+    encoded = features.one("bytes", "image/encoded")
+    height, width = _image_size(features, encoded, place)
     count = len(features.many("float", f"image/object/bbox/{_SIDES[0]}"))
     columns = [features.many("float", f"image/object/bbox/{side}", count) for side in _SIDES]
     boxes = np.array(columns, np.float32).T.reshape(count, 4)
@@ -93,8 +84,8 @@ def decode_example(content: bytes, label_of_category: Mapping[int, int], place: 
         raise features.fault("image/object/class/label", f"category {unknown} is none of the data set's")
     sizes = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) * (height * width)
     return DetectionExample(
-        image_id=features.image_id(),
-        encoded=features.one("bytes", "image/encoded"),
+        image_id=_image_id(features),
+        encoded=encoded,
         height=height,
         width=width,
         boxes_yxyx=boxes,
@@ -105,57 +96,20 @@ def decode_example(content: bytes, label_of_category: Mapping[int, int], place: 
     )
 
 
-class _Features:
-    """The features of one record, taken with the type and number that they must have."""
-
-    def __init__(self, content: bytes, place: object) -> None:
-        try:
-            self._feature = _tf_train().Example.FromString(content).features.feature
-        except MissingExtraError:
-            raise
-        except Exception as error:  # protobuf's DecodeError, whose module is protobuf's own affair
-            raise DataError(f"{place}: is no tf.train.Example ({error}); convert the data again") from None
-        self._place = place
-
-    def many(self, kind: str, name: str, count: int | None = None, default: list[Any] | None = None) -> list[Any]:
-        """All values of a feature; when a count is given they must be that many."""
-        if name not in self._feature:  # looking it up would add it
-            if default is None:
-                raise self.fault(name, "is missing")
-            return default
-        feature = self._feature[name]
-        found = feature.WhichOneof("kind")
-        if found not in (_KIND[kind], None):
-            raise self.fault(name, f"is a {found}; it must be a {_KIND[kind]}")
-        values = list(getattr(feature, _KIND[kind]).value)
-        if count is not None and len(values) != count:
-            raise self.fault(name, f"has {len(values)} values; it must have {count}")
-        return values
-
-    def one(self, kind: str, name: str, default: Any = None) -> Any:
-        """The only value of a feature."""
-        return self.many(kind, name, 1, None if default is None else [default])[0]
-
-    def image_id(self) -> int:
-        """The image's id, which is stored as text."""
-        text = self.one("bytes", "image/source_id")
-        try:
-            return int(text)
-        except ValueError:
-            raise self.fault("image/source_id", f"is {text!r}; it must be an integer as text") from None
-
-    def fault(self, name: str, what: str) -> DataError:
-        """The error that names this record, its image and the feature."""
-        ids = self._feature["image/source_id"].bytes_list.value if "image/source_id" in self._feature else ()
-        image = f" (image {' '.join(ids[0].decode(errors='replace').split())})" if ids else ""
-        return DataError(f"{self._place}{image}: feature {name}: {what}; convert the data again")
+def _image_size(features: ExampleFeatures, encoded: bytes, place: object) -> tuple[int, int]:
+    """Height and width in pixels."""
+    names = ("image/height", "image/width")
+    if not any(name in features for name in names):
+        image = check_image(encoded, place, decode=False)
+        return image.height, image.width
+    height, width = (features.one("int64", name) for name in names)
+    return height, width
 
 
-def _tf_train() -> Any:
+def _image_id(features: ExampleFeatures) -> int:
+    """The image's id, which is stored as text."""
+    text = features.one("bytes", "image/source_id")
     try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise MissingExtraError(
-            "records need TensorFlow; pip install 'gaudi-datasets[tensorflow]' (or [tensorflow-cpu])"
-        ) from error
-    return tf.train
+        return int(text)
+    except ValueError:
+        raise features.fault("image/source_id", f"is {text!r}; it must be an integer as text") from None

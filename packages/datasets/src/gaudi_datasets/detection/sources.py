@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-import re
-from collections.abc import Mapping, Sequence
+import operator
 from pathlib import Path
 from typing import Any, Protocol
 
-from gaudi_datasets.detection.coco import Category
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_datasets.detection.coco import Category, CocoAnnotations
 from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
 from gaudi_datasets.detection.examples import DetectionExample, decode_example
-from gaudi_datasets.detection.records import MANIFEST_FORMAT, MANIFEST_VERSION
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.json_records import Faults, Record, load_json
-from gaudi_datasets.record_files import RecordPlace, index_records, read_record
+from gaudi_datasets.image_files import EncodedImage, read_image, stat_image
+from gaudi_datasets.json_records import Faults, Record
+from gaudi_datasets.record_sets import RecordSet
 
-__all__ = ["DetectionExample", "DetectionSource", "RecordSource", "ground_truth"]
+__all__ = ["CocoSource", "DetectionExample", "DetectionSource", "RecordSource", "ground_truth"]
 
 
 class DetectionSource(Protocol):
@@ -43,31 +46,28 @@ class DetectionSource(Protocol):
 
 
 class RecordSource:
-    """The records of one split in a folder, as `write_records` or the original program wrote them."""
+    """The records of one split in a folder, as `write_records` or the original program wrote them.
+
+    Without a manifest the classes are the 80 of COCO.
+
+    Args:
+        data_dir: the folder.
+        split: what the names of the records begin with.
+
+    Raises:
+        MissingInputError, DataError: as by `RecordSet`.
+    """
 
     def __init__(self, data_dir: str | Path, split: str) -> None:
-        """Find the records; only their headers are read.
-
-        Without a manifest `<split>.json` the classes are the 80 of COCO.
-
-        Raises:
-            MissingInputError: there is no such folder, there are no records of the split, or a shard is missing.
-            DataError: `data_dir` is a file, or the manifest or a header of a record is broken.
-        """
-        self.name = f"{data_dir}:{split}"
-        manifest_path = Path(data_dir) / f"{split}.json"
-        paths = _find_shards(Path(data_dir), split)
+        self._records = RecordSet(data_dir, split, kind="detection")
+        self.name, self.fingerprint = self._records.name, self._records.fingerprint
         self.categories = COCO_CATEGORIES
-        if manifest_path.exists():
-            self.categories = _check_manifest(manifest_path, {path.name: path for path in paths})
-        self.fingerprint = _hash_records(manifest_path, paths)
+        if self._records.manifest is not None:
+            self.categories = _read_categories(self._records.manifest_path, self._records.manifest)
         self._label_of_category = {category.id: row + 1 for row, category in enumerate(self.categories)}
-        self._places: list[RecordPlace] = [place for path in paths for place in index_records(path)]
-        if not self._places:
-            raise DataError(f"{data_dir}: the records of split {split!r} are empty; convert the data again")
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._records)
 
     def read(self, index: int) -> DetectionExample:
         """Read one image with its boxes.
@@ -75,8 +75,116 @@ class RecordSource:
         Raises:
             DataError: the record is damaged, or a feature is missing or wrong.
         """
-        place = self._places[index]
-        return decode_example(read_record(place), self._label_of_category, place)
+        place, content = self._records.read(index)
+        return decode_example(content, self._label_of_category, place)
+
+
+class CocoSource:
+    """The images and boxes of annotations and a folder of image files, without records: the same examples in the same
+    order as from the records that `write_records` makes of them.
+
+    Args:
+        annotations: as `read_coco` gave them.
+        image_dir: the folder that their file names are relative to.
+        keep_empty: whether images without any box that is no crowd are kept: for evaluation they are, for training not.
+        decode: check each image that is read by decoding it whole, and not by its structure alone.
+
+    Attributes:
+        name: what the data set is called in messages.
+        categories: the classes in id order.
+        num_boxes: of all images together.
+
+    Raises:
+        MissingInputError: there is no such folder.
+        DataError: no image is kept.
+    """
+
+    def __init__(
+        self, annotations: CocoAnnotations, image_dir: str | Path, *, keep_empty: bool, decode: bool = False
+    ) -> None:
+        self._image_dir, self._decode = Path(image_dir), decode
+        if not self._image_dir.is_dir():
+            raise MissingInputError(f"{image_dir}: there is no such folder; give the folder of the images")
+        self.name, self.categories = str(annotations.path), annotations.categories
+        rows = _kept_rows(annotations, keep_empty)
+        if not len(rows):
+            raise DataError(f"{annotations.path}: none of {len(annotations.image_ids)} images has a box to learn from")
+        # Only what examples need, because each process that writes records holds it.
+        counts = np.diff(annotations.box_splits)
+        boxes = np.isin(np.repeat(np.arange(len(counts)), counts), rows)
+        self._image_ids = annotations.image_ids[rows]
+        self._file_names = [annotations.file_names[row] for row in rows]
+        self._heights, self._widths = annotations.heights[rows], annotations.widths[rows]
+        self._box_splits = np.concatenate([[0], np.cumsum(counts[rows])])
+        self._boxes_yxyx = _relative_corners(annotations)[boxes]
+        category_ids = [category.id for category in annotations.categories]
+        self._labels = (np.searchsorted(category_ids, annotations.category_ids[boxes]) + 1).astype(np.int32)
+        self._is_crowd, self._areas = annotations.is_crowd[boxes], annotations.areas[boxes].astype(np.float32)
+        self.num_boxes = len(self._labels)
+
+    def __len__(self) -> int:
+        return len(self._file_names)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the annotations of the images, and of the sizes of their files.
+
+        Raises:
+            MissingInputError: a file is not there.
+        """
+        return self._hash("st_size")
+
+    def hash_state(self) -> str:
+        """The same with the times when the files were changed last."""
+        return self._hash("st_size", "st_mtime_ns")
+
+    def _hash(self, *of_file: str) -> str:
+        """SHA-256 of the annotations, and of some fields of what the system tells of each file."""
+        digest = hashlib.sha256()
+        of_images = (self._image_ids, self._heights, self._widths, self._box_splits)
+        for values in (*of_images, self._boxes_yxyx, self._labels, self._is_crowd, self._areas):
+            digest.update(values.tobytes())
+        pick = operator.attrgetter(*of_file)
+        files = [(name, pick(stat_image(self._image_dir / name))) for name in self._file_names]
+        categories = [(each.id, each.name, each.supercategory) for each in self.categories]
+        digest.update(json.dumps([files, categories]).encode())
+        return digest.hexdigest()
+
+    def read(self, index: int) -> DetectionExample:
+        """Read one image with its boxes; raises as `read_image` does."""
+        return self.join(index, self.read_image(index))
+
+    def read_image(self, index: int) -> EncodedImage:
+        """Read one image without its boxes.
+
+        Raises:
+            MissingInputError: the file is not there.
+            DataError: it is damaged, no JPEG or PNG, or of another size than annotated.
+        """
+        path = self._image_dir / self._file_names[index]
+        image = read_image(path, decode=self._decode)
+        height, width = int(self._heights[index]), int(self._widths[index])
+        if (image.height, image.width) != (height, width):
+            raise DataError(
+                f"{path}: is {image.height} pixels high and {image.width} wide, annotated (image"
+                f" {self._image_ids[index]}) as {height} and {width}; fix one of the two"
+            )
+        return image
+
+    def join(self, index: int, image: EncodedImage) -> DetectionExample:
+        """The example of an image that `read_image` gave."""
+        boxes = slice(self._box_splits[index], self._box_splits[index + 1])
+        return DetectionExample(
+            image_id=int(self._image_ids[index]),
+            encoded=image.encoded,
+            height=image.height,
+            width=image.width,
+            boxes_yxyx=self._boxes_yxyx[boxes],
+            labels=self._labels[boxes],
+            is_crowd=self._is_crowd[boxes],
+            areas=self._areas[boxes],
+            file_name=self._file_names[index],
+        )
 
 
 def ground_truth(source: DetectionSource) -> dict[str, list[dict[str, Any]]]:
@@ -110,58 +218,32 @@ def ground_truth(source: DetectionSource) -> dict[str, list[dict[str, Any]]]:
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def _find_shards(data_dir: Path, split: str) -> list[Path]:
-    if data_dir.exists() and not data_dir.is_dir():
-        raise DataError(f"{data_dir}: is a file; give the folder that holds the records")
-    paths = sorted(path for path in data_dir.glob(f"{split}-*") if path.is_file())
-    if not paths:
-        state = "has no" if data_dir.is_dir() else "is not there; it should have"
-        raise MissingInputError(
-            f"{data_dir}: {state} records {split}-*; write them with"
-            f" gaudi-datasets convert-coco --split {split} --output_dir {data_dir}"
-        )
-    number = re.search(r"-of-(\d+)", paths[0].name)
-    if number and int(number[1]) != len(paths):
-        raise MissingInputError(
-            f"{data_dir}: has {len(paths)} of {int(number[1])} files {split}-*; copy or convert them again"
-        )
-    return paths
+def _kept_rows(annotations: CocoAnnotations, keep_empty: bool) -> npt.NDArray[np.int64]:
+    """The images that are kept, in the order of the annotations."""
+    images = len(annotations.image_ids)
+    if keep_empty:
+        return np.arange(images)
+    row_of_box = np.repeat(np.arange(images), np.diff(annotations.box_splits))
+    return np.unique(row_of_box[~annotations.is_crowd])
 
 
-def _hash_records(manifest_path: Path, paths: Sequence[Path]) -> str:
-    """Of the manifest, which holds the SHA-256 of each shard; without one, of the names and sizes of the shards."""
-    if manifest_path.exists():
-        return hashlib.sha256(manifest_path.read_bytes()).hexdigest()
-    sizes = [(path.name, path.stat().st_size) for path in paths]
-    return hashlib.sha256(json.dumps(sizes).encode()).hexdigest()
+def _relative_corners(annotations: CocoAnnotations) -> npt.NDArray[np.float32]:
+    """Top, left, bottom, right of each box in 0..1, float32 [boxes, 4]."""
+    counts = np.diff(annotations.box_splits)
+    height, width = (np.repeat(sides, counts) for sides in (annotations.heights, annotations.widths))
+    x, y, box_width, box_height = annotations.boxes_xywh.T
+    corners = [y / height, x / width, (y + box_height) / height, (x + box_width) / width]
+    return np.stack(corners, 1).astype(np.float32)
 
 
-def _check_manifest(path: Path, shards: Mapping[str, Path]) -> tuple[Category, ...]:
-    """Compare the shards with the manifest; the categories that it names."""
-    manifest = load_json(path)
-    if not isinstance(manifest, Mapping) or manifest.get("format") != MANIFEST_FORMAT:
-        raise DataError(f"{path}: is no manifest of records; move it away or convert the data again")
-    if manifest.get("version") != MANIFEST_VERSION:
-        raise DataError(f"{path}: has version {manifest.get('version')}, known is {MANIFEST_VERSION}; convert again")
-    faults = Faults(path)
-    categories = list(faults.parse("categories", _as_list(manifest.get("categories")), _category))
-    sizes = dict(faults.parse("shards", _as_list(manifest.get("shards")), _shard_size))
+def _read_categories(path: Path, manifest: dict[str, Any]) -> tuple[Category, ...]:
+    faults, listed = Faults(path), manifest.get("categories")
+    categories = list(faults.parse("categories", listed if isinstance(listed, list) else [], _parse_category))
     faults.raise_any()
-    if not categories or sizes.keys() != shards.keys():
-        raise DataError(f"{path}: does not tell of the records beside it; convert the data again")
-    for name, size in sizes.items():
-        if shards[name].stat().st_size != size:
-            raise DataError(f"{shards[name]}: has not the {size} bytes of its manifest; copy or convert it again")
+    if not categories:
+        raise DataError(f"{path}: names no categories; convert the data again")
     return tuple(sorted(categories, key=lambda category: category.id))
 
 
-def _as_list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _category(record: Record) -> Category:
+def _parse_category(record: Record) -> Category:
     return Category(record.integer("id"), record.text("name"), record.text("supercategory", default=""))
-
-
-def _shard_size(record: Record) -> tuple[str, int]:
-    return record.text("name"), record.integer("bytes")

@@ -1,0 +1,164 @@
+"""Measuring by ratio: candidates take turns, so that whatever else the machine does hits all of them alike.
+
+A benchmark is a module with `run(budget_seconds) -> list[Figure]`, and `main(run)` makes it a program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What the repeats of one candidate took.
+
+    Attributes:
+        seconds: of each repeat, in the order of the rounds.
+        others: how many processors something else than this program kept busy meanwhile, of each repeat.
+    """
+
+    seconds: tuple[float, ...]
+    others: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Seconds of the middle repeat."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Slowest minus fastest repeat, over the median."""
+        return (max(self.seconds) - min(self.seconds)) / self.median
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value and what it must be.
+
+    Attributes:
+        name: what was measured.
+        value: what came out.
+        unit: of the value; "x" for a ratio.
+        least: the value must be at least this, where given.
+        most: the value must be at most this, where given.
+        details: whatever explains it, for the JSON.
+    """
+
+    name: str
+    value: float
+    unit: str = "x"
+    least: float | None = None
+    most: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the value is what it must be."""
+        return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
+
+    def describe(self) -> str:
+        """The figure in one line."""
+        bounds = [f"{word} {bound:g}" for word, bound in (("at least", self.least), ("at most", self.most)) if bound]
+        target = f", must be {' and '.join(bounds)}: {'yes' if self.passed else 'NO'}" if bounds else ""
+        return f"{self.name}: {self.value:.4g} {self.unit}{target}"
+
+
+def interleave(
+    candidates: Mapping[str, Callable[[], object]], repeats: int, *, budget_seconds: float = float("inf")
+) -> dict[str, Timing]:
+    """Time candidates in turns: A B, A B, ... after one round that does not count.
+
+    Args:
+        candidates: functions that each do the same amount of work.
+        repeats: rounds that count; fewer, but at least 3, when the budget is used up.
+        budget_seconds: for all rounds together.
+    """
+    started = time.perf_counter()
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
+    for number in range(repeats + 1):
+        for name, function in candidates.items():
+            measured = _time(function)
+            if number > 0:
+                rounds[name].append(measured)
+        elapsed = time.perf_counter() - started
+        if number >= 3 and elapsed * (number + 2) / (number + 1) > budget_seconds:
+            break
+    return {name: Timing(*map(tuple, zip(*measured, strict=True))) for name, measured in rounds.items()}
+
+
+def ratio(timings: Mapping[str, Timing], slow: str, fast: str) -> float:
+    """How many times as fast `fast` is as `slow`: the median over the rounds, each compared with itself."""
+    pairs = zip(timings[slow].seconds, timings[fast].seconds, strict=True)
+    return statistics.median(one / other for one, other in pairs)
+
+
+def describe_timings(timings: Mapping[str, Timing]) -> dict[str, Any]:
+    """Timings for a figure's details."""
+    return {
+        name: {
+            "median_seconds": round(timing.median, 4),
+            "spread": round(timing.spread, 3),
+            "others_processors": round(statistics.median(timing.others), 2),
+            "seconds": [round(value, 4) for value in timing.seconds],
+        }
+        for name, timing in timings.items()
+    }
+
+
+def data_folder() -> Path:
+    """The folder of real data that REAL_DATA names.
+
+    Raises:
+        SystemExit: it is not set, or no folder.
+    """
+    folder = Path(os.environ.get("REAL_DATA", ""))
+    if not os.environ.get("REAL_DATA") or not folder.is_dir():
+        raise SystemExit("REAL_DATA is unset or no folder; set it to the folder of real data")
+    return folder
+
+
+def main(run: Callable[[float], Iterable[Figure]]) -> None:
+    """Run a benchmark as a program: a line a figure, and its exit status tells whether all are what they must be."""
+    parser = argparse.ArgumentParser(description=sys.modules[run.__module__].__doc__)
+    parser.add_argument("--budget_seconds", type=float, default=60.0, help="about how long to measure")
+    parser.add_argument("--json", type=Path, help="write the figures with all details to this file")
+    arguments = parser.parse_args()
+    figures = []
+    for figure in run(arguments.budget_seconds):
+        print(figure.describe(), flush=True)
+        figures.append({**vars(figure), "passed": figure.passed})
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    sys.exit(0 if all(figure["passed"] for figure in figures) else 1)
+
+
+def _time(function: Callable[[], object]) -> tuple[float, float]:
+    """Seconds, and processors that others kept busy meanwhile."""
+    own, all_ = _own_seconds(), _busy_seconds()
+    started = time.perf_counter()
+    function()
+    seconds = time.perf_counter() - started
+    others = (_busy_seconds() - all_) - (_own_seconds() - own)
+    return seconds, max(0.0, others / seconds)
+
+
+def _own_seconds() -> float:
+    """Of this process and of those children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()
+    return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))

@@ -1,0 +1,131 @@
+"""The flags that say where data comes from and where records go, shared by the commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from gaudi_datasets.classification.sources import RecordSource as ClassificationRecords
+    from gaudi_datasets.detection.coco import CocoAnnotations
+    from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
+
+Switch = tyro.conf.FlagCreatePairsOff[bool]
+
+
+@dataclass(frozen=True)
+class CocoFlags:
+    """A COCO annotation file with its images."""
+
+    annotations: Path
+    """annotation file, such as instances_train2017.json"""
+    images: Path
+    """folder of the images"""
+
+    def read(self) -> tuple[CocoAnnotations, Path]:
+        """The annotations, and the folder that their file names are relative to."""
+        from gaudi_datasets.detection.coco import read_coco
+
+        return read_coco(self.annotations), self.images
+
+
+@dataclass(frozen=True)
+class VocFlags:
+    """A Pascal VOC folder."""
+
+    voc_dir: Path
+    """folder that holds Annotations/, ImageSets/Main/ and JPEGImages/"""
+    image_sets: tuple[str, ...]
+    """names of the image sets to take together, such as: train val"""
+    class_names: tuple[str, ...] = ()
+    """classes in the order of their ids; none: all in the folder, sorted"""
+
+    def read(self) -> tuple[CocoAnnotations, Path]:
+        """The annotations, and the folder that their file names are relative to."""
+        from gaudi_datasets.detection.coco import parse_coco
+        from gaudi_datasets.detection.voc import IMAGE_FOLDER, read_voc
+
+        document = read_voc(self.voc_dir, self.image_sets, self.class_names or None)
+        return parse_coco(document, self.voc_dir), self.voc_dir / IMAGE_FOLDER
+
+
+@dataclass(frozen=True)
+class YoloFlags:
+    """A YOLO data set: its YAML file, and labels/ beside images/."""
+
+    data: Path
+    """YAML file that names the classes and the folders of images, by custom data.yaml"""
+    image_set: Literal["train", "val", "test"]
+    """which of the YAML file's folders"""
+
+    def read(self) -> tuple[CocoAnnotations, Path]:
+        """The annotations, and the folder that their file names are relative to."""
+        from gaudi_datasets.detection.coco import parse_coco
+        from gaudi_datasets.detection.yolo import read_yolo
+
+        document, image_dir = read_yolo(self.data, self.image_set)
+        return parse_coco(document, self.data), image_dir
+
+
+@dataclass(frozen=True)
+class FoldersFlags:
+    """One folder a class."""
+
+    folder: Path
+    """folder that holds a folder of pictures for each class"""
+
+
+@dataclass(frozen=True)
+class RecordsFlags:
+    """Records that were converted before."""
+
+    data_dir: Path
+    """folder of the records"""
+    records: str
+    """their split: the first part of the file names, such as train or val"""
+
+    def open(self) -> DetectionRecords | ClassificationRecords:
+        """The records, of whichever kind they are."""
+        from gaudi_datasets.classification.sources import RecordSource as ClassificationRecords
+        from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
+        from gaudi_datasets.record_sets import find_kind
+
+        if find_kind(self.data_dir, self.records) == "detection":
+            return DetectionRecords(self.data_dir, self.records)
+        return ClassificationRecords(self.data_dir, self.records)
+
+
+@dataclass(frozen=True)
+class ShardFlags:
+    """The records to write."""
+
+    output_dir: Path
+    """folder of the records"""
+    shards: int = 0
+    """how many files; 0: a usual number for the data"""
+    processes: int = 0
+    """how many processes work on it; 0: one for each usable core"""
+    decode: Switch = False
+    """decode each image whole, and not only walk through its structure"""
+    overwrite: Switch = False
+    """replace an earlier conversion of this split"""
+
+    def __post_init__(self) -> None:
+        if min(self.shards, self.processes) < 0:
+            raise ValueError("--shards and --processes must be at least 0")
+
+
+def progress_line(unit: str = "images") -> Callable[[int, int], None] | None:
+    """What shows how many of how many are done, on one line of standard error; None when that is no terminal."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        print(f"\r{done}/{total} {unit}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,308 @@
+"""Records written in parallel: the same files for any number of processes, and continued where they were stopped.
+
+Shards come to be in a hidden folder inside the output folder, and stay there when the program is stopped or killed.
+When all are whole they are renamed to where they belong, the manifest last; what is replaced and what is renamed is
+written down before, so that this can be stopped at any time too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import google_crc32c
+
+from gaudi_datasets.errors import UnsafeError
+from gaudi_datasets.json_records import load_json
+from gaudi_datasets.record_files import frame_parts
+from gaudi_datasets.staging import resumable_folder, write_durably
+
+MANIFEST_FORMAT = "gaudi-datasets records"
+MANIFEST_VERSION = 2
+JOB_IDENTITY = "job"  # the key in the manifest by which the same call is known; it depends on when files were changed
+
+_RECORDS_WORTH_A_PROCESS = 256  # to start one takes about as long as writing these
+_JOB, _PLAN = "job.json", "plan.json"
+
+
+class RecordJob(Protocol):
+    """What the records of a split are made of. Worker processes get it pickled."""
+
+    def __len__(self) -> int:
+        """The number of records."""
+
+    def encode(self, index: int) -> tuple[bytes, str]:
+        """The record of example `index`, and what had to be fixed in it: empty for nothing."""
+
+
+def write_shards(
+    job: RecordJob,
+    output_dir: str | Path,
+    split: str,
+    *,
+    manifest: Mapping[str, Any],
+    fingerprint: str,
+    shards: int,
+    suffix: str = ".tfrecord",
+    processes: int = 0,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Write `<split>-00000-of-0000N.tfrecord` and so on, and the manifest `<split>.json`, into `output_dir`.
+
+    Record i is in shard i % shards, so that the shards in turn give the order of the job. All files appear at the end.
+    A call that was stopped, even by a kill, is continued by the same call, with the same result; after its end the same
+    call does nothing.
+
+    Args:
+        job: the records.
+        output_dir: made when it is not there.
+        split: what the file names begin with.
+        manifest: what the manifest tells beside the shards: at least `kind`.
+        fingerprint: of all that the records are made of; shards of an earlier call with another one are not used.
+        shards: number of files.
+        suffix: what the shards' names end with.
+        processes: how many work at once; 0: one for each usable core, as far as they are worth their start.
+        overwrite: replace an earlier conversion of this split.
+        progress: called with the records done and their number.
+
+    Returns:
+        The manifest, with `fixed` (number of records by what was fixed in them) and `shards` (name, records, bytes and
+        CRC-32C of each).
+
+    Raises:
+        UnsafeError: records of this split that were made of something else are there and `overwrite` is not set, or are
+            in no manifest; or another process is writing them.
+        ChildProcessError: a worker process was killed.
+        ValueError: `split` is no plain word, or `shards` or `processes` is out of range.
+    """
+    if not re.fullmatch(r"\w+", split) or shards < 1 or processes < 0:
+        raise ValueError(
+            f"split {split!r}, {shards} shards, {processes} processes: must be a word, above 0, at least 0"
+        )
+    output_dir = Path(output_dir)
+    staging = unfinished_folder(output_dir, split)
+    task = _Task(job, staging, f"{split}-{{:05d}}-of-{shards:05d}{suffix}", shards)
+    identity = _identify(MANIFEST_VERSION, fingerprint, len(job), task.pattern, dict(manifest))
+    with resumable_folder(staging):
+        _empty_unless_same(staging, identity)
+        if not (staging / _PLAN).exists():
+            finished = None if overwrite else _find_finished(output_dir, split, identity)
+            if finished is not None:
+                return finished
+            there = _records_to_replace(output_dir, split, overwrite)
+            write_durably(staging / _JOB, identity.encode())
+            written = _write_all(task, processes, progress)
+            document = _complete_manifest(split, manifest, identity, written)
+            replaced = [path.name for path in there if path.name not in {shard.name for shard in written}]
+            plan = {"replaced": replaced, "manifest": document}
+            write_durably(staging / _PLAN, json.dumps(plan).encode())
+        return _publish(staging, output_dir, split)
+
+
+def unfinished_folder(output_dir: Path, split: str) -> Path:
+    """Where the shards of a split are while they are written."""
+    return output_dir / f".unfinished-{split}"
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A shard that is whole, as the manifest tells of it, and how many of its records were fixed, by what it was."""
+
+    name: str
+    records: int
+    bytes: int
+    crc32c: str  # of the file, in hexadecimal; SHA-256 would take as long as all the rest
+    fixed: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Where the records of a job go."""
+
+    job: RecordJob
+    folder: Path
+    pattern: str
+    shards: int
+
+    def write(self, number: int) -> _Shard:
+        """Write one shard."""
+        path = self.folder / self.pattern.format(number)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")  # own name: a killed program's workers may live on
+        fixed, records, size, checksum = Counter[str](), 0, 0, 0
+        with part.open("wb") as file:
+            for index in range(number, len(self.job), self.shards):
+                content, fix = self.job.encode(index)
+                for part_of_record in frame_parts(content):  # joined they would be copied
+                    file.write(part_of_record)
+                    checksum = google_crc32c.extend(checksum, part_of_record)
+                    size += len(part_of_record)
+                records += 1
+                fixed.update([fix] if fix else [])
+        part.replace(path)
+        return _Shard(path.name, records, size, f"{checksum:08x}", dict(fixed))
+
+
+def _identify(*facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _find_finished(output_dir: Path, split: str, identity: str) -> dict[str, Any] | None:
+    """The manifest of the same job, if it was done before and its shards are there."""
+    path = output_dir / f"{split}.json"
+    manifest = load_json(path) if path.exists() else None
+    if not isinstance(manifest, dict) or manifest.get(JOB_IDENTITY) != identity:
+        return None
+    shards = [(output_dir / shard["name"], shard["bytes"]) for shard in manifest["shards"]]
+    are_there = all(shard.is_file() and shard.stat().st_size == size for shard, size in shards)
+    return manifest if are_there else None
+
+
+def _empty_unless_same(staging: Path, identity: str) -> None:
+    """Empty the folder unless the same job was stopped in it; of that job keep what is whole."""
+    path = staging / _JOB
+    if not path.exists() or path.read_text() != identity:
+        shutil.rmtree(staging)
+        staging.mkdir()
+    for part in staging.glob("*.part"):
+        part.unlink()
+
+
+def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[Path]:
+    """The manifest and shards of an earlier conversion, which go when the new ones are whole."""
+    manifest_path = output_dir / f"{split}.json"
+    there = [path for path in (manifest_path, *sorted(output_dir.glob(f"{split}-*"))) if path.exists()]
+    if there and not overwrite:
+        raise UnsafeError(
+            f"{output_dir}: has records of split {split!r} ({there[0].name}); name another or --overwrite"
+        )
+    if there:
+        manifest = load_json(manifest_path) if manifest_path.exists() else None
+        shards = manifest.get("shards") if isinstance(manifest, Mapping) else None
+        named = {shard.get("name") for shard in shards or [] if isinstance(shard, Mapping)} | {manifest_path.name}
+        stranger = next((path for path in there if path.name not in named), None)
+        if stranger is not None or shards is None:
+            raise UnsafeError(
+                f"{stranger or manifest_path}: was not written by an earlier conversion that a manifest tells of,"
+                " so it is not overwritten; move it away"
+            )
+    return there
+
+
+def _write_all(task: _Task, processes: int, progress: Callable[[int, int], None] | None) -> list[_Shard]:
+    """Write the shards that are not whole yet; all of them, in order."""
+    shards = {number: shard for number in range(task.shards) if (shard := _find_whole(task, number))}
+    missing = [number for number in range(task.shards) if number not in shards]
+    done = sum(shard.records for shard in shards.values())
+    for number, shard in zip(missing, _write_missing(task, missing, processes), strict=True):
+        # Here, so that the workers go on meanwhile.
+        _make_durable(task.folder / shard.name)
+        write_durably(_note_of(task, number), json.dumps(asdict(shard)).encode())
+        shards[number] = shard
+        done += shard.records
+        if progress is not None:
+            progress(done, len(task.job))
+    return [shards[number] for number in range(task.shards)]
+
+
+def _note_of(task: _Task, number: int) -> Path:
+    """The file that says that a shard is whole."""
+    return task.folder / f"{number}.json"
+
+
+def _find_whole(task: _Task, number: int) -> _Shard | None:
+    path = _note_of(task, number)
+    return _Shard(**load_json(path)) if path.exists() else None
+
+
+def _make_durable(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _write_missing(task: _Task, missing: Sequence[int], processes: int) -> Iterator[_Shard]:
+    """Write some shards, in this process or in several."""
+    if not processes:
+        worth = len(task.job) * len(missing) // task.shards // _RECORDS_WORTH_A_PROCESS
+        processes = min(len(os.sched_getaffinity(0)), worth)
+    processes = min(processes, len(missing))
+    if processes <= 1:
+        yield from map(task.write, missing)
+        return
+    # Spawned, because a fork of a process that has loaded TensorFlow may hang.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, context, _start_worker, (task,))
+    try:
+        yield from pool.map(_write_in_worker, missing)
+    except BrokenProcessPool:
+        raise ChildProcessError(
+            "a process that writes records was killed, maybe for lack of memory; repeat the command to go on, with"
+            " fewer --processes"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_worker_task: _Task | None = None
+
+
+def _start_worker(task: _Task) -> None:
+    global _worker_task
+    _worker_task = task
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program that started this one ends it
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """End this process when the program that started it is gone, even if it was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _write_in_worker(number: int) -> _Shard:
+    if _worker_task is None:
+        raise RuntimeError("the worker was not started by _start_worker")
+    return _worker_task.write(number)
+
+
+def _complete_manifest(
+    split: str, manifest: Mapping[str, Any], identity: str, shards: Sequence[_Shard]
+) -> dict[str, Any]:
+    fixed = Counter[str]()
+    for shard in shards:
+        fixed.update(shard.fixed)
+    listed = [{name: value for name, value in asdict(shard).items() if name != "fixed"} for shard in shards]
+    head = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, JOB_IDENTITY: identity, "split": split}
+    return {**head, **manifest, "fixed": dict(sorted(fixed.items())), "shards": listed}
+
+
+def _publish(staging: Path, output_dir: Path, split: str) -> dict[str, Any]:
+    """Do what the plan says; whatever was done of it before does not matter."""
+    plan = load_json(staging / _PLAN)
+    document: dict[str, Any] = plan["manifest"]
+    path = output_dir / f"{split}.json"
+    path.unlink(missing_ok=True)
+    for name in plan["replaced"]:
+        (output_dir / name).unlink(missing_ok=True)
+    for shard in document["shards"]:
+        if (staging / shard["name"]).exists():
+            (staging / shard["name"]).replace(output_dir / shard["name"])
+    # Beside the plan and not in place of it: until the folder is gone all this may be repeated.
+    write_durably(staging / path.name, (json.dumps(document, indent=2) + "\n").encode())
+    (staging / path.name).replace(path)
+    return document

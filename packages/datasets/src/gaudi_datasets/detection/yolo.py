@@ -1,0 +1,192 @@
+"""YOLO data sets (a YAML file, images/ and labels/ with a text file an image) as COCO annotations."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.json_records import shorten
+from gaudi_datasets.yaml_files import load_yaml
+
+# What the tools that read this format take for images; others than JPEG and PNG are refused when they are read.
+_IMAGE_SUFFIXES = {".bmp", ".dng", ".gif", ".heic", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"}
+_FIELDS = "class cx cy w h"
+# Values are rounded to some four to six digits, so a corner this little past the edge, as a share of the image, is on
+# it: less than a tenth of a pixel of 640.
+_ROUNDING = 1e-4
+
+
+def read_yolo(data: str | Path, image_set: str) -> tuple[dict[str, list[dict[str, Any]]], Path]:
+    """Read one set of images as a COCO annotation document, for `parse_coco`, and the folder of its file names.
+
+    Category ids are the class numbers plus 1, image ids 1..n by path. The YAML file gives `names` (a list, or an object
+    by number) and for each set a folder, a text file that lists images, or several of these, relative to `path`, which
+    is relative to the YAML file. The labels of images/a/b.jpg are labels/a/b.txt, a box a line: class, and centre and
+    size as shares of the image; without that file, or when it is empty, there are no boxes.
+
+    Args:
+        data: the YAML file.
+        image_set: its key: "train", "val" or "test".
+
+    Raises:
+        MissingInputError: the YAML file, a folder, an image or the labels of all images are not there.
+        DataError: the YAML file or a line of labels breaks the format, or an image's size can't be read.
+    """
+    data = Path(data)
+    document = _load_document(data)
+    names = _class_names(document, data)
+    paths = _find_images(document, data, image_set)
+    folder = Path(os.path.commonpath([path.parent for path in paths]))
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for image_id, path in enumerate(paths, 1):
+        width, height = _image_size(path)
+        images.append(
+            {"id": image_id, "file_name": path.relative_to(folder).as_posix(), "height": height, "width": width}
+        )
+        for number, box in _read_boxes(_labels_of(path), width, height, names):
+            fields = {"category_id": number + 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
+            annotations.append({"id": len(annotations) + 1, "image_id": image_id, **fields})
+    categories = [{"id": number, "name": name, "supercategory": ""} for number, name in enumerate(names, 1)]
+    return {"images": images, "annotations": annotations, "categories": categories}, folder
+
+
+def _load_document(path: Path) -> dict[str, Any]:
+    document = load_yaml(path)
+    if not isinstance(document, dict):
+        raise DataError(f"{path}: is {shorten(document)}; it must be an object with names, train and val")
+    return document
+
+
+def _class_names(document: dict[str, Any], path: Path) -> list[str]:
+    names = document.get("names")
+    if isinstance(names, dict):
+        if sorted(names, key=str) != sorted(range(len(names)), key=str):
+            raise DataError(f"{path}: names has the keys {shorten(list(names))}; they must be 0, 1, 2 and so on")
+        names = [names[number] for number in range(len(names))]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise DataError(f"{path}: names is {shorten(names)}; it must be a list of the classes, each a text")
+    if document.get("nc", len(names)) != len(names):
+        raise DataError(f"{path}: nc is {shorten(document['nc'])}, but names has {len(names)}; fix one of the two")
+    return names
+
+
+def _find_images(document: dict[str, Any], data: Path, image_set: str) -> list[Path]:
+    """The images of a set, sorted, each once."""
+    places = document.get(image_set)
+    places = [places] if isinstance(places, str) else places
+    if not isinstance(places, list) or not places or not all(isinstance(place, str) and place for place in places):
+        raise DataError(f"{data}: {image_set} is {shorten(places)}; it must be a folder or a list of them")
+    root = document.get("path") or "."
+    if not isinstance(root, str):
+        raise DataError(f"{data}: path is {shorten(root)}; it must be a folder")
+    listed = (path for place in places for path in _list_images(_resolve(data.parent / root, place)))
+    paths = sorted({Path(os.path.normpath(path.absolute())) for path in listed})
+    if not paths:
+        raise DataError(f"{data}: {image_set} has no images; fix the folder")
+    if not any(_labels_of(path).exists() for path in paths):
+        raise MissingInputError(f"{_labels_of(paths[0])}: is not there, nor are the labels of any other image of it")
+    return paths
+
+
+def _resolve(root: Path, place: str) -> Path:
+    path = root / place
+    if not path.exists() and place.startswith("../"):
+        path = root / place.removeprefix("../")  # as exports have it that are meant for a folder further down
+    if not path.exists():
+        raise MissingInputError(f"{root / place}: is not there, though the YAML file names it; fix path or the name")
+    return path
+
+
+def _list_images(place: Path) -> Iterator[Path]:
+    """The images in a folder and its folders, or those that a text file lists, relative to where it is."""
+    if place.is_dir():
+        yield from (path for path in place.rglob("*") if path.suffix.lower() in _IMAGE_SUFFIXES and path.is_file())
+        return
+    for line in _read_lines(place):
+        if line.strip():
+            yield place.parent / line.strip()
+
+
+def _labels_of(image: Path) -> Path:
+    """labels/ in place of the last images/ of the path; beside the image when there is none."""
+    parts = list(image.parts)
+    for position in range(len(parts) - 2, -1, -1):
+        if parts[position] == "images":
+            parts[position] = "labels"
+            break
+    return Path(*parts).with_suffix(".txt")
+
+
+def _image_size(path: Path) -> tuple[int, int]:
+    """Width and height, by the head of the file."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path) as image:
+                return image.size
+    except FileNotFoundError:
+        raise MissingInputError(f"{path}: there is no such image; fix the list that names it") from None
+    except Exception:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
+        raise DataError(f"{path}: is no image that Pillow knows; fetch it again or leave it out") from None
+
+
+def _read_boxes(
+    path: Path, width: int, height: int, names: Sequence[str]
+) -> Iterator[tuple[int, tuple[float, float, float, float]]]:
+    """Class number, and left, top, width and height in pixels, of each line."""
+    if not path.exists():
+        return
+    for number, line in enumerate(_read_lines(path), 1):
+        if line.strip():
+            try:
+                yield _parse_line(line.split(), width, height, len(names))
+            except ValueError as fault:
+                raise DataError(f"{path}: line {number}: {fault}") from None
+
+
+def _parse_line(
+    fields: Sequence[str], width: int, height: int, num_classes: int
+) -> tuple[int, tuple[float, float, float, float]]:
+    if len(fields) != 5:
+        polygon = ", as an outline has; turn outlines into boxes" if len(fields) > 6 else ""
+        raise ValueError(f"has {len(fields)} fields{polygon}; a box has 5: {_FIELDS}")
+    if not fields[0].isascii() or not fields[0].isdigit() or int(fields[0][:9]) >= num_classes or len(fields[0]) > 9:
+        raise ValueError(f"class is {fields[0]!r}; it must be one of 0..{num_classes - 1}")
+    values = []
+    for name, text in zip(_FIELDS.split()[1:], fields[1:], strict=True):
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} is {text!r}; it must be a share of the image, in 0..1")
+        values.append(value)
+    left, box_width = _span(values[0], values[2], width)
+    top, box_height = _span(values[1], values[3], height)
+    return int(fields[0]), (left, top, box_width, box_height)
+
+
+def _span(centre: float, length: float, pixels: int) -> tuple[float, float]:
+    """Start and length in pixels; an end that only rounding put past the edge is on it."""
+    start, stop = centre - length / 2, centre + length / 2
+    start = 0.0 if -_ROUNDING <= start < 0 else start * pixels
+    stop = float(pixels) if 1 < stop <= 1 + _ROUNDING else stop * pixels
+    extent = stop - start
+    while stop <= pixels < start + extent:  # by the last bit
+        extent = math.nextafter(extent, 0.0)
+    return start, extent
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is no text in UTF-8 (byte {error.start}); write it again") from None

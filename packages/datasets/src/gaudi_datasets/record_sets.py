@@ -1,0 +1,165 @@
+"""The records of one split, read one by one in any order by any thread."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_datasets.conversion import JOB_IDENTITY, MANIFEST_FORMAT, MANIFEST_VERSION, unfinished_folder
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.json_records import Faults, Record, load_json
+from gaudi_datasets.record_files import RecordPlace, read_record, scan_records
+from gaudi_datasets.tf_example import ExampleFeatures
+
+RecordKind = Literal["detection", "classification"]
+
+_KINDS: tuple[RecordKind, ...] = ("detection", "classification")
+_FILES_AT_ONCE = 8  # waited for, where the files are far away and not in memory
+
+
+class RecordSet:
+    """The records of one split in a folder, as `write_shards` or one of the original programs wrote them.
+
+    They come in the order of what they were made of: the first of each shard, then the second of each, and so on. So
+    neither the number of shards nor whether there are records at all changes the order of a data set.
+
+    Args:
+        data_dir: the folder.
+        split: what the names of the shards begin with.
+        kind: what the records must be of.
+
+    Attributes:
+        name: what the set is called in messages.
+        paths: the shards.
+        manifest_path: where the manifest is, if there is one.
+        manifest: what it tells, or None.
+        fingerprint: SHA-256 that is equal for equal records, wherever they are.
+
+    Raises:
+        MissingInputError: there is no such folder, there are no records of the split, or a shard is missing.
+        DataError: `data_dir` is a file, a conversion into it was stopped, the manifest or a header of a record is
+            broken, or the records are of another kind or none.
+    """
+
+    def __init__(self, data_dir: str | Path, split: str, *, kind: RecordKind) -> None:
+        self.name = f"{data_dir}:{split}"
+        self.paths = _find_shards(Path(data_dir), split)
+        self.manifest_path = Path(data_dir) / f"{split}.json"
+        self.manifest = _read_manifest(self.manifest_path, self.paths)
+        if self.manifest is not None and self.manifest["kind"] != kind:
+            raise DataError(
+                f"{self.manifest_path}: tells of {self.manifest['kind']} records; {kind} records are needed"
+            )
+        self.fingerprint = _hash_records(self.manifest, self.paths)
+        self._places = _index_shards(self.paths)
+        if not len(self._places):
+            raise DataError(f"{data_dir}: the records of split {split!r} are empty; convert the data again")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def place(self, index: int) -> RecordPlace:
+        """Where record `index` lies."""
+        shard, number, offset, length = self._places[index].tolist()
+        return RecordPlace(self.paths[shard], number, offset, length)
+
+    def read(self, index: int) -> tuple[RecordPlace, bytes]:
+        """Record `index` of 0..len - 1, and where it lies.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        place = self.place(index)
+        return place, read_record(place)
+
+
+def find_kind(data_dir: str | Path, split: str) -> RecordKind:
+    """What the records of a split are of: by their manifest, and without one by the first record's features.
+
+    Raises:
+        MissingInputError, DataError: as by `RecordSet`.
+    """
+    paths = _find_shards(Path(data_dir), split)
+    manifest = _read_manifest(Path(data_dir) / f"{split}.json", paths)
+    if manifest is not None:
+        kind: RecordKind = manifest["kind"]
+        return kind
+    for offset, length in scan_records(paths[0]):
+        place = RecordPlace(paths[0], 0, offset, length)
+        features = ExampleFeatures(read_record(place), place)
+        return "detection" if "image/object/bbox/ymin" in features else "classification"
+    raise DataError(f"{paths[0]}: is empty; convert the data again")
+
+
+def _find_shards(folder: Path, split: str) -> list[Path]:
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: is a file; give the folder that holds the records")
+    paths = sorted(path for path in folder.glob(f"{split}-*") if path.is_file())
+    if not paths:
+        state = "has no" if folder.is_dir() else "is not there; it should have"
+        raise MissingInputError(f"{folder}: {state} records {split}-*; write them with gaudi-datasets convert")
+    number = re.search(r"-of-(\d+)", paths[0].name)
+    if number and int(number[1]) != len(paths):
+        raise MissingInputError(
+            f"{folder}: has {len(paths)} of {int(number[1])} files {split}-*; copy or convert them again"
+        )
+    if unfinished_folder(folder, split).exists() and not (folder / f"{split}.json").exists():
+        raise DataError(f"{folder}: the conversion of split {split!r} was stopped; repeat the command that made it")
+    return paths
+
+
+def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
+    """The manifest, compared with the shards."""
+    if not path.exists():
+        return None
+    manifest = load_json(path)
+    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
+        raise DataError(f"{path}: is no manifest of records; move it away or convert the data again")
+    if manifest.get("version") != MANIFEST_VERSION:
+        raise DataError(f"{path}: has version {manifest.get('version')}, known is {MANIFEST_VERSION}; convert again")
+    faults = Faults(path)
+    listed = manifest.get("shards")
+    sizes = dict(faults.parse("shards", listed if isinstance(listed, list) else [], _shard_size))
+    faults.raise_any()
+    if manifest.get("kind") not in _KINDS or sizes.keys() != {shard.name for shard in shards}:
+        raise DataError(f"{path}: does not tell of the records beside it; convert the data again")
+    for shard in shards:
+        if shard.stat().st_size != sizes[shard.name]:
+            raise DataError(f"{shard}: has not the {sizes[shard.name]} bytes of its manifest; copy or convert it again")
+    return manifest
+
+
+def _shard_size(record: Record) -> tuple[str, int]:
+    return record.text("name"), record.integer("bytes")
+
+
+def _hash_records(manifest: dict[str, Any] | None, paths: Sequence[Path]) -> str:
+    """Of the manifest, which holds the checksum of each shard; without one, of the names and sizes of the shards."""
+    facts: object = [(path.name, path.stat().st_size) for path in paths]
+    if manifest is not None:
+        facts = {name: value for name, value in manifest.items() if name != JOB_IDENTITY}
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _index_shards(paths: Sequence[Path]) -> npt.NDArray[np.int64]:
+    """Shard, number in it, first byte and length of each record, int64 [records, 4], round after round."""
+
+    def index(path: Path) -> npt.NDArray[np.int64]:
+        return np.array(list(scan_records(path)), np.int64).reshape(-1, 2)
+
+    with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(paths))) as pool:
+        tables = list(pool.map(index, paths))
+    counts = [len(table) for table in tables]
+    shards = np.repeat(np.arange(len(paths)), counts)
+    numbers = np.concatenate([np.arange(count) for count in counts])
+    places = np.column_stack([shards, numbers, np.concatenate(tables)]).astype(np.int64)
+    rounds: npt.NDArray[np.int64] = places[np.lexsort((shards, numbers))]
+    return rounds

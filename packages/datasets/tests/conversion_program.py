@@ -1,0 +1,56 @@
+"""A program for test_conversion.py: writes the records of a made-up job, and tells when it starts and what it used."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass
+
+from gaudi_datasets.conversion import write_shards
+from gaudi_datasets.errors import DataError
+
+
+@dataclass(frozen=True)
+class Job:
+    records: int
+    size: int
+    pause: float = 0.0
+    trouble: str = ""
+
+    def __len__(self) -> int:
+        return self.records
+
+    def encode(self, index: int) -> tuple[bytes, str]:
+        if index == 11 and self.trouble == "fault":
+            raise DataError(f"record {index} is at fault")
+        if index == 11 and self.trouble == "death":
+            os._exit(9)
+        time.sleep(self.pause)
+        head = hashlib.sha256(index.to_bytes(4, "big")).digest()
+        return head * (self.size // 32 + index % 7), "made rounder" if index % 10 == 3 else ""
+
+
+def convert(job: Job, output_dir: str, *, processes: int, shards: int = 23, overwrite: bool = False) -> None:
+    write_shards(
+        job,
+        output_dir,
+        "train",
+        manifest={"kind": "detection"},
+        fingerprint="of the job",
+        shards=shards,
+        processes=processes,
+        overwrite=overwrite,
+    )
+
+
+if __name__ == "__main__":
+    output_dir, processes, records, size, pause, trouble = sys.argv[1:]
+    print("started", flush=True)
+    try:
+        convert(Job(int(records), int(size), float(pause), trouble), output_dir, processes=int(processes))
+    except (DataError, ChildProcessError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))

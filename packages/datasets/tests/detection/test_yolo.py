@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
+from gaudi_datasets.detection.records import write_records
+from gaudi_datasets.detection.sources import RecordSource
+from gaudi_datasets.detection.yolo import _parse_line, read_yolo
+from gaudi_datasets.errors import DataError, MissingInputError
+
+YAML = "path: .\ntrain: images/train\nval: [images/val, more.txt]\nnames: {0: ant, 1: bee}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """train: a (two boxes), b (empty labels), deep/c (no labels); val: d, and e, which a text file lists."""
+    for name in ("train/a", "train/b", "train/deep/c", "val/d", "other/e"):
+        path = tmp_path / "images" / f"{name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((60, 40), 50).convert("RGB").save(path)
+    write_labels(tmp_path, "train/a", "1 0.5 0.5 0.5 0.25\n\n0 0.1 0.2 0.2 0.4")
+    write_labels(tmp_path, "train/b", "")
+    write_labels(tmp_path, "val/d", "0 0.5 0.5 1 1\n")
+    write_labels(tmp_path, "other/e", "1 0.25 0.25 0.5 0.5\n")
+    (tmp_path / "more.txt").write_text("./images/other/e.jpg\n")
+    (tmp_path / "data.yaml").write_text(YAML)
+    return tmp_path
+
+
+def write_labels(folder: Path, name: str, text: str) -> None:
+    path = folder / "labels" / f"{name}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def read(folder: Path, image_set: str = "train") -> CocoAnnotations:
+    document, _ = read_yolo(folder / "data.yaml", image_set)
+    return parse_coco(document, folder / "data.yaml")
+
+
+def test_boxes_are_in_pixels(folder: Path) -> None:
+    coco = read(folder)
+    assert coco.file_names == ("a.jpg", "b.jpg", "deep/c.jpg")
+    assert coco.image_ids.tolist() == [1, 2, 3]
+    assert np.diff(coco.box_splits).tolist() == [2, 0, 0]
+    np.testing.assert_allclose(coco.boxes_xywh, [[15, 15, 30, 10], [0, 0, 12, 16]], atol=1e-9)
+    assert coco.category_ids.tolist() == [2, 1]
+    assert [(category.id, category.name) for category in coco.categories] == [(1, "ant"), (2, "bee")]
+    assert (coco.heights.tolist(), coco.widths.tolist()) == ([40] * 3, [60] * 3)
+    assert coco.faults == ()
+
+
+def test_a_set_may_be_several_places(folder: Path) -> None:
+    document, image_dir = read_yolo(folder / "data.yaml", "val")
+    assert image_dir == folder / "images"
+    assert [image["file_name"] for image in document["images"]] == ["other/e.jpg", "val/d.jpg"]
+
+
+def test_it_becomes_records(folder: Path, tmp_path: Path) -> None:
+    document, image_dir = read_yolo(folder / "data.yaml", "train")
+    coco = parse_coco(document, folder / "data.yaml")
+    report = write_records(coco, image_dir, tmp_path / "out", "train", keep_empty=False)
+    assert report.describe() == "train: kept 1 of 3 images and 2 of 2 boxes in 1 shard"
+    example = RecordSource(tmp_path / "out", "train").read(0)
+    assert example.boxes_yxyx == pytest.approx(np.array([[0.375, 0.25, 0.625, 0.75], [0, 0, 0.4, 0.2]]))
+    assert example.labels.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path: ..\ntrain: deep/images/train\nnames: [ant, bee]",
+        "train: ../images/train\nnames: [ant, bee]\nnc: 2",  # as exports for a folder further down have it
+        "path: {folder}/deep\ntrain: images/train\nnames: [ant, bee]",
+        "train: {folder}/deep/images/train\nnames: [ant, bee]",
+    ],
+)
+def test_folders_are_found_as_tools_write_them(folder: Path, text: str) -> None:
+    deep = folder / "deep"
+    deep.mkdir()
+    for name in ("images", "labels"):
+        shutil.move(folder / name, deep / name)
+    (deep / "data.yaml").write_text(text.format(folder=folder))
+    assert read(deep).file_names == ("a.jpg", "b.jpg", "deep/c.jpg")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a", r'data\.yaml: is \["a"\]; it must be an object'),
+        ("names: [a]\ntrain: !!python/object/apply:os.getcwd []", r"data\.yaml: is not YAML of plain values"),
+        ("train: images/train", "names is null; it must be a list of the classes"),
+        ("train: images/train\nnames: {1: ant}", r"names has the keys \[1\]; they must be 0, 1, 2"),
+        ("train: images/train\nnames: [1, 2]", r"names is \[1, 2\]"),
+        ("train: images/train\nnames: [ant]\nnc: 2", "nc is 2, but names has 1"),
+        ("names: [ant]", "train is null; it must be a folder"),
+        ("train: [3]\nnames: [ant]", r"train is \[3\]"),
+        ("train: [labels]\nnames: [ant]", "train has no images"),
+        ("path: [1]\ntrain: images\nnames: [ant]", r"path is \[1\]"),
+    ],
+)
+def test_faults_of_the_yaml_file_are_named(folder: Path, text: str, message: str) -> None:
+    (folder / "data.yaml").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("2 0.5 0.5 0.5 0.5", r"class is '2'; it must be one of 0\.\.1"),
+        ("-1 0.5 0.5 0.5 0.5", "class is '-1'"),
+        ("ant 0.5 0.5 0.5 0.5", "class is 'ant'"),
+        ("0 0.5 0.5 0.5", "has 4 fields; a box has 5: class cx cy w h"),
+        ("0 0.5 0.5 0.5 0.5 0.9", "has 6 fields; a box has 5"),
+        ("0 0.1 0.1 0.2 0.1 0.2 0.2", "has 7 fields, as an outline has; turn outlines into boxes"),
+        ("0 0.5 1.5 0.5 0.5", r"cy is '1\.5'; it must be a share of the image, in 0\.\.1"),
+        ("0 nan 0.5 0.5 0.5", "cx is 'nan'"),
+        ("0 0.5 0.5 x 0.5", "w is 'x'"),
+        ("0 0.5 0.5 0.5 inf", "h is 'inf'"),
+    ],
+)
+def test_faults_of_a_line_are_named(folder: Path, line: str, message: str) -> None:
+    write_labels(folder, "train/a", f"0 0.5 0.5 0.5 0.5\n{line}\n")
+    with pytest.raises(DataError, match=rf"labels/train/a\.txt: line 2: {message}"):
+        read(folder)
+
+
+def test_other_faults_are_named(folder: Path) -> None:
+    (folder / "labels" / "train" / "a.txt").write_bytes(b"0 \xff")
+    with pytest.raises(DataError, match=r"a\.txt: is no text in UTF-8 \(byte 2\)"):
+        read(folder)
+    (folder / "labels" / "train" / "a.txt").unlink()
+    (folder / "images" / "train" / "a.jpg").write_text("no image")
+    with pytest.raises(DataError, match=r"a\.jpg: is no image that Pillow knows"):
+        read(folder)
+    (folder / "more.txt").write_text("gone.jpg")
+    with pytest.raises(MissingInputError, match=r"gone\.jpg: there is no such image"):
+        read(folder, "val")
+    shutil.rmtree(folder / "labels")
+    with pytest.raises(MissingInputError, match=r"labels/train/a\.txt: is not there, nor are the labels of any other"):
+        read(folder)
+    shutil.rmtree(folder / "images")
+    with pytest.raises(MissingInputError, match=r"images/train: is not there, though the YAML file names it"):
+        read(folder)
+    with pytest.raises(MissingInputError):
+        read(folder / "none")
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_boxes_up_to_the_edge_stay_inside_however_they_are_rounded(data: st.DataObject) -> None:
+    """Corners on whole pixels, written with four to eight digits as the tools do, are not past the image edge."""
+    fields, sides = ["0"], []
+    pixels = [data.draw(st.integers(1, 5000)) for _ in range(2)]
+    digits = data.draw(st.integers(4, 8))
+    for side in pixels:
+        start = data.draw(st.integers(0, side - 1))
+        stop = data.draw(st.integers(start + 1, side))
+        fields += [f"{(start + stop) / 2 / side:.{digits}f}", f"{(stop - start) / side:.{digits}f}"]
+        sides.append((start, stop))
+    fields = [fields[0], fields[1], fields[3], fields[2], fields[4]]
+    _, (x, y, width, height) = _parse_line(fields, pixels[0], pixels[1], 1)
+    for (start, stop), first, extent, side in zip(sides, (x, y), (width, height), pixels, strict=True):
+        assert first >= 0
+        assert first + extent <= side
+        assert first == pytest.approx(start, abs=2e-4 * side)
+        assert first + extent == pytest.approx(stop, abs=2e-4 * side)
+
+
+def test_boxes_past_the_edge_are_set_aside(folder: Path) -> None:
+    write_labels(folder, "train/a", "0 0.1 0.5 0.21 0.5\n")
+    assert [fault.rule for fault in read(folder).faults] == ["past the image edge"]

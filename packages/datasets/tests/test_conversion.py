@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from gaudi_datasets.conversion import RecordJob, write_shards
+from gaudi_datasets.errors import DataError, UnsafeError
+from gaudi_datasets.record_files import index_records, read_record
+
+PROGRAM = Path(__file__).with_name("conversion_program.py")
+
+
+class Words:
+    """Records that are numbers as text."""
+
+    def __init__(self, count: int, on_record: Callable[[int], None] = lambda index: None) -> None:
+        self._count, self._on_record = count, on_record
+
+    def __len__(self) -> int:
+        return self._count
+
+    def encode(self, index: int) -> tuple[bytes, str]:
+        self._on_record(index)
+        return f"record {index}".encode(), "even" if index % 2 == 0 else ""
+
+
+def write(job: RecordJob, output_dir: Path, **options: Any) -> dict[str, Any]:
+    given = {"manifest": {"kind": "detection"}, "fingerprint": "x", "shards": 3, **options}
+    return write_shards(job, output_dir, "train", **given)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file that is not hidden."""
+    files = (path for path in folder.iterdir() if not path.name.startswith("."))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def start(
+    output_dir: Path, processes: int, *, records: int = 230, size: int = 4000, pause: float = 0.0, trouble: str = ""
+) -> subprocess.Popen[str]:
+    """The program, at the moment when it begins to convert."""
+    words = [output_dir, processes, records, size, pause, trouble]
+    program = subprocess.Popen(
+        [sys.executable, PROGRAM, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MARK": output_dir.name},
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "started\n"
+    return program
+
+
+def test_records_are_dealt_in_turn_and_the_manifest_tells_of_them(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    manifest = write(Words(7), tmp_path / "out", suffix="", progress=lambda *now: told.append(now))
+    assert told == [(3, 7), (5, 7), (7, 7)]
+    assert manifest == json.loads((tmp_path / "out" / "train.json").read_text())
+    assert (manifest["split"], manifest["kind"], manifest["fixed"]) == ("train", "detection", {"even": 4})
+    assert [shard["name"] for shard in manifest["shards"]] == [f"train-0000{n}-of-00003" for n in range(3)]
+    for number, shard in enumerate(manifest["shards"]):
+        path = tmp_path / "out" / shard["name"]
+        found = [read_record(place).decode() for place in index_records(path)]
+        assert found == [f"record {index}" for index in range(number, 7, 3)]
+        assert (shard["records"], shard["bytes"]) == (len(found), path.stat().st_size)
+        assert shard["crc32c"] == f"{google_crc32c.value(path.read_bytes()):08x}"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(contents(tmp_path / "out"))
+
+
+def test_there_may_be_more_shards_than_records(tmp_path: Path) -> None:
+    manifest = write(Words(2), tmp_path, shards=4)
+    assert [shard["records"] for shard in manifest["shards"]] == [1, 1, 0, 0]
+
+
+def test_any_number_of_processes_writes_the_same(tmp_path: Path) -> None:
+    found = []
+    for processes in (1, 2, 5):
+        program = start(tmp_path / f"{processes}", processes)
+        assert program.wait(60) == 0
+        found.append(contents(tmp_path / f"{processes}"))
+    assert len(found[0]) == 24
+    assert found[0] == found[1] == found[2]
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_files(tmp_path: Path) -> None:
+    """Kills one program after the other until 20 were killed; those that come to their end must have done it right."""
+    assert start(tmp_path / "whole", 1).wait(60) == 0
+    expected, generator, kills, ends = contents(tmp_path / "whole"), random.Random(0), 0, 0
+    out = tmp_path / uuid.uuid4().hex
+    while kills < 20 or ends < 4:
+        program = start(out, 1 + kills % 2, pause=0.002)
+        try:
+            program.wait(generator.uniform(0.02, 0.7) if kills < 20 else 60)
+        except subprocess.TimeoutExpired:
+            program.kill()
+            program.wait()
+            kills += 1
+            wait_for_workers(out.name)
+        if program.returncode != -signal.SIGKILL:
+            assert program.returncode == 0, program.communicate()
+            assert contents(out) == expected
+            assert sorted(path.name for path in out.iterdir()) == sorted(expected)
+            out, ends = tmp_path / uuid.uuid4().hex, ends + 1
+
+
+def wait_for_workers(mark: str) -> None:
+    """Fail unless all processes of a program that was killed end soon."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if not any(f"MARK={mark}\0" in _environment(path) for path in Path("/proc").glob("[0-9]*/environ")):
+            return
+        time.sleep(0.02)
+    pytest.fail("workers live on")
+
+
+def _environment(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # it has ended, or is not ours
+        return ""
+
+
+def stop_at(number: int) -> Callable[[int], None]:
+    def on_record(index: int) -> None:
+        if index == number:
+            raise KeyboardInterrupt
+
+    return on_record
+
+
+def test_what_was_finished_is_not_written_again(tmp_path: Path) -> None:
+    seen: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        write(Words(9, stop_at(4)), tmp_path / "out")
+    assert contents(tmp_path / "out") == {}
+    told: list[tuple[int, int]] = []
+    write(Words(9, seen.append), tmp_path / "out", progress=lambda *now: told.append(now))
+    assert seen == [1, 4, 7, 2, 5, 8]
+    assert told == [(6, 9), (9, 9)]
+    write(Words(9), tmp_path / "once")
+    assert contents(tmp_path / "out") == contents(tmp_path / "once")
+
+
+@pytest.mark.parametrize(
+    "other", [{"fingerprint": "y"}, {"shards": 2}, {"manifest": {"kind": "classification"}}, {"suffix": ".x"}]
+)
+def test_shards_of_another_job_are_not_used(tmp_path: Path, other: dict[str, Any]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        write(Words(9, stop_at(4)), tmp_path)
+    seen: list[int] = []
+    write(Words(9, seen.append), tmp_path, **other)
+    assert sorted(seen) == list(range(9))
+    assert len(contents(tmp_path)) == other.get("shards", 3) + 1
+
+
+@pytest.mark.parametrize("stopped_at", range(1, 13))
+def test_publishing_is_finished_where_it_was_stopped(
+    tmp_path: Path, stopped_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records in 5 shards are replaced by others in 4; stopped before each of the removals and renames."""
+    out, calls = tmp_path / "out", 0
+    write(Words(9), tmp_path / "once", shards=4)
+    write(Words(30), out, shards=5)
+
+    def stop_in_time(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += (out / ".unfinished-train" / "plan.json").exists()
+            if calls == stopped_at:
+                raise KeyboardInterrupt
+            return real(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "replace"):
+            patch.setattr(Path, name, stop_in_time(getattr(Path, name)))
+        with pytest.raises(KeyboardInterrupt):
+            write(Words(9), out, shards=4, overwrite=True)
+    write(Words(9), out, shards=4, overwrite=True)
+    assert contents(out) == contents(tmp_path / "once")
+    assert sorted(path.name for path in out.iterdir()) == sorted(contents(out))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_fault_leaves_nothing_behind(tmp_path: Path, processes: int) -> None:
+    program = start(tmp_path / "deep" / "out", processes, trouble="fault")
+    _, error = program.communicate(timeout=60)
+    assert error.splitlines()[-1] == "DataError: record 11 is at fault"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
+    program = start(tmp_path / "out", 2, trouble="death")
+    _, error = program.communicate(timeout=60)
+    assert "ChildProcessError: a process that writes records was killed" in error
+    program = start(tmp_path / "out", 2)
+    assert program.wait(60) == 0
+
+
+def test_two_at_once_are_kept_apart(tmp_path: Path) -> None:
+    with (tmp_path / ".unfinished-train.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UnsafeError, match="another process writes the same output"):
+            write(Words(9), tmp_path)
+    write(Words(9), tmp_path)
+
+
+def test_earlier_records_stay_when_it_fails(tmp_path: Path) -> None:
+    def fail(index: int) -> None:
+        raise DataError("no")
+
+    write(Words(9), tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(UnsafeError, match="name another or --overwrite"):
+        write(Words(8), tmp_path)
+    with pytest.raises(DataError):
+        write(Words(9, fail), tmp_path, overwrite=True)
+    with pytest.raises(KeyboardInterrupt):
+        write(Words(9, stop_at(3)), tmp_path, overwrite=True)
+    assert contents(tmp_path) == before
+
+
+def test_the_same_again_does_nothing(tmp_path: Path) -> None:
+    seen: list[int] = []
+    first = write(Words(9), tmp_path)
+    assert write(Words(9, seen.append), tmp_path) == first
+    assert seen == []
+    (tmp_path / "train-00001-of-00003.tfrecord").unlink()
+    with pytest.raises(UnsafeError, match="name another or --overwrite"):
+        write(Words(9), tmp_path)
+    assert write(Words(9, seen.append), tmp_path, overwrite=True) == first
+    assert sorted(seen) == list(range(9))
+
+
+@pytest.mark.parametrize("bad", [{"shards": 0}, {"processes": -1}])
+def test_bad_arguments_are_refused(tmp_path: Path, bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be a word, above 0, at least 0"):
+        write(Words(9), tmp_path, **bad)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_memory_does_not_grow_with_the_data(tmp_path: Path, processes: int) -> None:
+    used = []
+    for records in (100, 400):
+        program = start(tmp_path / f"{records}", processes, records=records, size=300_000)
+        out, error = program.communicate(timeout=60)
+        assert program.returncode == 0, error
+        used.append(int(out) / 1024)
+    assert used[1] - used[0] < 8  # MiB, where the data grows by 90

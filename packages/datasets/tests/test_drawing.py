@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from gaudi_datasets.drawing import (
+    PAPER,
+    Picture,
+    add_caption,
+    class_colour,
+    decode_picture,
+    draw_boxes,
+    fit_picture,
+    join_pictures,
+    to_drawable,
+)
+
+NAMES = ["cat", "dog"]
+GREY = (128, 128, 128)
+
+
+def paint(width: int = 640, height: int = 640) -> Picture:
+    return Image.new("RGB", (width, height), GREY)
+
+
+def pixels(picture: Picture) -> npt.NDArray[np.uint8]:
+    return np.asarray(picture)
+
+
+def test_a_box_is_drawn_where_it_is_in_the_colour_of_its_class() -> None:
+    picture = paint()
+    drawn = pixels(draw_boxes(picture, np.array([[0.25, 0.5, 0.75, 0.9]]), np.array([2]), NAMES))
+    assert (pixels(picture) == 128).all()  # the given one is left alone
+    for row, column in ((479, 400), (300, 320), (300, 575)):  # bottom, left, right
+        assert tuple(drawn[row, column]) == class_colour(2)
+    assert tuple(drawn[300, 400]) == GREY
+    changed = np.argwhere((drawn != 128).any(axis=2))
+    assert 140 < changed.min(axis=0)[0] < 160  # the tag is above the box
+    assert changed.min(axis=0)[1] == 319
+    assert changed.max(axis=0).tolist() == [480, 576]  # and a black line around it
+
+
+def test_a_crowd_is_dashed_and_says_so() -> None:
+    box, label = np.array([[0.2, 0.2, 0.8, 0.8]]), np.array([1])
+    counts = []
+    for crowd in (False, True):
+        drawn = pixels(draw_boxes(paint(), box, label, NAMES, np.array([crowd])))
+        counts.append((drawn[200:500] == class_colour(1)).all(axis=2).sum())
+    assert 0.4 * counts[0] < counts[1] < 0.6 * counts[0]
+
+
+def test_small_boxes_lie_on_top() -> None:
+    boxes, labels = np.array([[0.1, 0.1, 0.9, 0.9], [0.5, 0.1, 0.7, 0.3]]), np.array([1, 2])
+    for order in ([0, 1], [1, 0]):
+        drawn = pixels(draw_boxes(paint(), boxes[order], labels[order], NAMES))
+        assert tuple(drawn[400, 64]) == class_colour(2)
+
+
+def test_without_boxes_the_picture_is_only_brought_to_size() -> None:
+    nothing = np.zeros((0, 4)), np.zeros(0, int), NAMES
+    assert draw_boxes(paint(50, 100), *nothing).size == (320, 640)
+    assert draw_boxes(paint(1000, 800), *nothing).size == (1000, 800)
+    assert draw_boxes(paint(5000, 2000), *nothing).size == (1280, 512)
+    assert draw_boxes(paint(1, 900), *nothing).size == (1, 900)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(*[st.floats(-0.5, 1.5)] * 4), max_size=6),
+    st.tuples(st.integers(1, 700), st.integers(1, 700)),
+    st.text(max_size=40),
+)
+def test_any_box_name_and_size_can_be_drawn(corners: list[tuple[float, ...]], size: tuple[int, int], name: str) -> None:
+    ends = np.array(corners, float).reshape(-1, 2, 2)
+    boxes = np.concatenate([ends.min(axis=1), ends.max(axis=1)], axis=1)
+    drawn = draw_boxes(paint(*size), boxes, np.ones(len(boxes), int), [name], np.arange(len(boxes)) % 2 == 0)
+    captioned = add_caption(drawn, name, name)
+    assert captioned.width == drawn.width
+    assert captioned.height > drawn.height
+
+
+def test_a_caption_stands_above_and_is_cut_where_there_is_no_room() -> None:
+    picture = paint(640, 480)
+    captioned = add_caption(picture, "title", "detail " * 200)
+    assert captioned.crop((0, captioned.height - 480, 640, captioned.height)).tobytes() == picture.tobytes()
+    bar = pixels(captioned)[: captioned.height - 480]
+    assert (bar[:, -4:] == PAPER).all()
+    assert (bar != PAPER).any(axis=(1, 2)).sum() > 8
+
+
+def test_pictures_are_joined_at_the_height_of_the_highest() -> None:
+    joined = join_pictures([paint(100, 50), paint(10, 25), paint(30, 100)])
+    assert joined.size == (200 + 8 + 40 + 8 + 30, 100)
+    assert tuple(pixels(joined)[0, 200]) == PAPER
+
+
+def test_a_picture_is_fitted_between_two_sides() -> None:
+    assert fit_picture(paint(30, 60), 20, 40).size == (20, 40)
+    assert fit_picture(paint(10, 5), 20, 40).size == (20, 10)
+    same = paint(25, 25)
+    assert fit_picture(same, 20, 40) is not same
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("RGB", "JPEG"), ("L", "JPEG"), ("RGBA", "PNG"), ("P", "PNG")])
+def test_pictures_are_decoded_to_rgb(mode: str, kind: str) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (9, 7), (153, 102, 51)).convert(mode).save(buffer, kind)
+    picture = decode_picture(buffer.getvalue())
+    assert (picture.mode, picture.size) == ("RGB", (9, 7))
+    expected = (111, 111, 111) if mode == "L" else (153, 102, 51)  # luma; and colours that a palette has
+    assert np.abs(pixels(picture).astype(int) - expected).max() <= 3
+
+
+def test_pixels_are_as_stored_whatever_exif_says() -> None:
+    buffer, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    paint(9, 7).save(buffer, "JPEG", exif=exif)
+    assert decode_picture(buffer.getvalue()).size == (9, 7)
+
+
+def test_names_are_told_in_letters_that_the_font_has() -> None:
+    assert [to_drawable(name, 3) for name in ("café", "Größe", "猫", "  x ")] == ["cafe", "Groe", "#3", "x"]
+    assert to_drawable("猫", 0) == ""
+
+
+def test_colours_of_neighbours_differ() -> None:
+    colours = np.array([class_colour(label) for label in range(1, 40)], int)
+    assert np.abs(np.diff(colours, axis=0)).sum(axis=1).min() > 150

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gaudi_datasets.conversion import write_shards
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.record_files import frame_record
+from gaudi_datasets.record_sets import RecordKind, RecordSet, find_kind
+from gaudi_datasets.tf_example import encode_features
+
+
+class Numbers:
+    """Records that are their own number, as text."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def encode(self, index: int) -> tuple[bytes, str]:
+        return str(index).encode(), ""
+
+
+def write(folder: Path, count: int, shards: int, kind: str = "detection") -> None:
+    write_shards(Numbers(count), folder, "val", manifest={"kind": kind}, fingerprint="", shards=shards, overwrite=True)
+
+
+def write_bare(folder: Path, shards: Sequence[Sequence[bytes]]) -> None:
+    """Shards without a manifest."""
+    folder.mkdir(exist_ok=True)
+    for number, contents in enumerate(shards):
+        path = folder / f"val-{number:05d}-of-{len(shards):05d}"
+        path.write_bytes(b"".join(map(frame_record, contents)))
+
+
+def read_all(records: RecordSet) -> list[bytes]:
+    return [records.read(index)[1] for index in range(len(records))]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@given(count=st.integers(1, 40), shards=st.integers(1, 9))
+def test_the_order_is_that_of_the_source_for_any_number_of_shards(tmp_path: Path, count: int, shards: int) -> None:
+    write(tmp_path, count, shards)
+    records = RecordSet(tmp_path, "val", kind="detection")
+    assert read_all(records) == [str(number).encode() for number in range(count)]
+    assert records.manifest is not None
+    place = records.place(count - 1)
+    assert (place.path.name, place.number) == (
+        f"val-{(count - 1) % shards:05d}-of-{shards:05d}.tfrecord",
+        (count - 1) // shards,
+    )
+
+
+def test_shards_of_any_length_come_in_rounds(tmp_path: Path) -> None:
+    write_bare(tmp_path, [[b"a0"], [], [b"c0", b"c1", b"c2"], [b"d0", b"d1"]])
+    records = RecordSet(tmp_path, "val", kind="classification")
+    assert records.manifest is None
+    assert read_all(records) == [b"a0", b"c0", b"d0", b"c1", b"d1", b"c2"]
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    write(tmp_path, 5, 2)
+    path = tmp_path / "val-00001-of-00002.tfrecord"
+    content = bytearray(path.read_bytes())
+    content[12] ^= 1
+    path.write_bytes(content)
+    records = RecordSet(tmp_path, "val", kind="detection")
+    assert records.read(0)[1] == b"0"
+    with pytest.raises(DataError, match=r"val-00001-of-00002\.tfrecord: record 0: its checksum is wrong"):
+        records.read(1)
+
+
+def test_the_kind_must_be_the_one_needed(tmp_path: Path) -> None:
+    write(tmp_path, 5, 2, "classification")
+    with pytest.raises(DataError, match=r"val\.json: tells of classification records; detection records are needed"):
+        RecordSet(tmp_path, "val", kind="detection")
+    assert len(RecordSet(tmp_path, "val", kind="classification")) == 5
+
+
+@pytest.mark.parametrize("kind", ["detection", "classification"])
+def test_the_kind_is_found_by_the_manifest_or_the_first_record(tmp_path: Path, kind: RecordKind) -> None:
+    write(tmp_path / "with", 2, 1, kind)
+    assert find_kind(tmp_path / "with", "val") == kind
+    name = "image/object/bbox/ymin" if kind == "detection" else "image/class/label"
+    write_bare(tmp_path / "without", [[encode_features({name: ("float", [])})]])
+    assert find_kind(tmp_path / "without", "val") == kind
+    write_bare(tmp_path / "empty", [[]])
+    with pytest.raises(DataError, match="is empty"):
+        find_kind(tmp_path / "empty", "val")
+
+
+def test_a_conversion_that_was_stopped_is_no_record_set(tmp_path: Path) -> None:
+    write(tmp_path, 5, 2)
+    (tmp_path / "val.json").unlink()
+    assert len(RecordSet(tmp_path, "val", kind="detection")) == 5
+    (tmp_path / ".unfinished-val").mkdir()
+    with pytest.raises(DataError, match="the conversion of split 'val' was stopped; repeat the command"):
+        RecordSet(tmp_path, "val", kind="detection")
+
+
+def test_the_fingerprint_is_of_the_records(tmp_path: Path) -> None:
+    prints = []
+    for name, count in (("a", 5), ("b", 5), ("c", 6)):
+        write(tmp_path / name, count, 2)
+        path = tmp_path / name / "val.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "job": f"of files changed at another time {name}"}))
+        prints.append(RecordSet(tmp_path / name, "val", kind="detection").fingerprint)
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_what_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match=r"has no records val-\*; write them with gaudi-datasets convert"):
+        RecordSet(tmp_path, "val", kind="detection")
+    write(tmp_path, 5, 2)
+    path = tmp_path / "val.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "kind": "another"}))
+    with pytest.raises(DataError, match="does not tell of the records beside it"):
+        RecordSet(tmp_path, "val", kind="detection")
+    path.write_text("[]")
+    with pytest.raises(DataError, match="is no manifest of records"):
+        RecordSet(tmp_path, "val", kind="detection")
+    (tmp_path / "val-00001-of-00002.tfrecord").unlink()
+    with pytest.raises(MissingInputError, match=r"has 1 of 2 files val-\*"):
+        RecordSet(tmp_path, "val", kind="detection")
+
+
+def test_many_records_take_little_memory(tmp_path: Path) -> None:
+    length = struct.pack("<Q", 0)
+
+    def mask(content: bytes) -> bytes:
+        crc = google_crc32c.value(content)
+        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    (tmp_path / "val-00000-of-00001").write_bytes((length + mask(length) + mask(b"")) * 100_000)
+    records = RecordSet(tmp_path, "val", kind="detection")
+    assert len(records) == 100_000
+    assert records.read(99_999)[1] == b""
+    assert records._places.nbytes == 32 * 100_000

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.tf_example import ExampleFeatures, Kind, encode_features
+
+LISTS: dict[Kind, Any] = {
+    "bytes": st.lists(st.binary(max_size=50), max_size=3)
+    | st.lists(st.binary(min_size=5000, max_size=9000), max_size=2),
+    "int64": st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4),
+    "float": st.lists(st.floats(width=32, allow_nan=False), max_size=4),
+}
+FEATURES = st.dictionaries(
+    st.text(max_size=8), st.sampled_from(list(LISTS)).flatmap(lambda kind: st.tuples(st.just(kind), LISTS[kind]))
+)
+
+
+@given(FEATURES)
+def test_tensorflow_reads_what_is_encoded(features: dict[str, tuple[Kind, list[Any]]]) -> None:
+    found = tf.train.Example.FromString(encode_features(features)).features.feature
+    assert set(found) == set(features)
+    for name, (kind, values) in features.items():
+        assert found[name].WhichOneof("kind") == f"{kind}_list"
+        assert list(getattr(found[name], f"{kind}_list").value) == values
+
+
+@given(FEATURES)
+def test_what_is_encoded_is_decoded(features: dict[str, tuple[Kind, list[Any]]]) -> None:
+    content = encode_features(features)
+    decoded = ExampleFeatures(content, "x")
+    assert all(decoded.many(kind, name) == values for name, (kind, values) in features.items())
+    assert content == encode_features(dict(reversed(features.items())))
+
+
+@pytest.mark.parametrize("size", [4096, 4097, 16_300, 2_100_000])
+def test_large_values_are_parsed_within_tensorflow(size: int) -> None:
+    value = np.arange(size, dtype=np.uint8).tobytes()
+    content = encode_features({"a": ("int64", [3]), "image": ("bytes", [value]), "z": ("bytes", [value])})
+    kinds = {"a": tf.io.FixedLenFeature([], tf.int64)} | {
+        name: tf.io.FixedLenFeature([], tf.string) for name in ("image", "z")
+    }
+    found = tf.io.parse_single_example(content, kinds)
+    assert (found["a"].numpy(), found["image"].numpy(), found["z"].numpy()) == (3, value, value)
+
+
+def test_what_tensorflow_writes_is_decoded() -> None:
+    feature = {
+        "a": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"x" * 5000])),
+        "b": tf.train.Feature(float_list=tf.train.FloatList(value=[0.5, -1])),
+        "c": tf.train.Feature(),
+    }
+    content = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+    features = ExampleFeatures(content, "x")
+    assert features.one("bytes", "a") == b"x" * 5000
+    assert features.many("float", "b", 2) == [0.5, -1]
+    assert features.many("int64", "c") == []
+    assert features.many("int64", "d", 2, default=[1, 2]) == [1, 2]
+    assert "a" in features
+    assert "d" not in features
+
+
+def test_faults_name_the_record_its_image_and_the_feature() -> None:
+    content = encode_features({"image/filename": ("bytes", [b"a.jpg"]), "n": ("int64", [1, 2])})
+    features = ExampleFeatures(content, "x.tfrecord: record 3")
+    for kind, name, message in (
+        ("int64", "m", "feature m: is missing"),
+        ("int64", "n", "feature n: has 2 values; it must have 1"),
+        ("float", "n", "feature n: is a int64_list; it must be a float_list"),
+    ):
+        with pytest.raises(DataError) as error:
+            features.one(kind, name)  # type: ignore[arg-type]
+        assert str(error.value) == f"x.tfrecord: record 3 (image a.jpg): {message}; convert the data again"
+
+
+@pytest.mark.parametrize("content", [b"no message", b"\x0a\x05\x0a\x03\x0a\x01\xff", b"\x0a\xff\xff\xff\xff\x0f"])
+def test_other_bytes_are_refused(content: bytes) -> None:
+    with pytest.raises(DataError, match=r"x: is no tf\.train\.Example"):
+        ExampleFeatures(content, "x")
