@@ -1,0 +1,1 @@
+"""Image classification: folders and ImageNet to records, sources of examples, and batches for networks."""

@@ -1,0 +1,194 @@
+"""ImageNet as it is handed out: its tars, read without unpacking them, or the folders that people make of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_datasets.classification.class_folders import check_folder, list_flat, list_folders
+from gaudi_datasets.classification.imagenet_labels import SYNSET, read_validation_labels
+from gaudi_datasets.classification.listed_files import FileList, FolderReader, ListedSource
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.fetching.archives import Limits, Member, list_members
+from gaudi_datasets.json_records import shorten
+
+Split = Literal["train", "validation"]
+
+SHARDS: Mapping[Split, int] = {"train": 1024, "validation": 128}  # of the original's records
+
+_TRAIN_TAR, _VALIDATION_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+_TRAIN_FOLDERS = ("train", "ILSVRC/Data/CLS-LOC/train")
+_VALIDATION_FOLDERS = ("validation", "val", "ILSVRC/Data/CLS-LOC/val")
+_TRAIN_IMAGE = re.compile(r"(n\d{8})_\d+\.JPEG")
+_VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_\d{8}\.JPEG")
+_TAR_LIMITS = Limits(members=100_000, member_bytes=2**31, total_bytes=2**38)  # the train tar has 138 GiB
+
+_Found = list[tuple[str, str, int, int, int]]  # synset, file name, size, time of change, and offset in a tar or 0
+
+
+def open_imagenet(root: str | Path, split: Split) -> ListedSource:
+    """ImageNet's images of a split, in the original's order: sorted by synset and name, then shuffled with seed 0.
+
+    Labels go by the sorted synsets. JPEGs in CMYK and the PNG that is named JPEG are read as RGB JPEGs.
+
+    Args:
+        root: the folder that holds `ILSVRC2012_img_train.tar`, or `train` with a folder for each synset; and
+            `ILSVRC2012_img_val.tar`, or `validation` (or `val`) with a folder for each synset or with the images alone.
+            Labels of images alone are in `root` too: see `read_validation_labels`. Kaggle's folders are known as well.
+        split: "train" or "validation".
+
+    Raises:
+        MissingInputError: there is no such folder, or nothing of the split in it.
+        DataError: an archive is damaged; a synset is none, or is another than its images'; a file is no image of
+            ImageNet; or the labels do not fit.
+        UnsafeError: a member of an archive is no plain file, is too large, or has a name that leaves the folder.
+        MissingExtraError: the labels can only be read with SciPy.
+    """
+    root = check_folder(Path(root), "ImageNet")
+    if split == "train":
+        return _open_train(root)
+    return _open_validation(root)
+
+
+@dataclass(frozen=True, eq=False)
+class _TarReader:
+    """Files within a tar, by where their content begins."""
+
+    path: Path
+    offsets: npt.NDArray[np.int64]
+
+    def place(self, files: FileList, row: int) -> str:
+        """The tar, and the file in it."""
+        return f"{self.path}: {files.name(row)}"
+
+    def read(self, files: FileList, row: int) -> bytes:
+        """Read a file; raises DataError when the tar has become shorter."""
+        size = int(files.sizes[row])
+        descriptor = os.open(self.path, os.O_RDONLY)  # own: threads and processes share no position
+        try:
+            content = os.pread(descriptor, size, int(self.offsets[row]))
+        finally:
+            os.close(descriptor)
+        if len(content) != size:
+            raise DataError(f"{self.place(files, row)}: is cut off now; do not change the tar meanwhile")
+        return content
+
+
+def _open_train(root: Path) -> ListedSource:
+    tar = root / _TRAIN_TAR
+    if tar.exists():
+        found = [image for member in _list_synset_tars(tar) for image in _list_synset_tar(tar, member)]
+        return _make_source(tar, found, sorted({synset for synset, *_ in found}), tar=tar)
+    folder = _find_folder(root, "training", _TRAIN_FOLDERS, _TRAIN_TAR)
+    found = _list_synset_folders(folder)
+    for synset, name, *_ in found:
+        _check_train_image(f"{folder}: {synset}/{name}", name, synset)
+    return _make_source(folder, found, sorted({synset for synset, *_ in found}))
+
+
+def _open_validation(root: Path) -> ListedSource:
+    tar = root / _VALIDATION_TAR
+    if tar.exists():
+        members = sorted(list_members(tar, _TAR_LIMITS), key=lambda member: member.name)
+        names = [member.name for member in members]
+        _check_validation_images(tar, names)
+        labels = read_validation_labels(root, names)
+        time_ns, pairs = tar.stat().st_mtime_ns, zip(labels, members, strict=True)
+        found = [(label, each.name, each.size, time_ns, each.offset or 0) for label, each in pairs]
+        return _make_source(tar, found, _find_synsets(root, labels, tar), tar=tar)
+    folder = _find_folder(root, "validation", _VALIDATION_FOLDERS, _VALIDATION_TAR)
+    if next((entry for entry in folder.iterdir() if entry.is_dir()), None) is not None:
+        found = _list_synset_folders(folder)
+        _check_validation_images(folder, [name for _, name, *_ in found])
+        return _make_source(folder, found, _find_synsets(root, [synset for synset, *_ in found], folder))
+    files = list_flat(folder)
+    names = [name for name, *_ in files]
+    _check_validation_images(folder, names)
+    labels = read_validation_labels(root, names)
+    found = [(label, *file, 0) for label, file in zip(labels, files, strict=True)]
+    return _make_source(folder, found, _find_synsets(root, labels, folder), flat=True)
+
+
+def _make_source(
+    path: Path, found: _Found, synsets: Sequence[str], *, tar: Path | None = None, flat: bool = False
+) -> ListedSource:
+    found = sorted(found)
+    label_of = {synset: label for label, synset in enumerate(synsets)}
+    files = FileList(
+        tuple(synsets),
+        np.array([name.encode() for _, name, *_ in found], np.bytes_),
+        np.array([label_of[synset] for synset, *_ in found], np.int32),
+        np.array([size for *_, size, _, _ in found], np.int64),
+        np.array([time_ns for *_, time_ns, _ in found], np.int64),
+    )
+    offsets = np.array([offset for *_, offset in found], np.int64)
+    reader = FolderReader(path, () if flat else files.class_names) if tar is None else _TarReader(tar, offsets)
+    return ListedSource(str(path), files, reader, only_jpeg=True)
+
+
+def _list_synset_tars(tar: Path) -> list[Member]:
+    """The tars in the tar of the training images, each named by its synset."""
+    members = list_members(tar, _TAR_LIMITS)
+    for member in members:
+        if not member.name.endswith(".tar") or not SYNSET.fullmatch(member.name.removesuffix(".tar")):
+            raise DataError(f"{tar}: member {shorten(member.name)} is not named by a synset, such as n01440764.tar")
+    return members
+
+
+def _list_synset_tar(tar: Path, member: Member) -> _Found:
+    synset, time_ns, found = member.name.removesuffix(".tar"), tar.stat().st_mtime_ns, []
+    for image in list_members(tar, _TAR_LIMITS, within=member):
+        _check_train_image(f"{tar}: {member.name}: member {shorten(image.name)}", image.name, synset)
+        found.append((synset, image.name, image.size, time_ns, image.offset or 0))
+    return found
+
+
+def _list_synset_folders(folder: Path) -> _Found:
+    files, found = list_folders(folder), []
+    for row in range(len(files)):
+        synset, _, name = files.name(row).partition("/")
+        found.append((synset, name, int(files.sizes[row]), int(files.times_ns[row]), 0))
+    wrong = next((name for name in files.class_names if not SYNSET.fullmatch(name)), None)
+    if wrong is not None:
+        raise DataError(f"{folder}: {shorten(wrong)} is no synset, n and eight digits; rename it or move it away")
+    return found
+
+
+def _check_train_image(place: str, name: str, synset: str) -> None:
+    match = _TRAIN_IMAGE.fullmatch(name)
+    if match is None or match[1] != synset:
+        raise DataError(f"{place}: is no image of synset {synset}, such as {synset}_1.JPEG; move it where it belongs")
+
+
+def _check_validation_images(place: Path, names: Sequence[str]) -> None:
+    wrong = next((name for name in names if not _VALIDATION_IMAGE.fullmatch(name)), None)
+    if wrong is not None or not names:
+        what = "it is empty" if wrong is None else f"{shorten(wrong)} is none"
+        raise DataError(f"{place}: must hold images such as ILSVRC2012_val_00000001.JPEG and nothing else; {what}")
+
+
+def _find_synsets(root: Path, labels: Sequence[str], place: Path) -> list[str]:
+    """The synsets of the training images, where these are there too; else those of the labels."""
+    if (root / _TRAIN_TAR).exists():
+        known = {member.name.removesuffix(".tar") for member in _list_synset_tars(root / _TRAIN_TAR)}
+    else:
+        folder = next((root / name for name in _TRAIN_FOLDERS if (root / name).is_dir()), None)
+        known = {entry.name for entry in folder.iterdir() if SYNSET.fullmatch(entry.name)} if folder else set(labels)
+    unknown = sorted(set(labels) - known)
+    if unknown:
+        raise DataError(f"{place}: has images of synset {unknown[0]}, which is none of the {len(known)} to train on")
+    return sorted(known)
+
+
+def _find_folder(root: Path, kind: str, names: Sequence[str], tar: str) -> Path:
+    folder = next((root / name for name in names if (root / name).is_dir()), None)
+    if folder is None:
+        raise MissingInputError(f"{root}: has no {kind} images; put {tar} there, or a folder {' or '.join(names)}")
+    return folder
