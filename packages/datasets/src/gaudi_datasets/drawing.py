@@ -1,0 +1,182 @@
+"""Boxes, labels and captions drawn on pictures, for people to look at what a data set holds."""
+
+from __future__ import annotations
+
+import bisect
+import colorsys
+import io
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+Picture = Image.Image  # always RGB here
+Colour = tuple[int, int, int]
+Plate = tuple[int, int, int, int]  # left, top, right, bottom in pixels
+
+SMALLEST_SIDE, LARGEST_SIDE = 640, 1280
+PAPER, INK, FAINT_INK = (255, 255, 255), (30, 30, 30), (110, 110, 110)
+_MARGIN = 8
+_DASH = 10
+
+
+def decode_picture(encoded: bytes) -> Picture:
+    """Decode a JPEG or PNG to RGB as training does: by its stored pixels, whatever EXIF says of turning it."""
+    with Image.open(io.BytesIO(encoded)) as image:
+        return image.convert("RGB")
+
+
+def draw_boxes(
+    picture: Picture,
+    boxes_yxyx: npt.NDArray[np.floating[Any]],
+    labels: npt.NDArray[np.integer[Any]],
+    class_names: Sequence[str],
+    is_crowd: npt.NDArray[np.bool_] | None = None,
+) -> Picture:
+    """Draw boxes with their class names, small boxes on top; the picture is brought to a readable size first.
+
+    Args:
+        picture: RGB, of any size.
+        boxes_yxyx: float [n, 4], 0..1.
+        labels: int [n], 1 for the first of `class_names`.
+        class_names: names in the order of the labels.
+        is_crowd: bool [n], boxes of crowds, which are drawn dashed; none when None.
+
+    Returns:
+        A new picture in the proportions of the given one, its longer side of 640 to 1280 pixels.
+    """
+    canvas = fit_picture(picture)
+    pen, unit = ImageDraw.Draw(canvas), max(canvas.size) / SMALLEST_SIDE
+    height, width = canvas.height, canvas.width
+    corners = np.rint(np.clip(boxes_yxyx, 0, 1) * [height - 1, width - 1, height - 1, width - 1]).astype(int)
+    corners = corners.reshape(-1, 4)
+    crowd = np.zeros(len(corners), np.bool_) if is_crowd is None else is_crowd
+    small_last = np.argsort(-(corners[:, 2:] - corners[:, :2]).prod(axis=1), kind="stable")
+    for row in small_last:
+        _draw_frame(pen, corners[row], class_colour(int(labels[row])), round(2 * unit), dashed=bool(crowd[row]))
+    font = _font(13 * unit)
+    taken: list[Plate] = []
+    for row in small_last[::-1]:
+        label = int(labels[row])
+        text = to_drawable(class_names[label - 1], label) + " (crowd)" * bool(crowd[row])
+        taken.append(_place_plate(canvas.size, corners[row], font, text, taken))
+        _draw_tag(pen, taken[-1], font, text, class_colour(label))
+    return canvas
+
+
+def add_caption(picture: Picture, title: str, detail: str = "") -> Picture:
+    """The picture with a bar above it that holds a title and, fainter, a detail; what has no room is cut."""
+    unit = max(1.0, max(picture.size) / SMALLEST_SIDE)
+    font, margin = _font(14 * unit), round(_MARGIN * unit)
+    ascent, descent = font.getmetrics()
+    bar = ascent + descent + 2 * margin
+    result = Image.new("RGB", (picture.width, picture.height + bar), PAPER)
+    result.paste(picture, (0, bar))
+    pen, room = ImageDraw.Draw(result), picture.width - 2 * margin
+    title = _cut(to_drawable(title, 0), font, room)
+    pen.text((margin, margin), title, INK, font)
+    used = round(font.getlength(title)) + 2 * margin
+    pen.text((margin + used, margin), _cut(to_drawable(detail, 0), font, room - used), FAINT_INK, font)
+    return result
+
+
+def join_pictures(pictures: Sequence[Picture]) -> Picture:
+    """Pictures side by side, brought to the height of the highest."""
+    height = max(one.height for one in pictures)
+    scaled = [one.resize((max(1, round(one.width * height / one.height)), height)) for one in pictures]
+    result = Image.new("RGB", (sum(one.width + _MARGIN for one in scaled) - _MARGIN, height), PAPER)
+    left = 0
+    for one in scaled:
+        result.paste(one, (left, 0))
+        left += one.width + _MARGIN
+    return result
+
+
+def fit_picture(picture: Picture, low: int = SMALLEST_SIDE, high: int = LARGEST_SIDE) -> Picture:
+    """A copy whose longer side is at least `low` and at most `high` pixels."""
+    longer = max(picture.size)
+    side = min(max(longer, low), high)
+    if side == longer:
+        return picture.copy()
+    width, height = (max(1, round(length * side / longer)) for length in picture.size)
+    return picture.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def class_colour(label: int) -> Colour:
+    """An RGB colour for a label; neighbours are far apart on the colour circle, for any number of classes."""
+    golden_ratio = 0.618033988749895
+    red, green, blue = colorsys.hsv_to_rgb(label * golden_ratio % 1.0, 0.85, 0.95)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def to_drawable(name: str, label: int) -> str:
+    """The name without accents; `#label` where Pillow's own font, which knows Latin only, has no letter of it."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().strip()
+    return plain or (f"#{label}" if label else "")
+
+
+def _font(size: float) -> ImageFont.FreeTypeFont:
+    font = ImageFont.load_default(max(8, round(size)))
+    if not isinstance(font, ImageFont.FreeTypeFont):
+        raise ImportError("Pillow was built without FreeType, which draws its letters; pip install pillow")
+    return font
+
+
+def _cut(text: str, font: ImageFont.FreeTypeFont, room: float) -> str:
+    if font.getlength(text) <= room:
+        return text
+    kept = bisect.bisect(range(1, len(text)), room, key=lambda length: font.getlength(text[:length] + "..."))
+    return text[:kept] + "..." * bool(kept)
+
+
+def _draw_frame(
+    pen: ImageDraw.ImageDraw, corners: npt.NDArray[np.int_], colour: Colour, thickness: int, *, dashed: bool
+) -> None:
+    top, left, bottom, right = (int(corner) for corner in corners)
+    if not dashed:
+        pen.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=(0, 0, 0))  # seen on any ground
+        pen.rectangle((left, top, right, bottom), outline=colour, width=thickness)
+        return
+    for x in range(left, right, 2 * _DASH):
+        for y in (top, bottom):
+            pen.line((x, y, min(x + _DASH, right), y), colour, thickness)
+    for y in range(top, bottom, 2 * _DASH):
+        for x in (left, right):
+            pen.line((x, y, x, min(y + _DASH, bottom)), colour, thickness)
+
+
+def _place_plate(
+    size: tuple[int, int],
+    corners: npt.NDArray[np.int_],
+    font: ImageFont.FreeTypeFont,
+    text: str,
+    taken: Sequence[Plate],
+) -> Plate:
+    """Above, inside or below the box, left or right: the first free place, else the first within the picture."""
+    width, height = size
+    top, left, bottom, right = (int(corner) for corner in corners)
+    ascent, descent = font.getmetrics()
+    plate_width, plate_height = round(font.getlength(text)) + 6, ascent + descent
+    places = []
+    for y in (top - plate_height, top, bottom, bottom - plate_height):
+        for x in (left, right - plate_width):
+            x = max(0, min(x, width - plate_width))
+            if 0 <= y <= height - plate_height:
+                places.append((x, y, x + plate_width, y + plate_height))
+    free = (place for place in places if not any(_overlap(place, other) for other in taken))
+    return next(free, places[0] if places else (0, 0, plate_width, plate_height))
+
+
+def _overlap(first: Plate, second: Plate) -> bool:
+    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
+
+
+def _draw_tag(pen: ImageDraw.ImageDraw, plate: Plate, font: ImageFont.FreeTypeFont, text: str, colour: Colour) -> None:
+    """Text on a plate of the class's colour, black or white as can be read on it."""
+    left, top, right, bottom = plate
+    pen.rectangle((left, top, right - 1, bottom - 1), fill=colour)
+    is_light = float(np.dot(colour, (0.299, 0.587, 0.114))) > 140
+    pen.text((left + 3, top), text, (0, 0, 0) if is_light else (255, 255, 255), font)

@@ -1,0 +1,182 @@
+"""Every picture of a data set decoded whole, and compared with what is said of it and with the others."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image
+
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.image_files import EncodedImage, check_image
+from gaudi_datasets.linting.rules import (
+    DUPLICATE,
+    MISLABELLED,
+    MISSING,
+    OTHER_SIZE,
+    OVERLAP,
+    REENCODED,
+    ROTATED,
+    UNREADABLE,
+    Finding,
+    Rule,
+)
+
+Result = TypeVar("Result")
+Progress = Callable[[int, int], None]
+
+_FORMAT_OF_ENDING = {".jpg": "jpeg", ".jpeg": "jpeg", ".jpe": "jpeg", ".png": "png"}
+_AT_ONCE = 1024  # results that wait; the pictures themselves are gone by then
+
+
+@dataclass(frozen=True)
+class StoredPicture:
+    """A picture as it is stored, and what is said of it; the size is height and width in pixels."""
+
+    encoded: bytes
+    file_name: str
+    annotated_size: tuple[int, int] | None = None
+
+
+class PictureSet(Protocol):
+    """The pictures of a data set, read by any thread."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def where(self, index: int) -> str:
+        """What messages call the picture: its file, or its record."""
+
+    def read(self, index: int) -> StoredPicture:
+        """Read one; MissingInputError, DataError or OSError when it cannot be."""
+
+
+@dataclass(frozen=True, eq=False)
+class PictureCheck:
+    """What was found; where the first picture of each content is, by its SHA-256; and the sizes in pixels."""
+
+    findings: list[Finding]
+    contents: dict[bytes, str]
+    sizes_hw: npt.NDArray[np.int32]  # [pictures, 2], 0 where it cannot be decoded
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What decoding says of one picture; there is no digest when it cannot even be read."""
+
+    findings: list[Finding]
+    digest: bytes = b""
+    size_hw: tuple[int, int] = (0, 0)
+
+
+def check_pictures(pictures: PictureSet, progress: Progress | None = None) -> PictureCheck:
+    """Decode all pictures, some at once, and say of each what breaks a rule.
+
+    Args:
+        pictures: see `PictureSet`.
+        progress: called with the pictures done and their number.
+    """
+    check = PictureCheck([], {}, np.zeros((len(pictures), 2), np.int32))
+    for index, facts in enumerate(_map_pictures(lambda index: _inspect(pictures, index), len(pictures), progress)):
+        check.findings.extend(facts.findings)
+        check.sizes_hw[index] = facts.size_hw
+        if facts.digest in check.contents:
+            first = check.contents[facts.digest]
+            check.findings.append(Finding(DUPLICATE, pictures.where(index), f"has the content of {first}"))
+        elif facts.digest:
+            check.contents[facts.digest] = pictures.where(index)
+    return check
+
+
+def find_overlap(contents: dict[bytes, str], others: PictureSet, progress: Progress | None = None) -> list[Finding]:
+    """Find which pictures of another set have the content of one of this set, and which of them cannot be read.
+
+    Args:
+        contents: of `PictureCheck`.
+        others: the other set, such as the validation set.
+        progress: called with the pictures done and their number.
+    """
+
+    def look(index: int) -> Finding | None:
+        picture = _read(others, index)
+        if isinstance(picture, Finding):
+            return picture
+        first = contents.get(hashlib.sha256(picture.encoded).digest())
+        return None if first is None else Finding(OVERLAP, others.where(index), f"has the content of {first}")
+
+    return [finding for finding in _map_pictures(look, len(others), progress) if finding is not None]
+
+
+def _map_pictures(work: Callable[[int], Result], count: int, progress: Progress | None) -> Iterator[Result]:
+    """The results in order. Threads are enough: while one decodes or hashes, others run."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for start in range(0, count, _AT_ONCE):
+            stop = min(start + _AT_ONCE, count)
+            for done, result in enumerate(pool.map(work, range(start, stop)), start + 1):
+                yield result
+                if progress is not None:
+                    progress(done, count)
+
+
+def _inspect(pictures: PictureSet, index: int) -> _Facts:
+    where, picture = pictures.where(index), _read(pictures, index)
+    if isinstance(picture, Finding):
+        return _Facts([picture])
+    digest = hashlib.sha256(picture.encoded).digest()
+    try:
+        image = check_image(picture.encoded, where)
+    except DataError as error:
+        return _Facts([_fault(UNREADABLE, where, error)], digest)
+    return _Facts(_judge(where, picture, image), digest, (image.height, image.width))
+
+
+def _read(pictures: PictureSet, index: int) -> StoredPicture | Finding:
+    try:
+        return pictures.read(index)
+    except MissingInputError as error:
+        return _fault(MISSING, pictures.where(index), error)
+    except (DataError, OSError) as error:  # an OSError: a file that may not be read, say
+        return _fault(UNREADABLE, pictures.where(index), error)
+
+
+def _fault(rule: Rule, where: str, error: Exception) -> Finding:
+    return Finding(rule, where, str(error).removeprefix(f"{where}: "))
+
+
+def _judge(where: str, picture: StoredPicture, image: EncodedImage) -> list[Finding]:
+    """What is to be said of a picture that can be decoded."""
+    findings, turn = [], _read_turn(picture.encoded)
+    if image.fix:
+        findings.append(Finding(REENCODED, where, image.fix))
+    said = _FORMAT_OF_ENDING.get(PurePath(picture.file_name).suffix.lower(), image.format)
+    if said != image.format:
+        findings.append(Finding(MISLABELLED, where, f"is a {image.format.upper()}, named as a {said.upper()}"))
+    if turn != 1:
+        findings.append(Finding(ROTATED, where, f"has EXIF orientation {turn}"))
+    annotated = picture.annotated_size
+    if annotated is not None and annotated != (image.height, image.width):
+        what = f"is {image.height} pixels high and {image.width} wide, annotated as {annotated[0]} and {annotated[1]}"
+        turned = turn >= 5 and annotated == (image.width, image.height)
+        findings.append(Finding(OTHER_SIZE, where, what + ", as EXIF would turn it" * turned))
+    return findings
+
+
+def _read_turn(encoded: bytes) -> int:
+    """The EXIF orientation of a picture that decodes, 1..8; 1, as stored, when there is none or nonsense."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(encoded)) as image:
+                turn = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # of what is wrong with EXIF only; as different as with pictures
+        return 1
+    return turn if turn in range(1, 9) else 1

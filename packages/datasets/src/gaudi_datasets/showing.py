@@ -1,0 +1,193 @@
+"""Images of a data set as people see them: with boxes or labels, as they are stored and as training gets them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
+from gaudi_datasets.detection.examples import DetectionExample
+from gaudi_datasets.detection.sources import DetectionSource
+from gaudi_datasets.drawing import Picture, add_caption, decode_picture, draw_boxes, fit_picture, join_pictures
+from gaudi_datasets.errors import FlagError, UnsafeError
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, image_generator
+from gaudi_datasets.staging import staging_folder
+
+Source = DetectionSource | ClassificationSource
+Example = DetectionExample | ClassificationExample
+
+EPOCHS = 3  # of augmentation, beside each other
+_AT_ONCE = 16  # images in a batch of augmentation
+_SAME_BOX = 0.004  # of the side: corners of targets that stand for one box
+
+
+def choose_images(source: Source, count: int, seed: int) -> list[int]:
+    """Draw the indices of `count` images, or of all, in their order."""
+    order = image_generator(seed, 0, PADDING_ID).permutation(len(source))  # the id that no image has
+    return sorted(order[:count].tolist())
+
+
+def find_images(image_ids: Sequence[int], known: Sequence[int], name: str) -> list[int]:
+    """The indices of the images with these ids.
+
+    Args:
+        image_ids: that are looked for.
+        known: ids of all images, in their order.
+        name: of the data set, for the message.
+
+    Raises:
+        FlagError: an id is of no image.
+    """
+    index_of = {image_id: index for index, image_id in enumerate(known)}
+    unknown = next((image_id for image_id in image_ids if image_id not in index_of), None)
+    if unknown is not None:
+        raise FlagError(f"--image_ids {unknown}: {name} has no image of that id; it has {len(known)} others")
+    return [index_of[image_id] for image_id in image_ids]
+
+
+def write_pictures(
+    source: Source,
+    indices: Sequence[int],
+    output_dir: Path,
+    *,
+    augmented: bool = False,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> list[Path]:
+    """Draw images with their boxes or labels into `<image id>-<file name>.jpg`; all appear together.
+
+    Args:
+        source: the data set.
+        indices: of the images.
+        output_dir: made when it is not there.
+        augmented: add beside each what training gets of it in the first epochs, made by the pipeline of training;
+            TensorFlow is imported for that.
+        seed: of the augmentation.
+        overwrite: replace pictures of the same names.
+
+    Raises:
+        DataError: an image or a record is damaged.
+        MissingInputError: an image file is not there.
+        UnsafeError: a picture is there and `overwrite` is not set.
+    """
+    with staging_folder(output_dir) as staging:
+        names = []
+        for start in range(0, len(indices), _AT_ONCE):
+            rows = indices[start : start + _AT_ONCE]
+            variants = _augment(source, rows, seed) if augmented else {}
+            for index in rows:
+                example = source.read(index)
+                names.append(_name(example))
+                drawn = draw_example(example, class_names_of(source))
+                picture = join_pictures([drawn, *variants.get(example.image_id, [])])
+                picture.save(staging / names[-1], "JPEG", quality=92)
+        there = next((name for name in names if (output_dir / name).exists()), None)
+        if there is not None and not overwrite:
+            raise UnsafeError(f"{output_dir / there}: is there already; name another --output_dir or --overwrite")
+        for name in names:
+            (staging / name).replace(output_dir / name)
+    return [output_dir / name for name in names]
+
+
+def draw_example(example: Example, class_names: Sequence[str]) -> Picture:
+    """Draw an image with its boxes, or with its label as title."""
+    picture = decode_picture(example.encoded)
+    name, size = example.file_name or f"image {example.image_id}", f"{picture.width}x{picture.height}"
+    if isinstance(example, ClassificationExample):
+        return add_caption(fit_picture(picture), class_names[example.label], f"{name}, {size}")
+    drawn = draw_boxes(picture, example.boxes_yxyx, example.labels, class_names, example.is_crowd)
+    boxes = f"{len(example.labels)} box" + "es" * (len(example.labels) != 1)
+    return add_caption(drawn, name, f"image {example.image_id}, {size}, {boxes}")
+
+
+def class_names_of(source: Any) -> Sequence[str]:
+    """The names of a source's classes, in the order of their labels."""
+    categories = getattr(source, "categories", None)
+    return source.class_names if categories is None else [category.name for category in categories]
+
+
+class _Chosen:
+    """Some images of a source, as a source of either kind."""
+
+    def __init__(self, source: Any, indices: Sequence[int]) -> None:
+        self._source, self._indices = source, indices
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def read(self, index: int) -> Any:
+        return self._source.read(self._indices[index])
+
+
+def _augment(source: Source, indices: Sequence[int], seed: int) -> dict[int, list[Picture]]:
+    """What training gets of images in the first epochs, by image id. A batch of all of them is an epoch."""
+    from gaudi_datasets.tf_input import read_batches
+
+    options = InputOptions(len(indices), seed=seed, threads=len(os.sched_getaffinity(0)))
+    views = _detector_views if hasattr(source, "categories") else _classifier_views
+    dataset, view = views(_Chosen(source, indices), options)
+    variants: dict[int, list[Picture]] = {}
+    for epoch, batch in zip(range(EPOCHS), read_batches(dataset), strict=False):
+        arrays = {name: values.numpy() for name, values in batch.items()}
+        for row, image_id in enumerate(arrays["image_ids"].tolist()):
+            drawn = view({name: values[row] for name, values in arrays.items()})
+            variants.setdefault(image_id, []).append(add_caption(drawn, f"epoch {epoch}"))
+    return variants
+
+
+View = Callable[[dict[str, npt.NDArray[Any]]], Picture]
+
+
+def _detector_views(source: Any, options: InputOptions) -> tuple[Any, View]:
+    """Training batches of the detector, and how a row of them is drawn, with the boxes that its targets stand for."""
+    from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
+    from gaudi_datasets.detection.pipeline import train_dataset
+    from gaudi_ops import decode_boxes
+
+    names = class_names_of(source)
+
+    def view(row: dict[str, npt.NDArray[Any]]) -> Picture:
+        matched = np.flatnonzero(row["classes"])
+        boxes, labels = decode_boxes(row["offsets"])[matched], row["classes"][matched]
+        kept = list(_first_of_each(boxes, labels))
+        return draw_boxes(_to_picture((row["images"] * STDDEV_RGB + MEAN_RGB) * 255), boxes[kept], labels[kept], names)
+
+    return train_dataset(source, options), view
+
+
+def _classifier_views(source: Any, options: InputOptions) -> tuple[Any, View]:
+    """Training batches of the classifier, and how a row of them is drawn."""
+    from dataclasses import replace
+
+    from gaudi_datasets.classification.pipeline import MEAN_RGB, train_dataset
+
+    dataset = train_dataset(source, replace(options, image_size=224))
+    return dataset, lambda row: fit_picture(_to_picture(row["images"] + MEAN_RGB))
+
+
+def _first_of_each(boxes_yxyx: npt.NDArray[np.float32], labels: npt.NDArray[np.int32]) -> Iterator[int]:
+    """The rows of boxes that differ: several default boxes are matched with each box."""
+    seen: list[int] = []
+    for row, (box, label) in enumerate(zip(boxes_yxyx, labels, strict=True)):
+        if not any(labels[other] == label and np.abs(boxes_yxyx[other] - box).max() < _SAME_BOX for other in seen):
+            seen.append(row)
+            yield row
+
+
+def _to_picture(pixels: npt.NDArray[np.float32]) -> Picture:
+    return Image.fromarray(np.rint(np.clip(pixels, 0, 255)).astype(np.uint8))
+
+
+def _name(example: Example) -> str:
+    stem = re.sub(r"[^\w.-]+", "_", Path(example.file_name).stem)
+    return f"{example.image_id}{f'-{stem}' if stem else ''}.jpg"

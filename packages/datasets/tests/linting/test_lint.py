@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gaudi_datasets.classification.class_folders import FolderSource
+from gaudi_datasets.classification.records import write_records as write_class_records
+from gaudi_datasets.classification.sources import RecordSource as ClassRecords
+from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco, read_coco
+from gaudi_datasets.detection.records import write_records
+from gaudi_datasets.detection.sources import RecordSource
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.linting.lint import lint_classification, lint_detection, report_broken
+from gaudi_datasets.linting.picture_sets import (
+    AnnotatedFiles,
+    ListedFiles,
+    RecordPictures,
+    annotations_of_records,
+    labels_of_records,
+)
+from gaudi_datasets.linting.report import LintReport
+
+Encode = Callable[..., bytes]
+WriteCoco = Callable[..., Path]
+BOX = [1.0, 2.0, 30.0, 40.0]
+
+
+def lint_file(path: Path, other: Path | None = None) -> LintReport:
+    others = None if other is None else AnnotatedFiles(read_coco(other), other.with_suffix(""))
+    annotations = read_coco(path)
+    return lint_detection(annotations, AnnotatedFiles(annotations, path.with_suffix("")), "name", others=others)
+
+
+def test_a_faulty_data_set_is_reported_whole(write_coco: WriteCoco, encode: Encode) -> None:
+    """Missing, truncated, folder-like, twice, in the other set, and a box of no size: all at once."""
+    images = {"a.jpg": encode(1), "b.jpg": None, "c.jpg": encode(3)[:300], "d.png": encode(1), "e.jpg": encode(5)}
+    boxes = [(1, 3, BOX), (1, 5, [0.0, 0.0, 0.0, 9.0]), (2, 5, BOX), (3, 5, BOX), (4, 3, BOX)]
+    train = write_coco(images, boxes)
+    val = write_coco({"x.jpg": encode(5), "y.jpg": encode(6)}, [(1, 3, BOX)], name="val")
+    report = lint_file(train, val)
+    assert {rule.name: len(findings) for rule, findings in report.by_rule().items()} == {
+        "missing picture": 1,
+        "unreadable picture": 1,
+        "box of no size": 1,
+        "mislabelled picture": 1,
+        "duplicate picture": 1,
+        "in both sets": 1,
+        "picture without a box": 1,
+        "class without boxes": 1,
+    }
+    assert report.losses == 3
+    assert (report.kind, report.images, report.boxes_kept, report.boxes_total) == ("detection", 5, 4, 5)
+    folder = train.with_suffix("")
+    missing, unreadable, no_size = map(str, report.findings[:3])
+    assert missing == f"{folder / 'b.jpg'}: there is no such file"
+    assert unreadable.startswith(f"{folder / 'c.jpg'}: cannot be decoded (")
+    assert no_size == f"{train}: annotation 2, image 1 (a.jpg): box at x 0, y 0 is 0 wide and 9 high"
+    overlap = next(str(one) for one in report.findings if one.rule.name == "in both sets")
+    assert overlap == f"{val.with_suffix('') / 'x.jpg'}: has the content of {folder / 'e.jpg'}"
+
+
+def test_a_folder_in_place_of_a_picture_is_unreadable(write_coco: WriteCoco) -> None:
+    path = write_coco({"a.jpg": None}, [(1, 3, BOX)])
+    (path.with_suffix("") / "a.jpg").mkdir()
+    assert str(lint_file(path).findings[0]).endswith("a.jpg: is a folder; it must be an image file")
+
+
+def test_records_have_the_counts_of_what_they_were_made_of(
+    write_coco: WriteCoco, encode: Encode, tmp_path: Path
+) -> None:
+    images = {f"{number}.jpg": encode(number) for number in range(5)}
+    boxes = [(number, 3, [0.0, 0.0, 80.0, 60.0]) for number in range(1, 6)] + [(2, 5, BOX), (3, 5, BOX)]
+    path = write_coco(images, boxes, crowds=(7,))
+    annotations = read_coco(path)
+    write_records(annotations, path.with_suffix(""), tmp_path / "out", "train", keep_empty=True, shards=2)
+    source = RecordSource(tmp_path / "out", "train")
+    again = annotations_of_records(source)
+    report = lint_detection(again, RecordPictures(source), source.name)
+    assert report.classes == lint_file(path).classes
+    assert [str(finding) for finding in report.findings] == [f"{source.name}: class '$owl[/]' (id 9)"]
+    assert again.faults == ()
+
+
+def test_damaged_records_are_named_and_the_others_counted(
+    write_coco: WriteCoco, encode: Encode, tmp_path: Path
+) -> None:
+    path = write_coco({f"{n}.jpg": encode(n) for n in range(3)}, [(n, 3, BOX) for n in (1, 2, 3)])
+    write_records(read_coco(path), path.with_suffix(""), tmp_path / "out", "train", keep_empty=True, shards=1)
+    (shard,) = (tmp_path / "out").glob("*.tfrecord")
+    content = bytearray(shard.read_bytes())
+    content[100] ^= 1
+    shard.write_bytes(content)
+    source = RecordSource(tmp_path / "out", "train")
+    report = lint_detection(annotations_of_records(source), RecordPictures(source), source.name)
+    assert (report.images, report.boxes_kept, report.losses) == (3, 2, 1)
+    assert str(report.findings[0]).startswith(f"{source.name}: picture 0: {shard}: record 0: its checksum is wrong")
+
+
+@pytest.fixture
+def class_folder(tmp_path: Path, encode: Encode) -> Path:
+    for number, name in enumerate(["cat/a.jpg", "cat/b.jpg", "dog/c.png", "dog/d.jpg"]):
+        (tmp_path / "classes" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "classes" / name).write_bytes(encode(number % 3, "PNG" if name.endswith("png") else "JPEG"))
+    return tmp_path / "classes"
+
+
+def test_class_folders_are_linted_by_their_sorted_files(class_folder: Path) -> None:
+    source = FolderSource(class_folder)
+    report = lint_classification(source.files.labels, source.class_names, ListedFiles(source), source.name)
+    assert (report.kind, report.images, report.boxes_total) == ("classification", 4, None)
+    assert [(one.name, one.images, one.boxes) for one in report.classes] == [("cat", 2, None), ("dog", 2, None)]
+    (finding,) = report.findings
+    assert str(finding) == f"{class_folder / 'dog/d.jpg'}: has the content of {class_folder / 'cat/a.jpg'}"
+
+
+def test_records_of_classes_are_linted(class_folder: Path, tmp_path: Path) -> None:
+    write_class_records(FolderSource(class_folder), tmp_path / "out", "train")
+    source = ClassRecords(tmp_path / "out", "train")
+    labels = labels_of_records(source)
+    report = lint_classification(labels, (*source.class_names, "owl"), RecordPictures(source), source.name)
+    assert [(one.name, one.images) for one in report.classes] == [("cat", 2), ("dog", 2), ("owl", 0)]
+    assert [finding.rule.name for finding in report.findings] == ["duplicate picture", "class without boxes"]
+    assert report.losses == 0
+
+
+def test_every_fault_of_the_annotations_is_in_the_report(tmp_path: Path) -> None:
+    document = {"images": [{"id": 1}, {"id": 1}], "annotations": [5], "categories": [{"id": 1, "name": "a"}]}
+    with pytest.raises(DataError) as error:
+        parse_coco(document, Path("gt.json"))
+    report = report_broken("gt.json", error.value)
+    assert report.losses == 3
+    assert [str(finding)[:30] for finding in report.findings] == [
+        "gt.json: image 1 (images[0]): ",
+        "gt.json: image 1 (images[1]): ",
+        "gt.json: annotations[0]: is 5;",
+    ]
+    json.dumps(report.as_json())
+    assert [str(one) for one in report_broken("x", DataError("x: is empty")).findings] == ["x: is empty"]
+
+
+def test_annotations_without_images_have_a_report() -> None:
+    document = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}
+    annotations: CocoAnnotations = parse_coco(document, Path("gt.json"))
+    report = lint_detection(annotations, AnnotatedFiles(annotations, "."), "gt.json")
+    assert (report.images, report.boxes_total, report.sizes) == (0, 0, {})
