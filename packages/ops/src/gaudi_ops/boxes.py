@@ -39,9 +39,27 @@ def iou(boxes_a_yxyx: npt.ArrayLike, boxes_b_yxyx: npt.ArrayLike) -> FloatArray:
     Returns:
         float32 [..., n, m] in 0..1; 0 where the boxes do not meet, also for two boxes of no size.
     """
-    a = np.asarray(boxes_a_yxyx, np.float32)[..., :, None, :]
-    b = np.asarray(boxes_b_yxyx, np.float32)[..., None, :, :]
-    sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
-    intersection = np.prod(np.maximum(sides, 0), axis=-1)
-    union = areas(a) + areas(b) - intersection
-    return np.divide(intersection, union, out=np.zeros_like(intersection), where=intersection > 0)
+    # Coordinate by coordinate, in place, over contiguous rows: over an axis of four it takes twenty times as long.
+    a = np.ascontiguousarray(np.moveaxis(np.asarray(boxes_a_yxyx, np.float32), -1, 0))[..., :, None]
+    b = np.ascontiguousarray(np.moveaxis(np.asarray(boxes_b_yxyx, np.float32), -1, 0))[..., None, :]
+    # One allocation: the pages of several that are freed together go back to the system, and come back at a price.
+    heights, widths, rest = np.empty((3, *np.broadcast_shapes(a[0].shape, b[0].shape)), np.float32)
+    _overlap(a[0], a[2], b[0], b[2], heights, rest)
+    _overlap(a[1], a[3], b[1], b[3], widths, rest)
+    intersection = np.multiply(heights, widths, out=heights)
+    union = np.add((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]), out=widths)
+    union -= intersection
+    # Where boxes meet, the union is at least the smallest positive number; elsewhere it may be 0.
+    np.maximum(union, np.full_like(b[0], np.finfo(np.float32).smallest_subnormal), out=union)
+    return np.divide(intersection, union, out=intersection)
+
+
+def _overlap(
+    low_a: FloatArray, high_a: FloatArray, low_b: FloatArray, high_b: FloatArray, length: FloatArray, rest: FloatArray
+) -> None:
+    """Write lengths [..., n, m] that intervals [..., n, 1] and [..., 1, m] have in common, 0 where they do not meet."""
+    # Sums are broadcast fast, but minima are vectorised only where both operands have a row: hence the row of zeros.
+    zeros = np.zeros_like(low_b)
+    np.minimum(np.add(high_a, zeros, out=length), high_b, out=length)
+    length -= np.maximum(np.add(low_a, zeros, out=rest), low_b, out=rest)
+    np.maximum(length, zeros, out=length)

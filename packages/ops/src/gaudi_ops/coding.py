@@ -13,17 +13,22 @@ from gaudi_ops.anchors import SSD300, DefaultBoxSpec, default_boxes_cyxhw
 from gaudi_ops.boxes import FloatArray, cyxhw_to_yxyx, yxyx_to_cyxhw
 
 
-def encode_boxes(boxes_yxyx: npt.ArrayLike, spec: DefaultBoxSpec = SSD300) -> FloatArray:
-    """Offsets of boxes from the default boxes.
+def encode_boxes(
+    boxes_yxyx: npt.ArrayLike, spec: DefaultBoxSpec = SSD300, rows: npt.NDArray[np.intp] | None = None
+) -> FloatArray:
+    """Offsets of boxes from the default boxes, or from some of them.
 
     Args:
-        boxes_yxyx: [..., spec.num_boxes, 4], the box assigned to each default box, of positive size, in 0..1.
+        boxes_yxyx: [..., n, 4], the box assigned to each default box, of positive size, in 0..1; n is spec.num_boxes,
+            or the number of rows.
         spec: the default boxes.
+        rows: which default boxes the boxes are assigned to; all when None.
 
     Returns:
-        float32 [..., spec.num_boxes, 4]: dy, dx in default box sizes and dh, dw as logarithms, over the variances.
+        float32 [..., n, 4]: dy, dx in default box sizes and dh, dw as logarithms, over the variances.
     """
     boxes, anchors = yxyx_to_cyxhw(boxes_yxyx), default_boxes_cyxhw(spec)
+    anchors = anchors if rows is None else anchors[rows]
     centers = (boxes[..., :2] - anchors[:, :2]) / anchors[:, 2:] / np.float32(spec.center_variance)
     sizes = np.log(boxes[..., 2:] / anchors[:, 2:]) / np.float32(spec.size_variance)
     return np.concatenate([centers, sizes], axis=-1)

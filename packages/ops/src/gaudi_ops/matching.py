@@ -33,5 +33,8 @@ def match_boxes(
     overlaps = iou(boxes[objects], default_boxes(spec))
     # Twice the largest IoU there is: an object's own best default box can't be taken by mere overlap.
     overlaps[np.arange(objects.size), overlaps.argmax(axis=1)] = 2.0
-    best_objects = objects[overlaps.argmax(axis=0)]
-    return np.where(overlaps.max(axis=0) >= threshold, best_objects, -1)
+    matches = np.full(spec.num_boxes, -1, np.int64)
+    # Few default boxes are matched, and the row of a maximum costs much more to find than its value.
+    matched = np.flatnonzero(overlaps.max(axis=0) >= threshold)
+    matches[matched] = objects[overlaps[:, matched].argmax(axis=0)]
+    return matches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_ops.anchors import SSD300, DefaultBoxSpec, default_boxes
+from gaudi_ops.anchors import SSD300, DefaultBoxSpec
 from gaudi_ops.boxes import FloatArray
 from gaudi_ops.coding import encode_boxes
 from gaudi_ops.matching import match_boxes
@@ -38,9 +38,6 @@ def encode_targets(
     rows = np.flatnonzero(matches >= 0)
     target_classes = np.zeros(spec.num_boxes, np.int32)
     target_classes[rows] = classes[matches[rows]]
-    # Unmatched rows are encoded too, from the default boxes themselves, and left out: one expression for all rows.
-    assigned = default_boxes(spec).copy()
-    assigned[rows] = boxes[matches[rows]]
     offsets = np.zeros((spec.num_boxes, 4), np.float32)
-    offsets[rows] = encode_boxes(assigned, spec)[rows]
+    offsets[rows] = encode_boxes(boxes[matches[rows]], spec, rows)
     return target_classes, offsets, np.int32(rows.size)
