@@ -168,7 +168,7 @@ def torch_weights(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure speed and memory against alternatives, in one run; names choose among benchmarks/, REAL_DATA is needed."""
+    """Measure speed and memory against alternatives, in one run; names choose among them, REAL_DATA is needed."""
     install_everything(session)
     session.install("-c", CONSTRAINTS, "psutil")
     session.run("python", "-m", "benchmarks", *session.posargs)

@@ -71,6 +71,19 @@ class SampleOrder:
         return np.array(indices, np.int64), epochs
 
 
+def deal_positions(num_images: int, options: InputOptions) -> npt.NDArray[np.int64]:
+    """The positions that this rank evaluates: int64 [steps * batch_size], whole batches dealt to the ranks in turn.
+
+    All ranks get as many steps; each position below num_images is dealt to one of them, and greater ones stand for
+    padding. They rise, so that padding comes last.
+    """
+    per_step = options.batch_size * options.size
+    steps = -(-num_images // per_step)
+    dealt = np.arange(steps * per_step).reshape(steps, options.size, options.batch_size)
+    positions: npt.NDArray[np.int64] = dealt[:, options.rank].reshape(-1)
+    return positions
+
+
 def image_generator(seed: int, epoch: int, image_id: int) -> np.random.Generator:
     """A generator whose draws depend on the three numbers only: Philox counts from (image id) under key (seed, epoch).
 

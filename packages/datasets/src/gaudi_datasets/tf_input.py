@@ -8,12 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.sampling import PADDING_ID, InputOptions
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, deal_positions
 
 
-def read_batches(dataset: Any, source: DetectionSource | None = None) -> Iterator[dict[str, Any]]:
+def read_batches(
+    dataset: Any, source: DetectionSource | ClassificationSource | None = None
+) -> Iterator[dict[str, Any]]:
     """The batches of a pipeline, its faults as exceptions of ours.
 
     Args:
@@ -33,7 +36,7 @@ def read_batches(dataset: Any, source: DetectionSource | None = None) -> Iterato
         raise DataError(ours[1] if ours else f"{where}an image of the records cannot be decoded: {text}") from None
 
 
-def _find_undecodable(source: DetectionSource) -> str:
+def _find_undecodable(source: DetectionSource | ClassificationSource) -> str:
     """Which image it was. The decoder does not tell, so all are tried: it is done once, and the run ends anyway."""
     for index in range(len(source)):
         example = source.read(index)
@@ -78,20 +81,34 @@ def decode_image(encoded: Any, window: Any) -> Any:
     return image
 
 
-def fill_batch(batch: dict[str, Any], batch_size: int) -> dict[str, Any]:
-    """Fill a last, smaller batch up to its full size with padding."""
-    missing = batch_size - tf.shape(batch["image_ids"])[0]
+def evaluation_batches(load: Callable[[Any], dict[str, Any]], num_images: int, options: InputOptions) -> Any:
+    """Every image once, in order, in batches of equal shape; as many batches on every rank.
 
-    def fill(values: Any, constant: int) -> Any:
-        rows = [[0, missing]] + [[0, 0]] * (values.shape.rank - 1)
-        return tf.ensure_shape(tf.pad(values, rows, constant_values=constant), [batch_size, *values.shape[1:]])
+    Args:
+        load: from an index, int64 [], to the tensors of that image; "image_ids" is one of them.
+        num_images: indices are 0..num_images - 1.
+        options: see `InputOptions`.
 
-    return {name: fill(values, PADDING_ID if name == "image_ids" else 0) for name, values in batch.items()}
+    Returns:
+        tf.data.Dataset of dicts. What lacks to whole batches on all ranks has id -1, and zeros for everything else.
+    """
+    positions = deal_positions(num_images, options)
+    mine = positions[positions < num_images]
+    dataset = tf.data.Dataset.from_tensor_slices(mine).map(load, num_parallel_calls=options.parallel_calls)
+    padding = {
+        name: tf.fill(spec.shape, tf.cast(PADDING_ID if name == "image_ids" else 0, spec.dtype))
+        for name, spec in dataset.element_spec.items()
+    }
+    missing = tf.data.Dataset.from_tensors(padding).repeat(len(positions) - len(mine))
+    dataset = dataset.concatenate(missing).batch(options.batch_size, drop_remainder=True)
+    return dataset.prefetch(2).with_options(threading_options(options))
 
 
 def threading_options(options: InputOptions) -> Any:
     """The tf.data.Options of a pipeline: as many threads as configured, elements in order."""
     result = tf.data.Options()
     result.threading.private_threadpool_size = options.threads
+    # Images are worked on side by side; to split one's operations over threads too would only cost.
+    result.threading.max_intra_op_parallelism = 1
     result.deterministic = True
     return result

@@ -13,7 +13,6 @@ from gaudi_datasets.classification.augmentation import RESNET_CROPS, RESNEXT_CRO
 from gaudi_datasets.classification.examples import ClassificationExample
 from gaudi_datasets.classification.pipeline import (
     MEAN_RGB,
-    deal_positions,
     eval_dataset,
     fake_dataset,
     prepare_image,
@@ -22,7 +21,7 @@ from gaudi_datasets.classification.pipeline import (
     train_dataset,
 )
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, image_generator
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, deal_positions, image_generator
 from gaudi_datasets.tf_input import read_batches
 
 Encode = Callable[..., bytes]

@@ -21,7 +21,7 @@ import tensorflow as tf
 from gaudi_datasets.classification.augmentation import RESNET_CROPS, CropRange, draw_augmentation
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, image_generator
-from gaudi_datasets.tf_input import call_python, threading_options
+from gaudi_datasets.tf_input import call_python, evaluation_batches, threading_options
 
 # Of ImageNet, RGB, for values in 0..255; the originals subtract them and divide by nothing.
 MEAN_RGB = np.array([123.68, 116.78, 103.94], np.float32)
@@ -91,22 +91,14 @@ def eval_dataset(source: ClassificationSource, options: InputOptions, *, num_ima
         -1 and whose label is 0.
     """
     count = len(source) if num_images is None else min(num_images, len(source))
-    places = deal_positions(count, options)
-    real = places[places < count]
 
-    def read(indices: Any) -> Any:
-        return call_python(functools.partial(_read_whole, source, options), [indices], *_WHOLE_SIGNATURE)
-
-    def load(encoded: Any, decoding: Any, label: Any, image_id: Any) -> dict[str, Any]:
+    def load(index: Any) -> dict[str, Any]:
+        function = functools.partial(_read_whole, source, options)
+        encoded, decoding, label, image_id = call_python(function, [index], *_WHOLE_SIGNATURE)
         pixels = _resize_center(_decode_whole(encoded, decoding), options.image_size)
         return {"images": _finish(pixels, options), "labels": label, "image_ids": image_id}
 
-    chunks = tf.data.Dataset.from_tensor_slices(real).batch(_CHUNK)
-    dataset = chunks.map(read, num_parallel_calls=_readers(options)).unbatch()
-    dataset = dataset.map(load, num_parallel_calls=options.parallel_calls)
-    padding = tf.data.Dataset.from_tensors(_make_padding(options)).repeat(len(places) - len(real))
-    dataset = dataset.concatenate(padding).batch(options.batch_size, drop_remainder=True)
-    return dataset.prefetch(2).with_options(threading_options(options))
+    return evaluation_batches(load, count, options)
 
 
 def fake_dataset(options: InputOptions, *, num_classes: int) -> Any:
@@ -167,25 +159,13 @@ def resized_side(image_size: int) -> int:
     return round(image_size * _MARGIN)
 
 
-def deal_positions(count: int, options: InputOptions) -> npt.NDArray[np.int64]:
-    """The positions that this rank evaluates, whole batches of them: batch after batch is dealt to the ranks in turn.
-
-    All ranks get as many; a position of `count` or more stands for padding, and these come last.
-    """
-    per_step = options.batch_size * options.size
-    steps = -(-count // per_step)
-    dealt = np.arange(steps * per_step).reshape(steps, options.size, options.batch_size)
-    positions: npt.NDArray[np.int64] = dealt[:, options.rank].reshape(-1)
-    return positions
-
-
 _CROP_SIGNATURE: tuple[list[Any], list[list[int | None]]] = (
     [tf.string, tf.int32, tf.int32, tf.bool, tf.int32, tf.int64],
     [[None], [None, 4], [None], [None], [None], [None]],
 )
 _WHOLE_SIGNATURE: tuple[list[Any], list[list[int | None]]] = (
     [tf.string, tf.int32, tf.int32, tf.int64],
-    [[None], [None], [None], [None]],
+    [[], [], [], []],
 )
 
 
@@ -209,11 +189,11 @@ def _read_crops(
     return examples.encoded, windows, decodings, draws.flips, examples.labels, examples.image_ids
 
 
-def _read_whole(source: ClassificationSource, options: InputOptions, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]:
-    """Examples as arrays in the order of `_WHOLE_SIGNATURE`."""
-    examples = _Examples([source.read(index) for index in indices.tolist()])
+def _read_whole(source: ClassificationSource, options: InputOptions, index: int) -> tuple[Any, ...]:
+    """An example, as arrays in the order of `_WHOLE_SIGNATURE`."""
+    examples = _Examples([source.read(int(index))])
     decodings = examples.choose_decodings(examples.sizes, resized_side(options.image_size), aligned=True)
-    return examples.encoded, decodings, examples.labels, examples.image_ids
+    return examples.encoded[0], decodings[0], examples.labels[0], examples.image_ids[0]
 
 
 class _Examples:
@@ -282,12 +262,6 @@ def _finish(pixels: Any, options: InputOptions) -> Any:
     shape = (options.image_size, options.image_size, 3)
     mean = tf.constant(np.broadcast_to(MEAN_RGB, shape))  # of full size: broadcasting the inner axis is slow
     return tf.cast(tf.ensure_shape(pixels, shape) - mean, options.dtype)
-
-
-def _make_padding(options: InputOptions) -> dict[str, Any]:
-    shape = (options.image_size, options.image_size, 3)
-    image = tf.zeros(shape, options.dtype)
-    return {"images": image, "labels": np.int32(0), "image_ids": np.int64(PADDING_ID)}
 
 
 def _readers(options: InputOptions) -> int:

@@ -78,14 +78,24 @@ def draw_crop(boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generato
     """
     if len(boxes_yxyx) == 0:
         return WHOLE_IMAGE
+    attainable = _attainable_iou(boxes_yxyx)
     while generator.random() >= WHOLE_CROP_PROBABILITY:
         min_iou = MIN_IOUS[generator.integers(len(MIN_IOUS))]
+        if min_iou > attainable:  # none of 50 windows would be valid
+            continue
         windows = _propose_windows(generator)
         valid = np.flatnonzero(_are_valid(windows, boxes_yxyx, min_iou))
         if valid.size:
             window: npt.NDArray[np.float32] = windows[valid[-1]]
             return window
     return WHOLE_IMAGE
+
+
+def _attainable_iou(boxes_yxyx: npt.NDArray[np.float32]) -> float:
+    """An overlap that no window exceeds with all boxes: windows have sides of at least 0.3, small objects have not."""
+    sizes = boxes_yxyx[:, 2:] - boxes_yxyx[:, :2]
+    best = (sizes / np.maximum(sizes, MIN_SIDE)).prod(axis=1).min()
+    return float(best) + 1e-4  # windows are rounded
 
 
 def _propose_windows(generator: np.random.Generator) -> npt.NDArray[np.float32]:
@@ -130,10 +140,13 @@ def crop_boxes(
         boxes float32 [kept, 4] and the mask bool [n] of the kept ones.
     """
     kept = _centers_inside(window_yxyx[None], boxes_yxyx)[0]
-    origin, size = np.tile(window_yxyx[:2], 2), np.tile(window_yxyx[2:] - window_yxyx[:2], 2)
+    origin = window_yxyx[[0, 1, 0, 1]]
+    size = window_yxyx[[2, 3, 2, 3]] - origin
     return np.clip((boxes_yxyx[kept] - origin) / size, 0.0, 1.0), kept
 
 
 def flip_boxes(boxes_yxyx: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Boxes [n, 4], fractions of the image, after mirroring left to right."""
-    return np.stack([boxes_yxyx[:, 0], 1 - boxes_yxyx[:, 3], boxes_yxyx[:, 2], 1 - boxes_yxyx[:, 1]], axis=1)
+    mirrored = boxes_yxyx[:, [0, 3, 2, 1]]
+    mirrored[:, 1::2] = 1 - mirrored[:, 1::2]
+    return mirrored
