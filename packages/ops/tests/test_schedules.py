@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import pickle
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -53,3 +56,90 @@ def test_warmup_is_linear_and_then_the_schedule(warmup: int, step: int) -> None:
     cosine = schedules.cosine(1.0, 2000)
     rate = schedules.linear_warmup(cosine, warmup)(step)
     assert rate == (cosine(step) if step >= warmup else pytest.approx(cosine(warmup) * step / warmup))
+
+
+def test_the_resnet_schedule() -> None:
+    """SGD on ImageNet at global batch 256: 5 epochs of 5004 steps up, then a tenth of the rate at a time."""
+    rate = schedules.linear_warmup(
+        schedules.piecewise_constant(0.1, [150120, 300240, 400320], [0.1, 0.01, 0.001]), 5 * 5004
+    )
+    assert [rate(step) for step in (0, 12510, 25020, 150119)] == pytest.approx([0, 0.05, 0.1, 0.1])
+    assert [rate(step) for step in (150120, 300240, 400320)] == pytest.approx([0.01, 0.001, 0.0001])
+
+
+def test_the_lars_schedule() -> None:
+    """Global batch 2048, 40 epochs of 625 steps, 3 of them up: the decay is over 25000 - 1875 + 1 steps."""
+    total, warmup = 25000, 1875
+    rate = schedules.linear_warmup(schedules.polynomial(9.5, total - warmup + 1, first_step=warmup), warmup)
+    assert [rate(step) for step in (0, 375, 1875)] == pytest.approx([0, 1.9, 9.5])
+    assert rate(1876) == pytest.approx(1e-4 + (9.5 - 1e-4) * (1 - 1 / 23126) ** 2)
+    assert rate(total - 1) == pytest.approx(1e-4 + (9.5 - 1e-4) * (2 / 23126) ** 2)
+    assert [rate(step) for step in (25001, 10**6)] == pytest.approx([1e-4, 1e-4])
+
+
+def test_the_resnext_schedule() -> None:
+    """Global batch 128, 90 epochs: up to the base rate, then what the cosine over all steps has come to."""
+    total, warmup = int(1281167 / 128 * 90), int(8 * 1281167 / 128)
+    assert (total, warmup) == (900820, 80072)
+    rate = schedules.linear_warmup(schedules.cosine(0.256 * 128 / 256, total), warmup, peak_rate=0.128)
+    assert [rate(step) for step in (0, 40036, 450410, total)] == pytest.approx([0, 0.064, 0.064, 0], abs=1e-12)
+    assert rate(80071) == pytest.approx(0.128 * 80071 / 80072)
+    assert rate(80072) == pytest.approx(0.128 * 0.9806313, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"), [(1, (10, 5)), (16383, (10, 5)), (16384, (25, 5)), (32767, (25, 5)), (32768, (31.2, 25))]
+)
+def test_lars_defaults(batch: int, expected: tuple[float, int]) -> None:
+    assert schedules.lars_defaults(batch) == expected
+
+
+def test_polynomial_by_hand() -> None:
+    rate = schedules.polynomial(3.0, 4, 1.0, power=3.0, first_step=10)
+    assert [rate(step) for step in (0, 10, 12, 13, 14, 99)] == [3, 3, 1.25, 1.03125, 1, 1]
+
+
+def test_triangular_by_hand() -> None:
+    rate = schedules.triangular(1.0, 5.0, 4)
+    assert [rate(step) for step in range(0, 13, 2)] == [1, 3, 5, 3, 1, 3, 5]
+    halved = schedules.triangular(1.0, 5.0, 4, decay=0.5)
+    assert [halved(step) for step in (4, 12, 20)] == [5, 3, 2]
+
+
+def test_the_flowers_recipe() -> None:
+    rate = schedules.triangular(1e-4, 4e-3, 40)
+    assert [rate(step) for step in (0, 20, 40, 80, 120)] == pytest.approx([1e-4, 2.05e-3, 4e-3, 1e-4, 4e-3])
+
+
+def test_constant() -> None:
+    assert {schedules.constant(0.5)(step) for step in (0, 7, 10**9)} == {0.5}
+
+
+@pytest.mark.parametrize("build", [schedules.polynomial, lambda rate, steps: schedules.triangular(0.0, rate, steps)])
+def test_schedules_refuse_no_steps(build: Callable[[float, int], schedules.Schedule]) -> None:
+    with pytest.raises(ValueError, match=r"steps is 0; use at least 1"):
+        build(1.0, 0)
+
+
+EVERY = [
+    schedules.constant(0.1),
+    schedules.linear_warmup(schedules.piecewise_constant(0.1, [30, 60], [0.1, 0.01]), 5),
+    schedules.linear_warmup(schedules.cosine(0.128, 900), 80, 0.128),
+    schedules.polynomial(9.5, 100, first_step=5),
+    schedules.triangular(1e-4, 4e-3, 40, decay=0.5),
+]
+
+
+@pytest.mark.parametrize("schedule", EVERY)
+def test_a_schedule_is_kept_as_json_and_as_a_pickle(schedule: schedules.Schedule) -> None:
+    restored = schedules.from_config(json.loads(json.dumps(schedules.to_config(schedule))))
+    copied = pickle.loads(pickle.dumps(schedule))  # noqa: S301 - our own bytes: worker processes get schedules so
+    for step in (0, 3, 5, 31, 61, 500):
+        assert restored(step) == copied(step) == schedule(step)
+
+
+def test_only_our_schedules_have_a_configuration() -> None:
+    with pytest.raises(TypeError, match=r"only one that gaudi_ops\.schedules built"):
+        schedules.to_config(lambda step, operations=schedules.NUMBERS: 1.0)
+    with pytest.raises(ValueError, match="formula is 'exec'; use one of constant, "):
+        schedules.from_config({"formula": "exec"})

@@ -1,4 +1,4 @@
-"""NumPy references of the loss operations: short, plain, and what the fast forms are tested against."""
+"""NumPy references of the operations: short, plain, and what the fast forms are tested against."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_ops.boxes import FloatArray
+
+Pads = tuple[tuple[int, int], tuple[int, int]]
 
 HUBER_DELTA = 1.0
 NEGATIVES_PER_POSITIVE = 3
@@ -53,3 +55,79 @@ def ssd_loss(
     class_loss = np.mean(np.where(positive | hardest, entropy, 0.0).sum(axis=1) / matched)
     box_loss = np.mean((huber(errors).sum(axis=-1) * positive).sum(axis=1) / matched)
     return np.float32(class_loss + box_loss), np.float32(class_loss), np.float32(box_loss)
+
+
+def smoothed_softmax_cross_entropy(logits: npt.ArrayLike, labels: npt.ArrayLike, smoothing: float) -> FloatArray:
+    """Cross entropy [batch] of the softmax of logits [batch, classes] against shares [batch, classes], smoothed."""
+    values = np.asarray(logits, np.float64)
+    shares = np.asarray(labels) * (1 - smoothing) + smoothing / values.shape[-1]
+    shifted = values - values.max(axis=-1, keepdims=True)
+    probabilities = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    entropy: FloatArray = -(shares * probabilities).sum(axis=-1).astype(np.float32)
+    return entropy
+
+
+def topk_hits(logits: npt.ArrayLike, labels: npt.ArrayLike, k: int) -> npt.NDArray[np.bool_]:
+    """Whether each label [batch] is among the k classes with the largest of logits [batch, classes], without NaN."""
+    best = np.argsort(-np.asarray(logits), axis=-1, kind="stable")[:, :k]
+    hits: npt.NDArray[np.bool_] = (best == np.asarray(labels)[:, None]).any(axis=-1)
+    return hits
+
+
+def magnitude_mask(weights: npt.ArrayLike, sparsity: float) -> npt.NDArray[np.bool_]:
+    """Mask of the largest weights by absolute value, without the share `sparsity` of them; ties to the lower index."""
+    array = np.asarray(weights)
+    kept = array.size - int(np.round(sparsity * array.size))
+    return topk_mask(np.abs(array).reshape(1, -1), [kept]).reshape(array.shape)
+
+
+def lars_step(
+    weights: npt.ArrayLike,
+    velocity: npt.ArrayLike,
+    gradient: npt.ArrayLike,
+    rate: float,
+    *,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-4,
+    eeta: float = 0.001,
+    epsilon: float = 1e-7,
+    skipped: bool = False,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Weights and velocity of one variable after a step of `gaudi_ops.tf.LARS`; `skipped`: without ratio and decay."""
+    w, v, g = (np.asarray(values, np.float64) for values in (weights, velocity, gradient))
+    if not skipped:
+        weight_norm, gradient_norm = np.linalg.norm(w), np.linalg.norm(g)
+        if weight_norm > 0 and gradient_norm > 0:
+            rate *= float(eeta * weight_norm / (gradient_norm + weight_decay * weight_norm + epsilon))
+        g = g + weight_decay * w
+    v = momentum * v - rate * g
+    return w + v, v
+
+
+def grouped_conv2d(
+    inputs: npt.ArrayLike, filters: npt.ArrayLike, groups: int, strides: tuple[int, int], pads: Pads
+) -> npt.NDArray[np.float64]:
+    """Grouped convolution of inputs [batch, h, w, c_in] padded by zeros; as `gaudi_ops.tf.grouped_conv2d`."""
+    images = np.pad(np.asarray(inputs, np.float64), [(0, 0), *pads, (0, 0)])
+    kernels = np.asarray(filters, np.float64)
+    height, width, channels, outputs = kernels.shape
+    rows = (images.shape[1] - height) // strides[0] + 1
+    columns = (images.shape[2] - width) // strides[1] + 1
+    result = np.zeros([len(images), rows, columns, groups, outputs // groups])
+    kernels = kernels.reshape(height, width, channels, groups, outputs // groups)
+    for y in range(height):
+        for x in range(width):
+            window = images[:, y : y + rows * strides[0] : strides[0], x : x + columns * strides[1] : strides[1]]
+            window = window[:, :rows, :columns].reshape(len(images), rows, columns, groups, channels)
+            result += np.einsum("nrcgi,igo->nrcgo", window, kernels[y, x])
+    return result.reshape(len(images), rows, columns, outputs)
+
+
+def same_pads(size: tuple[int, int], kernel: tuple[int, int], strides: tuple[int, int]) -> Pads:
+    """Zeros that TensorFlow's SAME puts around rows and columns: one more below and on the right where uneven."""
+    totals = [
+        max((-(-length // stride) - 1) * stride + extent - length, 0)
+        for length, extent, stride in zip(size, kernel, strides, strict=True)
+    ]
+    rows, columns = ((total // 2, total - total // 2) for total in totals)
+    return rows, columns

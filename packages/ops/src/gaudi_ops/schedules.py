@@ -1,16 +1,72 @@
-"""Learning-rate schedules as pure functions: step -> rate.
+"""Schedules as pure functions: step -> value, for learning rates and for the sparsity of pruning.
 
 Each builder returns a function of the step, counted from 0. Plain Python, so that a schedule can be planned, plotted
-and tested without a framework; the training loop feeds its value to the optimizer.
+and tested without a framework; the training loop feeds its value to the optimizer. The formulas take what differs
+between numbers and tensors as an argument: `gaudi_ops.tf.TensorSchedule` evaluates the same ones in a graph.
 """
 
 from __future__ import annotations
 
-import bisect
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-Schedule = Callable[[int], float]
+
+class Operations(NamedTuple):
+    """What a formula needs besides arithmetic.
+
+    Attributes:
+        where: condition, value if true, value if false.
+        minimum: the lower of two.
+        maximum: the higher of two.
+        cos: cosine of radians.
+        floor: the integer not above.
+    """
+
+    where: Callable[[Any, Any, Any], Any]
+    minimum: Callable[[Any, Any], Any]
+    maximum: Callable[[Any, Any], Any]
+    cos: Callable[[Any], Any]
+    floor: Callable[[Any], Any]
+
+
+NUMBERS = Operations(
+    where=lambda condition, yes, no: yes if condition else no,
+    minimum=min,
+    maximum=max,
+    cos=math.cos,
+    floor=math.floor,
+)
+
+
+class Schedule(Protocol):
+    """A value by step."""
+
+    def __call__(self, step: Any, operations: Operations = NUMBERS, /) -> Any:
+        """The value, a float, of a step, an int; with the operations of another library, of its kinds of both."""
+
+
+class LarsDefaults(NamedTuple):
+    """What LARS begins with at a batch size: the highest rate, and the epochs of rising to it."""
+
+    base_rate: float
+    warmup_epochs: int
+
+
+def lars_defaults(global_batch: int) -> LarsDefaults:
+    """Rate and warm-up of LARS on ImageNet by global batch, where none is given.
+
+    Source: the MLPerf reference for ResNet-50, as in Habana Model-References 1.5.0.
+    """
+    if global_batch < 16384:
+        return LarsDefaults(10.0, 5)
+    return LarsDefaults(25.0, 5) if global_batch < 32768 else LarsDefaults(31.2, 25)
+
+
+def constant(rate: float) -> Schedule:
+    """``rate`` at every step."""
+    return functools.partial(_constant, rate=rate)
 
 
 def piecewise_constant(base_rate: float, boundaries: Sequence[int], factors: Sequence[float]) -> Schedule:
@@ -28,8 +84,9 @@ def piecewise_constant(base_rate: float, boundaries: Sequence[int], factors: Seq
         raise ValueError(
             f"boundaries {list(boundaries)} with factors {list(factors)}: give one factor for each of the rising steps"
         )
-    rates = [base_rate, *(base_rate * factor for factor in factors)]
-    return lambda step: rates[bisect.bisect_right(boundaries, step)]
+    return functools.partial(
+        _piecewise_constant, base_rate=base_rate, boundaries=tuple(boundaries), factors=tuple(factors)
+    )
 
 
 def cosine(base_rate: float, total_steps: int, end_rate: float = 0.0) -> Schedule:
@@ -41,20 +98,164 @@ def cosine(base_rate: float, total_steps: int, end_rate: float = 0.0) -> Schedul
     Raises:
         ValueError: if ``total_steps`` is below 1.
     """
-    if total_steps < 1:
-        raise ValueError(f"total_steps is {total_steps}; use at least 1")
+    _require_steps("total_steps", total_steps)
+    return functools.partial(_cosine, base_rate=base_rate, total_steps=total_steps, end_rate=end_rate)
 
-    def rate(step: int) -> float:
-        progress = min(step / total_steps, 1.0)
-        return end_rate + (base_rate - end_rate) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
+def polynomial(
+    base_rate: float, total_steps: int, end_rate: float = 1e-4, *, power: float = 2.0, first_step: int = 0
+) -> Schedule:
+    """From ``base_rate`` up to ``first_step`` to ``end_rate``, ``total_steps`` later and after.
+
+    ``end + (base - end) (1 - (step - first) / total) ** power``.
+
+    Raises:
+        ValueError: if ``total_steps`` is below 1.
+    """
+    _require_steps("total_steps", total_steps)
+    return functools.partial(
+        _polynomial,
+        base_rate=base_rate,
+        total_steps=total_steps,
+        end_rate=end_rate,
+        power=power,
+        first_step=first_step,
+    )
+
+
+def triangular(low_rate: float, high_rate: float, half_cycle_steps: int, *, decay: float = 1.0) -> Schedule:
+    """From ``low_rate`` up to ``high_rate`` in ``half_cycle_steps``, down again in as many, and so on.
+
+    Smith, https://arxiv.org/abs/1506.01186. The height over ``low_rate`` is multiplied by ``decay`` from cycle to
+    cycle; one half is his "triangular2".
+
+    Raises:
+        ValueError: if ``half_cycle_steps`` is below 1.
+    """
+    _require_steps("half_cycle_steps", half_cycle_steps)
+    return functools.partial(
+        _triangular, low_rate=low_rate, high_rate=high_rate, half_cycle_steps=half_cycle_steps, decay=decay
+    )
+
+
+def linear_warmup(schedule: Schedule, warmup_steps: int, peak_rate: float | None = None) -> Schedule:
+    """Rise linearly from 0 at step 0 to ``peak_rate`` at ``warmup_steps``, and follow ``schedule`` from there.
+
+    Goyal et al., https://arxiv.org/abs/1706.02677, section 2.2. With ``warmup_steps`` 0 it is ``schedule``.
+
+    Args:
+        schedule: counts from step 0 too.
+        warmup_steps: steps before ``schedule`` holds.
+        peak_rate: what is risen to; None is ``schedule(warmup_steps)``, so that nothing jumps. The original ResNeXt
+            rises to the base rate, though its cosine is a little below by then.
+    """
+    peak = schedule(warmup_steps) if peak_rate is None else peak_rate
+    return functools.partial(_linear_warmup, schedule=schedule, warmup_steps=warmup_steps, peak_rate=peak)
+
+
+def to_config(schedule: Schedule) -> dict[str, Any]:
+    """A schedule as a mapping that JSON can hold; `from_config` is its inverse.
+
+    Raises:
+        TypeError: the schedule was not built by this module.
+    """
+    if not isinstance(schedule, functools.partial) or _FORMULAS.get(_name(schedule)) is not schedule.func:
+        raise TypeError(f"schedule is {schedule!r}; only one that gaudi_ops.schedules built has a configuration")
+    arguments = dict(schedule.keywords)
+    if "schedule" in arguments:
+        arguments["schedule"] = to_config(arguments["schedule"])
+    return {"formula": _name(schedule), **arguments}
+
+
+def from_config(config: Mapping[str, Any]) -> Schedule:
+    """The schedule that `to_config` described.
+
+    Raises:
+        ValueError: there is no such formula.
+    """
+    arguments = {name: value for name, value in config.items() if name != "formula"}
+    if "schedule" in arguments:
+        arguments["schedule"] = from_config(arguments["schedule"])
+    if config.get("formula") not in _FORMULAS:
+        raise ValueError(f"formula is {config.get('formula')!r}; use one of {', '.join(_FORMULAS)}")
+    return functools.partial(_FORMULAS[config["formula"]], **arguments)
+
+
+def _require_steps(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} is {value}; use at least 1")
+
+
+def _name(schedule: functools.partial[Any]) -> str:
+    return str(getattr(schedule.func, "__name__", "")).removeprefix("_")
+
+
+def _constant(step: Any, operations: Operations = NUMBERS, /, *, rate: float) -> Any:
+    return rate + 0 * step
+
+
+def _piecewise_constant(
+    step: Any,
+    operations: Operations = NUMBERS,
+    /,
+    *,
+    base_rate: float,
+    boundaries: Sequence[int],
+    factors: Sequence[float],
+) -> Any:
+    rate = base_rate + 0 * step
+    for boundary, factor in zip(boundaries, factors, strict=True):
+        rate = operations.where(step >= boundary, base_rate * factor + 0 * step, rate)
     return rate
 
 
-def linear_warmup(schedule: Schedule, warmup_steps: int) -> Schedule:
-    """Rise linearly from 0 at step 0 to ``schedule(warmup_steps)`` at ``warmup_steps``, and follow it from there.
+def _cosine(
+    step: Any, operations: Operations = NUMBERS, /, *, base_rate: float, total_steps: int, end_rate: float
+) -> Any:
+    progress = operations.minimum(step / total_steps, 1.0)
+    return end_rate + (base_rate - end_rate) * 0.5 * (1.0 + operations.cos(math.pi * progress))
 
-    Goyal et al., https://arxiv.org/abs/1706.02677, section 2.2. With ``warmup_steps`` 0 it is ``schedule``.
-    """
-    peak = schedule(warmup_steps)
-    return lambda step: peak * step / warmup_steps if step < warmup_steps else schedule(step)
+
+def _polynomial(
+    step: Any,
+    operations: Operations = NUMBERS,
+    /,
+    *,
+    base_rate: float,
+    total_steps: int,
+    end_rate: float,
+    power: float,
+    first_step: int,
+) -> Any:
+    progress = operations.minimum(operations.maximum((step - first_step) / total_steps, 0.0), 1.0)
+    return end_rate + (base_rate - end_rate) * (1.0 - progress) ** power
+
+
+def _triangular(
+    step: Any,
+    operations: Operations = NUMBERS,
+    /,
+    *,
+    low_rate: float,
+    high_rate: float,
+    half_cycle_steps: int,
+    decay: float,
+) -> Any:
+    cycles = step / (2 * half_cycle_steps)
+    cycle = operations.floor(cycles)
+    height = 1.0 - abs(2.0 * (cycles - cycle) - 1.0)
+    return low_rate + (high_rate - low_rate) * height * decay**cycle
+
+
+def _linear_warmup(
+    step: Any, operations: Operations = NUMBERS, /, *, schedule: Schedule, warmup_steps: int, peak_rate: float
+) -> Any:
+    # Without steps there is nothing to divide by, and the schedule holds from the first one.
+    rising = peak_rate * step / max(warmup_steps, 1)
+    return operations.where(step < warmup_steps, rising, schedule(step, operations))
+
+
+_FORMULAS: dict[str, Callable[..., Any]] = {
+    function.__name__.removeprefix("_"): function
+    for function in (_constant, _piecewise_constant, _cosine, _polynomial, _triangular, _linear_warmup)
+}

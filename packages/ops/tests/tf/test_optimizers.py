@@ -44,6 +44,14 @@ def test_a_changed_rate_acts_at_once() -> None:
     np.testing.assert_array_equal(optimizer.velocities[0], [1.0])
 
 
+def test_what_is_not_decayed_is_named() -> None:
+    names = ("conv1/kernel", "conv1_bn/gamma", "batch_normalization/beta")
+    variables = [tf.Variable([1.0], name=name) for name in names]
+    optimizer = MomentumSGD(variables, weight_decay=0.5, undecayed=("bn", "batch_normalization"))
+    optimizer.apply([tf.zeros(1)] * 3, 1.0)
+    assert [variable.numpy()[0] for variable in variables] == [0.5, 1.0, 1.0]
+
+
 def test_velocities_are_kept_in_a_checkpoint(tmp_path: Path) -> None:
     first, second = (MomentumSGD(make_variables()) for _ in range(2))
     first.apply([tf.ones(3), tf.ones([1, 1])], 0.1)

@@ -1,4 +1,4 @@
-"""TensorFlow operations of single-shot detectors: targets, losses, masks, decoding, suppression.
+"""TensorFlow operations of single-shot detectors and classifiers: targets, losses, convolution, optimizers.
 
 Needs a TensorFlow, of any distribution: without one, importing this raises an ImportError that names the extra.
 """
@@ -14,20 +14,37 @@ except ModuleNotFoundError as error:
     ) from error
 
 from gaudi_ops.tf.averages import MovingAverages
+from gaudi_ops.tf.classification import mixup, smoothed_softmax_cross_entropy, topk_hits
 from gaudi_ops.tf.cross_entropy import softmax_cross_entropy_mme
 from gaudi_ops.tf.detection import decode_boxes, default_boxes, encode_targets, non_max_suppression
+from gaudi_ops.tf.grouped_convolution import grouped_conv2d
+from gaudi_ops.tf.lars import LARS, LARS_SKIP, LarsSGD
 from gaudi_ops.tf.losses import ssd_loss
 from gaudi_ops.tf.masks import topk_mask
 from gaudi_ops.tf.optimizers import MomentumSGD
+from gaudi_ops.tf.pruning import MagnitudePruning, magnitude_mask
+from gaudi_ops.tf.regularization import l2_loss
+from gaudi_ops.tf.schedules import TensorSchedule
 
 __all__ = [
+    "LARS",
+    "LARS_SKIP",
+    "LarsSGD",
+    "MagnitudePruning",
     "MomentumSGD",
     "MovingAverages",
+    "TensorSchedule",
     "decode_boxes",
     "default_boxes",
     "encode_targets",
+    "grouped_conv2d",
+    "l2_loss",
+    "magnitude_mask",
+    "mixup",
     "non_max_suppression",
+    "smoothed_softmax_cross_entropy",
     "softmax_cross_entropy_mme",
     "ssd_loss",
+    "topk_hits",
     "topk_mask",
 ]
