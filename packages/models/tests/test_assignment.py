@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from gaudi_models.errors import WeightsError
-from gaudi_models.resnet import PoolPadding, ResNetTrunk
+from gaudi_models.padding import PADDING_RULES, Padding
+from gaudi_models.resnet import ResNetTrunk
 from gaudi_models.ssd import build_ssd
 from gaudi_models.weights import LoadReport, WeightsFile, assign_weights
 from gaudi_ops.tf.keras_api import keras
 
 
-def build(pool_padding: PoolPadding = "same", stages: int = 2) -> Any:
+def build(padding: Padding = "same_pool", stages: int = 2, depth: int = 18) -> Any:
     images = keras.Input([32, 32, 3])
-    trunk = ResNetTrunk(18, stage_strides=(1, 2, 2, 2)[:stages], pool_padding=pool_padding)
+    trunk = ResNetTrunk(depth, stage_strides=(1, 2, 2, 2)[:stages], padding=padding)
     return keras.Model(images, trunk(images))
 
 
@@ -25,12 +26,12 @@ def read_variables(model: Any) -> dict[str, Any]:
 
 
 def make_file(
-    model: Any, pool_padding: PoolPadding = "same", skipped: Mapping[str, str] = MappingProxyType({})
+    model: Any, padding: Padding | None = "same_pool", skipped: Mapping[str, str] = MappingProxyType({})
 ) -> WeightsFile:
     """Random weights and statistics for all variables of a model."""
     rng = np.random.default_rng(1)
     tensors = {name: rng.random(values.shape, np.float32) for name, values in read_variables(model).items()}
-    return WeightsFile("x.pth (test)", tensors, pool_padding, skipped)
+    return WeightsFile("x.pth (test)", tensors, padding, skipped)
 
 
 def test_everything_fits() -> None:
@@ -88,18 +89,49 @@ def test_a_backbone_leaves_the_rest_of_a_detector_as_it_is() -> None:
 def test_what_fits_nothing_is_an_error_and_changes_nothing() -> None:
     model = build()
     before = read_variables(model)
-    tensors = {"class_head1/kernel": np.zeros([1], np.float32), "conv1/kernel": np.zeros([3, 3, 3, 64], np.float32)}
+    tensors = {"class_head1/kernel": np.zeros([1], np.float32), "logits/bias": np.zeros([3], np.float32)}
     with pytest.raises(WeightsError, match="none of its 2 tensors has the name and shape of one of the model's"):
-        assign_weights(model, WeightsFile("x", tensors, "same", {}))
+        assign_weights(model, WeightsFile("x", tensors, "same_pool", {}))
     for name, values in read_variables(model).items():
         np.testing.assert_array_equal(values, before[name])
 
 
-@pytest.mark.parametrize(("of_file", "of_model"), [("same", "symmetric"), ("symmetric", "same")])
-def test_weights_of_another_padding_are_refused(of_file: PoolPadding, of_model: PoolPadding) -> None:
+@pytest.mark.parametrize(("depth", "message"), [
+    (34, "stage1 has 3 blocks in the file and 2 in the model"),
+    (50, "stage1_block1_conv1/kernel is 1x1x64x64 in the file and 3x3x64x64 in the model"),
+])  # fmt: skip
+def test_weights_of_another_network_are_refused(depth: int, message: str) -> None:
+    model = build()
+    before = read_variables(model)
+    with pytest.raises(WeightsError, match=f"is of another network: {message}"):
+        assign_weights(model, make_file(build(depth=depth)))
+    for name, values in read_variables(model).items():
+        np.testing.assert_array_equal(values, before[name])
+
+
+@pytest.mark.parametrize("of_file", PADDING_RULES)
+@pytest.mark.parametrize("of_model", PADDING_RULES)
+def test_weights_of_another_padding_are_refused(of_file: Padding, of_model: Padding) -> None:
     model = build(of_model)
     before = read_variables(model)
-    with pytest.raises(WeightsError, match=f"pool_padding '{of_file}' and the model has '{of_model}'"):
+    if of_file == of_model:
+        assign_weights(model, make_file(model, of_file))
+        return
+    with pytest.raises(
+        WeightsError, match=f"was trained with padding '{of_file}', whose .* which would be quietly worse"
+    ):
         assign_weights(model, make_file(model, of_file))
     for name, values in read_variables(model).items():
         np.testing.assert_array_equal(values, before[name])
+
+
+def test_what_of_the_padding_a_trunk_has_not_does_not_matter() -> None:
+    model = build("same_pool", stages=1)  # no convolution of it strides but the stem's
+    assign_weights(model, make_file(model, "same_pool"))
+    assign_weights(model, make_file(model, "symmetric_stem"))
+
+
+def test_an_unknown_padding_is_not_checked() -> None:
+    for padding in PADDING_RULES:
+        model = build(padding)
+        assert assign_weights(model, make_file(model, None)).initial == ()

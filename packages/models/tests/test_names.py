@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gaudi_models.classifiers import build_classifier
 from gaudi_models.errors import WeightsError
-from gaudi_models.resnet import ResNetTrunk
 from gaudi_models.ssd import build_ssd
 from gaudi_models.weights.contents import RawWeights, WeightsMetadata
 from gaudi_models.weights.names import translate_names
-from gaudi_ops.tf.keras_api import keras
 
 
 def name_variables(model: Any) -> dict[str, tuple[int, ...]]:
@@ -55,17 +54,15 @@ def make_raw(shapes: Mapping[str, tuple[int, ...]], **fields: Any) -> RawWeights
 
 
 @pytest.mark.parametrize("depth", [18, 34])
-def test_torchvision_has_all_that_the_trunk_has(depth: int) -> None:
-    images = keras.Input([64, 64, 3])
-    trunk = keras.Model(images, ResNetTrunk(depth)(images))
+def test_torchvision_has_all_that_the_classifier_has(depth: int) -> None:
     raw = make_raw(dict(list_torchvision(depth)))
     weights = translate_names("x", raw)
-    assert {name: tensor.shape for name, tensor in weights.tensors.items()} == name_variables(trunk)
-    counts = [name for name in raw.tensors if name.endswith("num_batches_tracked")]
-    assert weights.skipped == dict.fromkeys(counts, "a count of batches") | dict.fromkeys(
-        ["fc.weight", "fc.bias"], "the classifier"
+    assert {name: tensor.shape for name, tensor in weights.tensors.items()} == name_variables(
+        build_classifier(f"resnet{depth}", image_size=32)
     )
-    assert (weights.pool_padding, weights.source) == ("symmetric", "x (test, torchvision's names)")
+    counts = [name for name in raw.tensors if name.endswith("num_batches_tracked")]
+    assert weights.skipped == dict.fromkeys(counts, "a count of batches")
+    assert (weights.padding, weights.source) == ("symmetric", "x (test, torchvision's names)")
 
 
 def list_original() -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -106,7 +103,7 @@ def test_the_original_has_all_that_the_detector_has() -> None:
     weights = translate_names("x", make_raw(shapes | state))
     assert {name: tensor.shape for name, tensor in weights.tensors.items()} == name_variables(build_ssd(81))
     assert weights.skipped == dict.fromkeys(state, "state of the training")
-    assert (weights.pool_padding, weights.source) == ("same", "x (test, the original SSD's names)")
+    assert (weights.padding, weights.source) == ("same_pool", "x (test, the original SSD's names)")
 
 
 def test_the_originals_backbone_alone_has_no_prefix() -> None:
@@ -130,6 +127,17 @@ def test_the_originals_backbone_alone_has_no_prefix() -> None:
         ("layer2.0.downsample.1.beta", "stage2_block1_shortcut_bn/beta"),
         ("conv1_bn/gamma", "conv1_bn/gamma"),
         ("class_head6/bias", "class_head6/bias"),
+        ("layer4.2.conv3.weight", "stage4_block3_conv3/kernel"),
+        ("layer4.2.bn3.bias", "stage4_block3_bn3/beta"),
+        ("fc.bias", "logits/bias"),
+        ("logits/kernel", "logits/kernel"),
+        ("bn_conv1/beta", "conv1_bn/beta"),
+        ("res4f_branch2c/kernel", "stage3_block6_conv3/kernel"),
+        ("bn2a_branch1/moving_mean", "stage1_block1_shortcut_bn/moving_mean"),
+        ("fc1000/bias", "logits/bias"),
+        ("resnet_model/dense/bias", "logits/bias"),
+        ("predictions/kernel", "logits/kernel"),
+        ("conv3_block4_preact_bn/gamma", "conv3_block4_preact_bn/gamma"),
     ],
 )
 def test_single_names(name: str, ours: str) -> None:
@@ -145,7 +153,7 @@ def test_our_own_names_leave_the_state_of_training_out() -> None:
         "average/conv1/kernel": "state of the training",
         "other": "of no known name",
     }
-    assert weights.pool_padding == "symmetric"
+    assert weights.padding == weights.pool_padding == "symmetric"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +163,6 @@ def test_our_own_names_leave_the_state_of_training_out() -> None:
         (["conv2d/gamma", "dense/kernel"], "none of its 2 tensors has a known name"),
         ([], "holds no tensor by name"),
         (["bn1.weight", "bn1.gamma"], "has both bn1.weight and bn1.gamma, which are one variable"),
-        (["conv1.weight", "layer1.0.conv3.weight"], "is a ResNet of bottleneck blocks"),
         (["momentum/conv1/kernel"], "none of its 1 tensors has a known name"),
     ],
 )

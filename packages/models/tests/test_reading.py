@@ -23,9 +23,9 @@ OURS = {"conv1/kernel": KERNEL, "conv1_bn/gamma": GAMMA}
 TORCHVISION = {"conv1.weight": np.ascontiguousarray(KERNEL.transpose(3, 2, 0, 1)), "bn1.weight": GAMMA}
 
 
-def check(path: Path, tensors: Any, padding: str, kind: str) -> None:
+def check(path: Path, tensors: Any, padding: str | None, kind: str) -> None:
     weights = read_weights(path)
-    assert (weights.pool_padding, weights.source) == (padding, f"{path} ({kind})")
+    assert (weights.padding, weights.source) == (padding, f"{path} ({kind})")
     assert weights.tensors.keys() == tensors.keys()
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(weights.tensors[name], tensor)
@@ -37,7 +37,7 @@ def test_npz(save: Any, name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     with path.open("wb") as file:
         save(file, **OURS)
-    check(path, OURS, "same", "NumPy archive, our names")
+    check(path, OURS, None, "NumPy archive, our names")
     with path.open("wb") as file:
         save(file, **TORCHVISION)
     check(path, OURS, "symmetric", "NumPy archive, torchvision's names")
@@ -53,21 +53,25 @@ def test_npz_of_objects_is_refused(tmp_path: Path) -> None:
 def test_safetensors(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     save_file(OURS, path)
-    check(path, OURS, "same", "safetensors, our names")
+    check(path, OURS, None, "safetensors, our names")
+    assert read_weights(path).pool_padding == "same"
     save_file(TORCHVISION, path)
     check(path, OURS, "symmetric", "safetensors, torchvision's names")
-    save_file(OURS, path, {"pool_padding": "symmetric", "classes": '[{"name": "ant"}]', "image_size": "300"})
+    save_file(OURS, path, {"pool_padding": "same"})  # as the detector's files of before said it
+    check(path, OURS, "same_pool", "safetensors, our names")
+    save_file(OURS, path, {"padding": "symmetric", "classes": '[{"name": "ant"}]', "image_size": "300", "model": "x"})
     check(path, OURS, "symmetric", "safetensors, our names")
-    assert read_weights(path).metadata == WeightsMetadata("symmetric", ({"name": "ant"},), 300)
+    assert read_weights(path).metadata == WeightsMetadata("symmetric", ({"name": "ant"},), 300, "x")
 
 
 @pytest.mark.parametrize(
     "notes",
     [
         {"pool_padding": "both"},
-        {"pool_padding": "same", "classes": "["},
-        {"pool_padding": "same", "classes": '["ant"]'},
-        {"pool_padding": "same", "image_size": "big"},
+        {"padding": "both"},
+        {"padding": "same", "classes": "["},
+        {"padding": "same", "classes": '["ant"]'},
+        {"padding": "same", "image_size": "big"},
     ],
 )
 def test_safetensors_with_wrong_notes(notes: dict[str, str], tmp_path: Path) -> None:
@@ -94,14 +98,17 @@ def test_checkpoint_of_our_own(tmp_path: Path) -> None:
     weights = read_weights(folder)
     assert weights.skipped == dict.fromkeys([f"momentum/{name}" for name in OURS], "state of the training")
     assert weights.metadata == WeightsMetadata("symmetric", tuple(categories))
-    assert read_weights(write_checkpoint(tmp_path / "older")).pool_padding == "same"
+    assert read_weights(write_checkpoint(tmp_path / "older")).padding == "same_pool"
+    facts: dict[str, Any] = {"padding": "symmetric_stem", "model": "resnet50", "image_size": 128}
+    weights = read_weights(write_checkpoint(tmp_path / "classifier", classes=[{"name": "coat"}], **facts))
+    assert weights.metadata == WeightsMetadata("symmetric_stem", ({"name": "coat"},), 128, "resnet50")
 
 
 def test_checkpoint_with_averaged_weights(tmp_path: Path) -> None:
     averages = {name: tensor + 7 for name, tensor in OURS.items()}
     others = {f"average/{name}": tensor for name, tensor in averages.items()}
     folder = write_checkpoint(tmp_path / "x", others={**others, "average/updates": np.array(3)})
-    check(folder, averages, "same", "our checkpoint, our names")
+    check(folder, averages, "same_pool", "our checkpoint, our names")
 
 
 def test_checkpoint_whose_tensors_changed(tmp_path: Path) -> None:
@@ -136,7 +143,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (b"", "is empty"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(100), "is none of PyTorch"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(100), "is damaged"),
         (b"GIF89a" + bytes(100), "is none of PyTorch"),
         (b'{"a": 1}', "is none of PyTorch"),
         (b"PK\x03\x04" + bytes(100), "is damaged"),

@@ -7,12 +7,14 @@ import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
-from gaudi_models.resnet import BATCH_NORM_EPSILON, BATCH_NORM_MOMENTUM, PoolPadding, ResNetTrunk
+from gaudi_models.architectures import Architecture, count_parameters
+from gaudi_models.padding import PADDING_RULES, Padding
+from gaudi_models.resnet import BATCH_NORM_EPSILON, BATCH_NORM_MOMENTUM, ResNetTrunk
 from gaudi_ops.tf.keras_api import keras
 
 
 def build(size: int = 64, **arguments: Any) -> Any:
-    images = keras.Input([size, size, 3])
+    images = keras.Input([size, size, 3], name="images")
     return keras.Model(images, ResNetTrunk(**arguments)(images))
 
 
@@ -37,6 +39,7 @@ def test_numbers_of_trainable_parameters(depth: int, expected: int) -> None:
         derived += (count - 1) * count_block(filters, filters, projected=False)
     weights = build(depth=depth).trainable_weights
     assert sum(int(np.prod(weight.shape)) for weight in weights) == derived == expected
+    assert count_parameters(Architecture(depth), 1000) == expected + 513_000
 
 
 @pytest.mark.parametrize(
@@ -55,20 +58,42 @@ def reference_pool(x: npt.NDArray[Any], before: int, after: int) -> npt.NDArray[
     return np.stack([tap[:, :size, :size] for tap in taps]).max(axis=0)
 
 
-@pytest.mark.parametrize(("padding", "before", "after"), [("same", 0, 1), ("symmetric", 1, 1)])
-def test_pooling_pads_as_told(padding: PoolPadding, before: int, after: int) -> None:
-    model = build(depth=18, stage_strides=(1,), pool_padding=padding)
+@pytest.mark.parametrize("padding", PADDING_RULES)
+def test_pooling_pads_as_told(padding: Padding) -> None:
+    model = build(depth=18, stage_strides=(1,), padding=padding)
+    before, after = {"same": (0, 1), "symmetric": (1, 1)}[PADDING_RULES[padding].pool]
     x = np.random.default_rng(0).normal(size=[2, 32, 32, 64]).astype(np.float32)
     x = np.maximum(x, 0)  # it follows a ReLU
     np.testing.assert_array_equal(between(model, "conv1_relu", "pool")(x), reference_pool(x, before, after))
 
 
-def test_strided_convolutions_pad_both_sides() -> None:
-    model = build(depth=18, stage_strides=(1,))
-    x = np.random.default_rng(0).normal(size=[1, 64, 64, 3]).astype(np.float32)
-    kernel = model.get_layer("conv1").kernel
-    expected = tf.nn.conv2d(x, kernel, 2, [[0, 0], [3, 3], [3, 3], [0, 0]])
-    np.testing.assert_allclose(keras.Model(model.input, model.get_layer("conv1").output)(x), expected, atol=1e-4)
+@pytest.mark.parametrize("padding", PADDING_RULES)
+@pytest.mark.parametrize(
+    ("depth", "layer", "before"), [(18, "conv1", "images"), (18, "stage2_block1_conv1", "stage1_block2_relu2"),
+                                  (50, "stage2_block1_conv2", "stage2_block1_relu1")]
+)  # fmt: skip
+def test_strided_convolutions_pad_as_told(depth: int, layer: str, before: str, padding: Padding) -> None:
+    model = build(depth=depth, stage_strides=(1, 2), padding=padding)
+    convolution, source = model.get_layer(layer), model.get_layer(before).output
+    x = np.random.default_rng(0).normal(size=[1, *source.shape[1:]]).astype(np.float32)
+    rule = PADDING_RULES[padding]
+    sides = rule.stem if layer == "conv1" else rule.convolution
+    both = convolution.kernel_size[0] // 2
+    explicit = [[0, 0], [both, both], [both, both], [0, 0]]
+    expected = tf.nn.conv2d(x, convolution.kernel, 2, explicit if sides == "symmetric" else "SAME")
+    np.testing.assert_allclose(keras.Model(source, convolution.output)(x), expected, atol=1e-4)
+
+
+def test_the_stride_of_a_bottleneck_is_in_its_3x3_convolution() -> None:
+    model = build(depth=50, stage_strides=(1, 2))
+    strides = [model.get_layer(f"stage2_block1_{name}").strides for name in ("conv1", "conv2", "conv3", "shortcut")]
+    assert strides == [(1, 1), (2, 2), (1, 1), (2, 2)]
+
+
+def test_a_resnext_is_twice_as_wide_in_32_groups() -> None:
+    model = build(depth=50, stage_strides=(1, 2), cardinality=32)
+    kernels = [tuple(model.get_layer(f"stage2_block2_conv{number}").kernel.shape) for number in (1, 2, 3)]
+    assert kernels == [(1, 1, 512, 256), (3, 3, 8, 256), (1, 1, 256, 512)]
 
 
 def test_a_block_starts_as_the_identity() -> None:
@@ -89,6 +114,13 @@ def test_batch_norms_are_the_recipes() -> None:
     assert starts_at_zero == {f"stage{stage}_block{block}_bn2" for stage in range(1, 5) for block in (1, 2)}
 
 
+def test_gammas_need_not_start_at_zero_and_the_momentum_is_free() -> None:
+    model = build(depth=18, stage_strides=(1,), zero_gamma=False, momentum=0.97)
+    norms = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    assert {norm.momentum for norm in norms} == {0.97}
+    assert all((norm.gamma.numpy() == 1).all() for norm in norms)
+
+
 def test_policy_reaches_every_layer() -> None:
     model = build(depth=18, dtype="mixed_bfloat16")
     assert {layer.compute_dtype for layer in model.layers[1:]} == {"bfloat16"}
@@ -99,10 +131,12 @@ def test_policy_reaches_every_layer() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"depth": 50}, r"depth is 50; use one of \[18, 34\]"),
+        ({"depth": 20}, r"depth is 20; use one of \[18, 34, 50, 101, 152\]"),
+        ({"depth": 34, "cardinality": 32}, "cardinality is 32; basic blocks have no groups"),
+        ({"depth": 50, "cardinality": 3}, "cardinality is 3; it must divide 128 filters"),
         ({"stage_strides": ()}, "stage_strides has 0 entries; use 1 to 4"),
         ({"stage_strides": (1,) * 5}, "stage_strides has 5 entries"),
-        ({"pool_padding": "valid"}, "pool_padding is 'valid'; use one of"),
+        ({"padding": "valid"}, "padding is 'valid'; use one of same, symmetric, symmetric_stem, same_pool"),
     ],
 )
 def test_what_there_is_not_is_refused(arguments: dict[str, Any], message: str) -> None:

@@ -129,6 +129,11 @@ def test_weights_are_saved_and_loaded(tmp_path: Path, images: npt.NDArray[Any]) 
         np.testing.assert_array_equal(one, other)
 
 
+def test_another_padding_is_refused() -> None:
+    with pytest.raises(ValueError, match="pool_padding is 'same_pool'; use one of same, symmetric"):
+        build_ssd(3, pool_padding="same_pool")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("num_classes", [1, 0, -3])
 def test_background_needs_company(num_classes: int) -> None:
     with pytest.raises(ValueError, match=f"num_classes is {num_classes}; it counts the background"):

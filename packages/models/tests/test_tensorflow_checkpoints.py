@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from gaudi_models.errors import MissingWeightsError, WeightsError
 from gaudi_models.weights import read_weights
+from gaudi_ops.tf.keras_api import keras
 
 RNG = np.random.default_rng(0)
 BACKBONE: dict[str, Any] = {
@@ -42,7 +43,7 @@ def write_checkpoint(prefix: Path, tensors: dict[str, Any]) -> Path:
 def check(path: Path, *, name: str) -> None:
     weights = read_weights(path)
     assert weights.source == f"{path} (TensorFlow checkpoint, the original SSD's names)"
-    assert weights.pool_padding == "same"
+    assert weights.padding == "same_pool"
     assert weights.skipped == {
         f"{name}conv2d/kernel/Momentum": "state of the training",
         "global_step": "state of the training",
@@ -96,9 +97,9 @@ def test_damage(checkpoint: Path, tmp_path: Path) -> None:
         read_weights(tmp_path / "model.ckpt-1")
 
 
-def test_a_checkpoint_of_keras_objects_has_other_names(tmp_path: Path) -> None:
+def test_a_checkpoint_of_objects_of_other_names(tmp_path: Path) -> None:
     prefix = tf.train.Checkpoint(kernel=tf.Variable([1.0])).save(tmp_path / "x")
-    with pytest.raises(WeightsError, match="tensors has a known name, the first is '_CHECKPOINTABLE_OBJECT_GRAPH'"):
+    with pytest.raises(WeightsError, match="none of its 2 tensors has a known name, the first is 'Variable'"):
         read_weights(prefix)
 
 
@@ -115,3 +116,29 @@ except ImportError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "pip install 'gaudi-ops[tensorflow]'" in done.stdout
+
+
+def test_a_checkpoint_of_objects_says_the_names_of_its_variables(tmp_path: Path) -> None:
+    """As the original ResNet-50 saves: the model and its optimizer, with momentum beside the weights."""
+    images = keras.Input([32, 32, 3])
+    x = keras.layers.Conv2D(4, 7, use_bias=False, name="conv1")(images)
+    x = keras.layers.BatchNormalization(name="bn_conv1")(x)
+    shortcut = keras.layers.Conv2D(8, 1, use_bias=False, name="res2a_branch1")(x)
+    x = keras.layers.Add()([keras.layers.Conv2D(8, 1, use_bias=False, name="res2a_branch2c")(x), shortcut])
+    outputs = keras.layers.Dense(1001, name="fc1000")(keras.layers.GlobalAveragePooling2D()(x))
+    model = keras.Model(images, outputs)
+    for number, variable in enumerate(model.variables):
+        variable.assign(tf.random.stateless_normal(variable.shape, [0, number]))
+    optimizer = keras.optimizers.legacy.SGD(0.1, momentum=0.9)
+    optimizer.apply_gradients([(tf.ones_like(each), each) for each in model.trainable_variables])
+    tf.train.Checkpoint(model=model, optimizer=optimizer).save(str(tmp_path / "ckpt"))
+    weights = read_weights(tmp_path)
+    assert weights.source.endswith("(TensorFlow checkpoint, the original ResNet-50's names)")
+    expected = {"conv1": "conv1", "bn_conv1": "conv1_bn", "res2a_branch1": "stage1_block1_shortcut"}
+    expected |= {"res2a_branch2c": "stage1_block1_conv3", "fc1000": "logits"}
+    for variable in model.variables:
+        layer, kind = variable.name.removesuffix(":0").split("/")
+        values = variable.numpy()[..., :1000] if layer == "fc1000" else variable.numpy()
+        np.testing.assert_array_equal(weights.tensors[f"{expected[layer]}/{kind}"], values)
+    assert len(weights.tensors) == len(model.variables)
+    assert set(weights.skipped.values()) == {"state of the training", "the background, which is no class"}

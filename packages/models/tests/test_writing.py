@@ -12,12 +12,12 @@ from gaudi_models.resnet import ResNetTrunk
 from gaudi_models.weights import WeightsMetadata, assign_weights, read_weights, write_weights
 from gaudi_ops.tf.keras_api import keras
 
-METADATA = WeightsMetadata("symmetric", ({"id": 7, "name": "Ärger"}, {"id": 9, "name": "bee"}), 300)
+METADATA = WeightsMetadata("symmetric", ({"id": 7, "name": "Ärger"}, {"id": 9, "name": "bee"}), 300, "trunk")
 
 
 def build() -> Any:
     images = keras.Input([32, 32, 3])
-    trunk = ResNetTrunk(18, stage_strides=(1, 2), pool_padding="symmetric", dtype="mixed_bfloat16")
+    trunk = ResNetTrunk(18, stage_strides=(1, 2), padding="symmetric", dtype="mixed_bfloat16")
     model = keras.Model(images, trunk(images))
     for variable in model.variables:
         variable.assign(tf.random.normal(variable.shape))
@@ -29,7 +29,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     first, second = build(), build()
     write_weights(first, path, metadata=METADATA)
     weights = read_weights(path)
-    assert (weights.metadata, weights.pool_padding) == (METADATA, "symmetric")
+    assert (weights.metadata, weights.padding) == (METADATA, "symmetric")
     report = assign_weights(second, weights)
     assert (report.skipped, report.other_shape, report.initial) == ({}, {}, ())
     for one, other in zip(first.variables, second.variables, strict=True):

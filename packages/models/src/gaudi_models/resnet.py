@@ -1,85 +1,96 @@
-"""Residual networks of basic blocks: ResNet-18 and ResNet-34, as a trunk that a detector or a classifier ends.
+"""Residual networks as a trunk that a detector or a classifier ends: ResNet-18 to 152, and ResNeXt.
 
-Source: He et al., "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385, table 1.
+Sources: see `gaudi_models.architectures`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
+from gaudi_models.architectures import STAGE_BLOCKS, STAGE_FILTERS, STEM_FILTERS, Unit, list_units
+from gaudi_models.convolution import Convolution2D
+from gaudi_models.padding import Padding, Sides, find_rule
+from gaudi_ops.tf.grouped_convolution import Implementation
 from gaudi_ops.tf.keras_api import keras
 
-PoolPadding = Literal["same", "symmetric"]
-
-STAGE_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
-STAGE_FILTERS = (64, 128, 256, 512)
 BATCH_NORM_MOMENTUM = 0.9
 BATCH_NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True)
 class ResNetTrunk:
-    """What a trunk of basic blocks is made of; calling it on a Keras tensor builds the layers.
-
-    Stride-2 convolutions pad on both sides, as PyTorch does. The pooling's padding differs between the programs that
-    weights come from, and weights used with the wrong one load and are quietly worse, so it is a choice here.
+    """What a trunk is made of; calling it on a Keras tensor builds the layers.
 
     Args:
-        depth: 18 or 34.
+        depth: 18 or 34, of basic blocks, or 50, 101 or 152, of bottlenecks.
         stage_strides: stride of each stage's first block; its length is the number of stages built.
-        pool_padding: ``"same"`` as TensorFlow, ``"symmetric"`` as torchvision and MXNet.
+        padding: where strided layers pad, see `gaudi_models.padding`.
         dtype: Keras precision policy of the layers, such as ``"float32"`` or ``"mixed_bfloat16"``.
+        cardinality: groups of a bottleneck's 3x3 convolution; 32 for a ResNeXt, 1 for a ResNet.
+        zero_gamma: whether each block starts as the identity, by a last batch norm whose gamma starts at zero
+            (Goyal et al., https://arxiv.org/abs/1706.02677, section 5.1).
+        momentum: of the batch norms' moving averages.
+        implementation: of grouped convolutions, see `gaudi_ops.tf.grouped_conv2d`.
 
     Raises:
-        ValueError: for a depth, a number of stages or a padding that does not exist.
+        ValueError: for a depth, a number of stages, a padding or a cardinality that does not exist.
     """
 
     depth: int = 34
     stage_strides: Sequence[int] = (1, 2, 2, 2)
-    pool_padding: PoolPadding = "same"
+    padding: Padding = "same_pool"
     dtype: str = "float32"
+    cardinality: int = 1
+    zero_gamma: bool = True
+    momentum: float = BATCH_NORM_MOMENTUM
+    implementation: Implementation = "auto"
 
     def __post_init__(self) -> None:
         if self.depth not in STAGE_BLOCKS:
             raise ValueError(f"depth is {self.depth}; use one of {sorted(STAGE_BLOCKS)}")
         if not 1 <= len(self.stage_strides) <= len(STAGE_FILTERS):
             raise ValueError(f"stage_strides has {len(self.stage_strides)} entries; use 1 to {len(STAGE_FILTERS)}")
-        if self.pool_padding not in get_args(PoolPadding):
-            raise ValueError(f"pool_padding is {self.pool_padding!r}; use one of {get_args(PoolPadding)}")
+        grouped = [unit for unit in list_units(self.depth, STAGE_FILTERS[0], 1, self.cardinality) if unit.groups > 1]
+        if self.cardinality != 1 and not grouped:
+            raise ValueError(f"cardinality is {self.cardinality}; basic blocks have no groups, so use 1")
+        if any(unit.filters % unit.groups for unit in grouped):
+            raise ValueError(f"cardinality is {self.cardinality}; it must divide {grouped[0].filters} filters")
+        find_rule(self.padding)
 
     def __call__(self, images: Any) -> Any:
         """Features [batch, height / s, width / s, filters] of images [batch, height, width, 3]."""
-        x = self._convolve(images, 64, 7, 2, "conv1")
+        rule = find_rule(self.padding)
+        x = self._convolve(images, Unit(STEM_FILTERS, 7, 2), rule.stem, "conv1")
         x = keras.layers.ReLU(name="conv1_relu", dtype=self.dtype)(self._normalize(x, "conv1_bn"))
-        x = self._pool(x)
+        x = self._pool(x, rule.pool)
         for stage, stride in enumerate(self.stage_strides):
             for block in range(STAGE_BLOCKS[self.depth][stage]):
-                x = self._block(
-                    x, STAGE_FILTERS[stage], stride if block == 0 else 1, f"stage{stage + 1}_block{block + 1}"
-                )
+                name = f"stage{stage + 1}_block{block + 1}"
+                x = self._block(x, STAGE_FILTERS[stage], stride if block == 0 else 1, name)
         return x
 
-    def _pool(self, x: Any) -> Any:
+    def _pool(self, x: Any, sides: Sides) -> Any:
         padding = "same"
-        if self.pool_padding == "symmetric":
+        if sides == "symmetric":
             # Zeros are no larger than what follows a ReLU, so they stand for the border that PyTorch ignores.
             x = keras.layers.ZeroPadding2D(1, name="pool_pad", dtype=self.dtype)(x)
             padding = "valid"
         return keras.layers.MaxPooling2D(3, 2, padding=padding, name="pool", dtype=self.dtype)(x)
 
-    def _convolve(self, x: Any, filters: int, kernel: int, stride: int, name: str) -> Any:
+    def _convolve(self, x: Any, unit: Unit, sides: Sides, name: str) -> Any:
         padding = "same"
-        if stride > 1 and kernel > 1:
-            x = keras.layers.ZeroPadding2D(kernel // 2, name=f"{name}_pad", dtype=self.dtype)(x)
+        if unit.stride > 1 and unit.kernel > 1 and sides == "symmetric":
+            x = keras.layers.ZeroPadding2D(unit.kernel // 2, name=f"{name}_pad", dtype=self.dtype)(x)
             padding = "valid"
-        return keras.layers.Conv2D(
-            filters,
-            kernel,
-            stride,
+        return Convolution2D(
+            unit.filters,
+            unit.kernel,
+            unit.stride,
             padding,
-            use_bias=False,
+            groups=unit.groups,
+            implementation=self.implementation,
             kernel_initializer="he_normal",
             name=name,
             dtype=self.dtype,
@@ -87,22 +98,22 @@ class ResNetTrunk:
 
     def _normalize(self, x: Any, name: str, gamma: str = "ones") -> Any:
         return keras.layers.BatchNormalization(
-            momentum=BATCH_NORM_MOMENTUM,
-            epsilon=BATCH_NORM_EPSILON,
-            gamma_initializer=gamma,
-            name=name,
-            dtype=self.dtype,
+            momentum=self.momentum, epsilon=BATCH_NORM_EPSILON, gamma_initializer=gamma, name=name, dtype=self.dtype
         )(x)
 
     def _block(self, x: Any, filters: int, stride: int, name: str) -> Any:
+        units = list_units(self.depth, filters, stride, self.cardinality)
+        sides = find_rule(self.padding).convolution
         shortcut = x
-        if stride > 1 or x.shape[-1] != filters:
-            shortcut = self._convolve(x, filters, 1, stride, f"{name}_shortcut")
+        if stride > 1 or x.shape[-1] != units[-1].filters:
+            shortcut = self._convolve(x, Unit(units[-1].filters, 1, stride), sides, f"{name}_shortcut")
             shortcut = self._normalize(shortcut, f"{name}_shortcut_bn")
-        y = self._convolve(x, filters, 3, stride, f"{name}_conv1")
-        y = keras.layers.ReLU(name=f"{name}_relu1", dtype=self.dtype)(self._normalize(y, f"{name}_bn1"))
-        y = self._convolve(y, filters, 3, 1, f"{name}_conv2")
-        # Zero makes the block start as the identity: Goyal et al., https://arxiv.org/abs/1706.02677, section 5.1.
-        y = self._normalize(y, f"{name}_bn2", gamma="zeros")
-        y = keras.layers.Add(name=f"{name}_add", dtype=self.dtype)([y, shortcut])
-        return keras.layers.ReLU(name=f"{name}_relu2", dtype=self.dtype)(y)
+        y = x
+        for number, unit in enumerate(units, 1):
+            y = self._convolve(y, unit, sides, f"{name}_conv{number}")
+            is_last = number == len(units)
+            y = self._normalize(y, f"{name}_bn{number}", gamma="zeros" if is_last and self.zero_gamma else "ones")
+            if not is_last:
+                y = keras.layers.ReLU(name=f"{name}_relu{number}", dtype=self.dtype)(y)
+        total = keras.layers.Add(name=f"{name}_add", dtype=self.dtype)([y, shortcut])
+        return keras.layers.ReLU(name=f"{name}_relu{len(units)}", dtype=self.dtype)(total)

@@ -6,11 +6,16 @@ https://arxiv.org/abs/1512.03385 cut after its third stage, whose stride is 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from gaudi_models.resnet import PoolPadding, ResNetTrunk
+from gaudi_models.padding import Padding, PoolPadding
+from gaudi_models.resnet import ResNetTrunk
 from gaudi_ops import SSD300, DefaultBoxSpec
 from gaudi_ops.tf.keras_api import keras
+
+# By how the pooling pads; the trunk's convolutions pad on both sides in all programs whose weights there are.
+PADDINGS: Mapping[PoolPadding, Padding] = {"same": "same_pool", "symmetric": "symmetric"}
 
 # (filters of the 1x1, filters of the 3x3, stride of the 3x3, padding of the 3x3) of the levels after the trunk's.
 EXTRA_LAYERS = (
@@ -34,9 +39,9 @@ def build_ssd(
 
     Args:
         num_classes: classes with the background, 81 for COCO.
-        depth: of the ResNet trunk, 18 or 34.
+        depth: of the ResNet trunk, 18 or 34; deeper ones are of bottlenecks.
         spec: default boxes; the network has the six levels of ``SSD300``.
-        pool_padding: see `gaudi_models.resnet.ResNetTrunk`.
+        pool_padding: ``"same"`` as TensorFlow, ``"symmetric"`` as torchvision and MXNet.
         dtype: Keras precision policy of the layers.
 
     Returns:
@@ -45,8 +50,11 @@ def build_ssd(
         `gaudi_ops.default_boxes`.
 
     Raises:
-        ValueError: if there are fewer than 2 classes, or the levels' sizes are not those of ``spec``.
+        ValueError: if there are fewer than 2 classes, ``pool_padding`` is neither, or the levels' sizes are not those
+            of ``spec``.
     """
+    if pool_padding not in PADDINGS:
+        raise ValueError(f"pool_padding is {pool_padding!r}; use one of {', '.join(PADDINGS)}")
     if num_classes < 2:
         raise ValueError(f"num_classes is {num_classes}; it counts the background, so use at least 2")
     images = keras.Input([spec.image_size, spec.image_size, 3], name="images")
@@ -69,7 +77,7 @@ def build_ssd(
 
 
 def _feature_levels(images: Any, depth: int, pool_padding: PoolPadding, dtype: str) -> list[Any]:
-    trunk = ResNetTrunk(depth, stage_strides=(1, 2, 1), pool_padding=pool_padding, dtype=dtype)
+    trunk = ResNetTrunk(depth, stage_strides=(1, 2, 1), padding=PADDINGS[pool_padding], dtype=dtype)
     levels = [trunk(images)]
     for number, (narrow, wide, stride, padding) in enumerate(EXTRA_LAYERS, 1):
         x = keras.layers.Conv2D(narrow, 1, activation="relu", name=f"extra{number}_conv1", dtype=dtype)(levels[-1])

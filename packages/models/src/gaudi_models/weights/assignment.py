@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gaudi_models.errors import WeightsError
+from gaudi_models.padding import find_rule
 from gaudi_models.weights.contents import WeightsFile
 
 _NAMES_SHOWN = 3
+_TRUNK = re.compile(r"(conv1(_bn)?|(?P<stage>stage\d)_(?P<block>block\d+)_\w+)/\w+")
 
 
 @dataclass(frozen=True)
@@ -57,16 +60,17 @@ class LoadReport:
 def assign_weights(model: Any, weights: WeightsFile) -> LoadReport:
     """Set the variables of a Keras model that are in the file with the same name and shape.
 
-    What has another shape is left and reported, so that a detector of other classes keeps all but its class heads.
+    What has another shape is left and reported, so that a model of other classes keeps all but its heads.
 
     Raises:
-        WeightsError: nothing fits, or the model pools with another padding than the weights were trained with;
-            nothing is changed then.
+        WeightsError: nothing fits, the trunk is another one, or the model pads otherwise than the weights were trained
+            with; nothing is changed then.
     """
     _require_padding(model, weights)
     variables = {variable.name.removesuffix(":0"): variable for variable in model.variables}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
     shared = [name for name in shapes if name in weights.tensors]
+    _require_trunk(shapes, weights)
     loaded = tuple(name for name in shared if weights.tensors[name].shape == shapes[name])
     if not loaded:
         raise WeightsError(
@@ -85,13 +89,55 @@ def assign_weights(model: Any, weights: WeightsFile) -> LoadReport:
 
 
 def _require_padding(model: Any, weights: WeightsFile) -> None:
+    if weights.padding is None:
+        return
     layers = {layer.name for layer in model.layers}
-    padding = "symmetric" if "pool_pad" in layers else "same"
-    if "pool" in layers and padding != weights.pool_padding:
-        raise WeightsError(
-            f"{weights.source}: was trained with pool_padding {weights.pool_padding!r} and the model has {padding!r}, "
-            f"which would be quietly worse; build the model with the former"
-        )
+    strided = {
+        layer.name
+        for layer in model.layers
+        if layer.name.startswith("stage")
+        and getattr(layer, "strides", (1, 1)) != (1, 1)
+        and layer.kernel_size != (1, 1)
+    }
+    rule = find_rule(weights.padding)
+    # What each kind of layer is called here, and whether it pads on both sides by a layer of its own.
+    for kind, there, has_pad, sides in (
+        ("stem", "conv1" in layers, "conv1_pad" in layers, rule.stem),
+        ("convolution", bool(strided), any(f"{name}_pad" in layers for name in strided), rule.convolution),
+        ("pool", "pool" in layers, "pool_pad" in layers, rule.pool),
+    ):
+        padding = "symmetric" if has_pad else "same"
+        if there and padding != sides:
+            raise WeightsError(
+                f"{weights.source}: was trained with padding {weights.padding!r}, whose {kind} pads {sides!r}, and the "
+                f"model's pads {padding!r}, which would be quietly worse; build the model with the former"
+            )
+
+
+def _require_trunk(shapes: Mapping[str, tuple[int, ...]], weights: WeightsFile) -> None:
+    """Raise if what both have of the trunk is not the same: a deeper network would fit in part, and be of no use."""
+    for name, tensor in weights.tensors.items():
+        if name in shapes and _TRUNK.fullmatch(name) and tensor.shape != shapes[name]:
+            raise WeightsError(
+                f"{weights.source}: is of another network: {name} is {_join(tensor.shape)} in the file and "
+                f"{_join(shapes[name])} in the model; use weights of this network"
+            )
+    of_file, of_model = _list_blocks(weights.tensors), _list_blocks(shapes)
+    for stage in sorted(of_file.keys() & of_model.keys()):
+        if of_file[stage] != of_model[stage]:
+            raise WeightsError(
+                f"{weights.source}: is of another network: {stage} has {len(of_file[stage])} blocks in the file and "
+                f"{len(of_model[stage])} in the model; use weights of this network"
+            )
+
+
+def _list_blocks(names: Iterable[str]) -> dict[str, set[str]]:
+    """The blocks of each stage of a trunk."""
+    blocks: dict[str, set[str]] = {}
+    for match in map(_TRUNK.fullmatch, names):
+        if match and match["stage"]:
+            blocks.setdefault(match["stage"], set()).add(match["block"])
+    return blocks
 
 
 def _join(shape: Iterable[int]) -> str:

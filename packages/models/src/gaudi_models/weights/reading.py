@@ -21,7 +21,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from gaudi_models.errors import MissingWeightsError, UnsafeWeightsError, WeightsError
-from gaudi_models.weights.contents import POOL_PADDINGS, Array, RawWeights, WeightsFile, WeightsMetadata
+from gaudi_models.padding import PADDING_RULES
+from gaudi_models.weights.contents import Array, RawWeights, WeightsFile, WeightsMetadata
+from gaudi_models.weights.hdf5_files import HDF5_MAGIC, read_hdf5
 from gaudi_models.weights.names import translate_names
 from gaudi_models.weights.numpy_pickles import read_numpy_pickle
 from gaudi_models.weights.tensorflow_checkpoints import find_checkpoint, read_tensorflow_checkpoint
@@ -40,15 +42,16 @@ _DAMAGE = (
 
 
 def read_weights(path: str | os.PathLike[str]) -> WeightsFile:
-    """Read the weights of a ResNet-18 or ResNet-34 trunk, or of an SSD on one.
+    """Read the weights of a ResNet or ResNeXt, of its trunk, or of an SSD on one.
 
     Args:
         path: a PyTorch file (``.pth``) with torchvision's names; an ``.npz``, a pickled dict of NumPy arrays (MLPerf's
-            MXNet backbone) or a safetensors file with torchvision's or our names; a TensorFlow checkpoint with the
-            names of the original SSD, as its prefix or its folder; or a checkpoint folder of our own programs.
+            MXNet backbone) or a safetensors file with torchvision's or our names; Keras' ``.h5`` with the names of
+            keras.applications, of the original ResNet-50 or ours; a TensorFlow checkpoint with the names of the
+            original SSD, ResNet-50 or ResNeXt, as its prefix or its folder; or a checkpoint folder of our own programs.
 
     Returns:
-        Tensors by our names, and the padding of the pooling that they were trained with.
+        Tensors by our names, and the padding that they were trained with.
 
     Raises:
         MissingWeightsError: there is nothing of that name.
@@ -100,11 +103,15 @@ def _read_file(path: Path, stack: contextlib.ExitStack) -> RawWeights:
         raise WeightsError(f"{path}: is a zip archive of neither PyTorch nor NumPy; name a file of weights")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size:
         return _read_safetensors(path)
+    if head.startswith(HDF5_MAGIC):
+        return read_hdf5(path)
     if head[2:].startswith(_LEGACY_TORCH):
         return read_torch_pickles(BytesIO(path.read_bytes()))
     if head[:1] == b"\x80" or _looks_like_old_pickle(head):
         return read_numpy_pickle(BytesIO(path.read_bytes()))
-    raise WeightsError(f"{path}: is none of PyTorch, NumPy, pickle, safetensors and TensorFlow; name a file of weights")
+    raise WeightsError(
+        f"{path}: is none of PyTorch, NumPy, pickle, safetensors, HDF5 and TensorFlow; name a file of weights"
+    )
 
 
 def _looks_like_old_pickle(head: bytes) -> bool:
@@ -138,9 +145,9 @@ def _read_safetensors(path: Path) -> RawWeights:
         notes = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
     metadata = None
-    if "pool_padding" in notes:
+    if (padding := _find_padding(notes)) is not None:
         classes = json.loads(notes.get("classes", "[]"))
-        metadata = _make_metadata(notes["pool_padding"], classes, int(notes.get("image_size", 0)))
+        metadata = _make_metadata(padding, classes, int(notes.get("image_size", 0)), notes.get("model", ""))
     return RawWeights("safetensors", _hold(tensors), metadata=metadata)
 
 
@@ -156,16 +163,28 @@ def _read_own_checkpoint(folder: Path) -> RawWeights:
     if manifest["sha256"][TENSORS] != digest.hexdigest():
         raise WeightsError(f"{folder / TENSORS}: is not what its manifest says; use another checkpoint")
     facts = manifest["facts"]
-    metadata = _make_metadata(facts.get("pool_padding", "same"), facts.get("categories", []), 0)
+    classes = facts.get("categories", facts.get("classes", []))
+    size, model = facts.get("image_size", 0), facts.get("model", "")
+    metadata = _make_metadata(_find_padding(facts) or "same_pool", classes, size, model)
     tensors = _read_safetensors(folder / TENSORS).tensors
     # Where weights were averaged over the steps, it is the average that is of use.
     averaged = {name: tensors.get(f"average/{name}", tensor) for name, tensor in tensors.items()}
     return RawWeights("our checkpoint", averaged, metadata=metadata)
 
 
-def _make_metadata(pool_padding: Any, classes: Any, image_size: int) -> WeightsMetadata:
-    if pool_padding not in POOL_PADDINGS:
-        raise ValueError(f"its pool_padding is none of {POOL_PADDINGS}")
+def _find_padding(notes: Mapping[str, Any]) -> Any:
+    """The padding that a file notes; files of the detector only say how the pooling pads."""
+    if "padding" not in notes and "pool_padding" in notes:
+        return {"same": "same_pool"}.get(notes["pool_padding"], notes["pool_padding"])
+    return notes.get("padding")
+
+
+def _make_metadata(padding: Any, classes: Any, image_size: Any, model: Any) -> WeightsMetadata:
+    known = next((each for each in PADDING_RULES if each == padding), None)
+    if known is None:
+        raise ValueError(f"its padding is none of {', '.join(PADDING_RULES)}")
     if not isinstance(classes, list) or not all(isinstance(each, dict) and "name" in each for each in classes):
         raise ValueError("its classes are no list of objects with a name")
-    return WeightsMetadata(pool_padding, tuple(classes), image_size)
+    if type(image_size) is not int or not isinstance(model, str):
+        raise ValueError("its image_size is no whole number, or its model no name")
+    return WeightsMetadata(known, tuple(classes), image_size, model)

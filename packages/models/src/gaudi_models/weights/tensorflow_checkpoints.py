@@ -12,6 +12,7 @@ from gaudi_models.errors import WeightsError
 from gaudi_models.weights.contents import Array, RawWeights
 
 _PART = re.compile(r"(.+)\.(index|meta|data-\d{5}-of-\d{5})")
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _NEWEST = re.compile(r'^model_checkpoint_path:\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -67,8 +68,33 @@ def read_tensorflow_checkpoint(prefix: Path) -> RawWeights:
         except damage as error:
             raise _damaged(prefix, error) from None
 
-    names = sorted(reader.get_variable_to_shape_map())
-    return RawWeights("TensorFlow checkpoint", {name: functools.partial(read, name) for name in names})
+    keys = sorted(reader.get_variable_to_shape_map())
+    names = {key: key for key in keys}
+    if _OBJECT_GRAPH in keys:
+        names = _find_variable_names(read(_OBJECT_GRAPH).item())
+    return RawWeights("TensorFlow checkpoint", {name: functools.partial(read, key) for key, name in names.items()})
+
+
+def _find_variable_names(graph: bytes) -> dict[str, str]:
+    """Names of variables by the keys of a checkpoint of objects, which says them beside the path to each object.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    from google.protobuf.message import DecodeError
+    from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+    try:
+        nodes = TrackableObjectGraph.FromString(graph).nodes
+    except DecodeError:
+        raise ValueError("its graph of objects cannot be read") from None
+    variables = [each for node in nodes for each in node.attributes if each.name == "VARIABLE_VALUE"]
+    names: dict[str, str] = {}
+    for variable in variables:
+        # Two variables may have one name; then each is known by its key.
+        taken = variable.full_name in names.values() or not variable.full_name
+        names[variable.checkpoint_key] = variable.checkpoint_key if taken else variable.full_name
+    return names
 
 
 def _damaged(prefix: Path, error: Exception) -> WeightsError:

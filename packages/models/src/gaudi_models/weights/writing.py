@@ -33,9 +33,10 @@ def write_weights(model: Any, path: str | os.PathLike[str], *, metadata: Weights
     notes = {
         "format": FORMAT,
         "version": str(VERSION),
-        "pool_padding": metadata.pool_padding,
+        "padding": metadata.padding,
         "classes": json.dumps([dict(each) for each in metadata.classes]),
         "image_size": str(metadata.image_size),
+        "model": metadata.model,
     }
     # In memory, for the library's own writing goes through a file of its own, which only its owner may read.
     content = save(tensors, notes)

@@ -1,0 +1,116 @@
+"""Which networks there are and what they are made of, as plain numbers: to be asked without TensorFlow.
+
+Sources: He et al., "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385, table 1;
+Xie et al., "Aggregated Residual Transformations for Deep Neural Networks", https://arxiv.org/abs/1611.05431, table 1.
+The stride of a bottleneck is in its 3x3 convolution, which is called version 1.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gaudi_models.padding import Padding
+
+STAGE_BLOCKS: Mapping[int, tuple[int, ...]] = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
+STAGE_FILTERS = (64, 128, 256, 512)
+STEM_FILTERS = 64
+BOTTLENECK_DEPTH = 50  # and deeper
+BOTTLENECK_EXPANSION = 4
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network by its name.
+
+    Attributes:
+        depth: layers with weights.
+        cardinality: groups of the 3x3 convolutions; above 1 it is a ResNeXt.
+        padding: of the program whose recipe it follows.
+    """
+
+    depth: int
+    cardinality: int = 1
+    padding: Padding = "symmetric_stem"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A convolution of a block, with the batch norm that follows it."""
+
+    filters: int
+    kernel: int
+    stride: int = 1
+    groups: int = 1
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution with the sizes that its cost follows from; square, `side` is of the output in cells."""
+
+    kernel: int
+    channels_in: int
+    channels_out: int
+    side: int
+    groups: int = 1
+
+    @property
+    def weights(self) -> int:
+        """Numbers in its kernel."""
+        return self.kernel * self.kernel * self.channels_in // self.groups * self.channels_out
+
+
+RESNETS: Mapping[str, Architecture] = {
+    **{f"resnet{depth}": Architecture(depth) for depth in STAGE_BLOCKS},
+    **{f"resnext{depth}": Architecture(depth, 32, "same") for depth in (50, 101, 152)},
+}
+# Names of ours to names in keras.applications.
+APPLICATIONS: Mapping[str, str] = {
+    f"resnet{depth}{version.lower()}_keras": f"ResNet{depth}{version}"
+    for version in ("", "V2")
+    for depth in (50, 101, 152)
+}
+CLASSIFIERS = (*RESNETS, *APPLICATIONS)
+
+
+def list_units(depth: int, filters: int, stride: int, cardinality: int = 1) -> tuple[Unit, ...]:
+    """The convolutions of a block on its main path, in their order."""
+    if depth < BOTTLENECK_DEPTH:
+        return Unit(filters, 3, stride), Unit(filters, 3)
+    # A ResNeXt of 32 groups of 4 filters is twice as wide inside as the ResNet.
+    width = filters * (2 if cardinality > 1 else 1)
+    return Unit(width, 1), Unit(width, 3, stride, cardinality), Unit(filters * BOTTLENECK_EXPANSION, 1)
+
+
+def list_convolutions(
+    architecture: Architecture, image_size: int = 224, stage_strides: Sequence[int] = (1, 2, 2, 2)
+) -> Iterator[Convolution]:
+    """Every convolution of a network; each is followed by a batch norm."""
+    side = -(-image_size // 2)
+    yield Convolution(7, 3, STEM_FILTERS, side)
+    side, channels = -(-side // 2), STEM_FILTERS
+    stages = zip(STAGE_BLOCKS[architecture.depth], STAGE_FILTERS, stage_strides, strict=False)
+    for blocks, filters, stage_stride in stages:
+        for block in range(blocks):
+            stride = stage_stride if block == 0 else 1
+            units = list_units(architecture.depth, filters, stride, architecture.cardinality)
+            out = units[-1].filters
+            if stride > 1 or channels != out:
+                yield Convolution(1, channels, out, -(-side // stride))
+            for unit in units:
+                side = -(-side // unit.stride)
+                yield Convolution(unit.kernel, channels, unit.filters, side, unit.groups)
+                channels = unit.filters
+
+
+def count_parameters(architecture: Architecture, num_classes: int) -> int:
+    """Trainable parameters of a classifier."""
+    convolutions = list(list_convolutions(architecture))
+    trunk = sum(each.weights + 2 * each.channels_out for each in convolutions)
+    return trunk + (convolutions[-1].channels_out + 1) * num_classes

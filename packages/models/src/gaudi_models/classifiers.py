@@ -1,0 +1,107 @@
+"""Image classifiers by name: our ResNets and ResNeXts, and the ResNets of keras.applications."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gaudi_models.architectures import APPLICATIONS, CLASSIFIERS, RESNETS
+from gaudi_models.padding import Padding
+from gaudi_models.resnet import BATCH_NORM_MOMENTUM, ResNetTrunk
+from gaudi_ops.tf.grouped_convolution import Implementation
+from gaudi_ops.tf.keras_api import keras
+
+FEATURES = "features"
+LOGITS = "logits"
+HEAD_STDDEV = 0.01
+
+
+def build_classifier(
+    name: str,
+    num_classes: int = 1000,
+    *,
+    dtype: str = "float32",
+    padding: Padding | None = None,
+    image_size: int = 224,
+    dropout: float = 0.0,
+    zero_gamma: bool = False,
+    momentum: float = BATCH_NORM_MOMENTUM,
+    implementation: Implementation = "auto",
+) -> Any:
+    """Build a classifier with new weights.
+
+    Args:
+        name: one of `gaudi_models.architectures.CLASSIFIERS`: ``"resnet50"``, ``"resnext101"``, ..., and
+            ``"resnet50_keras"``, ``"resnet50v2_keras"``, ... for those of keras.applications.
+        num_classes: 2 or more.
+        dtype: Keras precision policy of the layers; pooled features and logits are float32 in any.
+        padding: where strided layers pad, see `gaudi_models.padding`; None: as the program whose recipe it is,
+            ``"symmetric_stem"`` for a ResNet and ``"same"`` for a ResNeXt.
+        image_size: height and width of the images in pixels, at least 32.
+        dropout: share of the pooled features that is dropped in training.
+        zero_gamma: see `gaudi_models.resnet.ResNetTrunk`, as the next two; keras.applications' have their own.
+        momentum: of the batch norms' moving averages.
+        implementation: of grouped convolutions.
+
+    Returns:
+        A Keras model from images [batch, image_size, image_size, 3], normalised, to raw logits float32
+        [batch, num_classes].
+
+    Raises:
+        ValueError: for a name, a padding, a size or a number of classes that does not exist.
+    """
+    if name not in CLASSIFIERS:
+        raise ValueError(f"model is {name!r}; use one of {', '.join(CLASSIFIERS)}")
+    if num_classes < 2:
+        raise ValueError(f"num_classes is {num_classes}; use at least 2")
+    if image_size < 32:
+        raise ValueError(f"image_size is {image_size}; use at least 32")
+    if name in APPLICATIONS:
+        images, features = _build_application(name, image_size, dtype, padding)
+    else:
+        architecture = RESNETS[name]
+        images = keras.Input([image_size, image_size, 3], name="images")
+        features = ResNetTrunk(
+            architecture.depth,
+            padding=padding or architecture.padding,
+            dtype=dtype,
+            cardinality=architecture.cardinality,
+            zero_gamma=zero_gamma,
+            momentum=momentum,
+            implementation=implementation,
+        )(images)
+    return keras.Model(images, _add_head(features, num_classes, dropout), name=name)
+
+
+def feature_extractor(classifier: Any) -> Any:
+    """The part of a classifier up to its pooled features, float32 [batch, features]; it shares the weights."""
+    features = classifier.get_layer(FEATURES).output
+    return keras.Model(classifier.input, features, name=f"{classifier.name}_features")
+
+
+def freeze_trunk(classifier: Any) -> None:
+    """Leave only the head to be trained; batch norms use their statistics and keep them, then."""
+    for layer in classifier.layers:
+        layer.trainable = layer.name == LOGITS
+
+
+def _add_head(x: Any, num_classes: int, dropout: float) -> Any:
+    # In float32 from the mean on: that is little work, and an argmax among bfloat16 logits has ties.
+    x = keras.layers.GlobalAveragePooling2D(name=FEATURES, dtype="float32")(x)
+    if dropout:
+        x = keras.layers.Dropout(dropout, name="dropout", dtype="float32")(x)
+    initializer = keras.initializers.RandomNormal(stddev=HEAD_STDDEV)
+    return keras.layers.Dense(num_classes, kernel_initializer=initializer, name=LOGITS, dtype="float32")(x)
+
+
+def _build_application(name: str, image_size: int, dtype: str, padding: Padding | None) -> tuple[Any, Any]:
+    """Input and last feature map of a network of keras.applications, which asks the global policy for its precision."""
+    if padding not in (None, "symmetric"):
+        raise ValueError(f"padding is {padding!r}; {name} has 'symmetric' only")
+    policy = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy(dtype)
+    try:
+        build = getattr(keras.applications, APPLICATIONS[name])
+        model = build(include_top=False, weights=None, input_shape=(image_size, image_size, 3))
+    finally:
+        keras.mixed_precision.set_global_policy(policy)
+    return model.input, model.output

@@ -1,0 +1,52 @@
+"""Where a ResNet pads when it strides.
+
+Programs differ in this, and weights that are used with another convention load, run, and are quietly worse. So the
+convention is an argument of every network, is kept with its weights, and is checked when weights are assigned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Sides = Literal["same", "symmetric"]
+PoolPadding = Sides
+Padding = Literal["same", "symmetric", "symmetric_stem", "same_pool"]
+
+
+@dataclass(frozen=True)
+class PaddingRule:
+    """How each kind of strided layer pads.
+
+    ``"same"`` is TensorFlow's SAME, which at stride 2 pads an even size after its end only; ``"symmetric"`` pads as
+    much before as after, as PyTorch and MXNet do.
+
+    Attributes:
+        stem: the 7x7 convolution.
+        convolution: the 3x3 convolutions with stride 2 of the blocks.
+        pool: the pooling after the stem.
+    """
+
+    stem: Sides
+    convolution: Sides
+    pool: Sides
+
+
+PADDING_RULES: Mapping[Padding, PaddingRule] = {
+    "same": PaddingRule("same", "same", "same"),  # the original ResNeXt
+    "symmetric": PaddingRule("symmetric", "symmetric", "symmetric"),  # torchvision, MXNet, keras.applications
+    "symmetric_stem": PaddingRule("symmetric", "same", "same"),  # the original ResNet-50
+    "same_pool": PaddingRule("symmetric", "symmetric", "same"),  # the original SSD
+}
+
+
+def find_rule(padding: Padding) -> PaddingRule:
+    """The rule of a convention.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if padding not in PADDING_RULES:
+        raise ValueError(f"padding is {padding!r}; use one of {', '.join(PADDING_RULES)}")
+    return PADDING_RULES[padding]

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import pytest
+
+from gaudi_models.padding import PADDING_RULES, PaddingRule, find_rule
+
+
+def test_conventions_differ() -> None:
+    assert len(set(PADDING_RULES.values())) == len(PADDING_RULES)
+    assert find_rule("same_pool") == PaddingRule("symmetric", "symmetric", "same")
+
+
+def test_a_convention_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="padding is 'both'; use one of same, symmetric, symmetric_stem, same_pool"):
+        find_rule("both")  # type: ignore[arg-type]
