@@ -51,10 +51,10 @@ else:
     "datasets": "import gaudi_datasets, gaudi_datasets.cli",
     "models": "import gaudi_models",
     "distributed": "import gaudi_distributed; print(gaudi_distributed.choose_device())",
-    "apps": "import gaudi_apps, gaudi_apps.ssd_train",
+    "apps": "import gaudi_apps.ssd_train, gaudi_apps.resnet_train, gaudi_apps.resnext_train",
 }
 TORCH = "torch==2.13.0"
-PROGRAMS = {"datasets": "gaudi-datasets", "apps": "ssd_train"}
+PROGRAMS = {"datasets": ("gaudi-datasets",), "apps": ("ssd_train", "resnet_train", "resnext_train")}
 
 
 def install(session: nox.Session, requirements: dict[str, str], *others: str) -> None:
@@ -146,20 +146,20 @@ def build(session: nox.Session) -> None:
         uv(session, "pip", "install", "--quiet", "-p", str(folder), "-c", CONSTRAINTS, *wheels)
         with session.chdir(folder):
             session.run("bin/python", "-I", "-c", SMOKE_TESTS[name], external=True)
-            if name in PROGRAMS:
-                session.run(f"bin/{PROGRAMS[name]}", "--help", external=True, silent=True)
+            for program in PROGRAMS.get(name, ()):
+                session.run(f"bin/{program}", "--help", external=True, silent=True)
 
 
 @nox.session(default=False)
 def torch_weights(session: nox.Session) -> None:
-    """Write weights with PyTorch in an environment of its own, read them without it, compare the features of both."""
+    """Write weights with PyTorch in an environment of its own, read them without it, compare what both compute."""
     folder = Path(session.create_tmp()).resolve()
     writer, written = folder / "torch" / "bin" / "python", folder / "written"
     written.mkdir(exist_ok=True)
     # venv and pip, because pip's settings say where PyTorch for CPUs is; uv does not read them.
     session.run(sys.executable, "-m", "venv", "--clear", str(folder / "torch"), external=True)
     session.run(str(writer), "-m", "pip", "install", "--quiet", TORCH, "numpy", external=True)
-    session.run(str(writer), "packages/models/tests/torch_resnet34.py", str(written), external=True)
+    session.run(str(writer), "packages/models/tests/torch_resnets.py", str(written), external=True)
     install(session, {"ops": "", "models": EXTRAS["models"]})
     session.run(
         "pytest", "packages/models/tests/test_torch_weights.py", *session.posargs, env={"TORCH_WEIGHTS": str(written)}

@@ -29,6 +29,8 @@ DOCUMENTS = [
 PROGRAMS = {
     "ssd_train": "gaudi_apps.ssd_train",
     "python -m gaudi_apps.ssd_train": "gaudi_apps.ssd_train",
+    "resnet_train": "gaudi_apps.resnet_train",
+    "resnext_train": "gaudi_apps.resnext_train",
     "gaudi-datasets": "gaudi_datasets.cli",
     "python -m gaudi_datasets": "gaudi_datasets.cli",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_datasets.detection.coco import parse_coco
+from gaudi_datasets.detection.coco import read_coco
 from gaudi_datasets.detection.records import write_records
 
 if TYPE_CHECKING:
-    from gaudi_apps.ssd.config import SSDConfig
+    from gaudi_apps.settings import DeviceSettings
     from gaudi_apps.ssd.task import SSDTask
 
 SMALL_PROGRAM = Path(__file__).with_name("small_ssd.py")
@@ -38,8 +39,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def records(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Records of the pictures, for training and for validation."""
+def annotations(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The COCO annotation file of the pictures."""
     numbers = range(1, NUM_PICTURES + 1)
     document = {
         "images": [{"id": n, "file_name": f"{n}.png", "height": 120, "width": 150} for n in numbers],
@@ -48,9 +49,17 @@ def records(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
         "categories": [{"id": 1, "name": "red"}, {"id": 2, "name": "blue"}],
     }
+    path = tmp_path_factory.mktemp("annotations") / "pictures.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.fixture(scope="session")
+def records(pictures: Path, annotations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records of the pictures, for training and for validation."""
     folder = tmp_path_factory.mktemp("data") / "records"
     for split in ("train", "val"):
-        write_records(parse_coco(document, Path("x.json")), pictures, folder, split, keep_empty=True)
+        write_records(read_coco(annotations), pictures, folder, split, keep_empty=True)
     return folder
 
 
@@ -156,11 +165,11 @@ def ssd_train(
     from gaudi_distributed import Precision
     from gaudi_ops.tf.keras_api import keras
 
-    def start_tensorflow(config: SSDConfig) -> Precision:
-        keras.utils.set_random_seed(config.run.seed)
+    def start_tensorflow(settings: DeviceSettings) -> Precision:
+        keras.utils.set_random_seed(settings.seed)
         return Precision("fp32", "float32")
 
-    monkeypatch.setattr("gaudi_apps.ssd.session._start_tensorflow", start_tensorflow)
+    monkeypatch.setattr("gaudi_apps.session.start_tensorflow", start_tensorflow)
     monkeypatch.setattr("gaudi_apps.ssd.task.build_ssd", small_network)
 
     def run(*argv: object) -> Done:

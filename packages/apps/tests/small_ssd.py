@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gaudi_apps.ssd.config import SSDConfig
+    from gaudi_apps.settings import DeviceSettings
     from gaudi_distributed import Precision
 
 
@@ -27,18 +27,17 @@ def build_small_ssd(num_classes: int, *, pool_padding: str = "same", dtype: str 
 
 
 if __name__ == "__main__":
-    from gaudi_apps import ssd_train
-    from gaudi_apps.ssd import session
+    from gaudi_apps import session, ssd_train
 
-    start_tensorflow = session._start_tensorflow
+    start_tensorflow = session.start_tensorflow
 
-    def start(config: SSDConfig) -> Precision:
+    def start(settings: DeviceSettings) -> Precision:
         """Exchange the network as soon as TensorFlow may be imported."""
-        precision = start_tensorflow(config)
+        precision = start_tensorflow(settings)
         import gaudi_models.ssd
 
         gaudi_models.ssd.build_ssd = build_small_ssd  # type: ignore[assignment]
         return precision
 
-    session._start_tensorflow = start
+    session.start_tensorflow = start
     ssd_train.main()

@@ -73,6 +73,7 @@ def test_good_configurations_pass() -> None:
     validate(make_config(data={"data_dir": "records"}))
     validate(make_config(schedule={"base_lr": float("inf")}))  # training itself stops at it, naming the step
     validate(make_config(data={"data_dir": "static", "static": True}))
+    validate(make_config(data={"train_annotations": "a.json", "train_images": "pictures"}))
     validate(make_config(data={}, run={"mode": "predict", "checkpoint": "best"}, use={"inference": ("cat.jpg", "d/")}))
     validate(make_config(data={}, run={"mode": "export", "checkpoint": "300"}))
     validate(make_config(data={"data_dir": "records"}, run={"mode": "eval", "checkpoint": "all"}))
@@ -97,6 +98,15 @@ def test_good_configurations_pass() -> None:
         ({"data": {"use_fake_data": True, "data_dir": "d"}}, "--use_fake_data: contradicts --data_dir d"),
         ({"data": {"use_fake_data": True, "flip_probability": 1.5}}, "--flip_probability 1.5: must be in 0..1"),
         ({"data": {}}, "--mode train: needs --data_dir"),
+        ({"data": {"train_annotations": "a"}}, "--train_annotations and --train_images: give both or none"),
+        (
+            {"data": {"data_dir": "d", "val_annotations": "a", "val_images": "i"}},
+            "--data_dir d: contradicts annotation files",
+        ),
+        (
+            {"data": {"train_annotations": "a", "train_images": "i"}, "run": {"mode": "eval"}},
+            "--mode eval: needs --data_dir",
+        ),
         ({"run": {"mode": "eval"}}, "--mode eval: random images"),
         ({"run": {"mode": "predict"}}, "--mode predict: needs --inference"),
         ({"use": {"inference": ("cat.jpg",)}}, "--inference cat.jpg: is for --mode predict and export"),

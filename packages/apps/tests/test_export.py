@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_apps.exported_models import ExportError
+from gaudi_apps.exporting import ExportReport, choose_pictures, refuse_foreign
 from gaudi_apps.ssd import export
 from gaudi_apps.ssd.agreement import Agreement
 from gaudi_apps.ssd.converters import export_tflite
-from gaudi_apps.ssd.export import ExportFormat, ExportReport, choose_pictures, run_export
-from gaudi_apps.ssd.export_runs import ExportError
+from gaudi_apps.ssd.export import ExportFormat, run_export
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError, FlagError, MissingExtraError, MissingInputError, UnsafeError
@@ -65,7 +66,7 @@ def test_an_earlier_export_is_replaced_and_other_files_are_not(
     (tmp_path / "onnx").touch()
     for name, file in (("safetensors", "mine.txt"), ("tflite", "model.tflite"), ("onnx", "it, a file,")):
         with pytest.raises(UnsafeError, match=f"{name}: {file} is of no export"):
-            export._refuse_foreign(tmp_path / name)
+            refuse_foreign(tmp_path / name)
     with pytest.raises(UnsafeError, match="give another --output_dir"):
         run(detector_network, noise_pictures, tmp_path, "safetensors")
     assert (tmp_path / "safetensors" / "mine.txt").exists()
@@ -79,7 +80,7 @@ def test_a_difference_is_an_error_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
     agreement: Agreement,
 ) -> None:
-    def differ(check: Any, folder: Path) -> Agreement:
+    def differ(check: Any, folder: Path, scratch: Path) -> Agreement:
         (folder / "model.onnx").touch()
         return agreement
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_apps.exported_models import ExportError
 from gaudi_apps.ssd.agreement import Detections, compare_detections
 from gaudi_apps.ssd.detector import Detector
-from gaudi_apps.ssd.export_runs import ExportError, run_saved_model
+from gaudi_apps.ssd.export_runs import run_saved_model
 from gaudi_apps.ssd.serving import export_saved_model
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image

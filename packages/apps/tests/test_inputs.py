@@ -6,7 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.ssd.inputs import BadFile, InputPicture, find_files, read_pictures
+from gaudi_apps.inputs import BadFile, InputPicture, find_files, read_pictures
+from gaudi_apps.ssd.predict import PREPARATION
 from gaudi_apps.videos import VideoWriter
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import MissingInputError
@@ -54,7 +55,7 @@ def test_pictures_frames_and_bad_files_are_numbered(pictures: Path, tmp_path: Pa
         path = writer.write(np.asarray(cv2.imread(str(pictures / f"{number}.png"))[:, :, ::-1], np.uint8))
     writer.close()
     files = [pictures / "5.png", broken, path, text, tmp_path / "gone.png", pictures / "4.png"]
-    read = list(read_pictures(files))
+    read = list(read_pictures(files, PREPARATION))
     assert [one.image_id for one in read] == list(range(1, 9))
     assert [type(one) for one in read] == [InputPicture, BadFile, *[InputPicture] * 3, BadFile, BadFile, InputPicture]
     first, bad, *frames = read[:5]

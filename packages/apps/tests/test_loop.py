@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ class Slope:
         if finite:
             self.factor -= learning_rate * error * batch["x"]
         return {"loss": np.array(0.5 * error**2, np.float32), "finite": np.bool_(finite)}
+
+    def train_steps(
+        self, batches: Sequence[Mapping[str, Any]], learning_rates: Sequence[float]
+    ) -> Sequence[Mapping[str, Any]]:
+        return [self.train_step(batch, rate) for batch, rate in zip(batches, learning_rates, strict=True)]
 
 
 def make_batches(first: int = 0) -> Iterator[dict[str, Any]]:
@@ -129,6 +135,29 @@ def test_the_last_step_is_saved_once(tmp_path: Path) -> None:
     run = Run(tmp_path, Slope())
     run.train(LoopOptions(total_steps=4, checkpoint_every=2))
     assert list(run.saved) == [2, 4]
+
+
+def test_several_steps_in_a_call_are_reported_and_saved_alike(tmp_path: Path) -> None:
+    runs = [Run(tmp_path / name, Slope()) for name in ("one", "several")]
+    for run, steps_per_call in zip(runs, (1, 4), strict=True):
+        options = LoopOptions(total_steps=10, log_every=3, summary_every=0, checkpoint_every=4)
+        run.train(replace(options, steps_per_call=steps_per_call))
+    assert runs[0].task.seen == runs[1].task.seen
+    assert runs[0].saved == runs[1].saved
+    assert runs[0].images == runs[1].images
+    assert [event for event in runs[0].events if "before" not in event] == [
+        event for event in runs[1].events if "before" not in event
+    ]
+
+
+def test_a_call_of_several_steps_ends_where_something_is_due() -> None:
+    options = LoopOptions(10, log_every=4, summary_every=0, checkpoint_every=6, steps_per_call=3)
+    calls, done = [], 0
+    while done < 10:
+        calls.append(options.next_steps(done))
+        done = calls[-1].stop
+    assert [(call.start, call.stop) for call in calls] == [(0, 3), (3, 4), (4, 6), (6, 8), (8, 10)]
+    assert [len(LoopOptions(10).next_steps(done)) for done in (0, 9)] == [1, 1]
 
 
 def test_without_evaluations_there_is_none_at_the_end(tmp_path: Path) -> None:

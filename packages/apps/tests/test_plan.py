@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gaudi_apps.plan import Plan
 from gaudi_apps.ssd.config import DataFlags, EvaluationFlags, ReportFlags, RunFlags, ScheduleFlags, SSDConfig
-from gaudi_apps.ssd.plan import Plan, make_plan
+from gaudi_apps.ssd.plan import make_plan
 from gaudi_ops import schedules
 
 COCO = 117266

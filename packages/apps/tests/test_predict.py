@@ -168,7 +168,7 @@ def test_large_frames_make_small_batches(
             sizes.append(len(images))
             return super().detect(images)
 
-    monkeypatch.setattr("gaudi_apps.ssd.predict.PIXEL_BYTES_PER_BATCH", 2 * 120 * 150 * 3)
+    monkeypatch.setattr("gaudi_apps.predictions.PIXEL_BYTES_PER_BATCH", 2 * 120 * 150 * 3)
     files = sorted(pictures.iterdir())
     predict(Watched(network), files, CATEGORIES, tmp_path, PredictOptions(batch_size=4))
     assert sizes == [3, 2]

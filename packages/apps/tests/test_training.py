@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -15,10 +16,12 @@ import pytest
 import tensorflow as tf
 import yaml
 
+from gaudi_apps import training
 from gaudi_apps.checkpoints import MANIFEST, TENSORS, Checkpoint, CheckpointFolder, load_checkpoint
 from gaudi_apps.config_file import list_flags
 from gaudi_apps.history import read_history
-from gaudi_apps.ssd import export, scoring, training
+from gaudi_apps.ssd import export, scoring
+from gaudi_apps.ssd.application import FREE_FLAGS
 from gaudi_apps.ssd.config import SSDConfig
 from gaudi_datasets.detection.scoring import FIGURES, CocoScores
 from gaudi_datasets.detection.sources import RecordSource
@@ -38,6 +41,20 @@ def train(ssd_train: Program, records: Path) -> Program:
     def run(folder: Path, *flags: object, scored: bool = False) -> Any:
         unscored = () if scored else ("--no_evaluate",)
         return ssd_train("--data_dir", records, "--model_dir", folder, *COMMON, *unscored, *flags)
+
+    return run
+
+
+@pytest.fixture
+def train_files(ssd_train: Program, annotations: Path, pictures: Path) -> Program:
+    """The same from annotations and image files, without records."""
+    paths = {"annotations": annotations, "images": pictures}
+
+    def run(folder: Path, *flags: object) -> Any:
+        files = [
+            flag for s in ("train", "val") for flag in (f"--{s}_annotations", annotations, f"--{s}_images", pictures)
+        ]
+        return ssd_train(*files, "--model_dir", folder, *COMMON, *flags)
 
     return run
 
@@ -137,7 +154,7 @@ def test_the_configuration_beside_a_run_makes_the_same_run(train: Program, ssd_t
 
 
 def test_flags_that_may_change_are_flags() -> None:
-    assert {name for name, _ in list_flags(SSDConfig())} >= training.FREE_FLAGS
+    assert {name for name, _ in list_flags(SSDConfig())} >= FREE_FLAGS
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -218,7 +235,8 @@ def test_other_data_is_refused(train: Program, records: Path, tmp_path: Path) ->
     for path in records.glob("val*"):
         (tmp_path / path.name.replace("val", "train")).write_bytes(path.read_bytes())
     manifest = json.loads((tmp_path / "train.json").read_text().replace('"val', '"train'))
-    (tmp_path / "train.json").write_text(json.dumps(manifest, indent=1))
+    manifest["images"]["of"] += 1  # what else they were made of is part of what they are
+    (tmp_path / "train.json").write_text(json.dumps(manifest))
     done = train(folder, "--steps", 1, "--data_dir", tmp_path)
     assert done.status == 78
     assert "the run there has data " in done.err
@@ -411,7 +429,7 @@ def test_the_average_of_the_weights_is_what_is_scored(
 
 def test_weights_to_begin_with(train: Program, tmp_path: Path) -> None:
     gamma = np.array([0.5, 2, 3], np.float32)
-    np.savez(tmp_path / "weights.npz", **{"conv1_bn/gamma": gamma, "conv1_bn/beta": np.zeros(7, np.float32)})
+    np.savez(tmp_path / "weights.npz", **{"conv1_bn/gamma": gamma, "conv1_bn/beta": np.zeros(3, np.float32)})
     # The rate of the first step is 0.
     done = train(tmp_path / "run", "--steps", 1, "--ema_decay", 0.9, "--resnet_checkpoint", tmp_path / "weights.npz")
     assert done.status == 0, done.err
@@ -514,3 +532,20 @@ def test_without_a_checkpoint_there_is_nothing_to_use(
     assert "has no checkpoint" in done.err
     assert "train first, or give another --model_dir" in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_without_records_give_the_same_training(train: Program, train_files: Program, tmp_path: Path) -> None:
+    assert train(tmp_path / "records", "--steps", 4, "--deterministic", scored=True).status == 0
+    assert train_files(tmp_path / "files", "--steps", 4, "--deterministic").status == 0
+    one, other = load(tmp_path / "records"), load(tmp_path / "files")
+    assert one.facts["image_sequence"] == other.facts["image_sequence"]
+    for name, tensor in one.tensors.items():
+        np.testing.assert_array_equal(tensor, other.tensors[name], err_msg=name)
+    figures = [json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("records", "files")]
+    assert figures[0] == figures[1]
+
+
+def test_files_that_are_not_there_are_named(train_files: Program, tmp_path: Path) -> None:
+    done = train_files(tmp_path / "run", "--train_images", tmp_path / "nowhere")
+    assert (done.status, (tmp_path / "run").exists()) == (66, False)
+    assert "nowhere" in done.err

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from gaudi_apps import verify_resume as module
 from gaudi_apps.checkpoints import CheckpointFolder
-from gaudi_apps.ssd import verify_resume as module
+from gaudi_apps.ssd.application import SSDApplication
 from gaudi_apps.ssd.config import DataFlags, DeviceFlags, EvaluationFlags, RunFlags, ScheduleFlags, SSDConfig, validate
-from gaudi_apps.ssd.verify_resume import ResumeError, compare_runs, verify_resume
+from gaudi_apps.verify_resume import ResumeError, compare_runs, verify_resume
 
 SMALL_PROGRAM = Path(__file__).with_name("small_ssd.py")
 
@@ -50,7 +51,7 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     script.write_text(PRETENDER)
 
     def use(kind: str) -> None:
-        monkeypatch.setattr(module, "PROGRAM", (str(script), kind))
+        monkeypatch.setattr(SSDApplication, "program", (str(script), kind))
 
     return use
 
@@ -58,7 +59,7 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_run_that_is_killed_ends_as_one_that_is_not(
     records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PROGRAM", (str(SMALL_PROGRAM),))
+    monkeypatch.setattr(SSDApplication, "program", (str(SMALL_PROGRAM),))
     config = SSDConfig(
         run=RunFlags(mode="verify-resume", steps=5, kills=2, seed=2),
         data=DataFlags(data_dir=str(records), batch_size=2),
@@ -67,7 +68,7 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(
         evaluation=EvaluationFlags(eval_epochs=1, patience=1),
     )
     validate(config)
-    report = compare_runs(config, tmp_path, steps=5, kills=2, seed=2)
+    report = compare_runs(SSDApplication(config), tmp_path, steps=5, kills=2, seed=2)
     assert (report.steps, report.kills) == (5, 2)
     assert report.describe().startswith("5 steps, killed 2 times: the same as without\n")
     checkpoints = [CheckpointFolder(tmp_path / name / "checkpoints").load_newest() for name in ("whole", "killed")]
@@ -80,7 +81,7 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(
 @pytest.mark.parametrize(("steps", "kills"), [(4, 1), (6, 5)])
 def test_each_kill_hits_a_run(pretend: Any, tmp_path: Path, steps: int, kills: int) -> None:
     pretend("resumes")
-    report = compare_runs(make_config(), tmp_path, steps=steps, kills=kills, seed=0)
+    report = compare_runs(SSDApplication(make_config()), tmp_path, steps=steps, kills=kills, seed=0)
     assert (report.steps, report.kills) == (steps, kills)
     # Only the last start came to its end.
     assert (tmp_path / "killed" / "starts").read_text() == "whole\n"
@@ -89,14 +90,14 @@ def test_each_kill_hits_a_run(pretend: Any, tmp_path: Path, steps: int, kills: i
 def test_a_resume_that_is_none_is_found(pretend: Any, tmp_path: Path) -> None:
     pretend("forgets")
     with pytest.raises(ResumeError, match=r"weights and optimizer state differ after 2 kills: [0-9a-f]{64} ") as caught:
-        compare_runs(make_config(), tmp_path, steps=6, kills=2, seed=0)
+        compare_runs(SSDApplication(make_config()), tmp_path, steps=6, kills=2, seed=0)
     assert caught.value.exit_status == 70
 
 
 def test_a_run_that_fails_is_told_with_its_last_words(pretend: Any, tmp_path: Path) -> None:
     pretend("fails")
     with pytest.raises(ResumeError, match=r"a run ended with status 1, not (0|-9): out of luck"):
-        compare_runs(make_config(), tmp_path, steps=6, kills=2, seed=0)
+        compare_runs(SSDApplication(make_config()), tmp_path, steps=6, kills=2, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_a_run_that_fails_is_told_with_its_last_words(pretend: Any, tmp_path: Pa
 def test_steps_and_kills_are_the_users(
     run: dict[str, int], steps: int, kills: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def compare(config: SSDConfig, folder: Path, **given: int) -> Any:
+    def compare(app: SSDApplication, folder: Path, **given: int) -> Any:
         assert folder.is_dir()
         assert given == {"steps": steps, "kills": kills, "seed": 0}
         return module.ResumeReport(steps, kills, "a", "b")
@@ -113,9 +114,9 @@ def test_steps_and_kills_are_the_users(
     monkeypatch.setattr(module, "compare_runs", compare)
     config = make_config(**run)
     validate(config)
-    assert verify_resume(config) == 0
+    assert verify_resume(SSDApplication(config)) == 0
     assert f"{steps} steps, killed {kills} times" in capsys.readouterr().out
 
 
 def test_the_program_is_run_by_this_python() -> None:
-    assert [sys.executable, *module.PROGRAM][1:] == ["-m", "gaudi_apps.ssd_train"]
+    assert [sys.executable, *SSDApplication.program][1:] == ["-m", "gaudi_apps.ssd_train"]

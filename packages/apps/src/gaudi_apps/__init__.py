@@ -1,1 +1,1 @@
-"""Training, evaluation and prediction programs: single-shot detectors on Gaudi, GPU and CPU."""
+"""Training, evaluation and prediction programs: detectors and classifiers on Gaudi, GPU and CPU."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -15,7 +15,7 @@ from gaudi_apps.history import HistoryWriter
 from gaudi_apps.progress import TrainingProgress
 from gaudi_apps.summaries import SummaryWriter
 
-_REMEDY = "Nothing was saved of it. Lower --base_lr, lengthen the warm-up, or check the data"
+_REMEDY = "Nothing was saved of it. Lower the learning rate, lengthen the warm-up, or check the data"
 _IDS_SHOWN = 16
 
 
@@ -36,6 +36,11 @@ class Task(Protocol):
             not, the weights were not changed), and others.
         """
 
+    def train_steps(
+        self, batches: Sequence[Mapping[str, Any]], learning_rates: Sequence[float]
+    ) -> Sequence[Mapping[str, Any]]:
+        """The same for several steps in one call; the loop asks for it only where several are wanted."""
+
 
 @dataclass(frozen=True)
 class LoopOptions:
@@ -48,6 +53,7 @@ class LoopOptions:
         checkpoint_every: between two checkpoints; there is one at the end in any case.
         checkpoint_minutes: between two checkpoints, besides.
         evaluate_every: between two evaluations.
+        steps_per_call: how many the task computes in one call, at most; it ends where something is due.
     """
 
     total_steps: int
@@ -56,6 +62,13 @@ class LoopOptions:
     checkpoint_every: int = 1000
     checkpoint_minutes: float = 0.0
     evaluate_every: int = 0
+    steps_per_call: int = 1
+
+    def next_steps(self, done: int) -> range:
+        """The steps of the next call."""
+        periods = (self.log_every, self.summary_every, self.checkpoint_every, self.evaluate_every)
+        due = [every - done % every for every in periods if every > 0]
+        return range(done, done + min(self.steps_per_call, self.total_steps - done, *due))
 
     def is_due(self, done: int, every: int) -> bool:
         """Whether something that is done every so many steps is due after ``done`` steps; at the end it always is."""
@@ -120,13 +133,16 @@ def train(
     """
     watch = _FiniteWatch()
     saved = time.monotonic()
-    for step in range(start_step, options.total_steps):
-        hooks.before_step(step)
-        rate, batch = learning_rate(step), next(batches)
-        scalars = dict(task.train_step(batch, rate))
-        done, image_ids = step + 1, np.asarray(batch["image_ids"])
-        watch.add(done, rate, scalars, image_ids)
-        hooks.after_step(done, image_ids)
+    done = start_step
+    while done < options.total_steps:
+        steps = options.next_steps(done)
+        for step in steps:
+            hooks.before_step(step)
+        rates, group = [learning_rate(step) for step in steps], [next(batches) for _ in steps]
+        for step, rate, batch, result in zip(steps, rates, group, _compute(task, group, rates), strict=True):
+            done, scalars, image_ids = step + 1, dict(result), np.asarray(batch["image_ids"])
+            watch.add(done, rate, scalars, image_ids)
+            hooks.after_step(done, image_ids)
 
         evaluates = options.evaluate_every > 0 and options.is_due(done, options.evaluate_every)
         minutes = (time.monotonic() - saved) / 60
@@ -143,7 +159,13 @@ def train(
             saved = time.monotonic()
         if stops:
             return done
-    return options.total_steps
+    return done
+
+
+def _compute(task: Task, batches: Sequence[Mapping[str, Any]], rates: Sequence[float]) -> Sequence[Mapping[str, Any]]:
+    if len(batches) == 1:
+        return [task.train_step(batches[0], rates[0])]
+    return task.train_steps(batches, rates)
 
 
 def _to_floats(scalars: Mapping[str, Any]) -> dict[str, float]:

@@ -45,7 +45,7 @@ def draw_detections(
     Returns:
         A new picture, uint8 [h, w, 3], RGB, in the proportions of the given one.
     """
-    canvas = _enlarge(picture)
+    canvas = enlarge(picture)
     best_first = np.arange(len(labels)) if scores is None else np.argsort(-np.asarray(scores), kind="stable")
     corners = _to_pixels(boxes_yxyx, canvas.shape)
     for index in best_first[::-1]:
@@ -65,7 +65,7 @@ def compare_pictures(left: Picture, right: Picture, *, left_title: str, right_ti
     """Put two pictures of one size side by side, each under its title: the truth and what was predicted."""
     if left.shape != right.shape:
         raise ValueError(f"pictures are {left.shape} and {right.shape}; give two of the same size")
-    columns = [_add_title(left, left_title), _add_title(right, right_title)]
+    columns = [add_title(left, left_title), add_title(right, right_title)]
     gap = np.full((columns[0].shape[0], MARGIN, 3), PAPER, np.uint8)
     return np.hstack([columns[0], gap, columns[1]])
 
@@ -78,6 +78,13 @@ def write_picture(path: Path, picture: Picture) -> None:
     fresh = path.with_name(path.name + ".tmp")
     fresh.write_bytes(encoded.tobytes())
     os.replace(fresh, path)
+
+
+def decode_picture(encoded: bytes) -> Picture:
+    """Pixels uint8 [height, width, 3] RGB of an encoded image; orientation tags are not applied, as in training."""
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    picture = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
+    return np.asarray(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB), np.uint8)
 
 
 def class_colour(label: int) -> tuple[int, int, int]:
@@ -93,7 +100,7 @@ def to_drawable(name: str, label: int) -> str:
     return plain or f"#{label}"
 
 
-def _enlarge(picture: Picture) -> Picture:
+def enlarge(picture: Picture) -> Picture:
     """A copy whose longer side has at least SMALLEST_SIDE pixels."""
     height, width = picture.shape[:2]
     scale = SMALLEST_SIDE / max(height, width)
@@ -156,7 +163,9 @@ def _overlap(first: Plate, second: Plate) -> bool:
     return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
 
 
-def _add_title(picture: Picture, title: str) -> Picture:
+def add_title(picture: Picture, title: str) -> Picture:
+    """A picture under a bar with a line of text; what OpenCV's font lacks is left out."""
+    title = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
     size = 0.6 * _scale_of(picture)
     thickness = max(1, round(_scale_of(picture)))
     (_, text_height), baseline = cv2.getTextSize(title, FONT, size, thickness)

@@ -22,20 +22,20 @@ class StepRange:
         return self.first <= step <= self.last
 
 
-def parse_step_range(text: str) -> StepRange | None:
-    """The range that the flag `--profile a,b` names; None for ``0,0``, which is no range.
+def parse_step_range(text: str, flag: str = "profile") -> StepRange | None:
+    """The range that a flag names, as in `--profile a,b`; None for ``0,0``, which is no range.
 
     Raises:
         FlagError: it is not two numbers of at least 1, the smaller one first.
     """
     match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", text, re.ASCII)
     if match is None:
-        raise FlagError(f"--profile {text!r}: must be two steps as in 100,110, or 0,0 for none")
+        raise FlagError(f"--{flag} {text!r}: must be two steps as in 100,110, or 0,0 for none")
     first, last = int(match[1]), int(match[2])
     if first == last == 0:
         return None
     if not 1 <= first <= last:
-        raise FlagError(f"--profile {text}: must be steps of at least 1, the smaller one first")
+        raise FlagError(f"--{flag} {text}: must be steps of at least 1, the smaller one first")
     return StepRange(first, last)
 
 

@@ -5,38 +5,41 @@ TensorFlow is imported only once the flags are found good and there is something
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from gaudi_apps.config_file import parse_config
-from gaudi_apps.signals import interrupt_on_sigterm
+from gaudi_apps.launching import Launch
 from gaudi_apps.ssd.config import SSDConfig, validate
-from gaudi_datasets.program import run_program
 
-PROG = "ssd_train"
-DESCRIPTION = "Train and evaluate SSD-ResNet34 on records of pictures with boxes, on Gaudi, GPU or CPU."
+if TYPE_CHECKING:
+    from gaudi_apps.application import Application
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the program with the given arguments (those of the command line when None) and leave the process."""
-    interrupt_on_sigterm()
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    run_program(lambda: _run(arguments), prog=PROG, debug="--debug" in arguments)
+    PROGRAM.main(argv)
 
 
-def _run(arguments: Sequence[str]) -> int:
-    config = parse_config(SSDConfig, arguments, prog=PROG, description=DESCRIPTION)
-    validate(config)
-    if config.run.mode == "plan":
-        from gaudi_apps.ssd.plan_report import print_plan
+def _print_plan(config: SSDConfig) -> None:
+    from gaudi_apps.ssd.plan_report import print_plan
 
-        print_plan(config)
-        return 0
-    from gaudi_apps.ssd.run import run
+    print_plan(config)
 
-    return run(config)
 
+def _open(config: SSDConfig) -> Application:
+    from gaudi_apps.ssd.application import SSDApplication
+
+    return SSDApplication(config)
+
+
+PROGRAM = Launch(
+    prog="ssd_train",
+    description="Train and evaluate SSD-ResNet34 on records of pictures with boxes, on Gaudi, GPU or CPU.",
+    config=SSDConfig,
+    validate=validate,
+    print_plan=_print_plan,
+    open=_open,
+)
 
 if __name__ == "__main__":
     main()

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gaudi_apps.exporting import TOLERANCE
 from gaudi_apps.ssd.detector import SCORE_THRESHOLD
-
-TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,18 @@ class Agreement:
     def is_close(self) -> bool:
         """Whether both differences are at most 1e-3."""
         return self.box_difference <= TOLERANCE and self.score_difference <= TOLERANCE
+
+    def describe(self, pictures: int) -> str:
+        """What was compared on so many pictures, and how close it is."""
+        text = f"{self.compared} boxes on {pictures} pictures as the network finds them"
+        text += f" (sides within {self.box_difference:.1g}, scores within {self.score_difference:.1g})"
+        if not self.compared:
+            text += "; with no detection to compare this says little, so check it on other pictures"
+        return text
+
+    def describe_difference(self) -> str:
+        """How far they are apart."""
+        return f"{self.box_difference:.2g} in a box and {self.score_difference:.2g} in a score"
 
 
 def compare_detections(reference: Detections, found: Detections) -> Agreement:

@@ -54,6 +54,14 @@ class DataFlags:
 
     data_dir: str | None = None
     """Folder of records (train-*, val-*) made by gaudi-datasets."""
+    train_annotations: str | None = None
+    """COCO annotation file of the training images, read without records; needs --train_images."""
+    train_images: str | None = None
+    """Folder of the images that --train_annotations names."""
+    val_annotations: str | None = None
+    """COCO annotation file of the validation images; needs --val_images."""
+    val_images: str | None = None
+    """Folder of the images that --val_annotations names."""
     use_fake_data: Annotated[Switch, arg(aliases=["-f"])] = False
     """Random images in place of records, to measure speed."""
     static: Switch = False
@@ -267,26 +275,44 @@ def _check_schedule(schedule: ScheduleFlags) -> None:
 def _check_inputs(config: SSDConfig) -> None:
     """What each mode needs to read, and what only some modes read."""
     run, data, use = config.run, config.data, config.use
-    if data.use_fake_data and data.data_dir is not None:
-        raise FlagError(f"--use_fake_data: contradicts --data_dir {data.data_dir}; leave one of them out")
+    _check_data(run, data)
     if run.mode == "predict" and not use.inference:
         raise FlagError("--mode predict: needs --inference with pictures, videos or a folder")
     if run.mode not in ("predict", "export") and use.inference:
         raise FlagError(f"--inference {use.inference[0]}: is for --mode predict and export; mode is {run.mode}")
     if run.json and run.mode != "plan":
         raise FlagError(f"--json: is for --mode plan; mode is {run.mode}")
+    _check_checkpoint(run)
+    _check_evaluation(config)
+    parse_step_range(config.report.profile)
+
+
+def _check_data(run: RunFlags, data: DataFlags) -> None:
+    """Images come from one place: records, COCO files, or nowhere."""
+    for split in ("train", "val"):
+        annotations, images = (getattr(data, f"{split}_{what}") for what in ("annotations", "images"))
+        if (annotations is None) != (images is None):
+            raise FlagError(f"--{split}_annotations and --{split}_images: give both or none")
+    has_files = data.train_annotations is not None or data.val_annotations is not None
+    if data.data_dir is not None and has_files:
+        raise FlagError(f"--data_dir {data.data_dir}: contradicts annotation files; leave one of them out")
+    if data.use_fake_data and (data.data_dir is not None or has_files):
+        named = f"--data_dir {data.data_dir}" if data.data_dir is not None else "annotation files"
+        raise FlagError(f"--use_fake_data: contradicts {named}; leave one of them out")
     if run.mode == "eval" and data.use_fake_data:
         raise FlagError("--mode eval: random images have no truth to score; give --data_dir, not --use_fake_data")
     if data.static and not data.data_dir:
         raise FlagError("--static: needs --data_dir with static batches; gaudi-datasets make-static-batches makes them")
+    if run.mode in ("predict", "export"):
+        return
+    split = "val" if run.mode == "eval" else "train"
+    annotations = data.val_annotations if split == "val" else data.train_annotations
     sized = run.mode == "plan" and data.num_examples_per_epoch > 0
-    if run.mode not in ("predict", "export") and not (data.data_dir or data.use_fake_data or sized):
+    if not (data.data_dir or annotations or data.use_fake_data or sized):
         raise FlagError(
-            f"--mode {run.mode}: needs --data_dir, a folder of records; `gaudi-datasets convert coco` makes one"
+            f"--mode {run.mode}: needs --data_dir, a folder of records, which `gaudi-datasets convert coco` makes,"
+            f" or --{split}_annotations with --{split}_images"
         )
-    _check_checkpoint(run)
-    _check_evaluation(config)
-    parse_step_range(config.report.profile)
 
 
 def _check_checkpoint(run: RunFlags) -> None:

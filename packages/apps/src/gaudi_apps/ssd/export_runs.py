@@ -1,88 +1,39 @@
-"""Exported detectors run by what will run them, to be compared with the network they were made of."""
+"""Exported detectors run by what will run them."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from gaudi_apps import exported_models
+from gaudi_apps.exported_models import decode_pixels
 from gaudi_apps.ssd.agreement import Detections
 from gaudi_ops import SSD300
 
-SCRIPT = Path(__file__).with_name("saved_model_script.py")
-SECONDS = 600
-
-
-class ExportError(RuntimeError):
-    """An exported model that cannot be run, or that finds something else than the network it was made of."""
-
-    exit_status = 70
+OUTPUTS = ("boxes_yxyx", "labels", "scores")
 
 
 def run_saved_model(path: Path, pictures: Sequence[bytes], folder: Path) -> tuple[Detections, Detections]:
-    """Detections of a SavedModel in a process that imports TensorFlow only: by encoded pictures, and by pixels.
-
-    Args:
-        path: the SavedModel.
-        pictures: JPEG or PNG, encoded.
-        folder: for temporary files.
-
-    Raises:
-        ExportError: the process failed.
-    """
-    files = [folder / f"picture-{number}" for number in range(len(pictures))]
-    for file, picture in zip(files, pictures, strict=True):
-        file.write_bytes(picture)
-    result = folder / "detections.npz"
-    # Given as text: Python would put the folder of a script, which has modules of ours, first in its search path.
-    command = [
-        sys.executable,
-        "-c",
-        SCRIPT.read_text(encoding="utf-8"),
-        *(str(one.resolve()) for one in (path, result, *files)),
-    ]
-    # On the CPU: the accelerator's memory belongs to this process.
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
+    """Detections of a SavedModel, see `gaudi_apps.exported_models.run_saved_model`."""
+    encoded, images = (
+        Detections(*(outputs[name] for name in OUTPUTS))
+        for outputs in exported_models.run_saved_model(path, pictures, folder)
     )
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise ExportError(f"the SavedModel cannot be run by TensorFlow alone: {reason}; nothing is exported")
-    with np.load(result, allow_pickle=False) as arrays:
-        encoded, images = (
-            Detections(*(arrays[f"{way}_{name}"] for name in ("boxes_yxyx", "labels", "scores")))
-            for way in ("encoded", "images")
-        )
     return encoded, images
 
 
 def run_onnx(path: Path, pictures: Sequence[bytes]) -> Detections:
     """Detections of an ONNX model, by onnxruntime, on one picture after the other."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = ["boxes_yxyx", "labels", "scores"]
-    outputs = [session.run(names, {"images": decode_pixels(picture)[np.newaxis]}) for picture in pictures]
-    return Detections(*(np.concatenate(one) for one in zip(*outputs, strict=True)))
+    return Detections(*exported_models.run_onnx(path, pictures, OUTPUTS))
 
 
 def run_tflite(path: Path, pictures: Sequence[bytes]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Boxes [batch, 8732, 4] and scores [batch, 8732, classes] of a TensorFlow Lite model, all pictures in a batch."""
     side = SSD300.image_size
     resized = [tf.image.resize(decode_pixels(picture), [side, side]).numpy() for picture in pictures]
-    interpreter = tf.lite.Interpreter(model_path=str(path))
-    outputs = interpreter.get_signature_runner()(images=np.stack(resized))
+    outputs = exported_models.run_tflite(path, np.stack(resized))
     return outputs["boxes_yxyx"], outputs["scores"]
-
-
-def decode_pixels(picture: bytes) -> Any:
-    """Pixels uint8 [height, width, 3] as TensorFlow decodes them."""
-    return tf.io.decode_image(picture, channels=3, expand_animations=False).numpy()

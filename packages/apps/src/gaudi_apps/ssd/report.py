@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.pictures import Picture, compare_pictures, draw_detections, write_picture
+from gaudi_apps.pictures import compare_pictures, decode_picture, draw_detections, write_picture
 from gaudi_apps.ssd.evaluation import Detection
 from gaudi_datasets.detection.sources import DetectionSource
 
@@ -54,13 +53,6 @@ def draw_comparisons(
         write_picture(path, compare_pictures(truth, predicted, left_title="truth", right_title="predicted"))
         paths.append(path)
     return paths
-
-
-def decode_picture(encoded: bytes) -> Picture:
-    """Pixels uint8 [height, width, 3] RGB of an encoded image; orientation tags are not applied, as in training."""
-    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    picture = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
-    return np.asarray(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB), np.uint8)
 
 
 def _fractions(boxes_xywh: Sequence[Sequence[float]], height: int, width: int) -> npt.NDArray[np.float64]:

@@ -14,30 +14,17 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_apps.coco_table import write_json
+from gaudi_apps.precision import to_float32
 from gaudi_apps.ssd.detector import DETECTIONS_PER_IMAGE, IOU_THRESHOLD, SCORE_THRESHOLD, find_boxes
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_ops import SSD300
 from gaudi_ops.tf import decode_boxes
-from gaudi_ops.tf.keras_api import keras
 
 CLASSES_FILE = "classes.json"
 ENCODED = tf.TensorSpec([None], tf.string, name="encoded")
 IMAGES = tf.TensorSpec([None, None, None, 3], tf.uint8, name="images")
 PREPARED = tf.TensorSpec([SSD300.image_size, SSD300.image_size, 3], tf.float32)
-
-
-def to_float32(model: Any) -> Any:
-    """A copy of a Keras model whose layers compute in float32, whatever the precision it was trained in."""
-
-    def rebuild(layer: Any) -> Any:
-        return type(layer).from_config({**layer.get_config(), "dtype": "float32"})
-
-    copy = keras.models.clone_model(model, clone_function=rebuild)
-    weights = {variable.name: variable for variable in model.variables}
-    for variable in copy.variables:
-        variable.assign(weights[variable.name])
-    return copy
 
 
 def list_classes(categories: Sequence[Category]) -> list[dict[str, Any]]:

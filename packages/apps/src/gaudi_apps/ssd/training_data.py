@@ -1,81 +1,130 @@
-"""What ssd_train learns from: records, static batches or random images, behind one face."""
+"""What ssd_train learns from and is scored on: records, files, static batches or random images, behind one face."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
+from gaudi_apps.application import Batches, Facts, TrainingData
+from gaudi_apps.settings import DeviceSettings
+from gaudi_apps.ssd.config import SSDConfig
 from gaudi_apps.ssd.plan_report import COCO_TRAIN_IMAGES
-from gaudi_apps.ssd.session import Session
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.sampling import InputOptions
 
-Batches = Iterator[Mapping[str, Any]]
+if TYPE_CHECKING:
+    from gaudi_datasets.detection.sources import DetectionSource
 
+Split = Literal["train", "val"]
 
-@dataclass(frozen=True)
-class TrainingData:
-    """Images to learn from.
-
-    Attributes:
-        categories: the classes, label 1 first.
-        num_images: that there are.
-        fingerprint: equal for equal data.
-        batches: the endless batches from a step on.
-    """
-
-    categories: tuple[Category, ...]
-    num_images: int
-    fingerprint: str
-    batches: Callable[[int], Batches]
+# What imports TensorFlow is imported inside the functions: it must have been started by then.
 
 
-def open_training_data(session: Session) -> TrainingData:
+def open_training_data(config: SSDConfig, device: DeviceSettings) -> TrainingData:
     """Open what the configuration names.
 
     Raises:
         MissingInputError: it is not there.
         DataError: it is damaged.
     """
-    config = session.config.data
-    if config.use_fake_data:
-        return _open_fake(session)
-    return _open_static(session) if config.static else _open_records(session)
+    options = input_options(config, device)
+    if config.data.use_fake_data:
+        return _open_fake(options)
+    return _open_static(config, options) if config.data.static else _open_images(config, options)
 
 
-def _open_records(session: Session) -> TrainingData:
+def open_source(config: SSDConfig, split: Split) -> DetectionSource:
+    """The images of a split: records in --data_dir, or the files that annotations name, in the same order.
+
+    Raises:
+        MissingInputError: the flags name none, or they are not there.
+        DataError: they are damaged.
+    """
+    from gaudi_datasets.detection.coco import read_coco
+    from gaudi_datasets.detection.sources import CocoSource, RecordSource
+
+    data = config.data
+    if data.data_dir is not None:
+        return RecordSource(data.data_dir, split)
+    annotations, images = find_files(config, split)
+    if annotations is None or images is None:
+        raise MissingInputError(
+            f"--data_dir, --{split}_annotations: not given; one of them must name the {split} images"
+        )
+    return CocoSource(read_coco(annotations), images, keep_empty=split == "val")
+
+
+def find_files(config: SSDConfig, split: Split) -> tuple[str | None, str | None]:
+    """Annotation file and folder of images of a split that is read without records."""
+    data = config.data
+    if split == "train":
+        return data.train_annotations, data.train_images
+    return data.val_annotations, data.val_images
+
+
+def input_options(config: SSDConfig, device: DeviceSettings) -> InputOptions:
+    """How the pipelines batch."""
+    data = config.data
+    return InputOptions(
+        batch_size=data.batch_size,
+        seed=device.seed,
+        parallel_calls=data.num_parallel_calls,
+        threads=data.threadpool_size or device.usable_cpus,
+        flip_probability=data.flip_probability,
+        dtype="bfloat16" if device.dtype == "bf16" else "float32",
+    )
+
+
+def categories_of(facts: Facts) -> tuple[Category, ...]:
+    """The classes that a checkpoint, or training data, notes.
+
+    Raises:
+        DataError: it does not name them.
+    """
+    try:
+        return tuple(Category(**category) for category in facts["categories"])
+    except (KeyError, TypeError) as error:
+        raise DataError(f"checkpoint: does not name its classes ({error!r}); use another") from None
+
+
+def _note(categories: Sequence[Category]) -> Facts:
+    return {"categories": [asdict(category) for category in categories]}
+
+
+def _open_images(config: SSDConfig, options: InputOptions) -> TrainingData:
     from gaudi_datasets.detection.pipeline import train_dataset
     from gaudi_datasets.tf_input import read_batches
 
-    source, options = session.open_records("train"), session.input_options
+    source = open_source(config, "train")
 
     def batches(first_step: int) -> Batches:
         return read_batches(train_dataset(source, options, first_step=first_step), source)
 
-    return TrainingData(source.categories, len(source), source.fingerprint, batches)
+    return TrainingData(_note(source.categories), len(source), source.fingerprint, batches)
 
 
-def _open_static(session: Session) -> TrainingData:
+def _open_static(config: SSDConfig, options: InputOptions) -> TrainingData:
     from gaudi_datasets.detection.static_batches import open_static_batches, static_dataset
     from gaudi_datasets.tf_input import read_batches
 
-    options = session.input_options
-    static = open_static_batches(Path(session.config.data.data_dir or ""), options)
+    static = open_static_batches(Path(config.data.data_dir or ""), options)
 
     def batches(first_step: int) -> Batches:
         return read_batches(static_dataset(static, options, first_step=first_step))
 
     fingerprint = hashlib.sha256(repr(static.files).encode()).hexdigest()
-    return TrainingData(static.categories, static.num_images, fingerprint, batches)
+    return TrainingData(_note(static.categories), static.num_images, fingerprint, batches)
 
 
-def _open_fake(session: Session) -> TrainingData:
+def _open_fake(options: InputOptions) -> TrainingData:
     from gaudi_datasets.detection.pipeline import fake_dataset
 
     def batches(first_step: int) -> Batches:
-        return iter(fake_dataset(session.input_options, num_classes=len(COCO_CATEGORIES) + 1))
+        return iter(fake_dataset(options, num_classes=len(COCO_CATEGORIES) + 1))
 
-    return TrainingData(COCO_CATEGORIES, COCO_TRAIN_IMAGES, "random images", batches)
+    return TrainingData(_note(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", batches)

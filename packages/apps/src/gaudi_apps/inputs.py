@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gaudi_apps.pictures import Picture
-from gaudi_apps.ssd.report import decode_picture
+from gaudi_apps.pictures import Picture, decode_picture
 from gaudi_apps.videos import read_frames
-from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import read_image
 from gaudi_datasets.program import describe_error
@@ -25,8 +24,19 @@ VIDEO_ENDINGS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm
 
 
 @dataclass(frozen=True)
+class Preparation:
+    """What a network takes of a picture, float32 [side, side, 3]: of its encoded bytes, and of its pixels, as tensors.
+
+    Both are needed: decoded by TensorFlow, as in training, for the libraries' JPEG decoders differ in the last bit.
+    """
+
+    of_encoded: Callable[[bytes], Any]
+    of_pixels: Callable[[Picture], Any]
+
+
+@dataclass(frozen=True)
 class InputPicture:
-    """A picture, or a frame of a video, to detect on.
+    """A picture, or a frame of a video, to predict on.
 
     Attributes:
         image_id: its number, from 1, among all pictures, frames and bad files of the run.
@@ -76,12 +86,12 @@ def find_files(inputs: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(path for text in inputs for path in _expand(text)))
 
 
-def read_pictures(files: Sequence[Path]) -> Iterator[InputPicture | BadFile]:
+def read_pictures(files: Sequence[Path], prepare: Preparation) -> Iterator[InputPicture | BadFile]:
     """The pictures and the frames of the videos, and in its place each file that cannot be used."""
     image_id = 0
     for path in files:
         try:
-            for frame, rate, image, pixels in _read(path):
+            for frame, rate, image, pixels in _read(path, prepare):
                 image_id += 1
                 yield InputPicture(image_id, path, frame, rate, image, pixels)
         except (DataError, OSError) as error:
@@ -107,16 +117,15 @@ def _is_usable(path: Path) -> bool:
     return path.suffix.lower() in (*PICTURE_ENDINGS, *VIDEO_ENDINGS) and path.is_file()
 
 
-def _read(path: Path) -> Iterator[tuple[int | None, float, npt.NDArray[np.float32], Picture]]:
+def _read(path: Path, prepare: Preparation) -> Iterator[tuple[int | None, float, npt.NDArray[np.float32], Picture]]:
     """Number and rate of a frame (None and 0 for a picture), input of the network, and pixels."""
     if path.suffix.lower() in VIDEO_ENDINGS:
         for frame in read_frames(path):
-            yield frame.number, frame.rate, prepare_pixels(frame.pixels).numpy(), frame.pixels
+            yield frame.number, frame.rate, prepare.of_pixels(frame.pixels).numpy(), frame.pixels
         return
     encoded = read_image(path).encoded
     try:
-        # Decoded by TensorFlow for the network, as in training: the libraries' JPEG decoders differ in the last bit.
-        image, pixels = prepare_image(encoded).numpy(), decode_picture(encoded)
+        image, pixels = prepare.of_encoded(encoded).numpy(), decode_picture(encoded)
     except (tf.errors.InvalidArgumentError, cv2.error) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path}: cannot be decoded ({reason}); fetch it again or leave it out") from None

@@ -1,79 +1,37 @@
-"""The mode train of ssd_train: begin or go on with a run, train, and score the result."""
+"""The mode train: begin or go on with a run, train, and score the result."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import yaml
 
+from gaudi_apps.application import Application, Facts, TaskScorer, TrainableTask, TrainingData
+from gaudi_apps.checkpoints import Checkpoint
 from gaudi_apps.config_file import list_flags
 from gaudi_apps.curves import plot_curves
 from gaudi_apps.history import HistoryWriter, read_history
 from gaudi_apps.loop import LoopOptions, Reporters, require_finite_state, train
-from gaudi_apps.profiling import Profiler, parse_step_range
+from gaudi_apps.plan import Plan
+from gaudi_apps.profiling import Profiler
 from gaudi_apps.progress import TrainingProgress
+from gaudi_apps.session import Session, model_facts, warn
 from gaudi_apps.signals import StoppedError, StopRequest
-from gaudi_apps.ssd.config import SSDConfig
-from gaudi_apps.ssd.plan import Plan, make_plan
-from gaudi_apps.ssd.report import PICTURES
-from gaudi_apps.ssd.scoring import FILES, Scorer
-from gaudi_apps.ssd.session import Session, categories_of, warn
-from gaudi_apps.ssd.task import SSDTask
-from gaudi_apps.ssd.training_data import TrainingData, open_training_data
 from gaudi_apps.stopping import EarlyStop
 from gaudi_apps.summaries import SummaryWriter
 from gaudi_datasets.errors import DataError
 
 HISTORY, EVALUATIONS, CURVES, CONFIG = "history.jsonl", "evaluations.jsonl", "curves.png", "config.yaml"
 SUMMARIES, DATALOADER = "summaries", "dataloader"
-OWN_FILES = (HISTORY, EVALUATIONS, CURVES, CONFIG, *FILES)
-OWN_FOLDERS = (SUMMARIES, DATALOADER, PICTURES)
-
-# Flags that may change between two starts of a run, because the weights don't depend on them.
-FREE_FLAGS = frozenset(
-    {
-        "checkpoint",
-        "clean",
-        "config",
-        "data_dir",
-        "debug",
-        "device",
-        "eval_epochs",
-        "eval_samples",
-        "export_format",
-        "inference",
-        "json",
-        "keep_ckpt_max",
-        "kills",
-        "log_step_count_steps",
-        "max_cpus",
-        "mode",
-        "model_dir",
-        "no_evaluate",
-        "no_hpu",
-        "num_parallel_calls",
-        "output_dir",
-        "patience",
-        "profile",
-        "recipe_cache",
-        "save_checkpoints_epochs",
-        "save_checkpoints_minutes",
-        "save_checkpoints_steps",
-        "save_summary_steps",
-        "score_threshold",
-        "strict",
-        "target_ap",
-        "threadpool_size",
-        "threads",
-        "vis_dataloader",
-    }
-)
+FILES = (HISTORY, EVALUATIONS, CURVES, CONFIG)
+FOLDERS = (SUMMARIES, DATALOADER)
+# What a configuration left beside a run does not say, because the next command does.
+_OF_A_COMMAND = ("config", "clean", "debug", "json", "mode")
 
 
 @dataclass
@@ -98,105 +56,106 @@ def run_training(session: Session) -> None:
         StoppedError: somebody asked the run to stop; it has saved.
         RunChangedError: the folder holds a run of other settings.
     """
-    config = session.config
-    data = open_training_data(session)
-    # Opened before training, so that missing validation records are no surprise after hours.
-    scorer = Scorer(session, data.categories) if _evaluates(config) else None
-    plan = make_plan(config, config.data.num_examples_per_epoch or data.num_images)
-    settings = _settings(config, data)
-    if not config.run.clean:
-        session.folder.look(settings, files=OWN_FILES, folders=OWN_FOLDERS)
+    app, run = session.app, session.settings
+    data = app.open_training_data()
+    plan = app.make_plan(data.num_images)
+    settings = _settings(app, data)
+    own = {"files": (*FILES, *app.files), "folders": (*FOLDERS, *app.folders)}
+    if not run.clean:
+        session.folder.look(settings, **own)
     # Before anything is written or removed: a wrong file of weights leaves all as it was.
     task, progress, facts = _begin_or_continue(session, data)
-    if config.run.clean:
+    # Opened before training, so that missing validation data is no surprise after hours.
+    scorer = app.open_scorer(session.folder, facts) if run.scores else None
+    if run.clean:
         print(f"{session.model_dir}: removed {session.folder.clean()} files of the run, and its checkpoints")
-    session.folder.begin(settings, files=OWN_FILES, folders=OWN_FOLDERS)
+    session.folder.begin(settings, **own)
     _write_config(session)
     for text in plan.warnings:
         warn(text)
     with StopRequest() as stop:
-        if config.report.vis_dataloader:
+        if run.draws_input:
             _draw_input(session, data)
         ended = progress.early_stop.reason
         if progress.step < plan.total_steps and not ended:
-            _Training(session, plan, data, task, progress, facts, scorer, stop).run()
+            _Training(session, plan, data, task, progress, {**facts, "settings": settings}, scorer, stop).run()
         else:
             reason = ended or f"its checkpoint has {progress.step} of {plan.total_steps} steps"
             print(f"{session.model_dir}: nothing to train: {reason}")
         plot_curves(read_history(session.model_dir / HISTORY), session.model_dir / CURVES)
         if stop:
-            command = "the same command" + " without --clean" * config.run.clean
+            command = "the same command" + " without --clean" * run.clean
             raise StoppedError(
                 f"stopped by {stop.name} after step {progress.step}, which is saved; {command} continues"
             )
-    if scorer is not None and not config.evaluation.no_evaluate:
+    if scorer is not None and run.reports:
         scorer.report(task, progress.step)
+    app.finish(session.restore_newest)
 
 
-def _evaluates(config: SSDConfig) -> bool:
-    has_truth = not (config.data.use_fake_data or config.data.static)
-    return has_truth and (config.evaluation.eval_epochs > 0 or not config.evaluation.no_evaluate)
-
-
-def _settings(config: SSDConfig, data: TrainingData) -> dict[str, Any]:
+def _settings(app: Application, data: TrainingData) -> dict[str, Any]:
     """What decides the weights of a run."""
-    # The rate of a cosine depends on the last step; with steps of the rate, a run may be prolonged.
-    free = FREE_FLAGS if config.schedule.lr_schedule == "cosine" else FREE_FLAGS | {"steps", "epochs"}
-    return {"data": data.fingerprint, **{name: value for name, value in list_flags(config) if name not in free}}
+    return {
+        "data": data.fingerprint,
+        **{name: value for name, value in list_flags(app.config) if name not in app.free_flags},
+    }
 
 
 def _write_config(session: Session) -> None:
     """Leave the effective configuration beside the run, as a file that --config takes."""
     flags = {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in list_flags(session.config)
-        if name not in ("config", "clean", "debug", "json", "mode")
+        for name, value in list_flags(session.app.config)
+        if name not in _OF_A_COMMAND
     }
     (session.model_dir / CONFIG).write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
 
 
-def _begin_or_continue(session: Session, data: TrainingData) -> tuple[SSDTask, _Progress, dict[str, Any]]:
-    """The model, how far it is, and what every checkpoint notes of the run."""
-    flags = session.config.evaluation
-    progress = _Progress(0, "", EarlyStop(target=flags.target_ap, patience=flags.patience))
-    facts: dict[str, Any] = {
-        "categories": [asdict(category) for category in data.categories],
-        "settings": _settings(session.config, data),
-    }
-    if session.config.run.clean or not session.checkpoints.steps():
-        task, padding = _begin(session, data)
-        return task, progress, {**facts, "pool_padding": padding}
+def _begin_or_continue(session: Session, data: TrainingData) -> tuple[TrainableTask, _Progress, Facts]:
+    """The network, how far it is, and what every checkpoint notes of it."""
+    progress = _Progress(0, "", EarlyStop(target=session.settings.target, patience=session.settings.patience))
+    if session.settings.clean or not session.checkpoints.steps():
+        task, facts = _begin(session, data)
+        return task, progress, facts
     checkpoint = session.checkpoints.load_newest(report=warn)
-    if categories_of(checkpoint) != data.categories:
-        raise DataError(f"{session.checkpoints.folder}: is of other classes than the data; give another --model_dir")
-    padding = checkpoint.facts["pool_padding"]
-    task = session.build_task(data.categories, padding, averages=True)
+    facts = model_facts(checkpoint)
+    _require_classes(session, checkpoint, data)
+    task = session.build_task(facts, averages=True)
     task.write_state(checkpoint.tensors)
     progress.step, progress.image_sequence = checkpoint.step, checkpoint.facts["image_sequence"]
     progress.early_stop.load(checkpoint.facts["early_stop"])
     print(f"{session.checkpoints.path(checkpoint.step)}: continuing after step {checkpoint.step}")
-    return task, progress, {**facts, "pool_padding": padding}
+    return task, progress, facts
 
 
-def _begin(session: Session, data: TrainingData) -> tuple[SSDTask, str]:
-    """A new model, with the weights of --resnet_checkpoint."""
-    path = session.config.weights.resnet_checkpoint
-    if path is None:
-        return session.build_task(data.categories, "same", averages=True), "same"
+def _require_classes(session: Session, checkpoint: Checkpoint, data: TrainingData) -> None:
+    for name, value in data.facts.items():
+        if name not in checkpoint.facts:
+            raise DataError(f"checkpoint of step {checkpoint.step}: does not name its classes; use another")
+        if checkpoint.facts[name] != value:
+            raise DataError(
+                f"{session.checkpoints.folder}: is of other classes than the data; give another --model_dir"
+            )
+
+
+def _begin(session: Session, data: TrainingData) -> tuple[TrainableTask, Facts]:
+    """A new network, with the weights that the flags name."""
+    if session.settings.weights is None:
+        facts = session.app.describe_model(data, None)
+        return session.build_task(facts, averages=True), facts
     from gaudi_models.weights import assign_weights, read_weights
 
-    weights = read_weights(path)
-    task = session.build_task(data.categories, weights.pool_padding, averages=True)
+    weights = read_weights(session.settings.weights)
+    facts = session.app.describe_model(data, weights)
+    task = session.build_task(facts, averages=True)
     print(assign_weights(task.model, weights).describe())
     task.reset_averages()
-    return task, weights.pool_padding
+    return task, facts
 
 
 def _draw_input(session: Session, data: TrainingData) -> None:
-    from gaudi_apps.ssd.visualize import draw_training_input
-
     folder = session.model_dir / DATALOADER
-    paths = draw_training_input(data.batches(0), data.categories, folder)
+    paths = session.app.draw_input(data, folder)
     session.folder.own(*paths)
     print(f"pictures of the training input: {folder} ({len(paths)})")
 
@@ -209,20 +168,19 @@ class _Training:
         session: Session,
         plan: Plan,
         data: TrainingData,
-        task: SSDTask,
+        task: TrainableTask,
         progress: _Progress,
-        facts: Mapping[str, Any],
-        scorer: Scorer | None,
+        facts: Facts,
+        scorer: TaskScorer | None,
         stop: StopRequest,
     ) -> None:
         self._session, self._plan, self._data, self._task = session, plan, data, task
         self._progress, self._facts, self._scorer, self._stop = progress, facts, scorer, stop
-        self._traced = parse_step_range(session.config.report.profile)
+        self._traced = session.settings.traced
 
     def run(self) -> None:
         """Train from where the run is."""
-        config, model_dir, start = self._session.config, self._session.model_dir, self._progress.step
-        report = config.report
+        model_dir, start = self._session.model_dir, self._progress.step
         with ExitStack() as stack:
             self._display = stack.enter_context(
                 TrainingProgress(
@@ -230,7 +188,7 @@ class _Training:
                     steps_per_epoch=self._plan.steps_per_epoch,
                     batch_size=self._plan.global_batch,
                     start_step=start,
-                    log_every=report.log_step_count_steps,
+                    log_every=self._session.settings.log_every,
                 )
             )
             history = stack.enter_context(HistoryWriter(model_dir / HISTORY, resume_step=start))
@@ -250,14 +208,15 @@ class _Training:
         self._session.folder.own(*(path for path in paths if path.is_file()))
 
     def _options(self) -> LoopOptions:
-        report = self._session.config.report
+        run = self._session.settings
         return LoopOptions(
             total_steps=self._plan.total_steps,
-            log_every=report.log_step_count_steps,
-            summary_every=report.save_summary_steps,
+            log_every=run.log_every,
+            summary_every=run.summary_every,
             checkpoint_every=self._plan.checkpoint_steps,
-            checkpoint_minutes=report.save_checkpoints_minutes,
+            checkpoint_minutes=run.checkpoint_minutes,
             evaluate_every=self._plan.evaluation_steps,
+            steps_per_call=run.steps_per_call,
         )
 
     def before_step(self, done: int) -> None:
@@ -285,13 +244,11 @@ class _Training:
         """Score, keep the best checkpoint, and say whether to end."""
         if self._scorer is None:
             return False
-        scores = self._scorer.score(self._task, done)
-        figures = {name: value for name, value in scores.figures.items() if value is not None}
-        self._scores.append(done, figures)
-        self._summaries.write(done, figures)
-        ap, early_stop = figures.get("AP", 0.0), self._progress.early_stop
-        self._display.note(f"step {done}: AP {ap:.4f}, AP50 {figures.get('AP50', 0.0):.4f}, {scores.images} images")
-        if early_stop.update(done, ap):
+        score, early_stop = self._scorer.score(self._task, done), self._progress.early_stop
+        self._scores.append(done, score.figures)
+        self._summaries.write(done, score.figures)
+        self._display.note(f"step {done}: {score.text}")
+        if early_stop.update(done, score.value):
             self._session.best.save(done, self._read_state(), self._note_facts())
         if early_stop.reason:
             self._display.note(f"training ends: {early_stop.reason}")

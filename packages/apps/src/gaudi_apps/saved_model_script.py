@@ -1,4 +1,4 @@
-"""Detect with an exported SavedModel in a process that imports TensorFlow and nothing of ours.
+"""Use an exported SavedModel in a process that imports TensorFlow and nothing of ours.
 
 It is run as the text of a program: `python -c TEXT SAVED_MODEL RESULT.npz PICTURE...`. The result holds the outputs of
 both signatures: `encoded_*` for all pictures in one batch, `images_*` for one picture after the other.
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 
 def main(saved_model: str, result: str, *pictures: str) -> None:
-    """Write the detections on the pictures."""
+    """Write the outputs on the pictures."""
     signatures = tf.saved_model.load(saved_model).signatures
     encoded = [Path(picture).read_bytes() for picture in pictures]
     outputs = {f"encoded_{name}": value for name, value in signatures["serving_default"](tf.constant(encoded)).items()}

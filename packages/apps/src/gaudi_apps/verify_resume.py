@@ -1,4 +1,4 @@
-"""The mode verify-resume of ssd_train: kill a short run of the user's own configuration again and again, and compare.
+"""The mode verify-resume: kill a short run of the user's own configuration again and again, and compare.
 
 One run goes through; another is ended by SIGKILL at drawn moments and started again with the same command until it is
 done. Both are processes of their own, as the real ones are.
@@ -21,24 +21,15 @@ from typing import ClassVar
 
 import yaml
 
+from gaudi_apps.application import Application
 from gaudi_apps.checkpoints import CheckpointFolder
 from gaudi_apps.config_file import list_flags
-from gaudi_apps.ssd.config import SSDConfig
-from gaudi_apps.ssd.session import CHECKPOINTS
+from gaudi_apps.session import CHECKPOINTS
 
 STEPS = 6
-PROGRAM = ("-m", "gaudi_apps.ssd_train")
 _STEP = re.compile(r"step (\d+)/")
-# Flags of a short run that differ from the user's: it saves each step, and does nothing besides training.
-_SHORT = {
-    "mode": "train",
-    "deterministic": True,
-    "no_evaluate": True,
-    "save_checkpoints_steps": 1,
-    "keep_ckpt_max": 2,
-    "log_step_count_steps": 1,
-}
-_LEFT_OUT = ("config", "clean", "debug", "json", "eval_epochs", "target_ap", "patience", "vis_dataloader", "profile")
+# What a short run says itself, or does without.
+_LEFT_OUT = ("config", "clean", "debug", "json")
 
 
 class ResumeError(RuntimeError):
@@ -72,19 +63,20 @@ class ResumeReport:
         )
 
 
-def verify_resume(config: SSDConfig) -> int:
-    """Prove it for the given configuration in a temporary folder; returns the exit status."""
-    steps = config.run.steps or max(STEPS, config.run.kills + 1)
+def verify_resume(app: Application) -> int:
+    """Prove it for the configuration of a program in a temporary folder; returns the exit status."""
+    run = app.settings
+    steps = run.steps or max(STEPS, run.kills + 1)
     with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
-        print(compare_runs(config, Path(folder), steps=steps, kills=config.run.kills, seed=config.run.seed).describe())
+        print(compare_runs(app, Path(folder), steps=steps, kills=run.kills, seed=run.device.seed).describe())
     return 0
 
 
-def compare_runs(config: SSDConfig, folder: Path, *, steps: int, kills: int, seed: int) -> ResumeReport:
+def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed: int) -> ResumeReport:
     """Train twice, once with kills, and compare the ends bit for bit.
 
     Args:
-        config: what to train; its folder of the run is not touched.
+        app: what to train; its folder of the run is not touched.
         folder: where both runs are made.
         steps: of each run.
         kills: how often the second run is ended, fewer than there are steps.
@@ -93,9 +85,9 @@ def compare_runs(config: SSDConfig, folder: Path, *, steps: int, kills: int, see
     Raises:
         ResumeError: the ends differ, or a run failed.
     """
-    seconds = _train_whole(_command(config, folder / "whole", steps))
+    seconds = _train_whole(_command(app, folder / "whole", steps))
     drawn = random.Random(seed)
-    command = _command(config, folder / "killed", steps)
+    command = _command(app, folder / "killed", steps)
     for step in sorted(drawn.sample(range(1, steps), kills)):
         _kill_after(command, step, drawn.uniform(0, seconds))
     _run(command)
@@ -110,14 +102,14 @@ def compare_runs(config: SSDConfig, folder: Path, *, steps: int, kills: int, see
     return ResumeReport(first.step, kills, first.sha256, first.facts["image_sequence"])
 
 
-def _command(config: SSDConfig, model_dir: Path, steps: int) -> list[str]:
+def _command(app: Application, model_dir: Path, steps: int) -> list[str]:
     """The program on the user's flags, but for those of a short run, which go through a file."""
-    changed = {**_SHORT, "steps": steps, "model_dir": str(model_dir)}
-    flags = {name: value for name, value in list_flags(config) if name not in _LEFT_OUT} | changed
+    changed = {**app.shorten(steps), "mode": "train", "deterministic": True, "model_dir": str(model_dir)}
+    flags = {name: value for name, value in list_flags(app.config) if name not in _LEFT_OUT} | changed
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
     path = model_dir.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
-    return [sys.executable, *PROGRAM, "--config", str(path)]
+    return [sys.executable, *app.program, "--config", str(path)]
 
 
 def _train_whole(command: Sequence[str]) -> float:

@@ -1,0 +1,180 @@
+"""What a program adds to the machinery that all programs share: its data, its network, its scores.
+
+A program is an `Application`; sessions, training, evaluation and the proof of resuming see nothing else of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy.typing as npt
+
+from gaudi_apps.loop import Task
+from gaudi_apps.plan import Plan
+from gaudi_apps.run_folder import RunFolder
+from gaudi_apps.settings import RunSettings
+
+if TYPE_CHECKING:
+    from gaudi_models.weights import WeightsFile
+
+Batches = Iterator[Mapping[str, Any]]
+Facts = Mapping[str, Any]
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What is learnt from.
+
+    Attributes:
+        facts: the classes, as checkpoints note them: JSON values by name.
+        num_images: that there are.
+        fingerprint: equal for equal data.
+        batches: the endless batches from a step on.
+    """
+
+    facts: Facts
+    num_images: int
+    fingerprint: str
+    batches: Callable[[int], Batches]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an evaluation found.
+
+    Attributes:
+        value: the one figure that should rise, in 0..1.
+        figures: all figures by name.
+        text: the figures in a line.
+    """
+
+    value: float
+    figures: Mapping[str, float]
+    text: str
+
+
+class TrainableTask(Task, Protocol):
+    """A network that learns, and its state; `gaudi_apps.keras_task.KerasTask` is one."""
+
+    model: Any
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Within, the model has the average of its weights, if one is kept."""
+
+    def reset_averages(self) -> None:
+        """Begin the average anew, after weights were loaded."""
+
+    def read_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of all variables by name."""
+
+    def write_state(self, tensors: Tensors) -> None:
+        """Set all variables."""
+
+    def write_weights(self, tensors: Tensors) -> None:
+        """Set the weights to use the model with."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A network from a checkpoint, what the checkpoint notes of it, and its step."""
+
+    task: TrainableTask
+    facts: Facts
+    step: int
+
+
+class TaskScorer(Protocol):
+    """Scores a task on validation data."""
+
+    def score(self, task: Any, step: int) -> Score:
+        """Score it after so many steps, with the average of its weights where one is kept."""
+
+    def report(self, task: Any, step: int) -> Score:
+        """Score it, show the figures, and leave them in the folder of the run."""
+
+
+class Application(ABC):
+    """A program as its machinery sees it.
+
+    Attributes:
+        program: what a Python is given to run it, such as ``("-m", "gaudi_apps.ssd_train")``.
+        files: names of files in the folder of a run that the program writes besides those of the machinery.
+        folders: the same of folders.
+        config: the dataclass of its flags, validated.
+        settings: what the machinery has to know of them.
+    """
+
+    program: tuple[str, ...]
+    files: ClassVar[tuple[str, ...]]
+    folders: ClassVar[tuple[str, ...]]
+    config: Any
+    settings: RunSettings
+
+    @property
+    @abstractmethod
+    def free_flags(self) -> frozenset[str]:
+        """Flags that may change between two starts of a run, because its weights don't depend on them."""
+
+    @abstractmethod
+    def shorten(self, steps: int) -> Mapping[str, Any]:
+        """Flags of a run of so many steps that saves each of them and does nothing besides, to verify resuming."""
+
+    @abstractmethod
+    def open_training_data(self) -> TrainingData:
+        """Open what the flags name.
+
+        Raises:
+            MissingInputError: it is not there.
+            DataError: it is damaged.
+        """
+
+    @abstractmethod
+    def make_plan(self, num_images: int) -> Plan:
+        """Plan the training of so many images an epoch."""
+
+    @abstractmethod
+    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
+        """What a checkpoint has to note for its model to be built again: classes, architecture, padding."""
+
+    @abstractmethod
+    def build_task(self, facts: Facts, keras_policy: str, *, averages: bool) -> TrainableTask:
+        """A network with new weights.
+
+        Args:
+            facts: from `describe_model`, or from a checkpoint.
+            keras_policy: precision of the layers.
+            averages: whether it may keep an average of its weights.
+
+        Raises:
+            DataError: the facts do not say what is needed.
+        """
+
+    @abstractmethod
+    def open_scorer(self, folder: RunFolder, facts: Facts) -> TaskScorer:
+        """What scores networks of these facts, and leaves the scores in the folder.
+
+        Raises:
+            MissingInputError: there is no validation data.
+            DataError: it has other classes.
+        """
+
+    @abstractmethod
+    def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
+        """Draw what the network sees of the first training images; returns the files."""
+
+    def finish(self, restore: Callable[[], Restored]) -> None:  # noqa: B027
+        """What follows on a training that came to its end; nothing, unless a program says so."""
+
+    @abstractmethod
+    def predict(self, restore: Callable[[], Restored]) -> None:
+        """Use the chosen checkpoint on the user's pictures."""
+
+    @abstractmethod
+    def export(self, restore: Callable[[], Restored]) -> None:
+        """Export the chosen checkpoint."""

@@ -1,0 +1,1 @@
+"""Image classification, as resnet_train and resnext_train do it."""

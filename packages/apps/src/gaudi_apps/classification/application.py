@@ -1,0 +1,166 @@
+"""resnet_train and resnext_train as the machinery of all programs sees them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gaudi_apps.application import Application, Facts, Restored, TrainableTask, TrainingData
+from gaudi_apps.classification.facts import MODEL_FACTS, class_names_of, require_facts
+from gaudi_apps.classification.inputs import input_options, open_training_data
+from gaudi_apps.classification.media_loading import choose_media_loading
+from gaudi_apps.classification.plan import make_plan
+from gaudi_apps.classification.recipe import Recipe
+from gaudi_apps.jemalloc import describe_jemalloc
+from gaudi_apps.plan import Plan
+from gaudi_distributed import SingleProcess
+from gaudi_models.architectures import RESNETS
+
+if TYPE_CHECKING:
+    from gaudi_apps.classification.scoring import AccuracyScorer
+    from gaudi_apps.run_folder import RunFolder
+    from gaudi_models.weights import WeightsFile
+
+
+class ClassificationApplication(Application):
+    """Trains and uses classifiers.
+
+    Args:
+        program: what a Python is given to run it.
+        config: the flags, validated.
+        recipe: what they mean.
+    """
+
+    files: ClassVar = ("evaluation.json",)
+    folders: ClassVar = ("pictures",)
+
+    def __init__(self, program: tuple[str, ...], config: Any, recipe: Recipe) -> None:
+        self.program = program
+        self.config = config
+        self.recipe = recipe
+        self.settings = recipe.run
+
+    @property
+    def free_flags(self) -> frozenset[str]:
+        """Flags that may change between two starts of a run."""
+        return self.recipe.free_flags
+
+    def shorten(self, steps: int) -> Mapping[str, Any]:
+        """Flags of a short run to verify resuming."""
+        return {**self.recipe.short_run, self.recipe.steps_flag: steps}
+
+    def open_training_data(self) -> TrainingData:
+        """Records, folders of classes, or random images; says how they are loaded."""
+        loading = choose_media_loading(self.recipe.data.jpeg_data_dir, os.environ)
+        # The engine's own pipeline is not part of this version, and a run says so rather than differ in silence.
+        text = "would be possible, and is not part of this version" if loading.on_hardware else "not used"
+        print(f"hardware media loading: {text}: {loading.reason}\n{describe_jemalloc(os.environ)}")
+        return open_training_data(self.recipe)
+
+    def make_plan(self, num_images: int) -> Plan:
+        """Plan by the recipe; its own number of images comes first."""
+        return make_plan(self.recipe, self.recipe.data.num_images or num_images)
+
+    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
+        """Classes, network and size, and the padding that is asked for, else that of the weights or the original."""
+        model = self.recipe.model
+        of_original = RESNETS[model.name].padding if model.name in RESNETS else "symmetric"
+        of_weights = None if weights is None else weights.padding
+        padding = model.padding or of_weights or of_original
+        return {**data.facts, "model": model.name, "padding": padding, "image_size": self.recipe.data.image_size}
+
+    def build_task(self, facts: Facts, keras_policy: str, *, averages: bool) -> TrainableTask:
+        """A classifier as the facts say, trained by the recipe."""
+        from gaudi_apps.classification.task import ClassificationTask
+        from gaudi_models.classifiers import build_classifier
+
+        require_facts(facts)
+        model = build_classifier(
+            facts["model"],
+            len(facts["classes"]),
+            dtype=keras_policy,
+            padding=facts["padding"],
+            image_size=facts["image_size"],
+            dropout=self.recipe.model.dropout,
+            zero_gamma=self.recipe.model.zero_gamma,
+        )
+        return ClassificationTask(
+            model,
+            self.recipe.learning,
+            seed=self.settings.device.seed,
+            head_only=self.recipe.model.head_only,
+            communicator=SingleProcess(),
+            averages=averages,
+        )
+
+    def open_scorer(self, folder: RunFolder, facts: Facts) -> AccuracyScorer:
+        """Accuracy on the validation images."""
+        from gaudi_apps.classification.scoring import AccuracyScorer
+        from gaudi_apps.classification.sources import open_source
+
+        require_facts(facts)
+        data, names = self.recipe.data, class_names_of(facts)
+        source = open_source(data.data_dir, [data.eval_split], class_names=names)
+        options = input_options(self.recipe, image_size=facts["image_size"])
+        return AccuracyScorer(source, options, folder, names, num_images=data.eval_images or None)
+
+    def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
+        """Training images with their labels."""
+        from gaudi_apps.classification.visualize import draw_training_input
+
+        return draw_training_input(data.batches(0), class_names_of(data.facts), folder)
+
+    def finish(self, restore: Callable[[], Restored]) -> None:
+        """Export a SavedModel, if the end of training is to."""
+        if self.recipe.use.export_at_end is not None:
+            self._export(restore(), Path(self.recipe.use.export_at_end), ("saved_model",))
+
+    def predict(self, restore: Callable[[], Restored]) -> None:
+        """Classify the user's pictures and videos."""
+        from gaudi_apps.classification.evaluation import Classifier
+        from gaudi_apps.classification.predict import PREDICTIONS, predict
+        from gaudi_apps.inputs import find_files
+
+        use = self.recipe.use
+        files = find_files(use.inference)
+        restored = restore()
+        output_dir = Path(use.output_dir or self.settings.model_dir / "predictions")
+        counts = predict(
+            Classifier(restored.task.model),
+            files,
+            class_names_of(restored.facts),
+            output_dir,
+            image_size=restored.facts["image_size"],
+            batch_size=self.recipe.data.batch_size,
+            top=use.top,
+            strict=use.strict,
+        )
+        print(f"{output_dir}: {counts.pictures} pictures and frames; {PREDICTIONS} and what was drawn")
+        if counts.bad_files:
+            print(f"{counts.bad_files} of {counts.files} files could not be used; {PREDICTIONS} says why")
+
+    def export(self, restore: Callable[[], Restored]) -> None:
+        """Export the classifier, and its features."""
+        use = self.recipe.use
+        self._export(restore(), Path(use.output_dir or self.settings.model_dir / "export"), use.export_format)
+
+    def _export(self, restored: Restored, output_dir: Path, formats: tuple[str, ...]) -> None:
+        from gaudi_apps.classification.export import run_export
+        from gaudi_apps.classification.sources import open_source
+        from gaudi_apps.exporting import choose_pictures
+
+        use, data = self.recipe.use, self.recipe.data
+        source = open_source(data.data_dir, [data.eval_split]) if data.data_dir else None
+        reports = run_export(
+            restored.task.model,
+            {name: restored.facts[name] for name in MODEL_FACTS},
+            choose_pictures(use.inference, source),
+            output_dir,
+            formats,
+            step=restored.step,
+            with_features=use.export_features,
+        )
+        for report in reports:
+            print(report.describe())

@@ -1,0 +1,180 @@
+"""Exports of a trained classifier and of its features, each run and compared with the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
+
+from gaudi_apps.classification.facts import class_names_of
+from gaudi_apps.classification.serving import (
+    FEATURES,
+    PROBABILITIES,
+    ServedNetwork,
+    export_onnx,
+    export_saved_model,
+    export_tflite,
+)
+from gaudi_apps.converters import require_onnx
+from gaudi_apps.exported_models import decode_pixels, run_onnx, run_saved_model, run_tflite
+from gaudi_apps.exporting import TOLERANCE, Exporter, ExportReport, refuse_foreign, write_exports
+from gaudi_apps.precision import to_float32
+from gaudi_models.classifiers import feature_extractor
+from gaudi_models.weights import WeightsMetadata, assign_weights, read_weights, write_weights
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two computations are apart at most.
+
+    Attributes:
+        difference: of a number, as a share of the largest one of the network, which is at most 1 for probabilities.
+        compared: how many numbers.
+    """
+
+    difference: float
+    compared: int
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the difference is at most 1e-3."""
+        return self.difference <= TOLERANCE
+
+    def describe(self, pictures: int) -> str:
+        """What was compared on so many pictures, and how close it is."""
+        return f"{self.compared} numbers on {pictures} pictures as the network's (within {self.difference:.1g})"
+
+    def describe_difference(self) -> str:
+        """How far they are apart."""
+        return f"{self.difference:.2g} of its largest output"
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Pictures as they come to a network: from their files, which may be decoded at a reduced scale, or from pixels."""
+
+    of_encoded: Floats
+    of_pixels: Floats
+
+
+@dataclass(frozen=True)
+class _Check:
+    """What the checks of one network share."""
+
+    network: ServedNetwork
+    pictures: Sequence[bytes]
+    images: _Prepared
+    metadata: WeightsMetadata
+
+    def compare(self, images: Floats, found: Floats) -> Agreement:
+        """Compare with what the network gives for images."""
+        reference = self.network.compute(images)[self.network.output].numpy()
+        if found.shape != reference.shape:
+            return Agreement(np.inf, reference.size)
+        scale = max(1.0, float(np.abs(reference).max()))
+        return Agreement(float(np.abs(found - reference).max()) / scale, reference.size)
+
+
+def run_export(
+    model: Any,
+    facts: Mapping[str, Any],
+    pictures: Sequence[bytes],
+    output_dir: Path,
+    formats: Sequence[str],
+    *,
+    step: int,
+    with_features: bool,
+) -> list[ExportReport]:
+    """Export a classifier in some formats, each into a folder of its name, and compare each with the network.
+
+    See `gaudi_apps.exporting.write_exports`; ``export.json`` notes the step and the facts.
+
+    Args:
+        model: from `gaudi_models.classifiers.build_classifier`; it is exported in float32 whatever its precision.
+        facts: of the model, as a checkpoint notes them.
+        pictures: encoded, from `gaudi_apps.exporting.choose_pictures`.
+        output_dir: made when it is not there.
+        formats: see the functions of `gaudi_apps.classification.serving`, and ``"safetensors"``.
+        step: of the checkpoint that the model is from, to note.
+        with_features: whether to export the network up to its pooled features besides, into ``<format>-features``.
+
+    Raises:
+        MissingExtraError: a converter is not installed.
+        UnsafeError: a folder to be replaced holds files that no export wrote.
+        ExportError: an export cannot be run, or differs from the network by more than 1e-3.
+        OSError: it cannot be written.
+    """
+    if "onnx" in formats:
+        require_onnx()
+    for name in formats:  # before the network is run, which takes a while
+        refuse_foreign(output_dir / name)
+    classifier = to_float32(model)
+    images = _prepare(pictures, facts["image_size"])
+    networks = {"": (classifier, PROBABILITIES)}
+    if with_features:
+        networks["-features"] = (feature_extractor(classifier), FEATURES)
+    exporters: dict[str, Exporter] = {}
+    for suffix, (network, output) in networks.items():
+        served = ServedNetwork(network, output, facts["image_size"], class_names_of(facts))
+        check = _Check(served, pictures, images, _make_metadata(facts))
+        exporters |= {f"{name}{suffix}": partial(_EXPORTS[name], check) for name in formats}
+    return write_exports(output_dir, exporters, {"step": step, **facts}, len(pictures))
+
+
+def _prepare(pictures: Sequence[bytes], image_size: int) -> _Prepared:
+    of_encoded = [prepare_image(picture, image_size).numpy() for picture in pictures]
+    of_pixels = [prepare_pixels(decode_pixels(picture), image_size).numpy() for picture in pictures]
+    return _Prepared(np.stack(of_encoded), np.stack(of_pixels))
+
+
+def _make_metadata(facts: Mapping[str, Any]) -> WeightsMetadata:
+    return WeightsMetadata(facts["padding"], facts["classes"], facts["image_size"], facts["model"])
+
+
+def _export_saved_model(check: _Check, folder: Path, scratch: Path) -> Agreement:
+    export_saved_model(check.network, folder)
+    encoded, pixels = (one[check.network.output] for one in run_saved_model(folder, check.pictures, scratch))
+    ways = check.compare(check.images.of_encoded, encoded), check.compare(check.images.of_pixels, pixels)
+    # By NumPy, whose maximum with NaN is NaN.
+    return Agreement(float(np.max([way.difference for way in ways])), sum(way.compared for way in ways))
+
+
+def _export_onnx(check: _Check, folder: Path, scratch: Path) -> Agreement:
+    export_onnx(check.network, folder / "model.onnx")
+    (found,) = run_onnx(folder / "model.onnx", check.pictures, [check.network.output])
+    return check.compare(check.images.of_pixels, found)
+
+
+def _export_tflite(check: _Check, folder: Path, scratch: Path) -> Agreement:
+    export_tflite(check.network, folder / "model.tflite")
+    images = check.images.of_pixels
+    found = run_tflite(folder / "model.tflite", images + MEAN_RGB)[check.network.output]
+    return check.compare(images, found)
+
+
+def _export_safetensors(check: _Check, folder: Path, scratch: Path) -> Agreement:
+    path, network = folder / "weights.safetensors", check.network
+    write_weights(network.model, path, metadata=check.metadata)
+    restored = to_float32(network.model)
+    for variable in restored.variables:
+        variable.assign(np.zeros(variable.shape, np.float32))
+    assign_weights(restored, read_weights(path))
+    again = ServedNetwork(restored, network.output, network.image_size, network.class_names)
+    images = check.images.of_encoded
+    return check.compare(images, again.compute(images)[network.output].numpy())
+
+
+_EXPORTS: dict[str, Callable[[_Check, Path, Path], Agreement]] = {
+    "saved_model": _export_saved_model,
+    "onnx": _export_onnx,
+    "tflite": _export_tflite,
+    "safetensors": _export_safetensors,
+}

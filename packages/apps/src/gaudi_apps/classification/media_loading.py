@@ -1,0 +1,51 @@
+"""Whether images are loaded by the media engine of Gaudi2, by the four rules of the original, and why."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+FALLBACK = "FORCE_HABANA_IMAGENET_LOADER_FALLBACK"
+MODULE = "hpu_media_loader"
+PCI_DEVICE = Path("sys/class/accel/accel0/device/device")
+GAUDI2 = "0x1020"
+
+
+@dataclass(frozen=True)
+class MediaLoading:
+    """A decision, and the reason in words."""
+
+    on_hardware: bool
+    reason: str
+
+
+def choose_media_loading(
+    jpeg_data_dir: str | None,
+    environ: Mapping[str, str],
+    *,
+    root: Path = Path("/"),
+    is_installed: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
+) -> MediaLoading:
+    """Decide by four rules: the device is a Gaudi2, the loader is installed, JPEG files are named, nobody forbids it.
+
+    Args:
+        jpeg_data_dir: folder of JPEG files, if one is named.
+        environ: environment variables.
+        root: of the file system.
+        is_installed: whether there is a module of a name.
+    """
+    if not _is_gaudi2(root / PCI_DEVICE):
+        return MediaLoading(False, "the device is no Gaudi2")
+    if not is_installed(MODULE):
+        return MediaLoading(False, f"{MODULE} is not installed")
+    if jpeg_data_dir is None:
+        return MediaLoading(False, "--jpeg_data_dir is not given")
+    if environ.get(FALLBACK, "").lower() in ("1", "true"):
+        return MediaLoading(False, f"{FALLBACK} is set")
+    return MediaLoading(True, f"a Gaudi2, {MODULE} and {jpeg_data_dir} are there")
+
+
+def _is_gaudi2(path: Path) -> bool:
+    return path.is_file() and path.read_text(encoding="ascii", errors="replace").strip() == GAUDI2

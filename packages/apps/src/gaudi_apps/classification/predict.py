@@ -1,0 +1,95 @@
+"""Classes of the user's pictures and videos: listed, written above them, and as one JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
+
+from gaudi_apps.classification.evaluation import Classifier
+from gaudi_apps.coco_table import write_json
+from gaudi_apps.inputs import InputPicture, Preparation
+from gaudi_apps.pictures import add_title, enlarge
+from gaudi_apps.predictions import Counts, Results, predict_files
+
+PREDICTIONS = "predictions.json"
+
+
+def make_preparation(image_size: int) -> Preparation:
+    """How pictures are made what the network takes: as evaluation does."""
+    return Preparation(partial(prepare_image, image_size=image_size), lambda pixels: prepare_pixels(pixels, image_size))
+
+
+def predict(
+    classifier: Classifier,
+    files: Sequence[Path],
+    class_names: Sequence[str],
+    output_dir: Path,
+    *,
+    image_size: int,
+    batch_size: int,
+    top: int,
+    strict: bool,
+    write_line: Callable[[str], None] = print,
+) -> Counts:
+    """Classify every picture and every frame of the files.
+
+    `output_dir` gets, all at the end or nothing: a PNG of each picture and a video of each video under its likeliest
+    class, and ``predictions.json``, whose ``images`` say the classes and probabilities of each, and whose
+    ``bad_files`` say what was skipped. Files of the same names from an earlier run are replaced.
+
+    Args:
+        classifier: the trained network.
+        files: from `gaudi_apps.inputs.find_files`.
+        class_names: in the order of the labels.
+        output_dir: made when it is not there.
+        image_size: that the network takes.
+        batch_size: pictures at once, at most.
+        top: classes to list of a picture, 5 at most.
+        strict: end with the first file that cannot be used, instead of naming and skipping it.
+        write_line: gets a line for each picture: file, then classes with their probabilities.
+
+    Raises:
+        DataError: no file can be used, or one cannot and it is strict.
+        OSError: the results cannot be written.
+    """
+    _, counts = predict_files(
+        classifier.classify,
+        files,
+        make_preparation(image_size),
+        lambda folder: _Classes(folder, class_names, top),
+        output_dir,
+        batch_size=batch_size,
+        strict=strict,
+        write_line=write_line,
+    )
+    return counts
+
+
+class _Classes(Results):
+    def __init__(self, folder: Path, class_names: Sequence[str], top: int) -> None:
+        super().__init__(folder)
+        self._names, self._top = class_names, top
+
+    def add(self, picture: InputPicture, *outputs: npt.NDArray[Any]) -> list[str]:
+        """Keep the classes of a picture, the likeliest first, and write the first one above it."""
+        pairs = zip(outputs[1][: self._top].tolist(), outputs[0][: self._top].tolist(), strict=True)
+        classes = [
+            {"class": self._names[label], "label": label, "probability": round(share, 6)} for label, share in pairs
+        ]
+        texts = [f"{one['class']} {one['probability']:.3f}" for one in classes]
+        row = self.add_image(picture, add_title(enlarge(picture.pixels), texts[0]))
+        row["classes"] = classes
+        return [f"{picture.name}: {', '.join(texts)}"]
+
+    def count(self) -> str:
+        """Nothing beyond the pictures."""
+        return f"{len(self.bad_files)} files skipped"
+
+    def write_tables(self) -> None:
+        """Write the JSON file."""
+        write_json(self.folder / PREDICTIONS, {"images": self.images, "bad_files": self.list_bad_files()})

@@ -1,0 +1,154 @@
+"""What a classifier is trained with, in one form for programs whose flags differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gaudi_apps.settings import RunSettings
+
+IMAGENET_TRAIN_IMAGES = 1281167
+IMAGENET_CLASSES = 1000
+LISTED = 5  # classes that are said of a picture at most, and that top-5 accuracy is among
+
+RateKind = Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"]
+OptimizerKind = Literal["SGD", "LARS", "Adam"]
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """Images.
+
+    Attributes:
+        data_dir: folder of records or of class folders; None with random images.
+        train_splits, eval_split: names in it.
+        jpeg_data_dir: of hardware media loading.
+        batch_size: images a step.
+        image_size: pixels.
+        least_area: of a training crop, as a share of the image.
+        flip_probability: of a training image.
+        caches_decoded: whether decoded images are kept in memory.
+        dtype: of the images, ``"float32"`` or ``"bfloat16"``.
+        parallel_calls, threads: of the pipeline; 0 threads: as many as processors.
+        num_images: of an epoch; 0: all.
+        eval_images: to evaluate; 0: all.
+    """
+
+    data_dir: str | None
+    train_splits: tuple[str, ...]
+    eval_split: str
+    jpeg_data_dir: str | None
+    batch_size: int
+    image_size: int
+    least_area: float
+    flip_probability: float
+    caches_decoded: bool
+    dtype: str
+    parallel_calls: int
+    threads: int
+    num_images: int
+    eval_images: int
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """The network: name, padding (None: as the original or the weights), dropout, and what of it is trained."""
+
+    name: str
+    padding: Any
+    zero_gamma: bool
+    dropout: float
+    head_only: bool
+
+
+@dataclass(frozen=True)
+class RateRecipe:
+    """The learning rate, and how long it is followed.
+
+    Attributes:
+        kind: of the curve after the warm-up.
+        peak: the rate it begins with; of a cyclical one the highest.
+        end: of a polynomial; of a cyclical one the lowest.
+        warmup_epochs: of linear rise.
+        epochs: of training.
+        steps: of training in place of epochs; 0: by the epochs.
+        half_cycle: steps from the lowest to the highest rate of a cyclical one.
+        whole_epochs: whether an epoch is a whole number of steps, so that warm-up and training are multiples of it.
+        drop_epochs: where a piecewise rate drops.
+    """
+
+    kind: RateKind
+    peak: float
+    end: float
+    warmup_epochs: float
+    epochs: float
+    steps: int
+    half_cycle: int
+    whole_epochs: bool
+    drop_epochs: tuple[float, ...] = (30, 60, 80)
+
+
+@dataclass(frozen=True)
+class PruningRecipe:
+    """See `gaudi_ops.tf.MagnitudePruning`."""
+
+    initial_sparsity: float
+    final_sparsity: float
+    begin_step: int
+    end_step: int
+    frequency: int
+
+
+@dataclass(frozen=True)
+class LearningRecipe:
+    """Loss and optimizer."""
+
+    optimizer: OptimizerKind
+    momentum: float
+    weight_decay: float
+    lars_epsilon: float
+    single_l2: bool
+    label_smoothing: float
+    mixup_alpha: float
+    ema_decay: float
+    pruning: PruningRecipe | None
+
+
+@dataclass(frozen=True)
+class UseRecipe:
+    """What is done with a trained network."""
+
+    inference: tuple[str, ...]
+    top: int
+    strict: bool
+    output_dir: str | None
+    export_format: tuple[str, ...]
+    export_features: bool
+    export_at_end: str | None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a run of a classifier depends on, whatever a program calls its flags.
+
+    Attributes:
+        run: what the machinery has to know.
+        checkpoint_steps: between two checkpoints; 0: an epoch; None: only at the end.
+        eval_epochs: between two evaluations during training; 0: none.
+        short_run: flags of a run that saves each step and does nothing besides, but for the number of steps.
+        steps_flag: name of the flag that says how many they are.
+        free_flags: that may change between two starts of a run.
+    """
+
+    run: RunSettings
+    data: DataRecipe
+    model: ModelRecipe
+    rate: RateRecipe
+    learning: LearningRecipe
+    use: UseRecipe
+    checkpoint_steps: int | None
+    eval_epochs: float
+    short_run: Mapping[str, Any]
+    steps_flag: str
+    free_flags: frozenset[str]

@@ -1,0 +1,153 @@
+"""The parts of a recipe that follow from flags which both programs have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gaudi_apps.classification.recipe import DataRecipe, PruningRecipe, UseRecipe
+from gaudi_apps.profiling import parse_step_range
+from gaudi_apps.settings import DeviceSettings, RunSettings
+
+# Flags of both programs that may change between two starts of a run, because the weights don't depend on them.
+FREE_FLAGS = frozenset(
+    {
+        "checkpoint",
+        "clean",
+        "config",
+        "data_dir",
+        "dataset_parallel_calls",
+        "datasets_num_private_threads",
+        "debug",
+        "device",
+        "epochs_between_evals",
+        "eval_samples",
+        "eval_split",
+        "export_features",
+        "export_format",
+        "inference",
+        "inter_op_parallelism_threads",
+        "intra_op_parallelism_threads",
+        "jpeg_data_dir",
+        "json",
+        "keep_ckpt_max",
+        "kills",
+        "max_cpus",
+        "mode",
+        "model_dir",
+        "no_hpu",
+        "output_dir",
+        "patience",
+        "profile_steps",
+        "recipe_cache",
+        "save_checkpoint_steps",
+        "save_checkpoints_minutes",
+        "stop_threshold",
+        "strict",
+        "top",
+        "vis_dataloader",
+    }
+)
+# Flags of both programs for a run that does nothing besides training.
+SHORT_RUN = {
+    "epochs_between_evals": 0.0,
+    "stop_threshold": 0.0,
+    "patience": 0,
+    "save_checkpoint_steps": 1,
+    "keep_ckpt_max": 2,
+    "vis_dataloader": False,
+    "profile_steps": "0,0",
+}
+
+
+def data_recipe(config: Any, *, least_area: float, eval_images: int = 0) -> DataRecipe:
+    """Images, from the group `data`."""
+    data = config.data
+    return DataRecipe(
+        data_dir=data.data_dir,
+        train_splits=data.train_splits,
+        eval_split=data.eval_split,
+        jpeg_data_dir=data.jpeg_data_dir,
+        batch_size=data.batch_size,
+        image_size=data.image_size,
+        least_area=data.least_crop_area or least_area,
+        flip_probability=data.flip_probability,
+        caches_decoded=data.cache_decoded_image,
+        dtype="bfloat16" if data.data_loader_image_type == "bf16" else "float32",
+        parallel_calls=data.dataset_parallel_calls,
+        threads=data.datasets_num_private_threads,
+        num_images=data.num_examples_per_epoch,
+        eval_images=eval_images or config.evaluation.eval_samples,
+    )
+
+
+def run_settings(
+    config: Any,
+    *,
+    log_every: int,
+    summary_every: int,
+    weights: str | None,
+    evaluates: bool,
+    steps: int,
+    steps_per_call: int = 1,
+) -> RunSettings:
+    """What the machinery has to know."""
+    run, device, report = config.run, config.device, config.report
+    return RunSettings(
+        device=DeviceSettings(
+            device=device.device,
+            use_hpu=not device.no_hpu,
+            dtype=device.dtype,
+            recipe_cache=device.recipe_cache,
+            intra_threads=device.intra_op_parallelism_threads,
+            inter_threads=device.inter_op_parallelism_threads,
+            max_cpus=device.max_cpus,
+            seed=run.seed,
+            deterministic=run.deterministic,
+        ),
+        model_dir=Path(run.model_dir),
+        clean=run.clean,
+        checkpoint=run.checkpoint,
+        keep_checkpoints=report.keep_ckpt_max,
+        checkpoint_minutes=report.save_checkpoints_minutes,
+        log_every=log_every,
+        summary_every=summary_every,
+        traced=parse_step_range(report.profile_steps, "profile_steps"),
+        draws_input=report.vis_dataloader,
+        weights=weights,
+        target=config.evaluation.stop_threshold,
+        patience=config.evaluation.patience,
+        scores=evaluates and not config.data.use_synthetic_data,
+        reports=evaluates,
+        steps=steps,
+        kills=run.kills,
+        steps_per_call=steps_per_call,
+    )
+
+
+def pruning_recipe(config: Any) -> PruningRecipe | None:
+    """Pruning, from the group of its name; None without a method."""
+    pruning = config.pruning
+    if pruning.pruning_method is None:
+        return None
+    return PruningRecipe(
+        initial_sparsity=pruning.pruning_initial_sparsity,
+        final_sparsity=pruning.pruning_final_sparsity,
+        begin_step=pruning.pruning_begin_step,
+        end_step=pruning.pruning_end_step,
+        frequency=pruning.pruning_frequency,
+    )
+
+
+def use_recipe(config: Any, *, export_at_end: str | None) -> UseRecipe:
+    """What is done with a trained network, from the group `use`."""
+    use = config.use
+    return UseRecipe(
+        use.inference,
+        use.top,
+        use.strict,
+        use.output_dir,
+        use.export_format,
+        use.export_features,
+        export_at_end,
+    )

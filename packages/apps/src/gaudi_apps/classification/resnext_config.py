@@ -1,0 +1,225 @@
+"""Flags of resnext_train that resnet_train does not have, and the recipe that they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from gaudi_apps.classification import flags
+from gaudi_apps.classification.checks import check_above, check_common, check_least, check_share
+from gaudi_apps.classification.flags import Switch
+from gaudi_apps.classification.recipe import LearningRecipe, ModelRecipe, RateKind, RateRecipe, Recipe
+from gaudi_apps.classification.recipe_parts import (
+    FREE_FLAGS,
+    SHORT_RUN,
+    data_recipe,
+    pruning_recipe,
+    run_settings,
+    use_recipe,
+)
+from gaudi_datasets.errors import FlagError
+from gaudi_models.architectures import CLASSIFIERS
+
+IMAGES_OF_BASE_RATE = 256
+
+
+@dataclass(frozen=True)
+class RunFlags(flags.RunFlags):
+    """What to do, how long, and where its results go."""
+
+    model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnext_train"
+    """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
+    train_epochs: Annotated[float, arg(aliases=["-te"])] = 10.0
+    """Passes over the training images."""
+    max_train_steps: Annotated[int, arg(aliases=["-mts"])] = 0
+    """Steps in all, in place of --train_epochs; 0: as many as --train_epochs needs."""
+    eval_only: Switch = False
+    """The same as --mode eval."""
+
+
+@dataclass(frozen=True)
+class WeightFlags(flags.WeightFlags):
+    """The network, where its weights come from, what of them is trained, and their average."""
+
+    model_type: Literal["resnet", "resnext"] = "resnext"
+    """With groups of channels (resnext), or without."""
+    resnet_size: Annotated[Literal["18", "34", "50", "101", "152"], arg(aliases=["-rs"])] = "101"
+    """Layers; a resnext has 50, 101 or 152."""
+    pretrained_model_checkpoint_path: Annotated[str | None, arg(aliases=["-pmcp"])] = None
+    """Weights to begin with: torchvision .pth, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint of this
+    program; what fits is loaded, and the rest is named."""
+
+
+@dataclass(frozen=True)
+class ScheduleFlags:
+    """Optimizer, learning rate, weight decay and loss."""
+
+    base_learning_rate: float = 0.256
+    """Rate of 256 images a step."""
+    use_cosine_lr: bool = True
+    """Down to 0 at the end by half a cosine; else times .1, .01 and .001 from epoch 30, 60 and 80."""
+    warmup_epochs: float = 8.0
+    """Epochs of linear warm-up."""
+    disable_warmup: Switch = False
+    """No warm-up."""
+    momentum: float = 0.875
+    """Share of the velocity that is kept."""
+    weight_decay: float = 6.103515625e-05
+    """Times the sum of half squares of all weights but those of batch norm, in the gradient."""
+    label_smoothing: float = 0.1
+    """Share of the truth that goes to all classes alike."""
+    enable_lars: Switch = False
+    """LARS with a polynomial rate in place of SGD."""
+    epochs_for_lars: float = 38.0
+    """Epochs of training with LARS, in place of --train_epochs."""
+    start_learning_rate: float = 9.5
+    """Highest rate with LARS, of the run."""
+
+
+@dataclass(frozen=True)
+class EvaluationFlags(flags.EvaluationFlags):
+    """Scoring during and after training."""
+
+    max_eval_steps: Annotated[int, arg(aliases=["-mes"])] = 0
+    """Batches to evaluate, in place of --eval_samples; 0: all images."""
+    disable_eval: Switch = False
+    """Do not evaluate, neither during training nor after it."""
+
+
+@dataclass(frozen=True)
+class ReportFlags(flags.ReportFlags):
+    """Log and checkpoints."""
+
+    display_steps: Annotated[int, arg(aliases=["-dis"])] = 100
+    """Steps between two reports of loss and speed."""
+    save_summary_steps: int = 100
+    """Steps between two points in TensorBoard."""
+    disable_checkpoints: Switch = False
+    """A checkpoint only at the end."""
+    export_dir: Annotated[str | None, arg(aliases=["-ed"])] = None
+    """Export a SavedModel into this folder at the end of training."""
+
+
+@dataclass(frozen=True)
+class ResNeXtConfig:
+    """Everything a run of resnext_train depends on."""
+
+    run: RunFlags = field(default_factory=RunFlags)
+    data: flags.DataFlags = field(default_factory=flags.DataFlags)
+    weights: WeightFlags = field(default_factory=WeightFlags)
+    schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
+    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
+    pruning: flags.PruningFlags = field(default_factory=flags.PruningFlags)
+    use: flags.UseFlags = field(default_factory=flags.UseFlags)
+    device: flags.DeviceFlags = field(default_factory=flags.DeviceFlags)
+    report: ReportFlags = field(default_factory=ReportFlags)
+
+
+def find_mode(config: ResNeXtConfig) -> str:
+    """What is done: by --mode, or by --eval_only."""
+    return "eval" if config.run.eval_only else config.run.mode
+
+
+def validate(config: ResNeXtConfig) -> None:
+    """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
+    run, schedule, weights, report = config.run, config.schedule, config.weights, config.report
+    mode = find_mode(config)
+    if run.eval_only and run.mode not in ("train", "eval"):
+        raise FlagError(f"--eval_only: contradicts --mode {run.mode}; leave one of them out")
+    check_above(0, {"train_epochs": run.train_epochs, "epochs_for_lars": schedule.epochs_for_lars})
+    # An infinite rate is a number that training itself stops at, naming the step.
+    for flag in ("base_learning_rate", "start_learning_rate"):
+        if not getattr(schedule, flag) > 0:
+            raise FlagError(f"--{flag} {getattr(schedule, flag):g}: must be above 0")
+    check_least(1, {"display_steps": report.display_steps, "save_summary_steps": report.save_summary_steps})
+    at_least_zero = {
+        "max_train_steps": run.max_train_steps,
+        "max_eval_steps": config.evaluation.max_eval_steps,
+        "warmup_epochs": schedule.warmup_epochs,
+        "weight_decay": schedule.weight_decay,
+    }
+    check_least(0, at_least_zero)
+    check_share({"momentum": schedule.momentum, "label_smoothing": schedule.label_smoothing}, below_one=True)
+    if f"{weights.model_type}{weights.resnet_size}" not in CLASSIFIERS:
+        raise FlagError(f"--resnet_size {weights.resnet_size}: a resnext has 50, 101 or 152")
+    if weights.fine_tune and mode == "train" and not weights.pretrained_model_checkpoint_path:
+        raise FlagError("--fine_tune: needs --pretrained_model_checkpoint_path, whose features the head is trained on")
+    if report.export_dir is not None and config.data.use_synthetic_data:
+        raise FlagError("--export_dir: an export is checked on pictures, so give --data_dir")
+    check_common(config, steps=run.max_train_steps, mode=mode)
+
+
+def make_recipe(config: ResNeXtConfig) -> Recipe:
+    """The recipe of a validated configuration."""
+    run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
+    evaluation = config.evaluation
+    data = data_recipe(config, least_area=0.08, eval_images=evaluation.max_eval_steps * config.data.batch_size)
+    rate = _make_rate(config)
+    return Recipe(
+        run=run_settings(
+            config,
+            log_every=report.display_steps,
+            summary_every=report.save_summary_steps,
+            weights=weights.pretrained_model_checkpoint_path,
+            evaluates=not evaluation.disable_eval,
+            steps=run.max_train_steps,
+        ),
+        data=data,
+        model=ModelRecipe(
+            name=f"{weights.model_type}{weights.resnet_size}",
+            padding=weights.padding,
+            zero_gamma=weights.zero_gamma,
+            dropout=weights.dropout or 0.0,
+            head_only=weights.fine_tune,
+        ),
+        rate=rate,
+        learning=LearningRecipe(
+            optimizer="LARS" if schedule.enable_lars else "SGD",
+            momentum=schedule.momentum,
+            weight_decay=schedule.weight_decay,
+            lars_epsilon=0.0,
+            single_l2=False,
+            label_smoothing=schedule.label_smoothing,
+            mixup_alpha=weights.mixup_alpha,
+            ema_decay=weights.ema_decay,
+            pruning=pruning_recipe(config),
+        ),
+        use=use_recipe(config, export_at_end=report.export_dir),
+        checkpoint_steps=None if report.disable_checkpoints else report.save_checkpoint_steps,
+        eval_epochs=0.0 if evaluation.disable_eval else evaluation.epochs_between_evals,
+        short_run={
+            **SHORT_RUN,
+            "disable_eval": True,
+            "eval_only": False,
+            "display_steps": 1,
+            "disable_checkpoints": False,
+            "export_dir": None,
+        },
+        steps_flag="max_train_steps",
+        free_flags=_find_free(rate),
+    )
+
+
+def _make_rate(config: ResNeXtConfig) -> RateRecipe:
+    schedule = config.schedule
+    scaled = schedule.base_learning_rate * config.data.batch_size / IMAGES_OF_BASE_RATE
+    after: RateKind = "cosine" if schedule.use_cosine_lr else "piecewise"
+    return RateRecipe(
+        kind="polynomial" if schedule.enable_lars else after,
+        peak=schedule.start_learning_rate if schedule.enable_lars else scaled,
+        end=1e-4,
+        warmup_epochs=0.0 if schedule.disable_warmup else schedule.warmup_epochs,
+        epochs=schedule.epochs_for_lars if schedule.enable_lars else config.run.train_epochs,
+        steps=config.run.max_train_steps,
+        half_cycle=0,
+        whole_epochs=False,
+    )
+
+
+def _find_free(rate: RateRecipe) -> frozenset[str]:
+    """Where the rate does not depend on the last step, a run may be prolonged."""
+    free = FREE_FLAGS | {"max_eval_steps", "disable_eval", "display_steps", "save_summary_steps", "eval_only"}
+    free |= {"disable_checkpoints", "export_dir"}
+    return free if rate.kind in ("cosine", "polynomial") else free | {"train_epochs", "max_train_steps"}

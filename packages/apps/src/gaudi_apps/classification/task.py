@@ -1,0 +1,95 @@
+"""The classifier as something that learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from gaudi_apps.classification.adam import Adam
+from gaudi_apps.classification.recipe import LearningRecipe
+from gaudi_apps.keras_task import MOMENTUM_NAME, Batch, KerasTask, Optimizer
+from gaudi_distributed import Communicator
+from gaudi_models.classifiers import freeze_trunk
+from gaudi_ops.tf import LarsSGD, MagnitudePruning, MomentumSGD, l2_loss, mixup, smoothed_softmax_cross_entropy
+from gaudi_ops.tf.regularization import NORMALIZATIONS
+
+
+class ClassificationTask(KerasTask):
+    """Trains a classifier on batches of `gaudi_datasets.classification.pipeline.train_dataset`.
+
+    Args:
+        model: from `gaudi_models.classifiers.build_classifier`.
+        recipe: loss and optimizer.
+        seed: of what is drawn in mixup.
+        head_only: whether only the head learns.
+        communicator: averages gradients over the ranks.
+        averages: whether an average of the weights is kept, if the recipe has one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        recipe: LearningRecipe,
+        *,
+        seed: int,
+        head_only: bool,
+        communicator: Communicator,
+        averages: bool,
+    ) -> None:
+        if head_only:
+            freeze_trunk(model)
+        self._recipe, self._seed = recipe, seed
+        self._counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps")
+        variables = model.trainable_variables
+        self._pruning = (
+            None if recipe.pruning is None else MagnitudePruning(_prunable(variables), **vars(recipe.pruning))
+        )
+        optimizer = _make_optimizer(variables, recipe)
+        self._adam = optimizer if isinstance(optimizer, Adam) else None
+        super().__init__(model, optimizer, communicator=communicator, ema_decay=recipe.ema_decay if averages else 0.0)
+
+    def compute_loss(self, batch: Batch) -> dict[str, Any]:
+        """The mean cross entropy, with the decay of the weights where it is a term of the loss, and top-1 accuracy."""
+        recipe, images, targets = self._recipe, batch["images"], batch["labels"]
+        if recipe.mixup_alpha:
+            drawn_by = {"seed": self._seed, "step": self._counter}
+            classes = self.model.output_shape[-1]
+            images, targets = mixup(images, targets, num_classes=classes, alpha=recipe.mixup_alpha, **drawn_by)
+        logits = self.model(images, training=True)
+        loss = tf.reduce_mean(smoothed_softmax_cross_entropy(logits, targets, recipe.label_smoothing))
+        if recipe.single_l2 and recipe.optimizer != "LARS":
+            loss += recipe.weight_decay * l2_loss(self.model.trainable_variables)
+        right = tf.cast(tf.argmax(logits, axis=1, output_type=tf.int32) == batch["labels"], tf.float32)
+        return {"loss": loss, "accuracy": tf.reduce_mean(right)}
+
+    def after_update(self) -> None:
+        """Count the step, and set to zero what is pruned."""
+        if self._pruning is not None:
+            self._pruning.update(self._counter)
+        self._counter.assign_add(1)
+
+    def training_state(self) -> dict[str, Any]:
+        """Variables by name that only training needs: of the optimizer and of pruning, and the number of steps."""
+        state = {**super().training_state(), "steps": self._counter}
+        if self._pruning is not None:
+            state |= self._pruning.state()
+        if self._adam is not None:
+            names = [name.removeprefix(MOMENTUM_NAME) for name in super().training_state()]
+            squares = zip(names, self._adam.squares, strict=True)
+            state |= {f"square/{name}": slot for name, slot in squares} | {"adam_updates": self._adam.updates}
+        return state
+
+
+def _make_optimizer(variables: list[Any], recipe: LearningRecipe) -> Optimizer:
+    decay = 0.0 if recipe.single_l2 else recipe.weight_decay
+    if recipe.optimizer == "LARS":
+        return LarsSGD(variables, recipe.momentum, recipe.weight_decay, epsilon=recipe.lars_epsilon)
+    if recipe.optimizer == "Adam":
+        return Adam(variables, decay, undecayed=NORMALIZATIONS)
+    return MomentumSGD(variables, recipe.momentum, decay, undecayed=NORMALIZATIONS)
+
+
+def _prunable(variables: list[Any]) -> list[Any]:
+    """Kernels of convolutions and of the head."""
+    return [variable for variable in variables if "kernel" in variable.name]

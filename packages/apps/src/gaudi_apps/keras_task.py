@@ -1,0 +1,164 @@
+"""A Keras network as something that learns: gradients, optimizer, average of the weights, and their state by name."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from gaudi_datasets.errors import DataError
+from gaudi_distributed import Communicator
+from gaudi_ops.tf import MovingAverages
+
+Scalars = Mapping[str, Any]
+Batch = Mapping[str, Any]
+
+MOMENTUM_NAME = "momentum/"
+
+
+class Optimizer(Protocol):
+    """What moves the weights; its velocities are part of the state."""
+
+    velocities: Sequence[Any]
+
+    def apply(self, gradients: Sequence[Any], rate: Any) -> None:
+        """Update every variable once."""
+
+
+class KerasTask(ABC):
+    """Trains a Keras network; what the loss is, is said by the one who derives from it.
+
+    Args:
+        model: the network.
+        optimizer: of its trainable variables, in their order.
+        communicator: averages gradients over the ranks.
+        ema_decay: of the average of the weights, see `gaudi_ops.tf.MovingAverages`; 0: there is none.
+    """
+
+    def __init__(self, model: Any, optimizer: Optimizer, *, communicator: Communicator, ema_decay: float = 0.0) -> None:
+        self.model = model
+        self._optimizer = optimizer
+        self._averages = MovingAverages(model.variables, ema_decay) if ema_decay else None
+        self._communicator = communicator
+        self._step = tf.function(self._train_step, reduce_retracing=True)
+        self._steps = tf.function(self._train_steps, reduce_retracing=True)
+
+    @abstractmethod
+    def compute_loss(self, batch: Batch) -> dict[str, Any]:
+        """Scalars by name, with ``loss``, the one that is learnt from; within a gradient tape."""
+
+    def train_step(self, batch: Batch, learning_rate: float) -> Scalars:
+        """Learn from a batch; see `gaudi_apps.loop.Task`."""
+        scalars: Scalars = self._step(batch, tf.constant(learning_rate, tf.float32))
+        return scalars
+
+    def train_steps(self, batches: Sequence[Batch], learning_rates: Sequence[float]) -> list[Scalars]:
+        """Learn from one batch after the other in a single call; see `gaudi_apps.loop.Task`."""
+        stacked = {name: tf.stack([batch[name] for batch in batches]) for name in batches[0]}
+        scalars = self._steps(stacked, tf.constant(learning_rates, tf.float32))
+        arrays = {name: values.numpy() for name, values in scalars.items()}
+        return [{name: values[place] for name, values in arrays.items()} for place in range(len(batches))]
+
+    def _train_steps(self, batches: Batch, learning_rates: Any) -> Scalars:
+        # Traced before the loop, so that every variable is there: none may be made inside of it.
+        batch = {name: tf.TensorSpec(values.shape[1:], values.dtype) for name, values in batches.items()}
+        outputs = self._step.get_concrete_function(batch, tf.TensorSpec([], tf.float32)).structured_outputs
+        return tf.map_fn(
+            lambda given: self._train_step(*given),
+            (batches, learning_rates),
+            parallel_iterations=1,  # a step begins where the one before has ended
+            fn_output_signature={name: tf.TensorSpec(one.shape, one.dtype) for name, one in outputs.items()},
+        )
+
+    def _train_step(self, batch: Batch, learning_rate: Any) -> Scalars:
+        with tf.GradientTape() as tape:
+            scalars = self.compute_loss(batch)
+        loss = scalars["loss"]
+        gradients = self._communicator.allreduce(tape.gradient(loss, self.model.trainable_variables))
+        # One sum over all gradients: it is finite only where each of them is.
+        size = tf.linalg.global_norm(gradients)
+        finite = tf.math.is_finite(loss) & tf.math.is_finite(size) & tf.math.is_finite(learning_rate)
+        tf.cond(finite, lambda: self._update(gradients, learning_rate), lambda: None)
+        return {**scalars, "finite": finite}
+
+    def _update(self, gradients: Sequence[Any], learning_rate: Any) -> None:
+        self._optimizer.apply(gradients, learning_rate)
+        self.after_update()
+        if self._averages is not None:
+            self._averages.update()
+
+    def after_update(self) -> None:  # noqa: B027
+        """What follows on an update of the weights, inside the graph; nothing, unless somebody says so."""
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Within, the model has the average of its weights, if one is kept."""
+        return contextlib.nullcontext() if self._averages is None else self._averages.swapped()
+
+    def reset_averages(self) -> None:
+        """Begin the average anew, after weights were loaded."""
+        if self._averages is not None:
+            self._averages.reset()
+
+    def training_state(self) -> dict[str, Any]:
+        """Variables by name that only training needs."""
+        trained = (_name_of(variable) for variable in self.model.trainable_variables)
+        return {f"{MOMENTUM_NAME}{name}": slot for name, slot in zip(trained, self._optimizer.velocities, strict=True)}
+
+    def _weights(self) -> dict[str, Any]:
+        return {_name_of(variable): variable for variable in self.model.variables}
+
+    def _state(self) -> dict[str, Any]:
+        """Every variable by the name it has in a checkpoint."""
+        averages = self._averages.state() if self._averages is not None else {}
+        return self._weights() | self.training_state() | averages
+
+    def read_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of all variables, weights, optimizer and average, by name."""
+        return {name: np.array(variable.numpy()) for name, variable in self._state().items()}
+
+    def write_weights(self, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Set the weights to use the model with: their average where the checkpoint has one.
+
+        Raises:
+            DataError: a weight is missing, or of another shape; nothing is changed then.
+        """
+        weights = self._weights()
+        chosen = {name: tensors.get(f"average/{name}", tensors.get(name)) for name in weights}
+        _require_fit({name: tensor for name, tensor in chosen.items() if tensor is not None}, weights)
+        for name, variable in weights.items():
+            variable.assign(chosen[name])
+
+    def write_state(self, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Set all variables.
+
+        Raises:
+            DataError: a tensor is missing, superfluous, or of another shape; nothing is changed then.
+        """
+        state = self._state()
+        _require_fit(tensors, state)
+        for name, variable in state.items():
+            variable.assign(tensors[name])
+
+
+def _name_of(variable: Any) -> str:
+    name: str = variable.name.removesuffix(":0")
+    return name
+
+
+def _require_fit(tensors: Mapping[str, npt.NDArray[Any]], variables: Mapping[str, Any]) -> None:
+    if unlike := sorted(variables.keys() ^ tensors.keys()):
+        raise DataError(
+            f"checkpoint: {len(unlike)} tensors are missing or unknown, the first is {unlike[0]}; use another"
+        )
+    for name, variable in variables.items():
+        found, expected = list(tensors[name].shape), list(variable.shape)
+        if found != expected:
+            raise DataError(
+                f"checkpoint: tensor {name} has shape {found} and the model {expected}; it is of a model with "
+                f"other classes, so use another --model_dir"
+            )

@@ -1,0 +1,69 @@
+"""What a run will do, step by step: plain Python, which `--mode plan` prints and training follows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gaudi_ops.schedules import Schedule
+
+DROP_FACTORS = (0.1, 0.01, 0.001)
+
+
+@dataclass(frozen=True)
+class RateChange:
+    """From `step` on the learning rate is `learning_rate`, for the reason given."""
+
+    step: int
+    learning_rate: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Numbers of a run; every step counts from 0 and is the first one that something holds for.
+
+    `learning_rate` is the rate of a step. `drop_steps` are the steps from which a piecewise rate is .1, .01, .001 of
+    its peak. `evaluation_steps` is 0 where nothing is scored during training.
+    """
+
+    images: int
+    global_batch: int
+    steps_per_epoch: int
+    total_steps: int
+    epochs: float
+    peak_learning_rate: float
+    lr_schedule: str
+    warmup_steps: int
+    drop_steps: tuple[int, ...]
+    checkpoint_steps: int
+    evaluation_steps: int
+    learning_rate: Schedule = field(repr=False, compare=False)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def rate_changes(self) -> tuple[RateChange, ...]:
+        """The steps where the rate begins, peaks, drops and ends, in order; a drop may lie past the end."""
+        marks = [(0, "start"), (self.total_steps - 1, "last step")]
+        if self.warmup_steps:
+            marks.append((self.warmup_steps, "warm-up ends"))
+        if self.lr_schedule == "piecewise":
+            marks += [
+                (step, f"drop to {factor:g}") for step, factor in zip(self.drop_steps, DROP_FACTORS, strict=False)
+            ]
+        marks = [(step, f"{what}, not reached" if step >= self.total_steps else what) for step, what in marks]
+        return tuple(RateChange(step, self.learning_rate(step), what) for step, what in sorted(marks))
+
+    def as_json(self) -> dict[str, Any]:
+        """Its numbers by name, and where the rate changes."""
+        numbers = {name: value for name, value in asdict(self).items() if name != "learning_rate"}
+        return {**numbers, "rate_changes": [asdict(change) for change in self.rate_changes]}
+
+    def count_checkpoints(self, keep: int) -> int:
+        """Checkpoints on disk at the end, of which so many are kept; the last step always writes one."""
+        return min(keep, -(-self.total_steps // self.checkpoint_steps))
+
+
+def count_steps(epochs: float, steps_per_epoch: int) -> int:
+    """Steps of so many epochs: at least one for any part of an epoch, and 0 for 0."""
+    return max(1, int(epochs * steps_per_epoch)) if epochs else 0

@@ -1,0 +1,45 @@
+"""The program `resnet_train`: train, evaluate and use ResNets, or plan a training.
+
+TensorFlow is imported only once the flags are found good and there is something to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from gaudi_apps.classification.resnet_config import ResNetConfig, make_recipe, validate
+from gaudi_apps.launching import Launch
+
+if TYPE_CHECKING:
+    from gaudi_apps.application import Application
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the program with the given arguments (those of the command line when None) and leave the process."""
+    PROGRAM.main(argv)
+
+
+def _print_plan(config: ResNetConfig) -> None:
+    from gaudi_apps.classification.plan_report import print_plan
+
+    print_plan(make_recipe(config), as_json=config.run.json)
+
+
+def _open(config: ResNetConfig) -> Application:
+    from gaudi_apps.classification.application import ClassificationApplication
+
+    return ClassificationApplication(("-m", "gaudi_apps.resnet_train"), config, make_recipe(config))
+
+
+PROGRAM = Launch(
+    prog="resnet_train",
+    description="Train and evaluate image classifiers on ImageNet or folders of classes, on Gaudi, GPU or CPU.",
+    config=ResNetConfig,
+    validate=validate,
+    print_plan=_print_plan,
+    open=_open,
+)
+
+if __name__ == "__main__":
+    main()

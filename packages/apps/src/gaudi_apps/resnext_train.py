@@ -1,0 +1,46 @@
+"""The program `resnext_train`: train, evaluate and use ResNeXts, or plan a training.
+
+TensorFlow is imported only once the flags are found good and there is something to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from gaudi_apps.classification.resnext_config import ResNeXtConfig, find_mode, make_recipe, validate
+from gaudi_apps.launching import Launch
+
+if TYPE_CHECKING:
+    from gaudi_apps.application import Application
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the program with the given arguments (those of the command line when None) and leave the process."""
+    PROGRAM.main(argv)
+
+
+def _print_plan(config: ResNeXtConfig) -> None:
+    from gaudi_apps.classification.plan_report import print_plan
+
+    print_plan(make_recipe(config), as_json=config.run.json)
+
+
+def _open(config: ResNeXtConfig) -> Application:
+    from gaudi_apps.classification.application import ClassificationApplication
+
+    return ClassificationApplication(("-m", "gaudi_apps.resnext_train"), config, make_recipe(config))
+
+
+PROGRAM = Launch(
+    prog="resnext_train",
+    description="Train and evaluate ResNeXt classifiers on ImageNet or folders of classes, on Gaudi, GPU or CPU.",
+    config=ResNeXtConfig,
+    validate=validate,
+    print_plan=_print_plan,
+    open=_open,
+    mode_of=find_mode,
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What the machinery of a run has to know of a program's flags, whatever that program calls them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gaudi_apps.profiling import StepRange
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """Where and how TensorFlow computes.
+
+    Attributes:
+        device: ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"hpu"``.
+        use_hpu: whether ``"auto"`` may take a Gaudi.
+        dtype: precision by name, see `gaudi_distributed.choose_precision`.
+        recipe_cache: folder of compiled graphs on Gaudi.
+        intra_threads: within an operation; 0: as many as usable processors.
+        inter_threads: between operations; 0: as many as usable processors.
+        max_cpus: processors the program may use at most; 0: all.
+        seed: of weights, order and augmentation.
+        deterministic: whether every operation has to give the same bits at every run.
+    """
+
+    device: str
+    use_hpu: bool
+    dtype: str
+    recipe_cache: str | None
+    intra_threads: int
+    inter_threads: int
+    max_cpus: int
+    seed: int
+    deterministic: bool
+
+    @property
+    def usable_cpus(self) -> int:
+        """Processors that the program may use."""
+        available = len(os.sched_getaffinity(0))
+        return min(available, self.max_cpus or available)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """A run, its reports and its end.
+
+    Attributes:
+        device: see `DeviceSettings`.
+        model_dir: folder of the run.
+        clean: whether to remove the run there first.
+        checkpoint: which one is used: ``"newest"``, ``"best"``, ``"all"`` or a step.
+        keep_checkpoints: how many of the newest are kept.
+        checkpoint_minutes: between two checkpoints, besides those by steps; 0: none.
+        log_every: steps between two reports to the user.
+        summary_every: steps between two points in TensorBoard.
+        traced: steps to trace for TensorBoard's profiler.
+        draws_input: whether pictures of the training input are wanted.
+        weights: file to begin with.
+        target: the score that ends training; 0: none.
+        patience: evaluations in a row without a better score that end training; 0: never.
+        scores: whether training is scored, while it lasts or at its end.
+        reports: whether a report of scores is wanted at the end of training.
+        steps: of the run, where they are given; 0: they follow from epochs.
+        kills: how often verify-resume kills its run.
+        steps_per_call: steps that are computed in one call.
+    """
+
+    device: DeviceSettings
+    model_dir: Path
+    clean: bool
+    checkpoint: str
+    keep_checkpoints: int
+    checkpoint_minutes: float
+    log_every: int
+    summary_every: int
+    traced: StepRange | None
+    draws_input: bool
+    weights: str | None
+    target: float
+    patience: int
+    scores: bool
+    reports: bool
+    steps: int
+    kills: int
+    steps_per_call: int = 1

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gaudi_apps.classification import resnet_config, resnext_config
+from gaudi_apps.classification.recipe import Recipe
+from gaudi_apps.config_file import list_flags
+from gaudi_datasets.errors import FlagError
+from gaudi_datasets.flags import parse_flags
+
+MODULES: dict[str, Any] = {"resnet": resnet_config, "resnext": resnext_config}
+CLASSES = {"resnet": resnet_config.ResNetConfig, "resnext": resnext_config.ResNeXtConfig}
+
+
+def recipe_of(program: str, *argv: str) -> Recipe:
+    config: Any = parse_flags(CLASSES[program], list(argv), prog=program)
+    MODULES[program].validate(config)
+    recipe: Recipe = MODULES[program].make_recipe(config)
+    return recipe
+
+
+@pytest.mark.parametrize("program", MODULES)
+def test_flags_of_a_recipe_are_flags(program: str) -> None:
+    names = {name for name, _ in list_flags(CLASSES[program]())}
+    for argv in ((), ("--data_dir", "x")):
+        recipe = recipe_of(program, "--use_synthetic_data", *argv[:0])
+        assert names >= recipe.free_flags
+        assert names >= {*recipe.short_run, recipe.steps_flag}
+
+
+def test_presets() -> None:
+    sgd = recipe_of("resnet", "--use_synthetic_data")
+    assert (sgd.learning.optimizer, sgd.rate.kind, sgd.rate.peak, sgd.rate.warmup_epochs) == (
+        "SGD",
+        "piecewise",
+        0.0125,
+        5,
+    )
+    assert (sgd.learning.label_smoothing, sgd.model.dropout, sgd.model.name) == (0, 0, "resnet50")
+    lars = recipe_of("resnet", "--use_synthetic_data", "--optimizer", "LARS", "--label_smoothing", ".2")
+    assert (lars.rate.kind, lars.rate.peak, lars.rate.warmup_epochs) == ("polynomial", 2.5, 3)
+    assert lars.learning.label_smoothing == 0.2
+    flowers = recipe_of("resnet", "--data_dir", "x", "--fine_tune", "--pretrained_filepath", "resnet50.pth")
+    assert (flowers.learning.optimizer, flowers.rate.kind, flowers.rate.end, flowers.rate.peak) == (
+        *("Adam", "cyclical"),
+        *(1e-4, 4e-3),
+    )
+    assert (flowers.learning.label_smoothing, flowers.model.dropout, flowers.model.head_only) == (0.1, 0.2, True)
+    given = recipe_of("resnet", "--data_dir", "x", "--fine_tune", "--pretrained_filepath", "y", "--optimizer", "SGD")
+    assert given.learning.optimizer == "SGD"
+
+
+def test_resnext_is_its_own_recipe() -> None:
+    recipe = recipe_of("resnext", "--data_dir", "x", "-rs", "50", "-mes", "3")
+    assert (recipe.model.name, recipe.data.least_area, recipe.data.eval_images) == ("resnext50", 0.08, 96)
+    assert (recipe.learning.label_smoothing, recipe.learning.momentum) == (0.1, 0.875)
+    assert recipe_of("resnext", "--data_dir", "x", "--least_crop_area", ".3").data.least_area == 0.3
+    assert recipe_of("resnext", "--data_dir", "x", "--model_type", "resnet", "-rs", "18").model.name == "resnet18"
+    assert resnext_config.find_mode(parse_flags(CLASSES["resnext"], ["--eval_only"], prog="x")) == "eval"
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "message"),
+    [
+        ("resnet", "", "--mode train: needs --data_dir"),
+        ("resnet", "--data_dir x --use_synthetic_data", "contradicts --data_dir x"),
+        ("resnet", "--data_dir x --batch_size 0", "--batch_size 0: must be at least 1"),
+        ("resnet", "--data_dir x --image_size 16", "--image_size 16: must be at least 32"),
+        ("resnet", "--data_dir x --model resnet51", "--model resnet51: is none of resnet50_v1.5, resnet18"),
+        ("resnet", "--data_dir x --fine_tune", "--fine_tune: needs --pretrained_filepath"),
+        ("resnet", "--data_dir x --base_learning_rate 0", "--base_learning_rate 0: must be above 0"),
+        ("resnet", "--data_dir x --maximal_learning_rate 1e-5", "--maximal_learning_rate 1e-05: must be a finite"),
+        ("resnet", "--data_dir x --label_smoothing 1", "--label_smoothing 1: must be in 0..1, and below 1"),
+        ("resnet", "--data_dir x --pruning_end_step 0", "--pruning_end_step 0: must be above --pruning_begin_step"),
+        ("resnet", "--data_dir x --pruning_method polynomial_decay --ema_decay .9", "would keep what is pruned"),
+        ("resnet", "--data_dir x --least_crop_area 0", "--least_crop_area 0: must be a finite number above 0"),
+        ("resnext", "--data_dir x --least_crop_area 1.1", "--least_crop_area 1.1: must be in 0..1"),
+        ("resnet", "--data_dir x --top 6", "--top 6: must be at most 5"),
+        ("resnet", "--data_dir x --profile_steps 5", "--profile_steps '5': must be two steps"),
+        ("resnet", "--use_synthetic_data --mode eval", "random images have no truth"),
+        ("resnet", "--mode predict", "--mode predict: needs --inference"),
+        ("resnet", "--data_dir x --epochs_between_evals 0 --patience 3", "need evaluations"),
+        ("resnet", "--data_dir x --checkpoint best", "--checkpoint best: is for --mode eval, predict and export"),
+        ("resnet", "--data_dir x --mode verify-resume --train_steps 3", "--kills 3: must be at least 1, and below"),
+        ("resnet", "--use_synthetic_data --enable_checkpoint_and_export", "an export is checked on pictures"),
+        ("resnext", "--data_dir x -rs 34", "--resnet_size 34: a resnext has 50, 101 or 152"),
+        ("resnext", "--data_dir x --eval_only --mode export", "--eval_only: contradicts --mode export"),
+        ("resnext", "--data_dir x --warmup_epochs nan", "--warmup_epochs nan: must be at least 0"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(program: str, flags: str, message: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        recipe_of(program, *flags.split())
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from rich.console import Console
+
+from gaudi_apps.classification.evaluation import Answers, Classifier, evaluate
+from gaudi_apps.classification.report import as_json, draw_report, print_figures
+from gaudi_apps.classification.sources import open_split
+from gaudi_datasets.sampling import InputOptions
+
+NAMES = ("blue", "green", "red")
+
+
+@pytest.fixture(scope="module")
+def network() -> Any:
+    """Knows the colours by their mean, but takes green for red."""
+    from gaudi_ops.tf.keras_api import keras
+
+    images = keras.Input([32, 32, 3])
+    means = keras.layers.GlobalAveragePooling2D()(images)
+    kernel = np.array([[0, 0, 1], [0, -0.01, 1], [1, 0, 0]], np.float32) / 10
+    dense = keras.layers.Dense(3, use_bias=False, weights=[kernel])
+    return keras.Model(images, dense(means))
+
+
+@pytest.fixture(scope="module")
+def answers(network: Any, folders: Path) -> Answers:
+    return evaluate(Classifier(network), open_split(folders, "validation"), InputOptions(4, image_size=32))
+
+
+def test_every_image_is_classified_once(network: Any, folders: Path, answers: Answers) -> None:
+    source = open_split(folders, "validation")
+    assert answers.labels.tolist() == [source.read(index).label for index in range(9)]
+    assert answers.figures["top_1"] == pytest.approx(6 / 9)
+    assert answers.figures["top_5"] == 1
+    assert answers.classes.shape == (9, 3)
+    for batch_size in (1, 9, 16):
+        other = evaluate(Classifier(network), source, InputOptions(batch_size, image_size=32))
+        np.testing.assert_array_equal(other.classes, answers.classes)
+    some = evaluate(Classifier(network), source, InputOptions(4, image_size=32), num_images=5)
+    assert (len(some.labels), some.images_total) == (5, 9)
+
+
+def test_figures_of_each_class(answers: Answers) -> None:
+    assert answers.confusion(3).tolist() == [[3, 0, 0], [0, 0, 3], [0, 0, 3]]
+    document = as_json(answers, NAMES)
+    assert [row["accuracy"] for row in document["classes"]] == [1, 0, 1]
+    assert document["classes"][1]["taken_for"] == {"red": 3}
+    text = io.StringIO()
+    print_figures(answers, NAMES, Console(file=text, width=100))
+    assert "9/9 images: top-1 0.6667, top-5 1.0000" in text.getvalue()
+    assert text.getvalue().index("green") < text.getvalue().index("blue")  # the worst first
+
+
+def test_ties_go_to_the_lower_label_and_losses_are_cross_entropy() -> None:
+    from gaudi_ops.tf.keras_api import keras
+
+    images = keras.Input([32, 32, 3])
+    flat = keras.Model(images, keras.layers.Dense(8, kernel_initializer="zeros")(images[:, 0, 0]))
+    probabilities, classes, losses = Classifier(flat).answer(np.zeros((2, 32, 32, 3), np.float32), np.array([3, 7]))
+    assert classes.tolist() == [[0, 1, 2, 3, 4]] * 2
+    np.testing.assert_allclose(losses, np.log(8), rtol=1e-6)
+    figures = Answers(np.array([3, 7], np.int32), classes, probabilities, losses, 2).figures
+    assert (figures["top_1"], figures["top_5"]) == (0, 0.5)
+
+
+def test_the_most_confident_mistakes_come_first() -> None:
+    classes = np.array([[0], [1], [0], [1]], np.int32)
+    probabilities = np.array([[0.5], [0.6], [0.9], [0.7]], np.float32)
+    answers = Answers(np.array([1, 0, 1, 1], np.int32), classes, probabilities, np.zeros(4, np.float32), 4)
+    assert answers.find_mistakes(2).tolist() == [2, 1]
+
+
+def test_pictures_are_drawn_and_those_of_before_go(folders: Path, answers: Answers, tmp_path: Path) -> None:
+    source = open_split(folders, "validation")
+    (tmp_path / "mistake-01-image-99.png").touch()
+    paths = draw_report(tmp_path, source, answers)
+    assert [path.name[:10] for path in paths] == ["class_accu", "confusion_", *(f"mistake-{n:02}" for n in (1, 2, 3))]
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
+    assert all(cv2.imread(str(path)).shape[0] > 100 for path in paths)
+    greens = {source.read(index).image_id for index in range(9) if source.read(index).label == 1}
+    assert {int(path.stem.rpartition("-")[2]) for path in paths[2:]} == greens

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gaudi_apps.classification.media_loading import PCI_DEVICE, choose_media_loading
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "jpeg_data_dir", "environ", "reason"),
+    [
+        ("0x1020", True, "jpegs", {}, "a Gaudi2, hpu_media_loader and jpegs are there"),
+        ("0x1000", True, "jpegs", {}, "the device is no Gaudi2"),
+        (None, True, "jpegs", {}, "the device is no Gaudi2"),
+        ("0x1020", False, "jpegs", {}, "hpu_media_loader is not installed"),
+        ("0x1020", True, None, {}, "--jpeg_data_dir is not given"),
+        ("0x1020", True, "jpegs", {"FORCE_HABANA_IMAGENET_LOADER_FALLBACK": "1"}, "LOADER_FALLBACK is set"),
+        ("0x1020", True, "jpegs", {"FORCE_HABANA_IMAGENET_LOADER_FALLBACK": "0"}, "are there"),
+    ],
+)
+def test_each_rule_decides_and_says_so(
+    tmp_path: Path,
+    device: str | None,
+    installed: bool,
+    jpeg_data_dir: str | None,
+    environ: Mapping[str, str],
+    reason: str,
+) -> None:
+    if device is not None:
+        (tmp_path / PCI_DEVICE).parent.mkdir(parents=True)
+        (tmp_path / PCI_DEVICE).write_text(f"{device}\n")
+    choice = choose_media_loading(jpeg_data_dir, environ, root=tmp_path, is_installed=lambda name: installed)
+    assert reason in choice.reason
+    assert choice.on_hardware == reason.endswith("are there")

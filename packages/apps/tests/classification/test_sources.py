@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_apps.classification.decoded_images import DecodedSource, encode_bitmap, find_free_memory
+from gaudi_apps.classification.sources import JoinedSource, open_source, open_split
+from gaudi_datasets.errors import DataError, MissingInputError
+
+
+def test_splits_are_joined_in_their_order(folders: Path) -> None:
+    first, second = (open_split(folders, name) for name in ("train", "more"))
+    joined = open_source(str(folders), ["train", "more"])
+    assert len(joined) == 18
+    assert joined.class_names == ("blue", "green", "red")
+    ids = [joined.read(index).image_id for index in range(18)]
+    assert ids == [*(first.read(i).image_id for i in range(12)), *(12 + second.read(i).image_id for i in range(6))]
+    assert len({*ids}) == 18
+    assert joined.read(13).encoded == second.read(1).encoded
+    assert joined.fingerprint != open_source(str(folders), ["more", "train"]).fingerprint
+
+
+def test_val_and_validation_mean_each_other(folders: Path) -> None:
+    assert open_split(folders, "val").fingerprint == open_split(folders, "validation").fingerprint
+    with pytest.raises(MissingInputError):
+        open_source(str(folders), ["test"])
+    with pytest.raises(MissingInputError, match="--data_dir: is not given"):
+        open_source(None, ["train"])
+
+
+def test_splits_of_other_classes_are_not_joined(folders: Path, tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    cv2.imwrite(str(tmp_path / "cat" / "1.png"), np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(DataError, match="has other classes than"):
+        JoinedSource([open_split(folders, "train"), open_split(tmp_path.parent, tmp_path.name)])
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 3), (4, 5, 3), (1, 1, 3), (7, 6, 3)])
+def test_a_bitmap_is_the_pixels(shape: tuple[int, ...]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    np.testing.assert_array_equal(tf.io.decode_image(encode_bitmap(pixels), channels=3), pixels)
+
+
+def test_decoded_images_are_kept_as_far_as_memory_goes(folders: Path) -> None:
+    source = open_split(folders, "train")
+    cached = DecodedSource(source, max_bytes=20_000)
+    for _ in range(2):
+        examples = [cached.read(index) for index in range(len(cached))]
+    kept = [example for example in examples if example.encoded.startswith(b"BM")]
+    assert 0 < len(kept) < len(source)
+    assert sum(len(example.encoded) for example in kept) <= 20_000 + 54
+    for index, example in enumerate(examples):
+        original = source.read(index)
+        assert (example.image_id, example.label) == (original.image_id, original.label)
+        images = [tf.io.decode_image(one.encoded, channels=3) for one in (example, original)]
+        np.testing.assert_array_equal(*images)
+    assert cached.read(0) is cached.read(0)
+    assert (cached.fingerprint, cached.class_names) == (source.fingerprint, source.class_names)
+    assert find_free_memory() > 2**20

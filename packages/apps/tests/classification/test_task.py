@@ -1,0 +1,192 @@
+"""Each part of the recipe changes what it says: the loss, the update, or the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_apps.classification.adam import Adam
+from gaudi_apps.classification.recipe import LearningRecipe, PruningRecipe
+from gaudi_apps.classification.task import ClassificationTask
+from gaudi_distributed import SingleProcess
+
+PLAIN = LearningRecipe("SGD", 0.9, 0.0, 0.0, False, 0.0, 0.0, 0.0, None)
+DECAYED = ("conv1/kernel", "logits/bias", "logits/kernel")
+
+
+@pytest.fixture
+def make_task(small_classifier: Callable[..., Any]) -> Callable[..., ClassificationTask]:
+    """A task with the small network, whose weights are always the same."""
+
+    def make(recipe: LearningRecipe = PLAIN, *, head_only: bool = False) -> ClassificationTask:
+        from gaudi_ops.tf.keras_api import keras
+
+        keras.utils.set_random_seed(3)
+        model = small_classifier("resnet50", 4, image_size=32, dropout=0.0)
+        return ClassificationTask(
+            model, recipe, seed=5, head_only=head_only, communicator=SingleProcess(), averages=True
+        )
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def batch() -> dict[str, Any]:
+    generator = np.random.default_rng(0)
+    images = generator.normal(size=(6, 32, 32, 3), scale=60).astype(np.float32)
+    return {
+        "images": tf.constant(images),
+        "labels": tf.constant([0, 1, 2, 3, 0, 1], tf.int32),
+        "image_ids": tf.range(6, dtype=tf.int64),
+    }
+
+
+def step(task: ClassificationTask, batch: dict[str, Any], rate: float = 0.1) -> float:
+    scalars = task.train_step(batch, rate)
+    assert bool(scalars["finite"])
+    return float(scalars["loss"])
+
+
+def test_the_loss_is_smoothed_cross_entropy(make_task: Any, batch: dict[str, Any]) -> None:
+    task = make_task()
+    logits = task.model(batch["images"], training=True).numpy().astype(np.float64)
+    log_shares = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    truth = np.eye(4)[batch["labels"].numpy()]
+    for smoothing in (0.0, 0.1, 0.5):
+        soft = truth * (1 - smoothing) + smoothing / 4
+        expected = -(soft * log_shares).sum(axis=1).mean()
+        loss = step(make_task(replace(PLAIN, label_smoothing=smoothing)), batch)
+        assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_accuracy_is_of_the_batch(make_task: Any, batch: dict[str, Any]) -> None:
+    task = make_task()
+    right = task.model(batch["images"], training=True).numpy().argmax(axis=1) == batch["labels"].numpy()
+    assert float(task.train_step(batch, 0.0)["accuracy"]) == pytest.approx(right.mean())
+
+
+def test_mixup_changes_from_step_to_step_and_is_drawn_again_after_a_resume(
+    make_task: Any, batch: dict[str, Any]
+) -> None:
+    recipe = replace(PLAIN, mixup_alpha=0.4)
+    task = make_task(recipe)
+    losses = []
+    for _ in range(2):
+        losses.append(step(task, batch, 0.0))
+    state = task.read_state()
+    losses.append(step(task, batch, 0.0))
+    assert len({*losses, step(make_task(), batch, 0.0)}) == 4
+    other = make_task(recipe)
+    other.write_state(state)
+    assert step(other, batch, 0.0) == pytest.approx(losses[2], rel=1e-6)
+
+
+def test_decay_is_of_all_weights_but_batch_norms(make_task: Any, batch: dict[str, Any]) -> None:
+    plain, decayed = make_task(), make_task(replace(PLAIN, weight_decay=0.01))
+    before = plain.read_state()
+    assert step(plain, batch) == step(decayed, batch)
+    one, other = plain.read_state(), decayed.read_state()
+    for name in ("conv1_bn/gamma", "conv1_bn/beta"):
+        np.testing.assert_array_equal(one[name], other[name])
+    for name in DECAYED:
+        np.testing.assert_allclose(one[name] - other[name], 0.1 * 0.01 * before[name], atol=1e-7, err_msg=name)
+
+
+def test_a_single_l2_is_reported_and_updates_alike(make_task: Any, batch: dict[str, Any]) -> None:
+    recipe = replace(PLAIN, weight_decay=0.01)
+    each, single = make_task(recipe), make_task(replace(recipe, single_l2=True))
+    weights = each.read_state()
+    half_squares = sum(0.5 * float((weights[name].astype(np.float64) ** 2).sum()) for name in DECAYED)
+    assert step(single, batch) - step(each, batch) == pytest.approx(0.01 * half_squares, rel=1e-4)
+    one, other = each.read_state(), single.read_state()
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], atol=1e-6, err_msg=name)
+
+
+def test_the_average_lags_behind_the_weights(make_task: Any, batch: dict[str, Any]) -> None:
+    task = make_task(replace(PLAIN, ema_decay=0.9))
+    for _ in range(3):
+        step(task, batch)
+    state = task.read_state()
+    assert state["average/updates"] == 3
+    assert np.abs(state["average/logits/kernel"] - state["logits/kernel"]).max() > 1e-5
+    with task.averaged():
+        np.testing.assert_array_equal(task.read_state()["logits/kernel"], state["average/logits/kernel"])
+
+
+def test_pruning_sets_the_smallest_weights_of_each_kernel_to_zero(make_task: Any, batch: dict[str, Any]) -> None:
+    pruning = PruningRecipe(initial_sparsity=0.0, final_sparsity=0.5, begin_step=0, end_step=4, frequency=1)
+    task = make_task(replace(PLAIN, pruning=pruning))
+    zeros = []
+    for _ in range(6):
+        step(task, batch)
+        state = task.read_state()
+        zeros.append([float((state[name] == 0).mean()) for name in ("conv1/kernel", "logits/kernel")])
+    assert zeros[-1] == [0.5, 0.5]
+    assert zeros[0][0] < zeros[2][0] <= zeros[4][0]
+    assert (state["logits/bias"] != 0).all()
+
+
+def test_lars_moves_each_layer_by_its_own_scale(make_task: Any, batch: dict[str, Any]) -> None:
+    task = make_task(replace(PLAIN, optimizer="LARS", weight_decay=1e-4))
+    before = task.read_state()
+    step(task, batch, 1.0)
+    after = task.read_state()
+    for name in ("conv1/kernel", "logits/kernel"):
+        moved = np.linalg.norm(after[name] - before[name]) / np.linalg.norm(before[name])
+        assert moved == pytest.approx(1e-3, rel=0.05)
+
+
+def test_adam_is_that_of_keras() -> None:
+    from gaudi_ops.tf.keras_api import keras
+
+    values, generator = [np.ones((3, 2), np.float32), np.zeros(4, np.float32)], np.random.default_rng(1)
+    ours, theirs = ([tf.Variable(value) for value in values] for _ in range(2))
+    adam, reference = Adam(ours, 0.0, undecayed=()), keras.optimizers.Adam(1.0)
+    for rate in (0.1, 0.02, 0.3):
+        gradients = [tf.constant(generator.normal(size=value.shape), tf.float32) for value in values]
+        adam.apply(gradients, tf.constant(rate))
+        reference.learning_rate = rate
+        reference.apply_gradients(zip(gradients, theirs, strict=True))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    assert int(adam.updates) == 3
+
+
+def test_only_the_head_is_trained(make_task: Any, batch: dict[str, Any]) -> None:
+    task = make_task(head_only=True)
+    before = task.read_state()
+    step(task, batch)
+    after = task.read_state()
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert changed == {
+        "steps",
+        *(f"{group}logits/{name}" for group in ("", "momentum/") for name in ("kernel", "bias")),
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "LARS", "Adam"])
+def test_several_steps_in_a_call(make_task: Any, batch: dict[str, Any], optimizer: Any) -> None:
+    recipe = replace(PLAIN, optimizer=optimizer, mixup_alpha=0.2, ema_decay=0.9, weight_decay=1e-4)
+    one, several = make_task(recipe), make_task(recipe)
+    rates = [0.01, 0.02, 0.0]
+    losses = [step(one, batch, rate) for rate in rates]
+    scalars = several.train_steps([batch] * 3, rates)
+    assert [float(each["loss"]) for each in scalars] == pytest.approx(losses, rel=1e-4)
+    assert all(each["finite"] for each in scalars)
+    state, other = one.read_state(), several.read_state()
+    for name in state:
+        np.testing.assert_allclose(state[name], other[name], rtol=1e-3, atol=1e-6, err_msg=name)
+
+
+def test_what_is_not_finite_changes_no_weight(make_task: Any, batch: dict[str, Any]) -> None:
+    task = make_task(replace(PLAIN, optimizer="Adam"))
+    before = task.read_state()
+    assert not bool(task.train_step({**batch, "images": batch["images"] * np.nan}, 0.1)["finite"])
+    changed = {name for name, value in task.read_state().items() if not np.array_equal(before[name], value)}
+    assert all("/moving_" in name for name in changed)
