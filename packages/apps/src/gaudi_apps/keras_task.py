@@ -45,8 +45,9 @@ class KerasTask(ABC):
         self._optimizer = optimizer
         self._averages = MovingAverages(model.variables, ema_decay) if ema_decay else None
         self._communicator = communicator
-        self._step = tf.function(self._train_step, reduce_retracing=True)
-        self._steps = tf.function(self._train_steps, reduce_retracing=True)
+        # Nothing in a step is Python's control flow, so AutoGraph has nothing to translate.
+        self._step = tf.function(self._train_step, autograph=False, reduce_retracing=True)
+        self._steps = tf.function(self._train_steps, autograph=False, reduce_retracing=True)
 
     @abstractmethod
     def compute_loss(self, batch: Batch) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
+
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 
 SHARE_OF_FREE_MEMORY = 0.5

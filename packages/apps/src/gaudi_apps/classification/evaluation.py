@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from gaudi_datasets.classification.examples import ClassificationSource
-from gaudi_datasets.classification.pipeline import eval_dataset
 
 from gaudi_apps.classification.recipe import LISTED
+from gaudi_datasets.classification.examples import ClassificationSource
+from gaudi_datasets.classification.pipeline import eval_dataset
 from gaudi_datasets.sampling import PADDING_ID, InputOptions
 from gaudi_datasets.tf_input import read_batches
 

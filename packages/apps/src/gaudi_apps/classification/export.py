@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
 
 from gaudi_apps.classification.facts import class_names_of
 from gaudi_apps.classification.serving import (
@@ -25,6 +24,7 @@ from gaudi_apps.converters import require_onnx
 from gaudi_apps.exported_models import decode_pixels, run_onnx, run_saved_model, run_tflite
 from gaudi_apps.exporting import TOLERANCE, Exporter, ExportReport, refuse_foreign, write_exports
 from gaudi_apps.precision import to_float32
+from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
 from gaudi_models.classifiers import feature_extractor
 from gaudi_models.weights import WeightsMetadata, assign_weights, read_weights, write_weights
 

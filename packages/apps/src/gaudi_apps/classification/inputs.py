@@ -36,11 +36,10 @@ def open_training_data(recipe: Recipe) -> TrainingData:
 
 
 def _open_images(recipe: Recipe) -> TrainingData:
-    from gaudi_datasets.classification.augmentation import CropRange
-    from gaudi_datasets.classification.pipeline import train_dataset
-
     from gaudi_apps.classification.decoded_images import DecodedSource
     from gaudi_apps.classification.sources import open_source
+    from gaudi_datasets.classification.augmentation import CropRange
+    from gaudi_datasets.classification.pipeline import train_dataset
     from gaudi_datasets.tf_input import read_batches
 
     source, options = open_source(recipe.data.data_dir, recipe.data.train_splits), input_options(recipe)

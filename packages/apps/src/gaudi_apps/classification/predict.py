@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
-from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
 
 from gaudi_apps.classification.evaluation import Classifier
 from gaudi_apps.coco_table import write_json
 from gaudi_apps.inputs import InputPicture, Preparation
 from gaudi_apps.pictures import add_title, enlarge
 from gaudi_apps.predictions import Counts, Results, predict_files
+from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
 
 PREDICTIONS = "predictions.json"
 

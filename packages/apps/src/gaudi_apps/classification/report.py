@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gaudi_datasets.classification.examples import ClassificationSource
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from gaudi_apps.classification.evaluation import Answers
 from gaudi_apps.pictures import add_title, decode_picture, enlarge, write_picture
+from gaudi_datasets.classification.examples import ClassificationSource
 
 NUM_MISTAKES = 16
 SHOWN_CLASSES = 40  # of a picture; of more, those with the most mistakes

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gaudi_datasets.classification.examples import ClassificationSource
-
 from gaudi_apps.application import Score
 from gaudi_apps.classification.evaluation import Answers, Classifier, evaluate
 from gaudi_apps.classification.report import as_json, draw_report, print_figures
 from gaudi_apps.coco_table import write_json
 from gaudi_apps.run_folder import RunFolder
 from gaudi_apps.scoring import Scorer
+from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
 
 from gaudi_apps.coco_table import write_json
 from gaudi_apps.converters import convert_onnx, convert_tflite
+from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
 
 CLASSES_FILE = "classes.json"
 ENCODED = tf.TensorSpec([None], tf.string, name="encoded")

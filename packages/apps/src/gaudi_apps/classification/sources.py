@@ -11,7 +11,6 @@ from pathlib import Path
 from gaudi_datasets.classification.class_folders import FolderSource
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.classification.sources import RecordSource
-
 from gaudi_datasets.errors import DataError, MissingInputError
 
 OTHER_NAMES = {"val": "validation", "validation": "val"}

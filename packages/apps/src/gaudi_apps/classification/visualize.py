@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gaudi_datasets.classification.pipeline import MEAN_RGB
 
 from gaudi_apps.pictures import add_title, enlarge, write_picture
+from gaudi_datasets.classification.pipeline import MEAN_RGB
 
 NUM_PICTURES = 16
 
