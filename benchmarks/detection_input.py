@@ -32,6 +32,7 @@ class RepeatedSource:
         self.name, self.fingerprint = source.name, source.fingerprint
         self.categories: tuple[Category, ...] = source.categories
         self._source, self._length = source, len(source) * times
+        self.num_bytes = source.num_bytes * times
 
     def __len__(self) -> int:
         return self._length

@@ -47,12 +47,10 @@ def train(ssd_train: Program, records: Path) -> Program:
 @pytest.fixture
 def train_files(ssd_train: Program, annotations: Path, pictures: Path) -> Program:
     """The same from annotations and image files, without records."""
-    paths = {"annotations": annotations, "images": pictures}
 
     def run(folder: Path, *flags: object) -> Any:
-        files = [
-            flag for s in ("train", "val") for flag in (f"--{s}_annotations", annotations, f"--{s}_images", pictures)
-        ]
+        training = ("--train_annotations", annotations, "--train_images", pictures)
+        files = (*training, "--val_annotations", annotations, "--val_images", pictures)
         return ssd_train(*files, "--model_dir", folder, *COMMON, *flags)
 
     return run

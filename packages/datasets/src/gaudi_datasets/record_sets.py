@@ -66,6 +66,11 @@ class RecordSet:
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all records together."""
+        return int(self._places[:, 3].sum())
+
     def place(self, index: int) -> RecordPlace:
         """Where record `index` lies."""
         shard, number, offset, length = self._places[index].tolist()

@@ -29,6 +29,7 @@ class InputOptions:
         threads: how many threads do that.
         dtype: of the images, ``"float32"`` or ``"bfloat16"``.
         flip_probability: of a training image to be mirrored left to right.
+        cache_encoded: keep what training reads in memory; `gaudi_datasets.caching` says whether it fits.
     """
 
     batch_size: int
@@ -40,6 +41,7 @@ class InputOptions:
     threads: int = 2
     dtype: str = "float32"
     flip_probability: float = 0.5
+    cache_encoded: bool = False
 
 
 class SampleOrder:

@@ -34,6 +34,7 @@ class MemorySource:
     name = "memory"
     class_names = ("a", "b", "c")
     fingerprint = "of examples in memory"
+    num_bytes = 0
 
     def __init__(self, images: Sequence[tuple[bytes, tuple[int, int]]]) -> None:
         self._examples = [

@@ -32,6 +32,7 @@ class MemorySource:
     name = "memory"
     categories = (Category(1, "red"), Category(2, "blue"))
     fingerprint = "of examples in memory"
+    num_bytes = 0
 
     def __init__(self, examples: Sequence[DetectionExample]) -> None:
         self._examples = examples
@@ -283,3 +284,19 @@ def test_batches_that_are_whole_are_handed_on() -> None:
         [10, 11, 12, 13],
         [14, 15, 16, PADDING_ID],
     ]
+
+
+def test_what_is_cached_is_read_once_and_gives_the_same_batches() -> None:
+    class CountingSource(MemorySource):
+        reads = 0
+
+        def read(self, index: int) -> DetectionExample:
+            self.reads += 1
+            return super().read(index)
+
+    source = CountingSource([make_example(number) for number in range(3)])
+    expected = take(train_dataset(source, InputOptions(3)), 4)
+    assert source.reads > 4 * 3 - 1
+    source.reads = 0
+    assert_same(take(train_dataset(source, InputOptions(3, cache_encoded=True)), 4), expected)
+    assert source.reads == 3

@@ -35,6 +35,7 @@ class MemorySource:
 
     name = "memory"
     categories = (Category(1, "thing"), Category(7, "other", "super"))
+    num_bytes = 0
 
     def __init__(self, examples: Sequence[DetectionExample], fingerprint: str = "0") -> None:
         self._examples, self.fingerprint = examples, fingerprint

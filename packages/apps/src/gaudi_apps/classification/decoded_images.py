@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from gaudi_datasets.caching import SHARE_OF_FREE_MEMORY, measure_free_memory
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
-
-SHARE_OF_FREE_MEMORY = 0.5
 
 
 class DecodedSource:
@@ -24,9 +22,10 @@ class DecodedSource:
 
     def __init__(self, source: ClassificationSource, max_bytes: int | None = None) -> None:
         self._source = source
-        self._left = find_free_memory() * SHARE_OF_FREE_MEMORY if max_bytes is None else max_bytes
+        self._left = measure_free_memory() * SHARE_OF_FREE_MEMORY if max_bytes is None else max_bytes
         self._decoded: dict[int, ClassificationExample] = {}
         self.name, self.class_names, self.fingerprint = source.name, source.class_names, source.fingerprint
+        self.num_bytes = source.num_bytes
 
     def __len__(self) -> int:
         return len(self._source)
@@ -57,8 +56,3 @@ def encode_bitmap(pixels: Any) -> bytes:
     # Of negative height: the rows go from the top down.
     header = struct.pack("<IiiHHIIiiII", 40, width, -height, 1, 24, 0, len(content), 0, 0, 0, 0)
     return struct.pack("<2sIHHI", b"BM", 54 + len(content), 0, 0, 54) + header + bytes(content)
-
-
-def find_free_memory() -> int:
-    """Bytes of memory that are free."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -61,6 +61,8 @@ class DataFlags:
     """Least share of an image that a training crop shows; by default .05, and .08 of a resnext."""
     flip_probability: float = 0.5
     """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
+    training_dataset_cache: Switch = False
+    """Keep encoded images in memory, if all of them fit into half of what is free."""
     cache_decoded_image: Switch = False
     """Keep decoded images in memory, as many as fit into half of what is free."""
     data_loader_image_type: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dlit"])] = "fp32"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gaudi_apps.application import Batches, TrainingData
 from gaudi_apps.classification.facts import note_classes
 from gaudi_apps.classification.recipe import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, Recipe
+from gaudi_apps.encoded_images import keep_if_it_fits
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions
 
@@ -43,6 +44,8 @@ def _open_images(recipe: Recipe) -> TrainingData:
     from gaudi_datasets.tf_input import read_batches
 
     source, options = open_source(recipe.data.data_dir, recipe.data.train_splits), input_options(recipe)
+    if recipe.data.caches_encoded:
+        options = keep_if_it_fits(source, options)
     if len(source.class_names) < 2:
         raise DataError(f"{source.name}: has the class {source.class_names[0]} only; a classifier needs two or more")
     if recipe.data.caches_decoded:

@@ -28,6 +28,7 @@ class DataRecipe:
         image_size: pixels.
         least_area: of a training crop, as a share of the image.
         flip_probability: of a training image.
+        caches_encoded: whether encoded images are kept in memory, if they fit.
         caches_decoded: whether decoded images are kept in memory.
         dtype: of the images, ``"float32"`` or ``"bfloat16"``.
         parallel_calls, threads: of the pipeline; 0 threads: as many as processors.
@@ -43,6 +44,7 @@ class DataRecipe:
     image_size: int
     least_area: float
     flip_probability: float
+    caches_encoded: bool
     caches_decoded: bool
     dtype: str
     parallel_calls: int

@@ -45,6 +45,7 @@ FREE_FLAGS = frozenset(
         "stop_threshold",
         "strict",
         "top",
+        "training_dataset_cache",
         "vis_dataloader",
     }
 )
@@ -72,6 +73,7 @@ def data_recipe(config: Any, *, least_area: float, eval_images: int = 0) -> Data
         image_size=data.image_size,
         least_area=data.least_crop_area or least_area,
         flip_probability=data.flip_probability,
+        caches_encoded=data.training_dataset_cache,
         caches_decoded=data.cache_decoded_image,
         dtype="bfloat16" if data.data_loader_image_type == "bf16" else "float32",
         parallel_calls=data.dataset_parallel_calls,

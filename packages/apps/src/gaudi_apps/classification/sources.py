@@ -68,6 +68,7 @@ class JoinedSource:
         self._ends = [sum(len(one) for one in sources[: number + 1]) for number in range(len(sources))]
         self.name = " + ".join(source.name for source in sources)
         self.class_names = sources[0].class_names
+        self.num_bytes = sum(source.num_bytes for source in sources)
         self.fingerprint = hashlib.sha256("".join(source.fingerprint for source in sources).encode()).hexdigest()
 
     def __len__(self) -> int:

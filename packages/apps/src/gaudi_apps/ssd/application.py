@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Flags that may change between two starts of a run, because the weights don't depend on them.
 FREE_FLAGS = frozenset(
     {
+        "cache",
         "checkpoint",
         "clean",
         "config",

@@ -74,6 +74,8 @@ class DataFlags:
     """Validation images to evaluate; 0: all. Fewer are the first ones, and the result says how many of how many."""
     flip_probability: float = 0.5
     """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
+    cache: Literal["auto", "off"] = "auto"
+    """auto: keep encoded training images in memory, if all of them fit into half of what is free."""
     num_parallel_calls: int = 64
     """Images decoded and augmented at once."""
     threadpool_size: int = 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gaudi_apps.application import Batches, Facts, TrainingData
+from gaudi_apps.encoded_images import keep_if_it_fits
 from gaudi_apps.settings import DeviceSettings
 from gaudi_apps.ssd.config import SSDConfig
 from gaudi_apps.ssd.plan_report import COCO_TRAIN_IMAGES
@@ -101,6 +102,8 @@ def _open_images(config: SSDConfig, options: InputOptions) -> TrainingData:
     from gaudi_datasets.tf_input import read_batches
 
     source = open_source(config, "train")
+    if config.data.cache == "auto":
+        options = keep_if_it_fits(source, options)
 
     def batches(first_step: int) -> Batches:
         return read_batches(train_dataset(source, options, first_step=first_step), source)

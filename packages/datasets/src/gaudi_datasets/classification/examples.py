@@ -39,6 +39,10 @@ class ClassificationSource(Protocol):
     def fingerprint(self) -> str:
         """SHA-256 that is equal for equal data, wherever it is stored."""
 
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory all encoded images take."""
+
     def __len__(self) -> int:
         """The number of images."""
 

@@ -87,6 +87,11 @@ class ListedSource:
         """Label l is class_names[l]."""
         return self.files.class_names
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all image files together."""
+        return int(self.files.sizes[self.rows].sum())
+
     def __len__(self) -> int:
         return len(self.rows)
 

@@ -12,6 +12,7 @@ pixels: photographs of about 640x480 differ from that at 128x128 by 2.9 of 255 i
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ def train_dataset(
         [batch], 0 for the first class; ``image_ids`` int64 [batch].
     """
     order = SampleOrder(len(source), options)
+    read_example = functools.cache(source.read) if options.cache_encoded else source.read
 
     def samples_of(step: Any) -> Any:
         return tf.data.Dataset.from_tensor_slices(
@@ -60,7 +62,7 @@ def train_dataset(
         )
 
     def read(indices: Any, epochs: Any) -> Any:
-        function = functools.partial(_read_crops, source, options, crop_range)
+        function = functools.partial(_read_crops, read_example, options, crop_range)
         return call_python(function, [indices, epochs], *_CROP_SIGNATURE)
 
     def load(encoded: Any, window: Any, decoding: Any, flip: Any, label: Any, image_id: Any) -> dict[str, Any]:
@@ -170,14 +172,14 @@ _WHOLE_SIGNATURE: tuple[list[Any], list[list[int | None]]] = (
 
 
 def _read_crops(
-    source: ClassificationSource,
+    read_example: Callable[[int], ClassificationExample],
     options: InputOptions,
     crop_range: CropRange,
     indices: npt.NDArray[np.int64],
     epochs: npt.NDArray[np.int64],
 ) -> tuple[Any, ...]:
     """Examples with their draws, as arrays in the order of `_CROP_SIGNATURE`."""
-    examples = _Examples([source.read(index) for index in indices.tolist()])
+    examples = _Examples([read_example(index) for index in indices.tolist()])
     generators = [
         image_generator(options.seed, epoch, example.image_id)
         for epoch, example in zip(epochs.tolist(), examples.examples, strict=True)

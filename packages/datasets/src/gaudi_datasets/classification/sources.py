@@ -39,6 +39,11 @@ class RecordSource:
     def __len__(self) -> int:
         return len(self._records)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all records together."""
+        return self._records.num_bytes
+
     def read(self, index: int) -> ClassificationExample:
         """Read one image with its label.
 

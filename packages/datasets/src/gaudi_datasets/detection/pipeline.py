@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ def train_dataset(
         tf.data.Dataset of dicts: ``images`` [batch, side, side, 3] normalised, ``classes`` int32 [batch, boxes],
         ``offsets`` float32 [batch, boxes, 4], ``num_matched`` int32 [batch], ``image_ids`` int64 [batch].
     """
-    read = functools.partial(_read_step, source, SampleOrder(len(source), options), options, spec)
+    read_example = functools.cache(source.read) if options.cache_encoded else source.read
+    read = functools.partial(_read_step, read_example, SampleOrder(len(source), options), options, spec)
     finish = functools.partial(finish_image, side=options.image_size)
     shape: list[int | None] = [options.image_size, options.image_size, 3]
 
@@ -137,12 +139,16 @@ def _step_signature(spec: DefaultBoxSpec) -> tuple[list[Any], list[list[int | No
 
 
 def _read_step(
-    source: DetectionSource, order: SampleOrder, options: InputOptions, spec: DefaultBoxSpec, step: int
+    read_example: Callable[[int], DetectionExample],
+    order: SampleOrder,
+    options: InputOptions,
+    spec: DefaultBoxSpec,
+    step: int,
 ) -> tuple[npt.NDArray[Any], ...]:
     """The samples of a step as `_augment` gives them, each part stacked."""
     indices, epochs = order.at_step(int(step))
     pairs = zip(indices.tolist(), epochs.tolist(), strict=True)
-    samples = [_augment(source.read(index), epoch, options, spec) for index, epoch in pairs]
+    samples = [_augment(read_example(index), epoch, options, spec) for index, epoch in pairs]
     encoded, *others = zip(*samples, strict=True)
     return np.array(encoded, object), *(np.stack(part) for part in others)
 

@@ -38,6 +38,10 @@ class DetectionSource(Protocol):
     def fingerprint(self) -> str:
         """SHA-256 that is equal for equal data, wherever it is stored."""
 
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory all encoded images take."""
+
     def __len__(self) -> int:
         """The number of images."""
 
@@ -68,6 +72,11 @@ class RecordSource:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all records together."""
+        return self._records.num_bytes
 
     def read(self, index: int) -> DetectionExample:
         """Read one image with its boxes.
@@ -133,6 +142,11 @@ class CocoSource:
             MissingInputError: a file is not there.
         """
         return self._hash("st_size")
+
+    @functools.cached_property
+    def num_bytes(self) -> int:
+        """Of all image files together; raises MissingInputError when one is not there."""
+        return sum(stat_image(self._image_dir / name).st_size for name in self._file_names)
 
     def hash_state(self) -> str:
         """The same with the times when the files were changed last."""

@@ -90,7 +90,7 @@ class _Boxes:
     """The examples that can be read, without their pictures, which would fill the memory."""
 
     def __init__(self, source: DetectionSource) -> None:
-        self.name, self.fingerprint = source.name, source.fingerprint
+        self.name, self.fingerprint, self.num_bytes = source.name, source.fingerprint, 0
         self.categories: tuple[Category, ...] = source.categories
         self._examples: list[DetectionExample] = []
         for index in range(len(source)):

@@ -1,0 +1,86 @@
+"""Whether encoded images are kept in memory: only where all of them fit into what is measured to be free.
+
+Decoded images would take ten times as much; the originals kept those, and filled whole machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+SHARE_OF_FREE_MEMORY = 0.5  # the rest is for the network, whose needs come later
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class CacheDecision:
+    """Whether a data set is kept in memory.
+
+    Attributes:
+        keeps: whether it is.
+        needed: bytes of all encoded images.
+        allowed: bytes that one process may take for them.
+    """
+
+    keeps: bool
+    needed: int
+    allowed: int
+
+    def describe(self) -> str:
+        """The decision in one line."""
+        needed, allowed = self.needed / _GIB, self.allowed / _GIB
+        how = "kept in memory" if self.keeps else "read anew in each epoch"
+        return f"encoded images are {how}: they take {needed:.2f} GiB, and {allowed:.2f} GiB may be taken"
+
+
+def decide_cache(num_bytes: int, *, processes: int = 1) -> CacheDecision:
+    """Decide by what is free now.
+
+    Args:
+        num_bytes: of all encoded images of the data set.
+        processes: of this training on this machine; each keeps the whole set, whose order changes with every epoch.
+    """
+    allowed = int(SHARE_OF_FREE_MEMORY * measure_free_memory()) // processes
+    return CacheDecision(num_bytes <= allowed, num_bytes, allowed)
+
+
+def measure_free_memory() -> int:
+    """Bytes that may still be taken: of the machine, and of the control groups that this process is in."""
+    return min([int(psutil.virtual_memory().available), *read_group_limits()])
+
+
+def read_group_limits(
+    mounted: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> Iterator[int]:
+    """What each of the control groups leaves, in bytes, for those that have a limit (Linux, cgroups 1 and 2).
+
+    Args:
+        mounted: where the kernel shows them.
+        membership: the file that names those of this process.
+    """
+    lines = membership.read_text().splitlines() if membership.is_file() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            limit, used = ("memory.max", "memory.current")
+            if controllers:
+                limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            root = mounted / controllers
+            folder = root / path.lstrip("/")
+            # A container may see its own group as the root, under a path that is not there.
+            for group in (folder, *folder.parents):
+                if group.is_relative_to(root):
+                    yield from _read_limit(group / limit, group / used, group / "memory.stat")
+
+
+def _read_limit(limit: Path, used: Path, statistics: Path) -> Iterator[int]:
+    if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
+        return
+    # Files in the page cache count as used, and go when memory is asked for.
+    lines = statistics.read_text().splitlines() if statistics.is_file() else []
+    reclaimable = dict(line.split() for line in lines).get("inactive_file", "0")
+    yield max(0, int(limit.read_text()) - int(used.read_text()) + int(reclaimable))
