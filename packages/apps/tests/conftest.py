@@ -39,7 +39,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def annotations(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def annotation_file(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The COCO annotation file of the pictures."""
     numbers = range(1, NUM_PICTURES + 1)
     document = {
@@ -55,11 +55,11 @@ def annotations(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
-def records(pictures: Path, annotations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def records(pictures: Path, annotation_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Records of the pictures, for training and for validation."""
     folder = tmp_path_factory.mktemp("data") / "records"
     for split in ("train", "val"):
-        write_records(read_coco(annotations), pictures, folder, split, keep_empty=True)
+        write_records(read_coco(annotation_file), pictures, folder, split, keep_empty=True)
     return folder
 
 

@@ -32,7 +32,8 @@ def list_traces(folder: Path) -> list[Path]:
 
 def run_steps(folder: Path, steps: StepRange, numbers: range) -> list[int]:
     """Number of traces that are there after each step, and after the end."""
-    tf = pytest.importorskip("tensorflow")
+    import tensorflow as tf
+
     counts = []
     with Profiler(folder, steps) as profiler:
         for step in numbers:
@@ -64,7 +65,6 @@ def test_a_trace_names_its_steps_and_their_work(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_leaves_its_trace_and_the_profiler_free(tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
     for name in ("a", "b"):
         with contextlib.suppress(RuntimeError), Profiler(tmp_path / name, StepRange(1, 5)) as profiler:
             profiler.before_step(1)

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import pytest
-
 from gaudi_apps.ssd.size import count_network
 
 
 def test_parameters_are_those_of_the_network() -> None:
-    pytest.importorskip("tensorflow")
     from gaudi_models.ssd import build_ssd
 
     model = build_ssd(4)

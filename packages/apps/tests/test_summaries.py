@@ -9,7 +9,6 @@ from gaudi_apps.summaries import SummaryWriter
 
 
 def test_scalars_can_be_read_back(tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
     from tensorflow.core.util import event_pb2
     from tensorflow.python.summary.summary_iterator import summary_iterator
 
@@ -26,7 +25,6 @@ def test_scalars_can_be_read_back(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_error_of_the_disk(tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(OSError, match="file/run") as caught:
         SummaryWriter(tmp_path / "file" / "run")
@@ -35,7 +33,6 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_of_the_disk(tmp_path: Pa
 
 def test_a_disk_that_is_full_is_an_error_of_the_disk(tmp_path: Path) -> None:
     """Files of this process may have no more than 4096 bytes for a moment."""
-    pytest.importorskip("tensorflow")
     summaries = SummaryWriter(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
@@ -49,8 +46,7 @@ def test_a_disk_that_is_full_is_an_error_of_the_disk(tmp_path: Path) -> None:
 
 
 def test_hyperparameters_can_be_read_back(tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
-    metadata = pytest.importorskip("tensorboard.plugins.hparams.metadata")
+    from tensorboard.plugins.hparams import metadata
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
     from tensorflow.python.summary.summary_iterator import summary_iterator
 

@@ -45,12 +45,12 @@ def train(ssd_train: Program, records: Path) -> Program:
 
 
 @pytest.fixture
-def train_files(ssd_train: Program, annotations: Path, pictures: Path) -> Program:
+def train_files(ssd_train: Program, annotation_file: Path, pictures: Path) -> Program:
     """The same from annotations and image files, without records."""
 
     def run(folder: Path, *flags: object) -> Any:
-        training = ("--train_annotations", annotations, "--train_images", pictures)
-        files = (*training, "--val_annotations", annotations, "--val_images", pictures)
+        training = ("--train_annotations", annotation_file, "--train_images", pictures)
+        files = (*training, "--val_annotations", annotation_file, "--val_images", pictures)
         return ssd_train(*files, "--model_dir", folder, *COMMON, *flags)
 
     return run

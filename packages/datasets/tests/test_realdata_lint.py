@@ -33,6 +33,10 @@ def coco(split: str) -> list[str]:
     return ["coco", "--annotations", str(annotations), "--images", str(folder / f"{split}2017")]
 
 
+def clothing(split: str) -> list[str]:
+    return ["folders", "--folder", str(CLOTHING / split)]
+
+
 def run(*argv: object) -> int:
     """Run the program in this process; its exit status."""
     with pytest.MonkeyPatch.context() as patch:
@@ -93,8 +97,7 @@ def test_records_have_the_findings_of_their_files(tmp_path: Path, capsys: pytest
 
 
 def test_sheets_and_pictures_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    data = {"bccd": [*BCCD, "train"], "coco": coco("train"), "clothing": ["folders", "--folder", CLOTHING / "test"]}
+    data = {"bccd": [*BCCD, "train"], "coco": coco("train"), "clothing": clothing("test")}
     for name, flags in data.items():
         assert run("lint", *flags, "--sheet", tmp_path / f"{name}.png", "--allow") == 0
         with Image.open(tmp_path / f"{name}.png") as sheet:
@@ -106,8 +109,7 @@ def test_sheets_and_pictures_are_drawn(tmp_path: Path) -> None:
 
 
 def test_what_training_gets_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
-    for name, flags in {"coco": coco("train"), "clothing": ["folders", "--folder", CLOTHING / "test"]}.items():
+    for name, flags in {"coco": coco("train"), "clothing": clothing("test")}.items():
         assert run("show", *flags, "--output_dir", tmp_path / name, "--count", 2, "--augmented") == 0
         for path in (tmp_path / name).iterdir():
             with Image.open(path) as picture:

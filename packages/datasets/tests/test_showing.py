@@ -100,7 +100,6 @@ def test_a_damaged_image_leaves_nothing(source: CocoSource, tmp_path: Path) -> N
 
 def test_augmented_pictures_are_those_of_training(source: CocoSource, tmp_path: Path) -> None:
     """More than one batch of them, a stored picture and three epochs in each file, with boxes on all."""
-    pytest.importorskip("tensorflow")
     written = write_pictures(source, range(20), tmp_path / "out", augmented=True, seed=3)
     assert len(written) == 20
     with Image.open(written[0]) as image:
@@ -117,7 +116,6 @@ def test_augmented_pictures_are_those_of_training(source: CocoSource, tmp_path: 
 
 
 def test_class_pictures_are_augmented_too(classes: FolderSource, tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
     written = write_pictures(classes, [0, 1, 2], tmp_path / "out", augmented=True)
     assert sorted(path.name for path in written) == ["0-a.jpg", "1-b.jpg", "2-c.jpg"]
     with Image.open(written[0]) as image:

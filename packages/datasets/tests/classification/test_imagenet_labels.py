@@ -78,7 +78,6 @@ def write_devkit(folder: Path, tar: Tar, truth: bytes, table: bytes | None = Non
 
 
 def test_the_devkit_s_numbers(tmp_path: Path, tar: Tar) -> None:
-    pytest.importorskip("scipy")
     write_devkit(tmp_path, tar, b"3\n1\n2\n")
     assert read_validation_labels(tmp_path, NAMES) == [SYNSETS[2], SYNSETS[0], SYNSETS[1]]
 
@@ -94,14 +93,12 @@ def test_the_devkit_s_numbers(tmp_path: Path, tar: Tar) -> None:
     ],
 )
 def test_a_wrong_devkit_is_named(tmp_path: Path, tar: Tar, truth: bytes, table: bytes | None, message: str) -> None:
-    pytest.importorskip("scipy")
     write_devkit(tmp_path, tar, truth, table)
     with pytest.raises(DataError, match=message):
         read_validation_labels(tmp_path, NAMES)
 
 
 def test_a_devkit_that_leaves_its_folder_is_refused(tmp_path: Path, tar: Tar) -> None:
-    pytest.importorskip("scipy")
     (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(tar({"../outside": b"x"}))
     with pytest.raises(UnsafeError, match="leaves the folder"):
         read_validation_labels(tmp_path, NAMES)

@@ -123,9 +123,9 @@ def test_records_of_both_kinds_are_linted(folder: Path, capsys: pytest.CaptureFi
     (shard,) = Path("boxes").glob("train-*")
     shard.write_bytes(b"x" + shard.read_bytes()[1:])
     assert run(*flags, "--allow", "--json") == 65
-    shown = capsys.readouterr()
-    assert json.loads(shown.out)["counts"] == {"broken data set": 1}
-    assert "record 0" in shown.err
+    out, err = capsys.readouterr()
+    assert json.loads(out)["counts"] == {"broken data set": 1}
+    assert "record 0" in err
 
 
 def test_what_cannot_be_read_at_all_is_reported_and_never_allowed(

@@ -125,7 +125,7 @@ def test_boxes_follow_the_pixels(kind: str) -> None:
     assert flipped > 5
 
 
-@given(num_images=st.integers(1, 30), batch=st.integers(1, 7), size=st.integers(1, 4), seed=st.integers(0, 2**31))
+@given(num_images=st.integers(1, 30), batch=st.integers(1, 7), size=st.integers(1, 8), seed=st.integers(0, 2**31))
 @settings(max_examples=50, deadline=None)
 def test_the_order_depends_on_neither_batch_size_nor_ranks(num_images: int, batch: int, size: int, seed: int) -> None:
     alone = SampleOrder(num_images, InputOptions(1, seed=seed))

@@ -22,8 +22,6 @@ Encode = Callable[..., bytes]
 WriteCoco = Callable[..., Path]
 BOX = [1.0, 2.0, 30.0, 40.0]
 
-pytest.importorskip("matplotlib", reason="sheets need the extra plots")
-
 
 @pytest.fixture
 def train(write_coco: WriteCoco, encode: Encode) -> Path:
