@@ -189,14 +189,20 @@ def test_evaluation_gives_each_image_once_and_fills_up(batch_size: int) -> None:
     assert not images[7:].any()
 
 
-def test_evaluation_is_shared_by_the_ranks_and_can_be_shortened() -> None:
-    source = make_source()
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize("size", range(1, 9))
+def test_evaluation_gives_each_image_to_one_rank_in_equal_steps(size: int, batch_size: int) -> None:
     seen = []
-    for rank in range(3):
-        for batch in take(eval_dataset(source, InputOptions(2, rank=rank, size=3)), 100):
-            seen += [number for number in batch["image_ids"].tolist() if number != PADDING_ID]
+    for rank in range(size):
+        batches = take(eval_dataset(make_source(), InputOptions(batch_size, image_size=20, rank=rank, size=size)), 100)
+        assert len(batches) == -(-7 // (batch_size * size))
+        assert all(len(batch["image_ids"]) == batch_size for batch in batches)
+        seen += [number for batch in batches for number in batch["image_ids"].tolist() if number != PADDING_ID]
     assert sorted(seen) == list(range(10, 17))
-    (batch,) = take(eval_dataset(source, InputOptions(4), num_images=3), 100)
+
+
+def test_evaluation_can_be_shortened() -> None:
+    (batch,) = take(eval_dataset(make_source(), InputOptions(4), num_images=3), 100)
     assert batch["image_ids"].tolist() == [10, 11, 12, PADDING_ID]
 
 
