@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
 from gaudi_ops.anchors import SSD300, DefaultBoxSpec, default_boxes
-from gaudi_ops.boxes import iou
+from gaudi_ops.boxes import FloatArray, iou
 
 MATCH_IOU = 0.5
 
@@ -30,7 +32,7 @@ def match_boxes(
     objects = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
     if objects.size == 0:
         return np.full(spec.num_boxes, -1, np.int64)
-    overlaps = iou(boxes[objects], default_boxes(spec))
+    overlaps = iou(boxes[objects], _columns(spec))
     # Twice the largest IoU there is: an object's own best default box can't be taken by mere overlap.
     overlaps[np.arange(objects.size), overlaps.argmax(axis=1)] = 2.0
     matches = np.full(spec.num_boxes, -1, np.int64)
@@ -38,3 +40,11 @@ def match_boxes(
     matched = np.flatnonzero(overlaps.max(axis=0) >= threshold)
     matches[matched] = objects[overlaps[:, matched].argmax(axis=0)]
     return matches
+
+
+@functools.lru_cache(maxsize=8)
+def _columns(spec: DefaultBoxSpec) -> FloatArray:
+    """The default boxes, in memory coordinate by coordinate; `iou` would rearrange them at each call."""
+    columns = np.asfortranarray(default_boxes(spec))
+    columns.setflags(write=False)
+    return columns

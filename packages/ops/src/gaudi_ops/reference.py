@@ -104,6 +104,30 @@ def lars_step(
     return w + v, v
 
 
+def batch_norm(
+    inputs: npt.ArrayLike, gamma: npt.ArrayLike, beta: npt.ArrayLike, epsilon: float
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Inputs [..., channels] of all devices together, normalized; mean and variance as `synchronized_batch_norm`'s."""
+    values = np.asarray(inputs, np.float64)
+    rows = values.reshape(-1, values.shape[-1])
+    mean, variance = rows.mean(axis=0), rows.var(axis=0)
+    outputs = (values - mean) / np.sqrt(variance + epsilon) * np.asarray(gamma, np.float64) + beta
+    return outputs, mean, variance * len(rows) / max(len(rows) - 1, 1)
+
+
+def batch_norm_gradient(
+    inputs: npt.ArrayLike, gamma: npt.ArrayLike, upstream: npt.ArrayLike, epsilon: float
+) -> npt.NDArray[np.float64]:
+    """Gradient of sum(upstream * batch_norm(inputs)) with respect to the inputs [..., channels] of all devices."""
+    values, incoming = np.asarray(inputs, np.float64), np.asarray(upstream, np.float64)
+    axes = tuple(range(values.ndim - 1))
+    deviation = np.sqrt(values.var(axis=axes) + epsilon)
+    normalized = (values - values.mean(axis=axes)) / deviation
+    inner = incoming - incoming.mean(axis=axes) - normalized * (incoming * normalized).mean(axis=axes)
+    gradient: npt.NDArray[np.float64] = np.asarray(gamma, np.float64) / deviation * inner
+    return gradient
+
+
 def grouped_conv2d(
     inputs: npt.ArrayLike, filters: npt.ArrayLike, groups: int, strides: tuple[int, int], pads: Pads
 ) -> npt.NDArray[np.float64]:

@@ -14,6 +14,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from gaudi_ops.tf.averages import MovingAverages
+from gaudi_ops.tf.batch_norm import synchronized_batch_norm
 from gaudi_ops.tf.classification import mixup, smoothed_softmax_cross_entropy, topk_hits
 from gaudi_ops.tf.cross_entropy import softmax_cross_entropy_mme
 from gaudi_ops.tf.detection import decode_boxes, default_boxes, encode_targets, non_max_suppression
@@ -45,6 +46,7 @@ __all__ = [
     "smoothed_softmax_cross_entropy",
     "softmax_cross_entropy_mme",
     "ssd_loss",
+    "synchronized_batch_norm",
     "topk_hits",
     "topk_mask",
 ]
