@@ -1,0 +1,69 @@
+"""Weights of a Gluon detector in and out, in the files and by the names of `gaudi_models.weights`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from gaudi_models.mxnet.ssd import SSD
+from gaudi_models.padding import find_rule
+from gaudi_models.weights.assignment import LoadReport, match_weights
+from gaudi_models.weights.contents import Array, WeightsFile, WeightsMetadata
+from gaudi_models.weights.writing import write_tensors
+
+_VARIABLES = {
+    "weight": "kernel",
+    "bias": "bias",
+    "gamma": "gamma",
+    "beta": "beta",
+    "running_mean": "moving_mean",
+    "running_var": "moving_variance",
+}
+# Axes of our kernels, [height, width, in, out], in the order of MXNet's, by layout.
+_KERNEL_AXES = {"NCHW": (3, 2, 0, 1), "NHWC": (3, 0, 1, 2)}
+
+
+def name_parameters(net: SSD) -> dict[str, Any]:
+    """The parameters of a detector by our names, such as ``conv1/kernel``."""
+    named = {}
+    for name, parameter in net.collect_params().items():
+        theirs = next(each for each in _VARIABLES if name.endswith(f"_{each}"))
+        named[f"{name.removesuffix(f'_{theirs}')}/{_VARIABLES[theirs]}"] = parameter
+    return named
+
+
+def assign_weights(net: SSD, weights: WeightsFile) -> LoadReport:
+    """Set the parameters of an initialised detector that are in the file with the same name and shape.
+
+    Raises:
+        WeightsError: as by `gaudi_models.weights.assignment.match_weights`; nothing is changed then.
+    """
+    parameters = name_parameters(net)
+    axes = _KERNEL_AXES[net.layout]
+    shapes = {name: _order_shape(parameter.shape, axes) for name, parameter in parameters.items()}
+    report = match_weights(weights, shapes, vars(find_rule(net.padding)))
+    for name in report.loaded:
+        values = weights.tensors[name]
+        parameters[name].set_data(np.ascontiguousarray(values.transpose(axes) if values.ndim == 4 else values))
+    return report
+
+
+def read_tensors(net: SSD) -> dict[str, Array]:
+    """The values of all parameters by our names, float32, kernels as [height, width, channels in, channels out]."""
+    axes = np.argsort(_KERNEL_AXES[net.layout])
+    tensors = {name: parameter.data().asnumpy() for name, parameter in name_parameters(net).items()}
+    return {
+        name: np.ascontiguousarray(values.transpose(axes) if values.ndim == 4 else values)
+        for name, values in tensors.items()
+    }
+
+
+def write_weights(net: SSD, path: str | os.PathLike[str], *, metadata: WeightsMetadata) -> None:
+    """Write all parameters as `gaudi_models.weights.writing.write_tensors` does, for either framework to read."""
+    write_tensors(read_tensors(net), path, metadata=metadata)
+
+
+def _order_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(shape[axis] for axis in np.argsort(axes)) if len(shape) == 4 else shape

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_tensorflow_is_imported() -> None:
+    code = """
+import importlib, pkgutil, sys
+import gaudi_models.mxnet
+for module in pkgutil.iter_modules(gaudi_models.mxnet.__path__):
+    importlib.import_module(f"gaudi_models.mxnet.{module.name}")
+print(sorted({"tensorflow", "keras", "gaudi_ops.tf", "gaudi_models.ssd"} & set(sys.modules)))
+"""
+    assert run(code) == "[]\n"
+
+
+def test_without_mxnet_the_error_names_the_extra() -> None:
+    code = """
+import sys
+sys.modules["mxnet"] = None
+import gaudi_models.weights
+try:
+    import gaudi_models.mxnet.ssd
+except ImportError as error:
+    print(error)
+"""
+    assert "needs MXNet, which is not installed; pip install 'gaudi-models[mxnet]'" in run(code)
+
+
+def test_with_a_numpy_that_is_too_new_the_error_says_so() -> None:
+    code = """
+import numpy
+def refuse(name):
+    raise AttributeError(f"module 'numpy' has no attribute {name!r}")
+numpy.__getattr__ = refuse  # NumPy 1.24 has nothing there of what was dropped
+try:
+    import gaudi_models.mxnet
+except ImportError as error:
+    print(error)
+"""
+    message = run(code)
+    assert "cannot be imported here (module 'numpy' has no attribute 'bool'); " in message
+    assert "pip install 'gaudi-models[mxnet]', which brings a NumPy below 1.24" in message

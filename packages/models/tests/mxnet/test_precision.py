@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import mxnet as mx
+import pytest
+
+from gaudi_models.errors import UnsupportedError
+from gaudi_models.mxnet.precision import POLICIES, Layout, Precision, require_support
+
+
+def test_a_cpu_trains_channels_first_in_float32() -> None:
+    require_support(mx.cpu(), "fp32", "NCHW")
+
+
+@pytest.mark.parametrize(("precision", "layout"), [("fp32", "NHWC"), ("fp16", "NCHW"), ("fp16", "NHWC")])
+def test_what_a_cpu_cannot_do_is_told_with_what_it_can(precision: Precision, layout: Layout) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        require_support(mx.cpu(), precision, layout)
+    assert str(caught.value).startswith(f"cpu(0): MXNet cannot train {precision} with {layout} there (")
+    assert "; use fp32 with NCHW" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_status == 78
+    # Nothing of it comes up later.
+    mx.nd.waitall()
+
+
+def test_a_device_that_is_not_there_is_told() -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"gpu\(99\): MXNet cannot train fp16 with NHWC there \(.+\); use another"
+    ):
+        require_support(mx.gpu(99), "fp16", "NHWC")
+
+
+def test_a_process_that_was_refused_ends_without_noise() -> None:
+    code = """
+import mxnet as mx
+from gaudi_models.errors import UnsupportedError
+from gaudi_models.mxnet.precision import require_support
+try:
+    require_support(mx.cpu(), "fp32", "NHWC")
+except UnsupportedError:
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_only_float16_scales_the_loss() -> None:
+    assert {name: policy.loss_scale for name, policy in POLICIES.items()} == {"fp32": 1, "bf16": 1, "fp16": 128}
