@@ -24,6 +24,17 @@ STEM_FILTERS = 64
 BOTTLENECK_DEPTH = 50  # and deeper
 BOTTLENECK_EXPANSION = 4
 
+# The detector's trunk ends after the third stage; (filters of the 1x1, filters of the 3x3, stride of the 3x3, whether
+# the 3x3 pads) of the levels after it.
+SSD_STAGE_STRIDES = (1, 2, 1)
+SSD_EXTRA_LEVELS = (
+    (256, 512, 2, True),
+    (256, 512, 2, True),
+    (128, 256, 2, True),
+    (128, 256, 1, False),
+    (128, 256, 1, False),
+)
+
 
 @dataclass(frozen=True)
 class Architecture:

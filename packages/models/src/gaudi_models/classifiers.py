@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from gaudi_models.architectures import APPLICATIONS, CLASSIFIERS, RESNETS
+from gaudi_models.batch_norm import synchronize
 from gaudi_models.padding import Padding
 from gaudi_models.resnet import BATCH_NORM_MOMENTUM, ResNetTrunk
+from gaudi_ops.tf.batch_norm import ReduceStatistics
 from gaudi_ops.tf.grouped_convolution import Implementation
 from gaudi_ops.tf.keras_api import keras
 
@@ -26,6 +28,7 @@ def build_classifier(
     zero_gamma: bool = False,
     momentum: float = BATCH_NORM_MOMENTUM,
     implementation: Implementation = "auto",
+    reduce_statistics: ReduceStatistics | None = None,
 ) -> Any:
     """Build a classifier with new weights.
 
@@ -41,6 +44,7 @@ def build_classifier(
         zero_gamma: see `gaudi_models.resnet.ResNetTrunk`, as the next two; keras.applications' have their own.
         momentum: of the batch norms' moving averages.
         implementation: of grouped convolutions.
+        reduce_statistics: of batch norms over several devices, see `gaudi_models.resnet.ResNetTrunk`.
 
     Returns:
         A Keras model from images [batch, image_size, image_size, 3], normalised, to raw logits float32
@@ -56,7 +60,7 @@ def build_classifier(
     if image_size < 32:
         raise ValueError(f"image_size is {image_size}; use at least 32")
     if name in APPLICATIONS:
-        images, features = _build_application(name, image_size, dtype, padding)
+        images, features = _build_application(name, image_size, dtype, padding, reduce_statistics)
     else:
         architecture = RESNETS[name]
         images = keras.Input([image_size, image_size, 3], name="images")
@@ -68,6 +72,7 @@ def build_classifier(
             zero_gamma=zero_gamma,
             momentum=momentum,
             implementation=implementation,
+            reduce_statistics=reduce_statistics,
         )(images)
     return keras.Model(images, _add_head(features, num_classes, dropout), name=name)
 
@@ -93,7 +98,9 @@ def _add_head(x: Any, num_classes: int, dropout: float) -> Any:
     return keras.layers.Dense(num_classes, kernel_initializer=initializer, name=LOGITS, dtype="float32")(x)
 
 
-def _build_application(name: str, image_size: int, dtype: str, padding: Padding | None) -> tuple[Any, Any]:
+def _build_application(
+    name: str, image_size: int, dtype: str, padding: Padding | None, reduce_statistics: ReduceStatistics | None
+) -> tuple[Any, Any]:
     """Input and last feature map of a network of keras.applications, which asks the global policy for its precision."""
     if padding not in (None, "symmetric"):
         raise ValueError(f"padding is {padding!r}; {name} has 'symmetric' only")
@@ -102,6 +109,8 @@ def _build_application(name: str, image_size: int, dtype: str, padding: Padding 
     try:
         build = getattr(keras.applications, APPLICATIONS[name])
         model = build(include_top=False, weights=None, input_shape=(image_size, image_size, 3))
+        if reduce_statistics is not None:
+            model = synchronize(model, reduce_statistics)
     finally:
         keras.mixed_precision.set_global_policy(policy)
     return model.input, model.output

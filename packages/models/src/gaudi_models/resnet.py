@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gaudi_models.architectures import STAGE_BLOCKS, STAGE_FILTERS, STEM_FILTERS, Unit, list_units
+from gaudi_models.batch_norm import make_batch_norm
 from gaudi_models.convolution import Convolution2D
 from gaudi_models.padding import Padding, Sides, find_rule
+from gaudi_ops.tf.batch_norm import ReduceStatistics
 from gaudi_ops.tf.grouped_convolution import Implementation
 from gaudi_ops.tf.keras_api import keras
 
@@ -33,6 +35,8 @@ class ResNetTrunk:
             (Goyal et al., https://arxiv.org/abs/1706.02677, section 5.1).
         momentum: of the batch norms' moving averages.
         implementation: of grouped convolutions, see `gaudi_ops.tf.grouped_conv2d`.
+        reduce_statistics: of batch norms over several devices, see `gaudi_ops.tf.synchronized_batch_norm`; None: each
+            device by itself. Variables are the same.
 
     Raises:
         ValueError: for a depth, a number of stages, a padding or a cardinality that does not exist.
@@ -46,6 +50,7 @@ class ResNetTrunk:
     zero_gamma: bool = True
     momentum: float = BATCH_NORM_MOMENTUM
     implementation: Implementation = "auto"
+    reduce_statistics: ReduceStatistics | None = None
 
     def __post_init__(self) -> None:
         if self.depth not in STAGE_BLOCKS:
@@ -97,8 +102,13 @@ class ResNetTrunk:
         )(x)
 
     def _normalize(self, x: Any, name: str, gamma: str = "ones") -> Any:
-        return keras.layers.BatchNormalization(
-            momentum=self.momentum, epsilon=BATCH_NORM_EPSILON, gamma_initializer=gamma, name=name, dtype=self.dtype
+        return make_batch_norm(
+            self.reduce_statistics,
+            momentum=self.momentum,
+            epsilon=BATCH_NORM_EPSILON,
+            gamma_initializer=gamma,
+            name=name,
+            dtype=self.dtype,
         )(x)
 
     def _block(self, x: Any, filters: int, stride: int, name: str) -> Any:

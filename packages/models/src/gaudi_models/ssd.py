@@ -6,25 +6,14 @@ https://arxiv.org/abs/1512.03385 cut after its third stage, whose stride is 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from gaudi_models.padding import Padding, PoolPadding
+from gaudi_models.architectures import SSD_EXTRA_LEVELS, SSD_STAGE_STRIDES
+from gaudi_models.padding import SSD_PADDINGS, PoolPadding
 from gaudi_models.resnet import ResNetTrunk
 from gaudi_ops import SSD300, DefaultBoxSpec
+from gaudi_ops.tf.batch_norm import ReduceStatistics
 from gaudi_ops.tf.keras_api import keras
-
-# By how the pooling pads; the trunk's convolutions pad on both sides in all programs whose weights there are.
-PADDINGS: Mapping[PoolPadding, Padding] = {"same": "same_pool", "symmetric": "symmetric"}
-
-# (filters of the 1x1, filters of the 3x3, stride of the 3x3, padding of the 3x3) of the levels after the trunk's.
-EXTRA_LAYERS = (
-    (256, 512, 2, "same"),
-    (256, 512, 2, "same"),
-    (128, 256, 2, "same"),
-    (128, 256, 1, "valid"),
-    (128, 256, 1, "valid"),
-)
 
 
 def build_ssd(
@@ -34,6 +23,7 @@ def build_ssd(
     spec: DefaultBoxSpec = SSD300,
     pool_padding: PoolPadding = "same",
     dtype: str = "float32",
+    reduce_statistics: ReduceStatistics | None = None,
 ) -> Any:
     """Build the detector.
 
@@ -41,8 +31,10 @@ def build_ssd(
         num_classes: classes with the background, 81 for COCO.
         depth: of the ResNet trunk, 18 or 34; deeper ones are of bottlenecks.
         spec: default boxes; the network has the six levels of ``SSD300``.
-        pool_padding: ``"same"`` as TensorFlow, ``"symmetric"`` as torchvision and MXNet.
+        pool_padding: of the pooling and of the levels after the trunk; ``"same"`` as TensorFlow, ``"symmetric"`` as
+            torchvision and MXNet.
         dtype: Keras precision policy of the layers.
+        reduce_statistics: of batch norms over several devices, see `gaudi_models.resnet.ResNetTrunk`.
 
     Returns:
         A Keras model from images [batch, 300, 300, 3], normalised, to ``(logits, offsets)``: float32
@@ -53,12 +45,14 @@ def build_ssd(
         ValueError: if there are fewer than 2 classes, ``pool_padding`` is neither, or the levels' sizes are not those
             of ``spec``.
     """
-    if pool_padding not in PADDINGS:
-        raise ValueError(f"pool_padding is {pool_padding!r}; use one of {', '.join(PADDINGS)}")
+    if pool_padding not in SSD_PADDINGS:
+        raise ValueError(f"pool_padding is {pool_padding!r}; use one of {', '.join(SSD_PADDINGS)}")
     if num_classes < 2:
         raise ValueError(f"num_classes is {num_classes}; it counts the background, so use at least 2")
     images = keras.Input([spec.image_size, spec.image_size, 3], name="images")
-    levels = _feature_levels(images, depth, pool_padding, dtype)
+    padding = SSD_PADDINGS[pool_padding]
+    trunk = ResNetTrunk(depth, SSD_STAGE_STRIDES, padding, dtype, reduce_statistics=reduce_statistics)
+    levels = _feature_levels(trunk(images), pool_padding, dtype)
     sizes = tuple(level.shape[1] for level in levels)
     if sizes != spec.feature_sizes:
         raise ValueError(f"the network has levels of {sizes} cells and the default boxes {spec.feature_sizes}")
@@ -76,15 +70,16 @@ def build_ssd(
     return keras.Model(images, outputs, name=f"ssd_resnet{depth}")
 
 
-def _feature_levels(images: Any, depth: int, pool_padding: PoolPadding, dtype: str) -> list[Any]:
-    trunk = ResNetTrunk(depth, stage_strides=(1, 2, 1), padding=PADDINGS[pool_padding], dtype=dtype)
-    levels = [trunk(images)]
-    for number, (narrow, wide, stride, padding) in enumerate(EXTRA_LAYERS, 1):
+def _feature_levels(features: Any, pool_padding: PoolPadding, dtype: str) -> list[Any]:
+    levels = [features]
+    for number, (narrow, wide, stride, is_padded) in enumerate(SSD_EXTRA_LEVELS, 1):
+        name = f"extra{number}_conv2"
         x = keras.layers.Conv2D(narrow, 1, activation="relu", name=f"extra{number}_conv1", dtype=dtype)(levels[-1])
-        x = keras.layers.Conv2D(wide, 3, stride, padding, activation="relu", name=f"extra{number}_conv2", dtype=dtype)(
-            x
-        )
-        levels.append(x)
+        padding = "same" if is_padded else "valid"
+        if is_padded and pool_padding == "symmetric":
+            x = keras.layers.ZeroPadding2D(1, name=f"{name}_pad", dtype=dtype)(x)
+            padding = "valid"
+        levels.append(keras.layers.Conv2D(wide, 3, stride, padding, activation="relu", name=name, dtype=dtype)(x))
     return levels
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gaudi_models.errors import WeightsError
-from gaudi_models.padding import find_rule
+from gaudi_models.padding import Sides, find_rule
 from gaudi_models.weights.contents import WeightsFile
 
 _NAMES_SHOWN = 3
@@ -60,25 +60,42 @@ class LoadReport:
 def assign_weights(model: Any, weights: WeightsFile) -> LoadReport:
     """Set the variables of a Keras model that are in the file with the same name and shape.
 
+    Raises:
+        WeightsError: as by `match_weights`; nothing is changed then.
+    """
+    variables = {variable.name.removesuffix(":0"): variable for variable in model.variables}
+    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+    report = match_weights(weights, shapes, _find_paddings(model))
+    for name in report.loaded:
+        variables[name].assign(weights.tensors[name])
+    return report
+
+
+def match_weights(
+    weights: WeightsFile, shapes: Mapping[str, tuple[int, ...]], paddings: Mapping[str, Sides]
+) -> LoadReport:
+    """Find which variables of a model are in the file with the same name and shape, to be set by whoever holds them.
+
     What has another shape is left and reported, so that a model of other classes keeps all but its heads.
+
+    Args:
+        weights: the file.
+        shapes: of the model's variables, by our names, convolutions as [height, width, channels in, channels out].
+        paddings: how the model pads, by the kinds of `PaddingRule` that it has.
 
     Raises:
         WeightsError: nothing fits, the trunk is another one, or the model pads otherwise than the weights were trained
-            with; nothing is changed then.
+            with.
     """
-    _require_padding(model, weights)
-    variables = {variable.name.removesuffix(":0"): variable for variable in model.variables}
-    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-    shared = [name for name in shapes if name in weights.tensors]
+    _require_padding(weights, paddings)
     _require_trunk(shapes, weights)
+    shared = [name for name in shapes if name in weights.tensors]
     loaded = tuple(name for name in shared if weights.tensors[name].shape == shapes[name])
     if not loaded:
         raise WeightsError(
             f"{weights.source}: none of its {len(weights.tensors)} tensors has the name and shape of one of the "
-            f"model's {len(variables)} variables; use weights of this network"
+            f"model's {len(shapes)} variables; use weights of this network"
         )
-    for name in loaded:
-        variables[name].assign(weights.tensors[name])
     return LoadReport(
         source=weights.source,
         loaded=loaded,
@@ -88,9 +105,8 @@ def assign_weights(model: Any, weights: WeightsFile) -> LoadReport:
     )
 
 
-def _require_padding(model: Any, weights: WeightsFile) -> None:
-    if weights.padding is None:
-        return
+def _find_paddings(model: Any) -> dict[str, Sides]:
+    """How a Keras model pads: on both sides by layers of their own."""
     layers = {layer.name for layer in model.layers}
     strided = {
         layer.name
@@ -99,18 +115,23 @@ def _require_padding(model: Any, weights: WeightsFile) -> None:
         and getattr(layer, "strides", (1, 1)) != (1, 1)
         and layer.kernel_size != (1, 1)
     }
-    rule = find_rule(weights.padding)
-    # What each kind of layer is called here, and whether it pads on both sides by a layer of its own.
-    for kind, there, has_pad, sides in (
-        ("stem", "conv1" in layers, "conv1_pad" in layers, rule.stem),
-        ("convolution", bool(strided), any(f"{name}_pad" in layers for name in strided), rule.convolution),
-        ("pool", "pool" in layers, "pool_pad" in layers, rule.pool),
-    ):
-        padding = "symmetric" if has_pad else "same"
-        if there and padding != sides:
+    kinds = (
+        ("stem", "conv1" in layers, "conv1_pad" in layers),
+        ("convolution", bool(strided), any(f"{name}_pad" in layers for name in strided)),
+        ("pool", "pool" in layers, "pool_pad" in layers),
+    )
+    return {kind: "symmetric" if has_pad else "same" for kind, is_there, has_pad in kinds if is_there}
+
+
+def _require_padding(weights: WeightsFile, paddings: Mapping[str, Sides]) -> None:
+    if weights.padding is None:
+        return
+    wanted = vars(find_rule(weights.padding))
+    for kind, sides in paddings.items():
+        if sides != wanted[kind]:
             raise WeightsError(
-                f"{weights.source}: was trained with padding {weights.padding!r}, whose {kind} pads {sides!r}, and the "
-                f"model's pads {padding!r}, which would be quietly worse; build the model with the former"
+                f"{weights.source}: was trained with padding {weights.padding!r}, whose {kind} pads {wanted[kind]!r}, "
+                f"and the model's pads {sides!r}, which would be quietly worse; build the model with the former"
             )
 
 

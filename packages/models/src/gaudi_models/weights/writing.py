@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
 
-from gaudi_models.weights.contents import WeightsMetadata
+from gaudi_models.weights.contents import Array, WeightsMetadata
 
 FORMAT = "gaudi-models weights"
 VERSION = 1
 
 
 def write_weights(model: Any, path: str | os.PathLike[str], *, metadata: WeightsMetadata) -> None:
-    """Write all variables of a Keras model by our names; the file is there as a whole or not at all.
+    """Write all variables of a Keras model, as `write_tensors` does; anything with ``variables`` will do."""
+    tensors = {variable.name.removesuffix(":0"): np.array(variable.numpy()) for variable in model.variables}
+    write_tensors(tensors, path, metadata=metadata)
+
+
+def write_tensors(tensors: Mapping[str, Array], path: str | os.PathLike[str], *, metadata: WeightsMetadata) -> None:
+    """Write tensors by our names; the file is there as a whole or not at all.
 
     Args:
-        model: anything with ``variables``.
+        tensors: convolutions as [height, width, channels in, channels out].
         path: of the file; one that is there is replaced. Its folder has to exist.
         metadata: noted in the file, for whoever reads it.
 
@@ -29,7 +36,6 @@ def write_weights(model: Any, path: str | os.PathLike[str], *, metadata: Weights
     """
     target = Path(path)
     draft = target.with_name(f"{target.name}.tmp")
-    tensors = {variable.name.removesuffix(":0"): np.array(variable.numpy()) for variable in model.variables}
     notes = {
         "format": FORMAT,
         "version": str(VERSION),
@@ -39,7 +45,7 @@ def write_weights(model: Any, path: str | os.PathLike[str], *, metadata: Weights
         "model": metadata.model,
     }
     # In memory, for the library's own writing goes through a file of its own, which only its owner may read.
-    content = save(tensors, notes)
+    content = save(dict(tensors), notes)
     try:
         with draft.open("wb") as file:
             file.write(content)
