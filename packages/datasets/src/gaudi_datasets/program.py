@@ -32,7 +32,7 @@ def run_program(main: Callable[[], int | None], *, prog: str, debug: bool = Fals
             traceback.print_exc()
         print(f"{prog}: error: {describe_error(error)}", file=sys.stderr)
         status = exit_status_of(error)
-        if not debug and not _is_foreseen(error):
+        if not debug and not is_foreseen(error):
             print(f"{prog}: this was not foreseen; rerun with --debug for the traceback", file=sys.stderr)
     sys.exit(status)
 
@@ -66,5 +66,6 @@ def describe_error(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
-def _is_foreseen(error: BaseException) -> bool:
+def is_foreseen(error: BaseException) -> bool:
+    """Whether the error says all there is to say, so that a traceback would tell nothing more."""
     return hasattr(error, "exit_status") or isinstance(error, (OSError, KeyboardInterrupt, ImportError))

@@ -86,6 +86,11 @@ def deal_positions(num_images: int, options: InputOptions) -> npt.NDArray[np.int
     return positions
 
 
+def fake_image_ids(options: InputOptions) -> npt.NDArray[np.int64]:
+    """The ids of the random images of this rank, int64 [batch_size]: its part of one global batch."""
+    return np.arange(options.batch_size, dtype=np.int64) + options.rank * options.batch_size
+
+
 def image_generator(seed: int, epoch: int, image_id: int) -> np.random.Generator:
     """A generator whose draws depend on the three numbers only: Philox counts from (image id) under key (seed, epoch).
 

@@ -6,12 +6,17 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, deal_positions
+
+_UNDECODABLE = "an image of the records cannot be decoded"
+_JPEG = b"\xff\xd8\xff"
 
 
 def read_batches(
@@ -31,9 +36,13 @@ def read_batches(
     except tf.errors.InvalidArgumentError as error:
         # Of an exception within tf.data only class name and message come out, after the name of a node.
         ours = re.search(r"DataError: (.*)", error.message)
-        text = re.sub(r"\{\{.*?\}\} ?", "", error.message.splitlines()[0])
         where = "" if ours or source is None else _find_undecodable(source)
-        raise DataError(ours[1] if ours else f"{where}an image of the records cannot be decoded: {text}") from None
+        raise DataError(ours[1] if ours else f"{where}{_UNDECODABLE}: {_first_line(error)}") from None
+
+
+def _first_line(error: tf.errors.OpError) -> str:
+    """Of its message, without the names of nodes."""
+    return re.sub(r"\{\{.*?\}\} ?", "", error.message.splitlines()[0])
 
 
 def _find_undecodable(source: DetectionSource | ClassificationSource) -> str:
@@ -60,25 +69,36 @@ def call_python(
     return tuple(outputs)
 
 
-def decode_image(encoded: Any, window: Any) -> Any:
-    """Pixels uint8 [height, width, 3] of a JPEG or PNG; window is y0, x0, height, width, or all 0 for the whole."""
-    is_whole = tf.equal(window[2], 0)
+def decode_image(encoded: Any) -> Any:
+    """Pixels uint8 [height, width, 3] of a JPEG or PNG, inside tf.data."""
+    image = tf.cond(
+        tf.io.is_jpeg(encoded),
+        lambda: tf.io.decode_jpeg(encoded, channels=3),
+        lambda: tf.io.decode_image(encoded, channels=3, expand_animations=False),
+    )
+    return tf.ensure_shape(image, [None, None, 3])
 
-    def decode_jpeg() -> Any:
-        return tf.cond(
-            is_whole,
-            lambda: tf.io.decode_jpeg(encoded, channels=3),
-            lambda: tf.io.decode_and_crop_jpeg(encoded, window, channels=3),
-        )
 
-    def decode_other() -> Any:
-        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
-        size = tf.where(is_whole, tf.shape(image)[:2], window[2:])
-        return tf.slice(image, tf.concat([window[:2], [0]], 0), tf.concat([size, [3]], 0))
+def decode_window(encoded: bytes, window: npt.NDArray[np.int32], place: str) -> npt.NDArray[np.uint8]:
+    """Pixels uint8 [height, width, 3] of a window (y0, x0, height, width) of a JPEG or PNG, outside tf.data.
 
-    image = tf.cond(tf.io.is_jpeg(encoded), decode_jpeg, decode_other)
-    image.set_shape([None, None, 3])
-    return image
+    Args:
+        encoded: the file's bytes.
+        window: int32 [4], in pixels.
+        place: what messages call the image.
+
+    Raises:
+        DataError: it cannot be decoded.
+    """
+    # Without the checks of tf.io, and np.asarray copies nothing.
+    try:
+        if encoded.startswith(_JPEG):
+            return np.asarray(tf.raw_ops.DecodeAndCropJpeg(contents=encoded, crop_window=window, channels=3))
+        whole = np.asarray(tf.raw_ops.DecodeImage(contents=encoded, channels=3, expand_animations=False))
+    except tf.errors.InvalidArgumentError as error:
+        raise DataError(f"{place}: {_UNDECODABLE}: {_first_line(error)}") from None
+    y0, x0, height, width = window.tolist()
+    return whole[y0 : y0 + height, x0 : x0 + width]
 
 
 def evaluation_batches(load: Callable[[Any], dict[str, Any]], num_images: int, options: InputOptions) -> Any:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from gaudi_datasets.classification.augmentation import RESNET_CROPS, CropRange, draw_augmentation
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
-from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, image_generator
+from gaudi_datasets.sampling import InputOptions, SampleOrder, fake_image_ids, image_generator
 from gaudi_datasets.tf_input import call_python, evaluation_batches, threading_options
 
 # Of ImageNet, RGB, for values in 0..255; the originals subtract them and divide by nothing.
@@ -107,15 +107,17 @@ def fake_dataset(options: InputOptions, *, num_classes: int) -> Any:
     """One random batch again and again, of the types and shapes of `train_dataset`: for measuring speed.
 
     Args:
-        options: batch size, image size, dtype and seed.
+        options: batch size, image size, dtype, seed, and the rank, each of which has its part of one global batch.
         num_classes: how many labels there are.
     """
-    generator = image_generator(options.seed, 0, PADDING_ID)
-    shape = (options.batch_size, options.image_size, options.image_size, 3)
+    image_ids = fake_image_ids(options)
+    generators = [image_generator(options.seed, 0, image_id) for image_id in image_ids.tolist()]
+    shape = (options.image_size, options.image_size, 3)
+    images = np.stack([generator.random(shape, dtype=np.float32) for generator in generators])
     batch = {
-        "images": tf.cast(generator.random(shape, dtype=np.float32) * 255 - MEAN_RGB, options.dtype),
-        "labels": generator.integers(0, num_classes, options.batch_size, dtype=np.int32),
-        "image_ids": np.arange(options.batch_size, dtype=np.int64),
+        "images": tf.cast(images * 255 - MEAN_RGB, options.dtype),
+        "labels": np.array([generator.integers(0, num_classes) for generator in generators], np.int32),
+        "image_ids": image_ids,
     }
     return tf.data.Dataset.from_tensors(batch).repeat()
 

@@ -37,6 +37,7 @@ class Draws:
         contrast: factor of the distance from the channel's mean.
         saturation: factor of the saturation.
         hue: added to the hue, in turns.
+        gain: factor of all values after the contrast, where the brightness is one and not added.
     """
 
     window_yxyx: npt.NDArray[np.float32]
@@ -45,6 +46,7 @@ class Draws:
     contrast: float
     saturation: float
     hue: float
+    gain: float = 1.0
 
 
 def draw_augmentation(

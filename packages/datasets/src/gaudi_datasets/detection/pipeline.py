@@ -7,19 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
-from gaudi_datasets.detection.augmentation import (
-    crop_boxes,
-    draw_augmentation,
-    flip_boxes,
-)
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB, finish_image
+from gaudi_datasets.detection.samples import draw_fake_batch, draw_sample
 from gaudi_datasets.detection.sources import DetectionExample, DetectionSource
-from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, image_generator
-from gaudi_datasets.tf_input import call_python, decode_image, evaluation_batches, threading_options
-from gaudi_ops import SSD300, DefaultBoxSpec, encode_targets
+from gaudi_datasets.sampling import InputOptions, SampleOrder
+from gaudi_datasets.tf_input import call_python, decode_image, decode_window, evaluation_batches, threading_options
+from gaudi_ops import SSD300, DefaultBoxSpec
 
 
 def train_dataset(
@@ -37,21 +32,25 @@ def train_dataset(
         tf.data.Dataset of dicts: ``images`` [batch, side, side, 3] normalised, ``classes`` int32 [batch, boxes],
         ``offsets`` float32 [batch, boxes, 4], ``num_matched`` int32 [batch], ``image_ids`` int64 [batch].
     """
+    order = SampleOrder(len(source), options)
     read_example = functools.cache(source.read) if options.cache_encoded else source.read
-    read = functools.partial(_read_step, read_example, SampleOrder(len(source), options), options, spec)
-    finish = functools.partial(finish_image, side=options.image_size)
-    shape: list[int | None] = [options.image_size, options.image_size, 3]
+    load_sample = functools.partial(_load_sample, source.name, read_example, options, spec)
+    types = [tf.float32, tf.int32, tf.float32, tf.int32, tf.int64]
+    size = options.image_size
+    shapes: list[list[int | None]] = [[size, size, 3], [spec.num_boxes], [spec.num_boxes, 4]]
 
-    def load(encoded: Any, window: Any, flip: Any, colors: Any, *targets_and_id: Any) -> dict[str, Any]:
-        pixels = decode_image(encoded, window)
-        (image,) = call_python(finish, [pixels, flip, colors], [tf.float32], [shape])
+    def samples_of(step: Any) -> Any:
+        indices, epochs = call_python(order.at_step, [step], [tf.int64, tf.int64], [[None], [None]])
+        return tf.data.Dataset.from_tensor_slices((indices, epochs))
+
+    def load(index: Any, epoch: Any) -> dict[str, Any]:
+        image, *others = call_python(load_sample, [index, epoch], types, [*shapes, [], []])
         names = ("classes", "offsets", "num_matched", "image_ids")
-        return {"images": tf.cast(image, options.dtype), **dict(zip(names, targets_and_id, strict=True))}
+        return {"images": tf.cast(image, options.dtype), **dict(zip(names, others, strict=True))}
 
-    # Python works a step ahead, in one thread: with two the same work takes twice as long, for they share its lock.
-    steps = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
-    steps = steps.map(lambda step: call_python(read, [step], *_step_signature(spec))).prefetch(1)
-    dataset = steps.unbatch().map(load, num_parallel_calls=options.parallel_calls)
+    dataset = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max).flat_map(samples_of)
+    # No more at once than there are threads: what waits to be batched is a third slower, for it fills the cache.
+    dataset = dataset.map(load, num_parallel_calls=min(options.threads, options.parallel_calls))
     dataset = dataset.batch(options.batch_size, drop_remainder=True)
     return dataset.prefetch(2).with_options(threading_options(options))
 
@@ -84,25 +83,12 @@ def fake_dataset(options: InputOptions, *, num_classes: int, spec: DefaultBoxSpe
     """One random batch again and again, of the types and shapes of `train_dataset`: for measuring speed.
 
     Args:
-        options: batch size, image size, dtype and seed.
+        options: batch size, image size, dtype, seed, and the rank, each of which has its part of one global batch.
         num_classes: with the background.
         spec: default boxes that the targets are for.
     """
-    generator = image_generator(options.seed, 0, PADDING_ID)
-    corners = generator.random((options.batch_size, 8, 2, 2), dtype=np.float32)
-    boxes = np.concatenate([corners.min(axis=2), corners.max(axis=2)], axis=-1)
-    labels = generator.integers(1, num_classes, (options.batch_size, 8), dtype=np.int32)
-    targets = [encode_targets(*image, spec) for image in zip(boxes, labels, strict=True)]
-    classes, offsets, num_matched = (np.stack(part) for part in zip(*targets, strict=True))
-    shape = (options.batch_size, options.image_size, options.image_size, 3)
-    batch = {
-        "images": tf.cast(generator.standard_normal(shape, dtype=np.float32), options.dtype),
-        "classes": classes,
-        "offsets": offsets,
-        "num_matched": num_matched,
-        "image_ids": np.arange(options.batch_size, dtype=np.int64),
-    }
-    return tf.data.Dataset.from_tensors(batch).repeat()
+    batch = draw_fake_batch(options, num_classes, spec)
+    return tf.data.Dataset.from_tensors({**batch, "images": tf.cast(batch["images"], options.dtype)}).repeat()
 
 
 def prepare_image(encoded: Any, image_size: int = SSD300.image_size) -> Any:
@@ -115,7 +101,7 @@ def prepare_image(encoded: Any, image_size: int = SSD300.image_size) -> Any:
     Returns:
         float32 [image_size, image_size, 3], RGB, normalised.
     """
-    return prepare_pixels(decode_image(encoded, tf.zeros([4], tf.int32)), image_size)
+    return prepare_pixels(decode_image(encoded), image_size)
 
 
 def prepare_pixels(pixels: Any, image_size: int = SSD300.image_size) -> Any:
@@ -131,61 +117,24 @@ def prepare_pixels(pixels: Any, image_size: int = SSD300.image_size) -> Any:
     return (_resize(pixels, image_size) / 255.0 - MEAN_RGB) * (1 / STDDEV_RGB)
 
 
-def _step_signature(spec: DefaultBoxSpec) -> tuple[list[Any], list[list[int | None]]]:
-    """Types and shapes of what `_read_step` returns."""
-    types = [tf.string, tf.int32, tf.bool, tf.float32, tf.int32, tf.float32, tf.int32, tf.int64]
-    rows: list[list[int | None]] = [[], [4], [], [4], [spec.num_boxes], [spec.num_boxes, 4], [], []]
-    return types, [[None, *shape] for shape in rows]
-
-
-def _read_step(
+def _load_sample(
+    name: str,
     read_example: Callable[[int], DetectionExample],
-    order: SampleOrder,
     options: InputOptions,
     spec: DefaultBoxSpec,
-    step: int,
-) -> tuple[npt.NDArray[Any], ...]:
-    """The samples of a step as `_augment` gives them, each part stacked."""
-    indices, epochs = order.at_step(int(step))
-    pairs = zip(indices.tolist(), epochs.tolist(), strict=True)
-    samples = [_augment(read_example(index), epoch, options, spec) for index, epoch in pairs]
-    encoded, *others = zip(*samples, strict=True)
-    return np.array(encoded, object), *(np.stack(part) for part in others)
+    index: int,
+    epoch: int,
+) -> tuple[Any, ...]:
+    """The picture, the three targets and the id of an image in an epoch.
 
-
-def _augment(example: DetectionExample, epoch: int, options: InputOptions, spec: DefaultBoxSpec) -> tuple[Any, ...]:
-    """Encoded image, window in pixels, flip, colours, the three targets, and the id.
-
-    Targets are encoded here, in NumPy, which looks at the few matched default boxes alone where TensorFlow would encode
-    all: a quarter of the time.
+    All of it is one call of Python, for what goes from Python to TensorFlow or back is copied. It takes no lock: while
+    it waited for one, a garbage collection could stop an iterator, and wait for this call.
     """
-    objects = ~example.is_crowd
-    boxes, labels = example.boxes_yxyx[objects], example.labels[objects]
-    draws = draw_augmentation(boxes, image_generator(options.seed, epoch, example.image_id), options.flip_probability)
-    pixels, window = _pixel_window(draws.window_yxyx, example)
-    boxes, kept = crop_boxes(boxes, window)
-    if draws.flip:
-        boxes = flip_boxes(boxes)
-    colors = np.array([draws.brightness, draws.contrast, draws.saturation, draws.hue], np.float32)
-    targets = encode_targets(boxes, labels[kept], spec)
-    return example.encoded, pixels, draws.flip, colors, *targets, example.image_id
-
-
-def _pixel_window(
-    window_yxyx: npt.NDArray[np.float32], example: DetectionExample
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """A window on whole pixels: (y0, x0, height, width) in pixels, and its corners as fractions of the image."""
-    height, width = example.height, example.width
-    y0, x0, y1, x1 = window_yxyx.tolist()
-    (top, bottom), (left, right) = _pixel_span(y0, y1, height), _pixel_span(x0, x1, width)
-    corners = np.array([top / height, left / width, bottom / height, right / width], np.float32)
-    return np.array([top, left, bottom - top, right - left], np.int32), corners
-
-
-def _pixel_span(low: float, high: float, size: int) -> tuple[int, int]:
-    """First pixel, and the one after the last, of an interval given as fractions of the size."""
-    start = min(int(low * size), size - 1)
-    return start, min(max(round(high * size), start + 1), size)
+    example = read_example(int(index))
+    sample = draw_sample(example, int(epoch), options, spec)
+    place = f"{name}: record {index} (image {example.image_id}, {example.file_name})"
+    image = finish_image(decode_window(example.encoded, sample.window, place), sample.draws, options.image_size)
+    return image, sample.classes, sample.offsets, np.int32(sample.num_matched), np.int64(example.image_id)
 
 
 def _read_whole(source: DetectionSource, index: int) -> tuple[Any, ...]:

@@ -60,12 +60,14 @@ class StaticBatches:
         num_images: in an epoch of the data set that they were made of.
         categories: the classes in id order; label l is categories[l - 1].
         files: name and identity of each batch, in the order of the steps.
+        fingerprint: the same for all ranks, however many they are: of what the global batches were made of.
     """
 
     folder: Path
     num_images: int
     categories: tuple[Category, ...]
     files: tuple[tuple[str, str], ...]
+    fingerprint: str
 
 
 def write_static_batches(
@@ -155,7 +157,8 @@ def open_static_batches(data_dir: str | Path, options: InputOptions, *, spec: De
         raise DataError(f"{path}: names no categories, files or number of images; make the batches again")
     for name, _, size in listed:
         _require_file(folder / name, size)
-    return StaticBatches(folder, num_images, categories, tuple((name, identity) for name, identity, _ in listed))
+    files = tuple((name, identity) for name, identity, _ in listed)
+    return StaticBatches(folder, num_images, categories, files, _identify_run(manifest, options, len(files)))
 
 
 def static_dataset(
@@ -227,6 +230,14 @@ def _facts(source: DetectionSource, options: InputOptions, spec: DefaultBoxSpec)
         "num_images": len(source),
         "categories": [asdict(category) for category in source.categories],
     }
+
+
+def _identify_run(manifest: Mapping[str, Any], options: InputOptions, steps: int) -> str:
+    """SHA-256 of what the batches of all ranks together depend on."""
+    of_rank = (*_shape_facts(options, SSD300), "files")
+    facts = {name: value for name, value in manifest.items() if name not in of_rank}
+    facts |= {"global_batch": options.batch_size * options.size, "image_size": options.image_size, "steps": steps}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _require_sizes(options: InputOptions, steps: int, spec: DefaultBoxSpec) -> None:

@@ -1,0 +1,229 @@
+"""Batches for the detector as NumPy arrays, for programs without TensorFlow: decoded and augmented by OpenCV.
+
+Threads do the work, an image each: most of it is in OpenCV and NumPy, which release Python's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB, finish_image
+from gaudi_datasets.detection.examples import DetectionExample
+from gaudi_datasets.detection.samples import draw_fake_batch, draw_sample
+from gaudi_datasets.detection.sources import DetectionSource
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.image_files import check_image
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, deal_positions
+from gaudi_ops import SSD300, DefaultBoxSpec
+
+Batch = dict[str, npt.NDArray[Any]]
+Layout = Literal["NCHW", "NHWC"]
+
+_AHEAD = 2  # batches that are made while one is used
+
+
+def train_batches(
+    source: DetectionSource,
+    options: InputOptions,
+    *,
+    first_step: int = 0,
+    spec: DefaultBoxSpec = SSD300,
+    layout: Layout = "NCHW",
+    scale_brightness: bool = False,
+) -> Generator[Batch, None, None]:
+    """Endless training batches of this rank, from a step on: those of `train_dataset` in `pipeline`.
+
+    Draws, crops and targets are the same numbers. So are pixels, to 2e-3 after normalisation, but for JPEGs: TensorFlow
+    decodes those faster and less exactly by default, which makes a difference of about 1.3/255 on average.
+
+    Args:
+        source: the images and their boxes.
+        options: see `InputOptions`; images are float32, which MXNet makes of another type where it needs one.
+        first_step: the step whose batch comes first.
+        spec: default boxes that the targets are for.
+        layout: of the images.
+        scale_brightness: multiply by what was drawn for the brightness, 0.875 to 1.125, in place of adding it.
+
+    Yields:
+        ``images`` float32 [batch, 3, side, side] (or [batch, side, side, 3]) normalised, ``classes`` int32 [batch,
+        boxes], ``offsets`` float32 [batch, boxes, 4], ``num_matched`` int32 [batch], ``image_ids`` int64 [batch].
+
+    Raises:
+        DataError: a record is damaged, or an image cannot be decoded.
+    """
+    order = SampleOrder(len(source), options)
+    read = functools.cache(source.read) if options.cache_encoded else source.read
+
+    def load(index: int, epoch: int, batch: Batch, row: int) -> None:
+        example = read(index)
+        sample = draw_sample(example, epoch, options, spec, scale_brightness=scale_brightness)
+        pixels = _decode(example, _name_place(source, index, example))
+        y0, x0, height, width = sample.window.tolist()
+        crop = cv2.cvtColor(pixels[y0 : y0 + height, x0 : x0 + width], cv2.COLOR_BGR2RGB)
+        _put_image(batch["images"][row], finish_image(crop, sample.draws, options.image_size), layout)
+        batch["classes"][row], batch["offsets"][row] = sample.classes, sample.offsets
+        batch["num_matched"][row], batch["image_ids"][row] = sample.num_matched, example.image_id
+
+    shapes = {
+        "images": (_image_shape(options, layout), np.float32),
+        "classes": ((spec.num_boxes,), np.int32),
+        "offsets": ((spec.num_boxes, 4), np.float32),
+        "num_matched": ((), np.int32),
+        "image_ids": ((), np.int64),
+    }
+    steps = (zip(*map(np.ndarray.tolist, order.at_step(step)), strict=True) for step in itertools.count(first_step))
+    return _make_batches(map(list, steps), load, shapes, options)
+
+
+def eval_batches(
+    source: DetectionSource, options: InputOptions, *, num_images: int | None = None, layout: Layout = "NCHW"
+) -> Generator[Batch, None, None]:
+    """Every image of a source once, in its order, in batches of equal shape, as many on every rank.
+
+    Args:
+        source: the images.
+        options: see `InputOptions`; the seed has no effect.
+        num_images: read only so many of them, from the first.
+        layout: of the images.
+
+    Yields:
+        ``images`` as `train_batches`, ``image_ids`` int64 [batch] and ``sizes`` int32 [batch, 2], height and width in
+        pixels. What lacks at the end is filled up with images of zeros and id -1.
+
+    Raises:
+        DataError: a record is damaged, or an image cannot be decoded.
+    """
+    count = len(source) if num_images is None else min(num_images, len(source))
+
+    def load(position: int, batch: Batch, row: int) -> None:
+        if position >= count:
+            batch["images"][row], batch["image_ids"][row], batch["sizes"][row] = 0, PADDING_ID, 0
+            return
+        example = source.read(position)
+        image = prepare_image(example.encoded, _name_place(source, position, example), options.image_size)
+        _put_image(batch["images"][row], image, layout)
+        batch["image_ids"][row], batch["sizes"][row] = example.image_id, (example.height, example.width)
+
+    shapes = {
+        "images": (_image_shape(options, layout), np.float32),
+        "image_ids": ((), np.int64),
+        "sizes": ((2,), np.int32),
+    }
+    steps = deal_positions(count, options).reshape(-1, options.batch_size, 1).tolist()
+    return _make_batches(steps, load, shapes, options)
+
+
+def fake_batches(
+    options: InputOptions, *, num_classes: int, spec: DefaultBoxSpec = SSD300, layout: Layout = "NCHW"
+) -> Generator[Batch, None, None]:
+    """One random batch again and again, of the types and shapes of `train_batches`: for measuring speed.
+
+    Args:
+        options: batch size, image size, seed, and the rank, each of which has its part of one global batch.
+        num_classes: with the background.
+        spec: default boxes that the targets are for.
+        layout: of the images.
+    """
+    batch = draw_fake_batch(options, num_classes, spec)
+    if layout == "NCHW":
+        batch["images"] = np.ascontiguousarray(batch["images"].transpose(0, 3, 1, 2))
+    while True:
+        yield dict(batch)
+
+
+def prepare_image(encoded: bytes, place: object, image_size: int = SSD300.image_size) -> npt.NDArray[np.float32]:
+    """Decode an image and make it what the network takes, exactly as in evaluation.
+
+    Args:
+        encoded: bytes of a JPEG or PNG.
+        place: what messages call it.
+        image_size: side of the result in pixels.
+
+    Returns:
+        float32 [image_size, image_size, 3], RGB, normalised.
+
+    Raises:
+        DataError: it cannot be decoded.
+    """
+    pixels = cv2.cvtColor(_decode_pixels(encoded, place), cv2.COLOR_BGR2RGB).astype(np.float32)
+    resized = cv2.resize(pixels, (image_size, image_size), interpolation=cv2.INTER_LINEAR)
+    image: npt.NDArray[np.float32] = (resized / np.float32(255) - MEAN_RGB) * (1 / STDDEV_RGB)
+    return image
+
+
+def _make_batches(
+    steps: Iterable[Sequence[Any]],
+    load: Callable[..., None],
+    shapes: dict[str, tuple[tuple[int, ...], Any]],
+    options: InputOptions,
+) -> Generator[Batch, None, None]:
+    """The batches of steps in order, each with an image in a row; `load(*item, batch, row)` fills it."""
+    if options.dtype != "float32":
+        raise ValueError(f"dtype is {options.dtype!r}; batches in NumPy are of 'float32', cast them on the device")
+    with contextlib.ExitStack() as stack:
+        threads = ThreadPoolExecutor(min(options.threads, options.parallel_calls))
+        stack.callback(threads.shutdown, cancel_futures=True)
+        pending: deque[tuple[Batch, list[Future[None]]]] = deque()
+        for items in steps:
+            batch = {name: np.empty((options.batch_size, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+            pending.append((batch, [threads.submit(load, *item, batch, row) for row, item in enumerate(items)]))
+            if len(pending) > _AHEAD:
+                yield _finish(*pending.popleft())
+        while pending:
+            yield _finish(*pending.popleft())
+
+
+def _finish(batch: Batch, jobs: list[Future[None]]) -> Batch:
+    wait(jobs)
+    for job in jobs:
+        job.result()
+    return batch
+
+
+def _decode(example: DetectionExample, place: str) -> npt.NDArray[np.uint8]:
+    """Pixels uint8 [height, width, 3], BGR, of the size that the example tells."""
+    pixels = _decode_pixels(example.encoded, place)
+    if pixels.shape[:2] != (example.height, example.width):
+        height, width = pixels.shape[:2]
+        raise DataError(
+            f"{place}: is {height} pixels high and {width} wide, and the data set says {example.height} and "
+            f"{example.width}; convert the data again"
+        )
+    return pixels
+
+
+def _decode_pixels(encoded: bytes, place: object) -> npt.NDArray[np.uint8]:
+    # OpenCV fills up what is cut off, in silence.
+    image = check_image(encoded, place, decode=False)
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    pixels: npt.NDArray[np.uint8] | None = cv2.imdecode(np.frombuffer(image.encoded, np.uint8), flags)
+    if pixels is None:
+        raise DataError(f"{place}: cannot be decoded ({len(encoded)} bytes); fetch it again or leave it out")
+    return pixels
+
+
+def _name_place(source: DetectionSource, index: int, example: DetectionExample) -> str:
+    return f"{source.name}: record {index} (image {example.image_id}, {example.file_name})"
+
+
+def _image_shape(options: InputOptions, layout: Layout) -> tuple[int, ...]:
+    side = options.image_size
+    return (3, side, side) if layout == "NCHW" else (side, side, 3)
+
+
+def _put_image(place: npt.NDArray[np.float32], image: npt.NDArray[np.float32], layout: Layout) -> None:
+    """Write an image [side, side, 3] to its place in a batch."""
+    if layout == "NCHW":
+        cv2.split(image, list(place))
+    else:
+        place[:] = image

@@ -1,0 +1,112 @@
+"""What training makes of an image in an epoch, before any pixel is decoded: drawn in NumPy, alike in all pipelines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_datasets.detection.augmentation import Draws, crop_boxes, draw_augmentation, flip_boxes
+from gaudi_datasets.detection.examples import DetectionExample
+from gaudi_datasets.sampling import InputOptions, fake_image_ids, image_generator
+from gaudi_ops import DefaultBoxSpec, encode_targets
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """What was drawn for an image, and what the network should say of it then.
+
+    Attributes:
+        window: int32 [4], the crop: y0, x0, height, width in pixels.
+        draws: mirroring and colours.
+        classes: int32 [boxes], 0 for background.
+        offsets: float32 [boxes, 4].
+        num_matched: how many of the classes are not 0.
+    """
+
+    window: npt.NDArray[np.int32]
+    draws: Draws
+    classes: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.float32]
+    num_matched: int
+
+
+def draw_sample(
+    example: DetectionExample,
+    epoch: int,
+    options: InputOptions,
+    spec: DefaultBoxSpec,
+    *,
+    scale_brightness: bool = False,
+) -> Sample:
+    """Draw crop, mirroring and colours, and encode the targets for them; crowds are no objects.
+
+    Targets are encoded in NumPy, which looks at the few matched default boxes alone.
+
+    Args:
+        example: the image and its boxes.
+        epoch: from 0.
+        options: seed, and probability of mirroring.
+        spec: default boxes that the targets are for.
+        scale_brightness: multiply by one and the brightness, in place of adding it.
+    """
+    objects = ~example.is_crowd
+    boxes, labels = example.boxes_yxyx[objects], example.labels[objects]
+    draws = draw_augmentation(boxes, image_generator(options.seed, epoch, example.image_id), options.flip_probability)
+    if scale_brightness:
+        draws = replace(draws, brightness=0.0, gain=1 + draws.brightness)
+    pixels, window = _pixel_window(draws.window_yxyx, example)
+    boxes, kept = crop_boxes(boxes, window)
+    if draws.flip:
+        boxes = flip_boxes(boxes)
+    classes, offsets, num_matched = encode_targets(boxes, labels[kept], spec)
+    return Sample(pixels, draws, classes, offsets, int(num_matched))
+
+
+def draw_fake_batch(options: InputOptions, num_classes: int, spec: DefaultBoxSpec) -> dict[str, npt.NDArray[Any]]:
+    """A random batch of this rank: its part of one global batch.
+
+    Args:
+        options: batch size, image size, seed and rank.
+        num_classes: with the background.
+        spec: default boxes that the targets are for.
+
+    Returns:
+        ``images`` float32 [batch, side, side, 3], ``classes`` int32 [batch, boxes], ``offsets`` float32 [batch, boxes,
+        4], ``num_matched`` int32 [batch], ``image_ids`` int64 [batch].
+    """
+    images, targets = [], []
+    image_ids = fake_image_ids(options)
+    for image_id in image_ids.tolist():
+        generator = image_generator(options.seed, 0, image_id)
+        corners = generator.random((8, 2, 2), dtype=np.float32)
+        boxes = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=-1)
+        targets.append(encode_targets(boxes, generator.integers(1, num_classes, 8, dtype=np.int32), spec))
+        images.append(generator.standard_normal((options.image_size, options.image_size, 3), dtype=np.float32))
+    classes, offsets, num_matched = (np.stack(part) for part in zip(*targets, strict=True))
+    return {
+        "images": np.stack(images),
+        "classes": classes,
+        "offsets": offsets,
+        "num_matched": num_matched,
+        "image_ids": image_ids,
+    }
+
+
+def _pixel_window(
+    window_yxyx: npt.NDArray[np.float32], example: DetectionExample
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """A window on whole pixels: (y0, x0, height, width) in pixels, and its corners as fractions of the image."""
+    height, width = example.height, example.width
+    y0, x0, y1, x1 = window_yxyx.tolist()
+    (top, bottom), (left, right) = _pixel_span(y0, y1, height), _pixel_span(x0, x1, width)
+    corners = np.array([top / height, left / width, bottom / height, right / width], np.float32)
+    return np.array([top, left, bottom - top, right - left], np.int32), corners
+
+
+def _pixel_span(low: float, high: float, size: int) -> tuple[int, int]:
+    """First pixel, and the one after the last, of an interval given as fractions of the size."""
+    start = min(int(low * size), size - 1)
+    return start, min(max(round(high * size), start + 1), size)
