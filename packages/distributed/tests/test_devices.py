@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from gaudi_distributed import DeviceError, DeviceKind, choose_device, devices, open_device
+from gaudi_distributed.devices import count_devices
 
 
 def make(root: Path, *names: str) -> Path:
@@ -115,7 +116,7 @@ class FakeTensorFlow(ModuleType):
     ("kind", "or_cpu", "gpus", "opened", "calls"),
     [
         ("cpu", False, ["GPU:0"], "cpu", [("show", [], "GPU")]),
-        ("gpu", False, ["GPU:0", "GPU:1"], "gpu", [("grow", "GPU:0", True), ("grow", "GPU:1", True)]),
+        ("gpu", False, ["GPU:0", "GPU:1"], "gpu", [("show", ["GPU:0"], "GPU"), ("grow", "GPU:0", True)]),
         ("gpu", True, [], "cpu", [("show", [], "GPU")]),
     ],
 )
@@ -137,6 +138,33 @@ def test_a_gpu_that_tensorflow_does_not_list_is_an_error(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "tensorflow", FakeTensorFlow([]))
     with pytest.raises(DeviceError, match=r"device gpu: TensorFlow 2\.15\.1 lists no GPU; install"):
         open_device("gpu")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "used"), [(["GPU:0", "GPU:1"], 1, "GPU:1"), (["GPU:0"], 3, "GPU:0")], ids=["all", "chosen"]
+)
+def test_each_process_has_a_gpu_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[str], local_rank: int, used: str
+) -> None:
+    tensorflow = FakeTensorFlow(gpus)
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    open_device("gpu", local_rank=local_rank)
+    assert tensorflow.calls == [("show", [used], "GPU"), ("grow", used, True)]
+
+
+def test_more_processes_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", FakeTensorFlow(["GPU:0", "GPU:1"]))
+    with pytest.raises(DeviceError, match="process 2 of this machine has none, for TensorFlow lists 2"):
+        open_device("gpu", local_rank=2)
+
+
+def test_devices_are_counted(tmp_path: Path) -> None:
+    for name in ("sys/class/accel/accel0", "sys/class/accel/accel1", "dev/nvidia0", "dev/nvidia1", "dev/nvidia2"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "dev/nvidiactl").touch()
+    (tmp_path / "dev/nvidia-uvm").touch()
+    assert [count_devices(kind, root=tmp_path, environ={}) for kind in ("cpu", "gpu", "hpu")] == [1, 3, 2]
+    assert count_devices("gpu", root=tmp_path, environ={"CUDA_VISIBLE_DEVICES": "0,2"}) == 2
 
 
 def test_choosing_imports_neither_tensorflow_nor_a_vendor_module() -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from gaudi_distributed import DeviceError
-from gaudi_distributed.habana import load_habana
+from gaudi_distributed.habana import load_habana, make_strategy
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,6 +16,8 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(DeviceError, match="module habana_frameworks is missing; install habana-tensorflow"):
         load_habana()
+    with pytest.raises(DeviceError, match=r"module habana_frameworks is missing; .* or choose multi_worker"):
+        make_strategy()
 
 
 def test_the_module_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

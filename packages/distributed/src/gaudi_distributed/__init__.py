@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gaudi_distributed.agreement import require_agreement
 from gaudi_distributed.communicator import Communicator, SingleProcess
 from gaudi_distributed.devices import (
     DEVICE_CHOICES,
@@ -11,6 +12,9 @@ from gaudi_distributed.devices import (
     open_device,
 )
 from gaudi_distributed.errors import ConfigurationError, DeviceError
+from gaudi_distributed.groups import allreduce_within
+from gaudi_distributed.opening import CommunicationOptions, communication_environment, open_communicator
+from gaudi_distributed.place import Place, find_place, write_tf_config
 from gaudi_distributed.precision import (
     PRECISION_NAMES,
     Precision,
@@ -22,16 +26,24 @@ from gaudi_distributed.precision import (
 __all__ = [
     "DEVICE_CHOICES",
     "PRECISION_NAMES",
+    "CommunicationOptions",
     "Communicator",
     "ConfigurationError",
     "DeviceChoice",
     "DeviceError",
     "DeviceKind",
+    "Place",
     "Precision",
     "PrecisionName",
     "SingleProcess",
+    "allreduce_within",
     "apply_environment",
     "choose_device",
     "choose_precision",
+    "communication_environment",
+    "find_place",
+    "open_communicator",
     "open_device",
+    "require_agreement",
+    "write_tf_config",
 ]

@@ -62,14 +62,28 @@ def choose_device(
     return "cpu"
 
 
-def open_device(kind: DeviceKind, *, or_cpu: bool = False) -> DeviceKind:
+def count_devices(kind: DeviceKind, *, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> int:
+    """Return how many devices of a kind this machine shows; a CPU is one. Arguments as of `choose_device`."""
+    environ = os.environ if environ is None else environ
+    if kind == "cpu":
+        return 1
+    if kind == "hpu":
+        return len(list((root / "sys/class/accel").glob("accel[0-9]*")))
+    nodes = [node for node in (root / "dev").glob("nvidia[0-9]*") if node.name[6:].isdigit()]
+    shown = environ.get("CUDA_VISIBLE_DEVICES")
+    return max(1, len(nodes)) if shown is None else len(shown.split(","))
+
+
+def open_device(kind: DeviceKind, *, or_cpu: bool = False, local_rank: int = 0) -> DeviceKind:
     """Make TensorFlow use the device, and return it; call it after `apply_environment`.
 
-    On `hpu` the vendor's module is loaded; on `gpu` memory is taken as it is needed; on `cpu` GPUs are hidden.
+    On `hpu` the vendor's module is loaded; on `gpu` memory is taken as it is needed, and of several GPUs the one of
+    `local_rank` is used; on `cpu` GPUs are hidden.
     With `or_cpu` (for a device that `auto` chose) a GPU that TensorFlow cannot use becomes the CPU.
 
     Raises:
-        DeviceError: TensorFlow lists no GPU, or the vendor's package for the Gaudi is not installed.
+        DeviceError: TensorFlow lists no GPU, or none for `local_rank`, or the vendor's package for the Gaudi is not
+            installed.
         ImportError: there is no TensorFlow.
     """
     if kind == "hpu":
@@ -78,8 +92,15 @@ def open_device(kind: DeviceKind, *, or_cpu: bool = False) -> DeviceKind:
 
     gpus = tf.config.list_physical_devices("GPU")
     if kind == "gpu" and gpus:
-        for gpu in gpus:
-            tf.config.experimental.set_memory_growth(gpu, True)
+        if len(gpus) > 1 and local_rank >= len(gpus):
+            raise DeviceError(
+                f"device gpu: process {local_rank} of this machine has none, for TensorFlow lists {len(gpus)}; "
+                "start no more processes than GPUs"
+            )
+        # Where one is listed only, the launcher has chosen it.
+        gpu = gpus[local_rank if len(gpus) > 1 else 0]
+        tf.config.set_visible_devices([gpu], "GPU")
+        tf.config.experimental.set_memory_growth(gpu, True)
         return "gpu"
     if kind == "gpu" and not or_cpu:
         raise DeviceError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gaudi_distributed.errors import DeviceError
 
 
@@ -19,3 +21,19 @@ def load_habana() -> None:
             "beside TensorFlow 2.15.0 on Python 3.10"
         ) from error
     load_habana_module()
+
+
+def make_strategy() -> Any:
+    """Return an HPUStrategy over the workers of TF_CONFIG; the Gaudi is registered already. Not tested on hardware.
+
+    Raises:
+        DeviceError: the distribution habana-tensorflow is not installed.
+    """
+    try:
+        from habana_frameworks.tensorflow.distribute import HPUStrategy
+    except ModuleNotFoundError as error:
+        raise DeviceError(
+            f"distribution strategy hpu: module {error.name} is missing; install habana-tensorflow 1.14 "
+            "beside TensorFlow 2.15.0 on Python 3.10, or choose multi_worker"
+        ) from error
+    return HPUStrategy()

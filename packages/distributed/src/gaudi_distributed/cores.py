@@ -1,0 +1,71 @@
+"""The physical cores of this machine, from /sys, and which of them each rank of it gets."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Sockets, each with its physical cores, each with its logical processors by number."""
+
+    sockets: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def cores(self) -> int:
+        """How many physical cores there are."""
+        return sum(len(socket) for socket in self.sockets)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """`cores` physical cores for each rank (0: ranks are not bound), and each local rank's logical processors."""
+
+    cores: int
+    processors: tuple[tuple[int, ...], ...] = ()
+
+
+def read_topology(root: Path = Path("/"), usable: Collection[int] | None = None) -> Topology:
+    """Return the cores that have a logical processor in `usable` (default: those that this process may use).
+
+    Where /sys does not say, every usable processor counts as a core of one socket.
+    """
+    usable = os.sched_getaffinity(0) if usable is None else usable
+    sockets: dict[int, dict[int, list[int]]] = {}
+    for processor in sorted(usable):
+        folder = root / f"sys/devices/system/cpu/cpu{processor}/topology"
+        socket = _read_number(folder / "physical_package_id", 0)
+        core = _read_number(folder / "core_id", -1 - processor)
+        sockets.setdefault(socket, {}).setdefault(core, []).append(processor)
+    return Topology(tuple(tuple(tuple(core) for core in cores.values()) for _, cores in sorted(sockets.items())))
+
+
+def choose_binding(topology: Topology, slots: int, at_most: int | None = None) -> Binding:
+    """Deal the cores to `slots` ranks, socket by socket in turn as Open MPI's `--map-by socket` does.
+
+    That is physical cores / slots for each (`at_most` so many), or fewer where a socket would have to give more than it
+    has. Ranks are not bound where there are more of them than cores.
+    """
+    sockets = topology.sockets
+    cores = min((len(cores) // -(-slots // len(sockets)) for cores in sockets), default=0)
+    cores = cores if at_most is None else min(cores, at_most)
+    if cores == 0:
+        return Binding(0)
+    processors = []
+    for rank in range(slots):
+        turn, socket = divmod(rank, len(sockets))
+        taken = sockets[socket][turn * cores : (turn + 1) * cores]
+        processors.append(tuple(sorted(number for core in taken for number in core)))
+    return Binding(cores, tuple(processors))
+
+
+def _read_number(path: Path, default: int) -> int:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return default
+    return int(text) if re.fullmatch("[0-9]{1,6}", text) else default

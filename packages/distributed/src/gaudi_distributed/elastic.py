@@ -1,0 +1,82 @@
+"""A worker of a run whose hosts come and go: it asks the launcher for its rank in the next round, and takes part in it.
+
+The launcher keeps Gloo's meeting point, a store of names and values over HTTP; what is said here goes through it, too.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Mapping
+
+from gaudi_distributed.errors import ConfigurationError, PeerLostError
+
+WORKER = "GAUDI_RUN_WORKER"
+ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+SCOPE = "/gaudi_run"
+# What Horovod itself looks up when it is begun anew in its elastic mode: the same numbers once more.
+HOROVOD_SCOPE = "/rank_and_size"
+_POLL_SECONDS, _TIMEOUT = 0.1, 30.0
+
+
+def is_elastic(environ: Mapping[str, str]) -> bool:
+    """Whether this process is a worker of such a run."""
+    return WORKER in environ
+
+
+class Seats:
+    """What a worker has to ask the launcher.
+
+    Args:
+        environ: of the process.
+
+    Raises:
+        ConfigurationError: the variables are not those of a launcher.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        missing = [name for name in (ADDRESS, PORT) if name not in environ]
+        if missing or not environ[PORT].isdecimal() or not environ[WORKER].isdecimal():
+            raise ConfigurationError(
+                f"{WORKER} is {environ[WORKER]!r} and {', '.join(missing) or PORT} not as gaudi-run sets it; start the "
+                "run through gaudi-run, or unset it"
+            )
+        self._worker = environ[WORKER]
+        self._address = environ[ADDRESS], int(environ[PORT])
+        self._round = 0
+
+    def take(self) -> dict[str, str] | None:
+        """Wait for the next round; returns Horovod's variables of this worker's rank, None: it is no longer needed.
+
+        Raises:
+            PeerLostError: the launcher is gone.
+        """
+        self._request("PUT", f"{SCOPE}/ask_{self._worker}", b"1")
+        while True:
+            answer = json.loads(self._request("GET", f"{SCOPE}/seat_{self._worker}") or b'{"round": 0}')
+            if answer["round"] > self._round:
+                self._round = answer["round"]
+                variables: dict[str, str] | None = answer["variables"]
+                return variables
+            time.sleep(_POLL_SECONDS)
+
+    def are_changing(self) -> bool:
+        """Whether other workers wait to take part, or some of these are to leave."""
+        return self._request("GET", f"{SCOPE}/changing") == b"1"
+
+    def _request(self, method: str, path: str, content: bytes | None = None) -> bytes:
+        """The value, empty where there is none."""
+        connection = http.client.HTTPConnection(*self._address, timeout=_TIMEOUT)
+        try:
+            connection.request(method, path, content)
+            answer = connection.getresponse()
+            value = answer.read()
+            return value if answer.status == http.client.OK else b""
+        except (OSError, http.client.HTTPException) as error:
+            raise PeerLostError(
+                f"worker {self._worker}: the launcher at {self._address[0]}:{self._address[1]} does not answer "
+                f"({error}); the same command continues from the last checkpoint"
+            ) from error
+        finally:
+            connection.close()

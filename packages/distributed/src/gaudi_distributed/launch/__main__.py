@@ -1,0 +1,8 @@
+"""`python -m gaudi_distributed.launch` is the program `gaudi-run`."""
+
+from __future__ import annotations
+
+from gaudi_distributed.launch.cli import main
+
+if __name__ == "__main__":
+    main()

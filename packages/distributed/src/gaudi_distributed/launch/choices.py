@@ -1,0 +1,204 @@
+"""What flags leave open, chosen from the preset, the environment and the machine; what contradicts is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from gaudi_distributed.cluster import Cluster, HostRequest, find_cluster
+from gaudi_distributed.cores import Binding, choose_binding, read_topology
+from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
+from gaudi_distributed.hccl import ScaleOut, check_hcl_config, hccl_environment, hcl_config
+from gaudi_distributed.jemalloc import describe_jemalloc, preload_jemalloc
+from gaudi_distributed.launch.addresses import check_interface
+from gaudi_distributed.launch.containers import Container
+from gaudi_distributed.launch.flags import Options
+from gaudi_distributed.launch.plan import Backend
+from gaudi_distributed.launch.presets import Accelerator, Preset, find_preset
+from gaudi_distributed.launch.ssh import CONTAINER_SSH_PORT, SSH_PORT, Ssh
+
+
+def choose_preset(options: Options) -> tuple[Preset | None, tuple[str, ...]]:
+    """Return the preset, if one was named, and the command; FlagError where there is none to run."""
+    preset = None if options.preset is None else find_preset(options.preset)
+    command = options.command if preset is None else preset.complete(options.command, str(options.preset))
+    if not command:
+        raise FlagError("names no program; write it with its arguments behind the flags")
+    return preset, command
+
+
+def choose_accelerator(options: Options, preset: Preset | None) -> Accelerator:
+    """Return the kind of device that ranks get."""
+    return options.accelerator or (preset.accelerator if preset is not None else "none")
+
+
+def choose_cluster(options: Options, preset: Preset | None, environ: Mapping[str, str]) -> tuple[Cluster, str]:
+    """Return the hosts with their ranks, and what named them; ConfigurationError where they are not the preset's."""
+    ranks, slots = options.np, options.num_workers_per_hls
+    if preset is not None:
+        if ranks not in (None, preset.ranks) or slots not in (None, preset.slots):
+            raise ConfigurationError(
+                f"--preset {options.preset}: is for {preset.ranks} ranks, {preset.slots} on a host; leave out --np "
+                "and --num_workers_per_hls, or the preset"
+            )
+        ranks = preset.ranks
+    if (
+        ranks is None
+        and slots is None
+        and options.hosts is None
+        and options.hostfile is None
+        and not _has_hosts(environ)
+    ):
+        raise FlagError("says neither how many ranks nor where; give --np or --hosts")
+    request = HostRequest(options.hosts, options.hostfile, ranks, slots, options.first_port)
+    cluster, source = find_cluster(request, environ)
+    if preset is not None and [host.slots for host in cluster.hosts] != [preset.slots] * preset.hosts:
+        raise ConfigurationError(
+            f"--preset {options.preset}: needs {preset.hosts} hosts with {preset.slots} ranks each; name them"
+        )
+    return cluster, source
+
+
+def choose_shape(options: Options, preset: Preset | None) -> tuple[int, int]:
+    """Return how many hosts, and ranks on each, a job is to ask for whose hosts are not known yet."""
+    if options.hosts is not None or options.hostfile is not None:
+        raise FlagError("--slurm_script and --mpijob: the scheduler gives hosts; leave out --hosts and --hostfile")
+    if preset is not None:
+        return preset.hosts, preset.slots
+    slots = options.num_workers_per_hls or options.np
+    if slots is None:
+        raise FlagError("says not how many ranks; give --np, and --num_workers_per_hls for several hosts")
+    hosts, rest = divmod(options.np or slots, slots)
+    if rest or not hosts:
+        raise ConfigurationError(f"--np {options.np}: is no multiple of --num_workers_per_hls {slots}; give one")
+    return hosts, slots
+
+
+def choose_backend(options: Options, preset: Preset | None, environ: Mapping[str, str]) -> Backend:
+    """Return what starts the ranks: what was asked for, the preset's, or Open MPI where mpirun is found, else Gloo."""
+    backend = options.backend or (preset.backend if preset is not None else None)
+    if backend is not None:
+        return backend
+    return "openmpi" if choose_mpi_root(options, environ) or _find("mpirun", environ) else "gloo"
+
+
+def choose_mpi_root(options: Options, environ: Mapping[str, str]) -> str | None:
+    """Return where Open MPI is installed, if that was said: a whole path."""
+    root = options.mpi_root or environ.get("MPI_ROOT") or None
+    if root is not None and (not root.startswith("/") or not root.isprintable() or set(root) & set(" \"'\\$`;&|")):
+        raise ConfigurationError(f"MPI_ROOT {root!r}: write a whole path without blanks and quotes, like /opt/openmpi")
+    return root
+
+
+def choose_interface(options: Options, environ: Mapping[str, str]) -> str | None:
+    """Return the network between the hosts, if that was said, by --interface or MPI_TCP_INCLUDE."""
+    given = {"--interface": options.interface, "MPI_TCP_INCLUDE": environ.get("MPI_TCP_INCLUDE")}
+    found = {source: value for source, value in given.items() if value is not None}
+    for source, value in found.items():
+        check_interface(value, source)
+    if len(set(found.values())) > 1:
+        raise ConfigurationError(
+            f"--interface is {options.interface}, MPI_TCP_INCLUDE {given['MPI_TCP_INCLUDE']}; give one"
+        )
+    return next(iter(found.values()), None)
+
+
+def choose_ssh(options: Options, source: str, environ: Mapping[str, str]) -> Ssh:
+    """Return how hosts are reached: port of the flag, of DOCKER_SSHD_PORT, 3022 with MULTI_HLS_IPS, or 22."""
+    set_port = environ.get("DOCKER_SSHD_PORT", "")
+    if set_port and not (set_port.isascii() and set_port.isdigit() and len(set_port) < 6):
+        raise ConfigurationError(f"DOCKER_SSHD_PORT is {set_port!r}; set it to a port, or unset it")
+    default = CONTAINER_SSH_PORT if source == "MULTI_HLS_IPS" else SSH_PORT
+    if options.ssh_config is not None and not Path(options.ssh_config).is_file():
+        raise MissingProgramError(f"--ssh_config {options.ssh_config}: there is no such file")
+    return Ssh(options.ssh_port or int(set_port or default), options.ssh_config)
+
+
+def choose_cores(options: Options, cluster: Cluster) -> Binding:
+    """Return the cores of each rank: so many as were asked for, or an equal part of this machine's."""
+    topology = read_topology()
+    asked = options.cores_per_rank
+    binding = choose_binding(topology, cluster.most_slots, asked)
+    if asked is not None and asked > binding.cores:
+        raise ConfigurationError(
+            f"--cores_per_rank {asked}: this machine has {topology.cores} cores, {binding.cores} for each of "
+            f"{cluster.most_slots} ranks; give no more"
+        )
+    return binding
+
+
+def choose_variables(
+    options: Options, preset: Preset | None, cluster: Cluster, environ: Mapping[str, str]
+) -> tuple[dict[str, str], dict[Path, str]]:
+    """Return the variables for devices of several hosts, and files to write, by path."""
+    if choose_accelerator(options, preset) != "hpu":
+        if options.scale_out is not None or options.hcl_config is not None:
+            raise FlagError("--scale_out and --hcl_config are for Gaudis; give --accelerator hpu, too")
+        return {}, {}
+    scale_out = options.scale_out or _scale_out(preset, environ)
+    interface = choose_interface(options, environ)
+    name = interface if interface is not None and "/" not in interface else None
+    variables = hccl_environment(cluster, scale_out, name, environ)
+    if options.hcl_config is not None:
+        path = options.hcl_config.absolute()
+        text = hcl_config(cluster, hierarchical=scale_out == "hierarchical")
+        return {**variables, "HCL_CONFIG_PATH": str(path)}, {path: text}
+    if "HCL_CONFIG_PATH" in environ:
+        check_hcl_config(_read(environ["HCL_CONFIG_PATH"]), cluster, environ["HCL_CONFIG_PATH"])
+    return variables, {}
+
+
+def choose_jemalloc(
+    options: Options, container: Container | None, environ: Mapping[str, str]
+) -> tuple[str, dict[str, str]]:
+    """Return a line about jemalloc, and the variable that preloads it."""
+    if not options.jemalloc:
+        return "jemalloc: not used, by --no_jemalloc", {}
+    if container is not None:
+        return f"jemalloc: not used, for what this machine has is not inside {container.image}", {}
+    variables = preload_jemalloc(environ)
+    if variables:
+        return f"jemalloc: used, by LD_PRELOAD={variables['LD_PRELOAD']}", variables
+    return describe_jemalloc(environ), {}
+
+
+def find_program(name: str, environ: Mapping[str, str]) -> str:
+    """Return the program as it can be started here: as named if it is found so, else the one beside this Python.
+
+    Raises:
+        MissingProgramError: it is in neither.
+    """
+    if _find(name, environ):
+        return name
+    beside = Path(sys.executable).parent / name
+    if "/" not in name and os.access(beside, os.X_OK) and beside.is_file():
+        return str(beside)
+    raise MissingProgramError(
+        f"program {name!r}: is not in PATH, nor beside {sys.executable}; install it, or name its path"
+    )
+
+
+def _find(name: str, environ: Mapping[str, str]) -> str | None:
+    return shutil.which(name, path=environ.get("PATH", os.defpath))
+
+
+def _has_hosts(environ: Mapping[str, str]) -> bool:
+    return any(name in environ for name in ("MULTI_HLS_IPS", "SLURM_JOB_NODELIST", "OMPI_MCA_orte_default_hostfile"))
+
+
+def _scale_out(preset: Preset | None, environ: Mapping[str, str]) -> ScaleOut:
+    if preset is not None:
+        return preset.scale_out
+    if environ.get("HCCL_OVER_TCP") == "1":
+        return "tcp"
+    return "hierarchical" if environ.get("HOROVOD_HIERARCHICAL_ALLREDUCE") == "1" else "gaudi"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MissingProgramError(f"HCL_CONFIG_PATH {path}: cannot be read ({error}); write it, or unset it") from error

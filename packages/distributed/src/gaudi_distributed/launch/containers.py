@@ -1,0 +1,93 @@
+"""Docker and Singularity around a launch, by their own arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from gaudi_distributed.errors import FlagError
+from gaudi_distributed.launch.plan import LaunchPlan, Process
+from gaudi_distributed.launch.presets import Accelerator
+
+ContainerKind = Literal["none", "docker", "singularity"]
+CONTAINER_KINDS: tuple[ContainerKind, ...] = get_args(ContainerKind)
+
+# What names files of this machine, and would be wrong inside; Singularity sets the first two anew by itself.
+_OUTER = frozenset({"LD_LIBRARY_PATH", "PATH"})
+_OUTSIDE = frozenset({"LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV"})
+
+_IMAGE = re.compile(r"(?:[a-z]{2,12}://)?[A-Za-z0-9./_][A-Za-z0-9./_:@+-]{0,254}", re.ASCII)
+_MOUNT = re.compile(r"/[^:,\n\r]*:/[^:,\n\r]*(?::r[ow])?")
+
+
+@dataclass(frozen=True)
+class Container:
+    """An image and what it sees of this machine.
+
+    Attributes:
+        kind: what runs it.
+        image: its name, or of Singularity its file.
+        mounts: like "/data:/data:ro".
+        folder: working folder inside.
+
+    Raises:
+        FlagError: the image or a mount does not look like one.
+    """
+
+    kind: ContainerKind
+    image: str
+    mounts: tuple[str, ...] = ()
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if _IMAGE.fullmatch(self.image) is None:
+            raise FlagError(f"--image {self.image!r}: is no image; write one like registry/name:tag, or a file's path")
+        for mount in self.mounts:
+            if _MOUNT.fullmatch(mount) is None or not mount.isprintable():
+                raise FlagError(f"--mount {mount!r}: write it like /here:/inside or /here:/inside:ro")
+        if self.folder is not None and not self.folder.startswith("/"):
+            raise FlagError(f"--workdir {self.folder!r}: give the whole path inside the image")
+
+
+def choose_inside(kind: ContainerKind, forwarded: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of those forwarded variables that mean something inside."""
+    outside = {"none": frozenset[str](), "singularity": _OUTSIDE, "docker": _OUTSIDE | _OUTER}[kind]
+    return tuple(name for name in forwarded if name not in outside)
+
+
+def wrap_singularity(container: Container, accelerator: Accelerator, command: Sequence[str]) -> tuple[str, ...]:
+    """Return the command inside Singularity, as each rank starts it."""
+    return (
+        *("singularity", "exec"),
+        *(("--nv",) if accelerator == "gpu" else ()),
+        *(("--bind", "/dev,/sys") if accelerator == "hpu" else ()),
+        *(word for mount in container.mounts for word in ("--bind", mount)),
+        *(() if container.folder is None else ("--pwd", container.folder)),
+        container.image,
+        *command,
+    )
+
+
+def plan_docker(
+    container: Container, accelerator: Accelerator, plan: LaunchPlan, inner: Sequence[str]
+) -> list[Process]:
+    """Return the `docker run` whose container runs `inner`, gaudi-run with all the ranks of this machine."""
+    devices = {
+        "none": (),
+        "gpu": ("--gpus", "all"),
+        "hpu": ("--runtime", "habana", "--env", "HABANA_VISIBLE_DEVICES=all", "--cap-add", "sys_nice"),
+    }[accelerator]
+    argv = (
+        *("docker", "run", "--rm", "--init", "--network", "host", "--ipc", "host"),
+        *("--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
+        *devices,
+        *(word for name in plan.forwarded for word in ("--env", name)),
+        *(word for mount in container.mounts for word in ("--volume", mount)),
+        *(() if container.folder is None else ("--workdir", container.folder)),
+        container.image,
+        *inner,
+    )
+    name = f"ranks 0 to {plan.cluster.size - 1} in {container.image}"
+    return [Process(name, argv, {}, tuple(sorted({*plan.forwarded, *plan.kept})))]

@@ -1,0 +1,272 @@
+"""A run whose hosts come and go, in Horovod's elastic mode: workers that are lost cost the steps since the last commit.
+
+Horovod's own driver is not used: it reads pickles from whoever reaches its port, and switches host key checks off. What
+its workers ask for is answered through the store of names and values that they meet at.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gaudi_distributed.elastic import HOROVOD_SCOPE, SCOPE
+from gaudi_distributed.errors import ConfigurationError, FlagError
+from gaudi_distributed.hosts import parse_hosts
+from gaudi_distributed.launch.addresses import LOOPBACK, is_this_machine
+from gaudi_distributed.launch.flags import PROGRAM, Options
+from gaudi_distributed.launch.own_ranks import plan_worker
+from gaudi_distributed.launch.plan import LaunchPlan
+from gaudi_distributed.launch.planning import plan_launch
+from gaudi_distributed.launch.rendezvous import Rendezvous
+from gaudi_distributed.launch.rounds import Rounds, Seat
+from gaudi_distributed.launch.running import END_SECONDS, RunEndedError, Running, make_error, start_process
+from gaudi_distributed.supervision.bounds import read_bounds
+
+# After these another worker would fail alike: flags, data, input, numbers, safety, configuration.
+_FINAL = frozenset({64, 65, 66, 70, 77, 78})
+_LOST = 75
+_SCRIPT_SECONDS, _WAIT_SECONDS, _TICK = 20.0, 600.0, 0.05
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_RESUME = "the same command continues from the last checkpoint"
+
+
+class HostList:
+    """The hosts that a program names, asked once a second in a thread.
+
+    Args:
+        script: the program.
+
+    Raises:
+        ConfigurationError: it cannot be run at first, or what it prints are no hosts.
+    """
+
+    def __init__(self, script: Path) -> None:
+        self._script = script.absolute()
+        self.hosts = self._ask()
+        threading.Thread(target=self._watch, name="hosts", daemon=True).start()
+
+    def _ask(self) -> dict[str, int]:
+        try:
+            done = subprocess.run(
+                [self._script], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SCRIPT_SECONDS
+            )
+        except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"--host_discovery_script {self._script}: {error}; correct it") from error
+        if done.returncode:
+            raise ConfigurationError(
+                f"--host_discovery_script {self._script}: ended with status {done.returncode}; correct it"
+            )
+        lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        entries = parse_hosts(",".join(lines), f"{self._script}") if lines else ()
+        return {name: slots or 1 for name, slots in entries}
+
+    def _watch(self) -> None:
+        fault = ""
+        while True:
+            time.sleep(1)
+            try:
+                self.hosts, fault = self._ask(), ""
+            except ConfigurationError as error:  # the hosts stay as they were
+                if fault != str(error):
+                    _note(f"{error}")
+                fault = str(error)
+
+
+def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
+    """Plan such a run and run it.
+
+    Raises:
+        FlagError: flags are missing, or contradict each other.
+        RunEndedError: it did not end well.
+    """
+    if options.host_discovery_script is None or options.max_np is None:
+        raise FlagError("--max_np and --host_discovery_script: give both, for ranks that come and go, or none")
+    if options.np or options.hosts or options.hostfile or options.preset or options.backend not in (None, "gloo"):
+        raise FlagError(
+            "--host_discovery_script: names the hosts, and ranks talk by Gloo; leave out --np, --hosts, --hostfile, "
+            "--preset and --backend"
+        )
+    if options.min_np > options.max_np:
+        raise FlagError(f"--min_np {options.min_np}: is more than --max_np {options.max_np}; give fewer")
+    hosts = HostList(options.host_discovery_script)
+    first = ",".join(f"{name}:{slots}" for name, slots in hosts.hosts.items())
+    if not first:
+        raise ConfigurationError(f"--host_discovery_script {options.host_discovery_script}: names no host; correct it")
+    # Which cores are free changes with the hosts, so workers are bound to none.
+    planned = plan_launch(replace(options, hosts=first, backend="gloo", cores_per_rank=0), environ)
+    if options.dry_run:
+        sys.stdout.write(planned.describe())
+        return
+    with Rendezvous(planned.address) as rendezvous:
+        rounds = Rounds(options.min_np, options.max_np)
+        ElasticRun(planned.plan, hosts, rounds, rendezvous, environ, options.max_np).run()
+
+
+class ElasticRun:
+    """The workers, from the first to the last.
+
+    Args:
+        plan: what they run, and how hosts are reached.
+        hosts: where they may.
+        rounds: who takes part.
+        rendezvous: where they ask.
+        environ: variables, of which some are forwarded.
+        most: workers at a time.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        hosts: HostList,
+        rounds: Rounds,
+        rendezvous: Rendezvous,
+        environ: Mapping[str, str],
+        most: int,
+    ) -> None:
+        self._plan, self._hosts, self._rounds, self._rendezvous = plan, hosts, rounds, rendezvous
+        self._environ, self._most = environ, most
+        self._patience = read_bounds(environ).stall_seconds
+        self._running: dict[int, Running] = {}
+        self._started = 0
+        # Hosts that lost a worker get no new one until they were not named for a while.
+        self._refused: set[str] = set()
+        self._failed: Running | None = None
+        self._has_succeeded = False
+
+    def run(self) -> None:
+        """Run until the workers of a round are done; raise RunEndedError if there is no way to go on."""
+        asked: list[int] = []
+        handlers = {number: signal.signal(number, lambda number, frame: asked.append(number)) for number in _SIGNALS}
+        try:
+            self._go_on(asked)
+        finally:
+            for running in self._running.values():
+                running.finish()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        if asked:
+            raise RunEndedError(f"ended by {signal.Signals(asked[0]).name}; {_RESUME}", _LOST)
+
+    def _go_on(self, asked: Sequence[int]) -> None:
+        told, alone_since = 0, time.monotonic()
+        while True:
+            now = time.monotonic()
+            self._reap()
+            if self._has_succeeded and not self._rounds.members:
+                break
+            if len(asked) > told:
+                told = len(asked)
+                for running in self._running.values():
+                    running.end(self._plan.grace if told == 1 else 0.0)
+            if asked and not self._running:
+                return
+            if not asked and not self._has_succeeded:
+                self._start_workers()
+            self._answer(now)
+            if self._rounds.members:
+                alone_since = now
+            elif now - alone_since > _WAIT_SECONDS or (self._failed and self._rounds.number):
+                # Without a worker of the last round nobody has its state.
+                raise self._give_up()
+            time.sleep(_TICK)
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        """Tell those that waited to take part that they need not, and let them leave."""
+        told = json.dumps({"round": self._rounds.number + 1, "variables": None}).encode()
+        with self._rendezvous.lock:
+            self._rendezvous.values.update({f"{SCOPE}/seat_{worker}": told for worker in self._running})
+        limit = time.monotonic() + END_SECONDS
+        while any(each.guard.poll() is None for each in self._running.values()) and time.monotonic() < limit:
+            time.sleep(_TICK)
+
+    def _give_up(self) -> RunEndedError:
+        if self._failed is not None:
+            return make_error(self._failed)
+        return RunEndedError(f"too few hosts for {_WAIT_SECONDS:g} s; {_RESUME}", _LOST)
+
+    def _reap(self) -> None:
+        """Note who has ended; raise RunEndedError where the others would end alike."""
+        for worker, running in list(self._running.items()):
+            status = running.guard.poll()
+            if status is None:
+                continue
+            was_member = worker in self._rounds.members
+            host = self._rounds.host_of(worker)
+            self._rounds.end(worker)
+            running.finish()
+            del self._running[worker]
+            if status == 0:
+                self._has_succeeded |= was_member
+                continue
+            self._failed = running
+            self._refused.add(host)
+            if status in _FINAL:
+                raise make_error(running)
+            left = len(self._rounds.members)
+            _note(f"{running.process.name} is lost (status {status}); {left} of the round are left")
+
+    def _start_workers(self) -> None:
+        listed = self._hosts.hosts
+        self._refused &= listed.keys()
+        for host, slots in listed.items():
+            if host in self._refused:
+                continue
+            while self._rounds.count_on(host) < slots and self._rounds.count < self._most:
+                self._started += 1
+                is_here = is_this_machine(host)
+                if not is_here and self._plan.interface is None and self._plan.is_local:
+                    _note(f"host {host}: cannot reach {LOOPBACK}, where this run meets; start it with --interface")
+                    self._refused.add(host)
+                    break
+                process = plan_worker(self._plan, host, self._started, is_here=is_here)
+                made = self._rendezvous.environment
+                self._running[self._started] = start_process(process, self._environ, made, self._plan.tag_output)
+                self._rounds.start(self._started, host)
+
+    def _answer(self, now: float) -> None:
+        """Hear who asks, and begin a round when it can begin."""
+        hosts = self._hosts.hosts
+        store = self._rendezvous
+        with store.lock:
+            for path in store.values:
+                name = path.removeprefix(f"{SCOPE}/ask_")
+                if name != path and name.isdecimal():
+                    self._rounds.ask(int(name), now)
+            store.values[f"{SCOPE}/changing"] = b"01"[self._rounds.is_changing(hosts) :][:1]
+        seats = self._rounds.form(hosts, now)
+        if seats is not None:
+            self._write(seats)
+            ranks = ", ".join(f"rank {seat.rank} on {seat.host}" for seat in seats.values())
+            _note(f"round {self._rounds.number}: {ranks}")
+        for worker in self._rounds.find_late(now, self._patience):
+            _note(f"worker {worker}: the others wait for it since {self._patience:g} s; it is ended")
+            self._running[worker].end(0.0)
+
+    def _write(self, seats: Mapping[int, Seat]) -> None:
+        """Answer all who ask; nothing of the last round stays."""
+        leaving = dict.fromkeys(self._rounds.find_unlisted(self._hosts.hosts))
+        answers: dict[int, Seat | None] = {**leaving, **seats}
+        values = {f"{SCOPE}/changing": b"0"}
+        for worker, seat in answers.items():
+            variables = None if seat is None else {f"HOROVOD_{key.upper()}": str(n) for key, n in seat.numbers.items()}
+            told = {"round": self._rounds.number, "variables": variables}
+            values[f"{SCOPE}/seat_{worker}"] = json.dumps(told).encode()
+            if seat is not None:
+                numbers = ",".join(map(str, seat.numbers.values()))
+                values[f"{HOROVOD_SCOPE}/{seat.host}:{seat.local_rank}"] = numbers.encode()
+        with self._rendezvous.lock:
+            self._rendezvous.values.clear()
+            self._rendezvous.values.update(values)
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"{PROGRAM}: {text}\n")
+    sys.stderr.flush()

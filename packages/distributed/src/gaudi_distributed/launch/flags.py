@@ -1,0 +1,262 @@
+"""The flags of `gaudi-run`; what stands behind them is the program with its arguments, and is left as it is."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NoReturn
+
+from gaudi_distributed.cluster import FIRST_PORT
+from gaudi_distributed.errors import FlagError
+from gaudi_distributed.hccl import SCALE_OUTS, ScaleOut
+from gaudi_distributed.launch.containers import CONTAINER_KINDS, ContainerKind
+from gaudi_distributed.launch.plan import BACKENDS, Backend
+from gaudi_distributed.launch.presets import ACCELERATORS, PRESETS, Accelerator
+
+PROGRAM = "gaudi-run"
+_DESCRIPTION = """Start a program as many ranks: on this machine, on others over ssh, in SLURM or in Kubernetes.
+All after the flags is the program and its arguments: gaudi-run --np 2 ssd_train --batch_size 8"""
+_PRESETS = "\n".join(f"  {name:24}{preset.about}" for name, preset in PRESETS.items())
+
+
+@dataclass(frozen=True)
+class Options:
+    """The flags by their names; None where one was not given. `words` are all of them as they were given."""
+
+    words: tuple[str, ...]
+    command: tuple[str, ...]
+    np: int | None
+    hosts: str | None
+    hostfile: Path | None
+    num_workers_per_hls: int | None
+    preset: str | None
+    min_np: int
+    max_np: int | None
+    host_discovery_script: Path | None
+    backend: Backend | None
+    cores_per_rank: int | None
+    first_port: int
+    interface: str | None
+    ssh_port: int | None
+    ssh_config: str | None
+    mpi_root: str | None
+    remote_python: str | None
+    forward: tuple[str, ...]
+    jemalloc: bool
+    accelerator: Accelerator | None
+    scale_out: ScaleOut | None
+    hcl_config: Path | None
+    container: ContainerKind
+    image: str | None
+    mount: tuple[str, ...]
+    workdir: str | None
+    slurm_script: str | None
+    sbatch: tuple[str, ...]
+    mpijob: str | None
+    job_name: str | None
+    dry_run: bool
+    tag_output: bool
+    grace: float
+    debug: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise FlagError in place of leaving."""
+        unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
+        if unknown:
+            nearest = difflib.get_close_matches(unknown, list(self._option_string_actions), n=1, cutoff=0.5)
+            message = f"unknown flag {unknown}" + (f"; did you mean {nearest[0]}?" if nearest else "")
+        raise FlagError(f"{message.removeprefix('argument ')} (see {PROGRAM} --help)")
+
+
+def parse_flags(arguments: Sequence[str]) -> Options:
+    """Return the options and, as they were given, the program and its arguments.
+
+    Raises:
+        FlagError: an unknown flag, or a value that it does not take.
+        SystemExit: with status 0 after --help.
+    """
+    parser = make_parser()
+    words, command = split_command(parser, arguments)
+    values = vars(parser.parse_args(words))
+    given = {field.name: values[field.name] for field in fields(Options) if field.name in values}
+    for name in ("forward", "mount", "sbatch"):
+        given[name] = tuple(given[name])
+    return Options(words=tuple(words), command=command, **given)
+
+
+def split_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the flags, hyphens in their names made underscores, and all from the first word on that is none."""
+    with_value = {name for action in parser._actions if action.nargs is None for name in action.option_strings}
+    words = list(arguments)
+    place = 0
+    while place < len(words) and words[place].startswith("-") and words[place] != "--":
+        name, equals, value = words[place].partition("=")
+        if name.startswith("--"):
+            name = "--" + name[2:].replace("-", "_")
+        words[place] = name + equals + value
+        place += 2 if name in with_value and not equals else 1
+    command = words[place + 1 :] if words[place : place + 1] == ["--"] else words[place:]
+    if command and (command[0].startswith("-") or not command[0]):
+        raise FlagError(f"{command[0]!r} stands where the program should; name the program behind the flags")
+    return words[:place], tuple(command)
+
+
+def without_flags(words: Sequence[str], dropped: Sequence[str]) -> tuple[str, ...]:
+    """Return the flags (as in `Options.words`) without some, and without their values."""
+    switches = {name for action in make_parser()._actions if action.nargs == 0 for name in action.option_strings}
+    kept: list[str] = []
+    is_value = is_dropped = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if not is_value:
+            is_dropped = name in dropped
+        if not is_dropped:
+            kept.append(word)
+        is_value = not is_value and not equals and name not in switches
+    return tuple(kept)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the flags alone."""
+    parser = _Parser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} [flags] program [arguments]",
+        description=_DESCRIPTION,
+        epilog=f"presets:\n{_PRESETS}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_hosts(parser.add_argument_group("ranks and hosts"))
+    _add_launch(parser.add_argument_group("how they are started"))
+    _add_devices(parser.add_argument_group("devices"))
+    _add_containers(parser.add_argument_group("containers and schedulers"))
+    _add_run(parser.add_argument_group("the launch itself"))
+    return parser
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 99999")
+    return int(text)
+
+
+def _count_or_zero(text: str) -> int:
+    return 0 if text == "0" else _count(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to 86400")
+    return seconds
+
+
+def _add_hosts(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--np", "-np", type=_count, metavar="N", help="ranks in all; default: those of all hosts")
+    group.add_argument(
+        "--hosts", "-H", metavar="A:2,B:2", help="hosts and ranks on each; else MULTI_HLS_IPS, SLURM's or Kubernetes'"
+    )
+    group.add_argument("--hostfile", type=Path, metavar="FILE", help="the same as lines `host slots=2`")
+    group.add_argument(
+        "--num_workers_per_hls", type=_count, metavar="N", help="ranks on each host where its own number is not given"
+    )
+    group.add_argument(
+        "--host_discovery_script",
+        type=Path,
+        metavar="FILE",
+        help="ranks come and go with the hosts that this program prints, as lines host:slots; losing one costs the "
+        "steps since the last commit",
+    )
+    group.add_argument("--min_np", type=_count, default=1, metavar="N", help="fewest ranks of such a run; default: 1")
+    group.add_argument("--max_np", type=_count, metavar="N", help="most ranks of such a run, whose number divides N")
+    group.add_argument("--preset", choices=PRESETS, metavar="NAME", help="a launch by name, see below")
+
+
+def _add_launch(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        help="openmpi: Horovod by mpirun; gloo: Horovod by Gloo; multi_worker: tf.distribute; default: openmpi "
+        "where mpirun is found, else gloo",
+    )
+    group.add_argument(
+        "--cores_per_rank",
+        type=_count_or_zero,
+        metavar="N",
+        help="physical cores that a rank is bound to, 0: not bound; default: its part of this machine's",
+    )
+    group.add_argument(
+        "--first_port", type=_count, default=FIRST_PORT, metavar="PORT", help="tf.distribute: of rank 0; default: 2410"
+    )
+    group.add_argument(
+        "--interface", metavar="NAME", help="network interface, or network, between the hosts; default: MPI_TCP_INCLUDE"
+    )
+    group.add_argument(
+        "--ssh_port", type=_count, metavar="PORT", help="default: DOCKER_SSHD_PORT, 3022 with MULTI_HLS_IPS, else 22"
+    )
+    group.add_argument("--ssh_config", metavar="FILE", help="ssh's configuration; a host has to be known in any case")
+    group.add_argument("--mpi_root", metavar="DIR", help="Open MPI on all hosts; default: MPI_ROOT, else as found")
+    group.add_argument("--remote_python", metavar="FILE", help="Python on other hosts; default: this one's path")
+    group.add_argument(
+        "--forward",
+        "-x",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further variable for all ranks; no secret",
+    )
+    group.add_argument(
+        "--no_jemalloc", dest="jemalloc", action="store_false", help="do not preload jemalloc where it is found"
+    )
+
+
+def _add_devices(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--accelerator", choices=ACCELERATORS, help="what containers and schedulers give to ranks")
+    group.add_argument(
+        "--scale_out",
+        choices=SCALE_OUTS,
+        help="Gaudis of several hosts talk by their own ports, TCP, or host by host",
+    )
+    group.add_argument(
+        "--hcl_config", type=Path, metavar="FILE", help="write HCL_CONFIG_PATH's file, for SynapseAI before HCCL"
+    )
+
+
+def _add_containers(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--container", choices=CONTAINER_KINDS, default="none", help="docker: all ranks inside; singularity: each rank"
+    )
+    group.add_argument("--image", metavar="IMAGE", help="its image")
+    group.add_argument("--mount", action="append", default=[], metavar="/A:/B", help="folder A is B inside")
+    group.add_argument("--workdir", metavar="DIR", help="working folder inside")
+    group.add_argument(
+        "--slurm_script", metavar="FILE", help="write a script for sbatch in place of a run; -: to the terminal"
+    )
+    group.add_argument(
+        "--sbatch", action="append", default=[], metavar="OPTION", help="its option, written --sbatch=--time=1:00:00"
+    )
+    group.add_argument(
+        "--mpijob", metavar="FILE", help="write an MPIJob of Kubernetes in place of a run; -: to the terminal"
+    )
+    group.add_argument("--job_name", metavar="NAME", help="of the job; default: the program's")
+
+
+def _add_run(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--dry_run", action="store_true", help="show what would run, one argument a line; run nothing")
+    group.add_argument("--tag_output", action="store_true", help="begin each line of output with its rank")
+    group.add_argument(
+        "--grace",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds to save and end in when asked to; default: 30",
+    )
+    group.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -1,0 +1,105 @@
+"""Launches by name: the originals' command lines on Gaudis, and the systems of the MLPerf v0.7 submission in MXNet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from gaudi_distributed.errors import FlagError
+from gaudi_distributed.hccl import ScaleOut
+from gaudi_distributed.launch.plan import Backend
+
+Accelerator = Literal["none", "gpu", "hpu"]
+ACCELERATORS: tuple[Accelerator, ...] = get_args(Accelerator)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A launch by name.
+
+    Attributes:
+        about: what it is.
+        hosts: how many machines.
+        slots: ranks, so devices, of each.
+        accelerator: the kind of device.
+        scale_out: what Gaudis of several machines talk over.
+        backend: what starts the ranks; None: the default.
+        command: program and arguments; empty: any program. What the user adds comes behind, and wins.
+    """
+
+    about: str
+    hosts: int
+    slots: int
+    accelerator: Accelerator = "hpu"
+    scale_out: ScaleOut = "gaudi"
+    backend: Backend | None = None
+    command: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Ranks in all."""
+        return self.hosts * self.slots
+
+    def complete(self, command: tuple[str, ...], name: str) -> tuple[str, ...]:
+        """Return the preset's command with the user's arguments behind; FlagError where they are two programs."""
+        if not self.command or not command:
+            return self.command or command
+        if command[0] != self.command[0]:
+            raise FlagError(f"--preset {name} runs {self.command[0]}, not {command[0]}; name that program, or none")
+        return self.command + command[1:]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_SSD = "ssd_train --use_horovod --dtype bf16 --batch_size 128 --epochs 50"
+_RESNET = (
+    "resnet_train --dtype bf16 --data_loader_image_type bf16 --batch_size 256 --train_epochs 40 --optimizer LARS "
+    "--base_learning_rate 9.5 --warmup_epochs 3 --lr_schedule polynomial --label_smoothing 0.1 --weight_decay 0.0001 "
+    "--single_l2_loss_op"
+)
+_RESNEXT = "resnext_train --use_horovod --dtype bf16 --batch_size 128 --train_epochs 90"
+
+
+def _mxnet(batch: int, warmup: str, rate: str, decay: str) -> tuple[str, ...]:
+    flags = f"--batch-size {batch} --lr-warmup-epochs {warmup} --lr {rate} --weight-decay {decay}"
+    return _words(f"ssd_mxnet_train {flags}")
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "habana-8": Preset("8 Gaudis of one server, any program", 1, 8),
+        "habana-16": Preset("two servers of 8, over the Gaudis' own ports", 2, 8),
+        "habana-16-tcp": Preset("two servers of 8, HCCL over TCP", 2, 8, scale_out="tcp"),
+        "habana-16-hierarchical": Preset("two servers of 8, hierarchical allreduce", 2, 8, scale_out="hierarchical"),
+        "ssd-habana-8": Preset("SSD on 8 Gaudis", 1, 8, command=_words(_SSD)),
+        "resnet-habana-8": Preset("ResNet-50 with LARS on 8 Gaudis", 1, 8, command=_words(f"{_RESNET} --use_horovod")),
+        "resnet-habana-16-tcp": Preset(
+            "ResNet-50 with LARS on two servers, HCCL over TCP",
+            *(2, 8),
+            scale_out="tcp",
+            command=_words(f"{_RESNET} --use_horovod"),
+        ),
+        "resnet-habana-8-tf": Preset(
+            "ResNet-50 with LARS on 8 Gaudis by tf.distribute",
+            *(1, 8),
+            backend="multi_worker",
+            command=_words(f"{_RESNET} --distribution_strategy hpu"),
+        ),
+        "resnext-habana-8": Preset("ResNeXt-101 on 8 Gaudis", 1, 8, command=_words(_RESNEXT)),
+        "dss8440": Preset("MXNet SSD on a DSS8440", 1, 8, "gpu", command=_mxnet(128, "5", "5.84e-3", "1.6e-4")),
+        "c4140": Preset("MXNet SSD on a C4140", 1, 4, "gpu", command=_mxnet(128, "5.25", "2.92e-3", "1.6e-4")),
+        "2xc4140": Preset("MXNet SSD on two C4140", 2, 4, "gpu", command=_mxnet(128, "5.25", "5.84e-3", "1.6e-4")),
+        "4xc4140": Preset("MXNet SSD on four C4140", 4, 4, "gpu", command=_mxnet(56, "5", "3.2e-3", "1.3e-4")),
+    }
+)
+
+
+def find_preset(name: str) -> Preset:
+    """Return the preset of that name; FlagError names those there are."""
+    if name not in PRESETS:
+        raise FlagError(f"--preset {name!r}: is none; choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]

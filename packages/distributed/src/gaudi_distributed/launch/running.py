@@ -1,0 +1,202 @@
+"""Run the processes of a launch until all have ended; when one fails, or the user asks, the others end, too."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from gaudi_distributed.launch import guard
+from gaudi_distributed.launch.plan import Process
+
+# After a rank failed, others that are supervised have this long to end by themselves, and all to end when told to.
+LEAVE_SECONDS, END_SECONDS = 10.0, 5.0
+GUARD = str(Path(guard.__file__))
+_LOST, _SSH_FAILED = 75, 255
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TICK = 0.05
+_RESUME = "the same command continues from the last checkpoint"
+
+
+class RunEndedError(Exception):
+    """A run that did not end well; the status is that of what ended it."""
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """What the launcher hears from its ranks, besides how their processes end.
+
+    Attributes:
+        is_heard: whether there are ranks that hear what it tells them, and end by themselves once the run is over.
+        is_over: whether the run is over by what a rank said, or by its silence.
+        ask_to_stop: asks ranks to save and end.
+    """
+
+    is_heard: Callable[[], bool] = lambda: False
+    is_over: Callable[[], bool] = lambda: False
+    ask_to_stop: Callable[[], None] = lambda: None
+
+
+ALONE = Supervision()
+
+
+@dataclass
+class Running:
+    """A process that was started, and the guard that stands between it and this launcher."""
+
+    process: Process
+    guard: subprocess.Popen[bytes]
+    copiers: list[threading.Thread] = field(default_factory=list)
+
+    def end(self, seconds: float) -> None:
+        """Tell it to end within so many seconds."""
+        self.tell(f"{seconds}\n".encode())
+
+    def tell(self, line: bytes) -> None:
+        """Write a line to its guard, which may have ended."""
+        if self.guard.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.guard.stdin.write(line)
+                self.guard.stdin.flush()
+
+    def finish(self) -> None:
+        """End it, if it has not ended, and wait for that."""
+        if self.guard.poll() is None:
+            self.end(END_SECONDS)
+        try:
+            self.guard.wait(4 * END_SECONDS)
+        except subprocess.TimeoutExpired:  # ssh to a host that no longer answers
+            self.guard.kill()
+            self.guard.wait()
+        for copier in self.copiers:
+            copier.join(timeout=1)
+
+
+def run_processes(
+    processes: Sequence[Process],
+    environ: Mapping[str, str],
+    made: Mapping[str, str],
+    *,
+    grace: float,
+    tags: bool = False,
+    supervision: Supervision = ALONE,
+) -> None:
+    """Run them, and return when all have ended well; call it from the main thread.
+
+    `environ` has the values of what they forward, `made` of what is made for this run. SIGINT, SIGTERM and SIGHUP ask
+    the ranks to save and end within `grace` seconds; a second one ends them at once. With `tags`, a line of output
+    begins with its rank.
+
+    Raises:
+        RunEndedError: a process failed, was killed or its host was lost, or the user asked for the end.
+    """
+    asked: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, frame: asked.append(number)) for number in _SIGNALS}
+    running: list[Running] = []
+    try:
+        for process in processes:
+            running.append(start_process(process, environ, made, tags))
+        first = _watch(running, asked, grace, supervision)
+    finally:
+        for each in running:
+            each.finish()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if asked:
+        raise RunEndedError(f"ended by {signal.Signals(asked[0]).name}; {_RESUME}", _LOST)
+    if first is not None:
+        raise make_error(first)
+
+
+def start_process(process: Process, environ: Mapping[str, str], made: Mapping[str, str], tags: bool) -> Running:
+    """Start a process; arguments as of `run_processes`. Whoever starts it has to `finish` it."""
+    variables = {name: environ[name] for name in process.forwarded if name in environ}
+    variables |= {**process.environment, **{name: made[name] for name in process.made if name in made}}
+    order = guard.Order(
+        argv=process.argv,
+        environment=variables,
+        adds=bool(process.reach),
+        folder=str(Path.cwd()),
+        processors=process.processors,
+        grace=END_SECONDS,
+    )
+    piped = subprocess.PIPE if tags and process.rank is not None else None
+    argv = process.reach or (sys.executable, "-I", GUARD)
+    # ssh needs the user's own environment; the guard gives the program only what was ordered.
+    started = Running(
+        process, subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=piped, stderr=piped, start_new_session=True)
+    )
+    started.tell(order.to_line())
+    pipes = ((started.guard.stdout, sys.stdout.buffer), (started.guard.stderr, sys.stderr.buffer))
+    for source, target in pipes:
+        if source is not None:
+            copier = threading.Thread(target=_copy, args=(source, target, process.rank or 0), daemon=True)
+            copier.start()
+            started.copiers.append(copier)
+    return started
+
+
+def _copy(source: IO[bytes], target: IO[bytes], rank: int) -> None:
+    for line in source:
+        target.write(b"[%d] %s" % (rank, line))
+        target.flush()
+
+
+def _watch(running: Sequence[Running], asked: Sequence[int], grace: float, supervision: Supervision) -> Running | None:
+    """Wait until all have ended; return the first that failed."""
+    first: Running | None = None
+    end_at = math.inf
+    asked_before = 0
+    is_failing = False
+    while waiting := [each for each in running if each.guard.poll() is None]:
+        now = time.monotonic()
+        first = first or _find_failed(running)
+        if not is_failing and (first is not None or supervision.is_over()):
+            is_failing = True
+            end_at = min(end_at, now + (LEAVE_SECONDS if supervision.is_heard() else 0.0))
+        if len(asked) > asked_before:
+            seconds = 0.0 if asked_before else grace
+            asked_before = len(asked)
+            supervision.ask_to_stop()
+            _ask(waiting, seconds, heard=seconds > 0 and supervision.is_heard())
+            end_at = min(end_at, now + seconds)
+        if now >= end_at:
+            end_at = math.inf
+            for each in waiting:
+                each.end(END_SECONDS)
+        time.sleep(_TICK)
+    return first or _find_failed(running)
+
+
+def _find_failed(running: Sequence[Running]) -> Running | None:
+    return next((each for each in running if each.guard.returncode), None)
+
+
+def _ask(waiting: Sequence[Running], seconds: float, *, heard: bool) -> None:
+    """Pass on that the user wants an end; mpirun would leave ranks a second, so it is spared where they have heard."""
+    for each in waiting:
+        if each.process.rank is not None or not heard:
+            each.end(seconds)
+
+
+def make_error(failed: Running) -> RunEndedError:
+    """The error that says how a process failed."""
+    status, name = failed.guard.returncode, failed.process.name
+    if status == _SSH_FAILED and failed.process.reach:
+        return RunEndedError(f"{name}: ssh could not reach the host, or lost it; see what it said above", _LOST)
+    if 0 < status < 128:
+        return RunEndedError(f"{name}: ended with status {status}; see what it said above", status)
+    number = -status if status < 0 else status - 128
+    return RunEndedError(f"{name}: ended by signal {number}; {_RESUME}", _LOST)

@@ -1,0 +1,114 @@
+"""Open the communication of a run: its environment first, then, once TensorFlow may be imported, the communicator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from gaudi_distributed.buckets import BYTES_PER_MB, DEFAULT_MB, Packing
+from gaudi_distributed.communicator import Communicator, SingleProcess
+from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.place import Place, find_place, write_tf_config
+
+Engine = Literal["single", "horovod", "multi_worker", "hpu"]
+Compression = Literal["none", "fp16", "bf16"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
+FIRST_PORT = 2410
+_WIRES: Mapping[str, str | None] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class CommunicationOptions:
+    """How the ranks of a run talk.
+
+    `engine`: "horovod", or tf.distribute as "multi_worker" (MultiWorkerMirroredStrategy) or "hpu" (HPUStrategy).
+    `compression`: the type in which float32 gradients travel.
+    `fusion_threshold_mb`: tensors are reduced in buckets of at most so many MiB (None: 64; 0: each by itself).
+    `hierarchical_allreduce`: Horovod reduces within each host first, where its back end can.
+    `first_port`: without TF_CONFIG, rank r of tf.distribute on one machine listens at `first_port` + r.
+    """
+
+    engine: Engine = "single"
+    compression: Compression = "none"
+    fusion_threshold_mb: int | None = None
+    hierarchical_allreduce: bool = False
+    first_port: int = FIRST_PORT
+
+
+def communication_environment(
+    options: CommunicationOptions, place: Place, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that the engine reads, to be set before TensorFlow is imported.
+
+    Raises:
+        ConfigurationError: options that contradict each other or the place, a run of several processes for which no
+            engine was chosen, or several hosts without TF_CONFIG.
+    """
+    _check_options(options, place)
+    if options.engine == "horovod":
+        # Tensors come to Horovod in buckets: its own fusion would add them in an order that changes from run to run.
+        variables = {} if "HOROVOD_FUSION_THRESHOLD" in environ else {"HOROVOD_FUSION_THRESHOLD": "0"}
+        if options.hierarchical_allreduce:
+            variables["HOROVOD_HIERARCHICAL_ALLREDUCE"] = "1"
+        return variables
+    if options.engine == "single" or environ.get("TF_CONFIG"):
+        return {}
+    if place.local_size != place.size:
+        raise ConfigurationError(
+            f"{place.local_size} of {place.size} processes are on this host and TF_CONFIG is not set, so tf.distribute "
+            "cannot know the others' addresses; set TF_CONFIG, or start the run with gaudi-run"
+        )
+    workers = [f"localhost:{options.first_port + rank}" for rank in range(place.size)]
+    return {"TF_CONFIG": write_tf_config(workers, place.rank)}
+
+
+def open_communicator(options: CommunicationOptions) -> Communicator:
+    """Return this rank's communicator, once all ranks are there.
+
+    Call it after `apply_environment` of `communication_environment` and after `open_device`, and before TensorFlow
+    computes anything.
+
+    Raises:
+        ConfigurationError: the engine is not installed, or it counts other ranks than the environment names.
+    """
+    place = find_place(os.environ)
+    _check_options(options, place)
+    megabytes = DEFAULT_MB if options.fusion_threshold_mb is None else options.fusion_threshold_mb
+    packing = Packing(megabytes * BYTES_PER_MB, _WIRES[options.compression])
+    if options.engine == "horovod":
+        from gaudi_distributed.horovod_engine import HorovodCommunicator
+
+        return HorovodCommunicator(place, packing)
+    if options.engine == "single":
+        return SingleProcess()
+    from gaudi_distributed.collective_engine import open_hpu, open_multi_worker
+
+    return (open_hpu if options.engine == "hpu" else open_multi_worker)(place, packing)
+
+
+def _check_options(options: CommunicationOptions, place: Place) -> None:
+    if options.engine == "single" and place.size > 1:
+        raise ConfigurationError(
+            f"this is process {place.rank} of {place.size}, and each would train alone into the same folder; choose "
+            "--use_horovod or --distribution_strategy, or start one process"
+        )
+    if options.engine not in ENGINES or options.compression not in COMPRESSIONS:
+        raise ConfigurationError(
+            f"engine is {options.engine!r} and compression {options.compression!r}; choose among "
+            f"{', '.join(ENGINES)} and among {', '.join(COMPRESSIONS)}"
+        )
+    if options.engine == "horovod" and options.compression == "bf16":
+        raise ConfigurationError("compression is bf16, a type that Horovod does not reduce; choose fp16 or none")
+    if options.hierarchical_allreduce and options.engine != "horovod":
+        raise ConfigurationError(
+            f"hierarchical allreduce is Horovod's, and the engine is {options.engine}; leave it out, or choose Horovod"
+        )
+    if options.fusion_threshold_mb is not None and options.fusion_threshold_mb < 0:
+        raise ConfigurationError(f"fusion threshold is {options.fusion_threshold_mb} MiB; use 0 or more")
+    if not 0 < options.first_port <= 65536 - place.size:
+        raise ConfigurationError(
+            f"first port is {options.first_port}; ports are 1 to 65535, and each of {place.size} ranks has one"
+        )

@@ -1,0 +1,198 @@
+"""A rank under supervision: it says where it is, and leaves its process when the run is over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import BinaryIO
+
+from gaudi_distributed.errors import PeerLostError
+from gaudi_distributed.place import Place
+from gaudi_distributed.supervision.causes import CONTINUE, LOST, Cause
+from gaudi_distributed.supervision.messages import (
+    MAX_BYTES,
+    End,
+    Failed,
+    Hello,
+    Left,
+    MessageError,
+    State,
+    Stop,
+    Welcome,
+    decode_message,
+    encode_message,
+)
+
+_CONNECT_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Who has the coordinator.
+
+    Attributes:
+        host: address at which it listens.
+        port: the same.
+        rank: of the process; -1: the launcher.
+        name: of its machine.
+        speaker: the rank that says so if the keeper's connection closes.
+        speaker_of_silence: the rank that says so if it no longer answers, which may be for the loss of its machine.
+    """
+
+    host: str
+    port: int
+    rank: int = -1
+    name: str = ""
+    speaker: int = 0
+    speaker_of_silence: int = 0
+
+
+class Member:
+    """One rank's end of the connection, kept by two daemon threads.
+
+    Once the run is over, the main thread has some seconds to leave; then the process is ended from here, whatever the
+    main thread waits in.
+
+    Args:
+        place: of the rank.
+        keeper: who has the coordinator.
+        token: what it expects to hear.
+        announce: called with a line about the loss of the keeper, on the rank that has to say so.
+
+    Raises:
+        PeerLostError: nobody answers there, or not to this token.
+    """
+
+    def __init__(self, place: Place, keeper: Keeper, token: str, announce: Callable[[str], None]) -> None:
+        self._place, self._keeper, self._announce = place, keeper, announce
+        self._state = State(0, "start", 0)
+        self._over = threading.Event()
+        self._has_left = self._stop_requested = False
+        self._cause: Cause | None = None
+        self._socket, self._lines, self._bounds = _connect(keeper, Hello(token, place.rank, place.host))
+        # A wait that takes as long as this is the other end's silence; sending never waits.
+        self._socket.settimeout(self._bounds.stall_seconds)
+        self._sender, self._sending, self._unsent = self._socket.dup(), threading.Lock(), b""
+        self._sender.setblocking(False)
+        for work in (self._give_signs_of_life, self._listen):
+            threading.Thread(target=work, name="supervision", daemon=True).start()
+
+    @property
+    def cause(self) -> Cause | None:
+        """What ended the run, or None: it goes on."""
+        return self._cause
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the launcher asks all ranks to save and end; they learn of it at different steps."""
+        return self._stop_requested
+
+    def at(self, step: int, phase: str) -> None:
+        """Say that so many steps are done, and what comes next; it takes microseconds and never waits.
+
+        Phases are ``"start"``, ``"broadcast"``, ``"step"``, ``"evaluation"`` (at each batch), ``"scoring"``,
+        ``"checkpoint"`` and ``"export"``. From the second report of a phase on, the run is over that makes no other
+        for too long.
+        """
+        self._state = State(step, phase, self._state.reports + 1)
+        self._send(self._state)
+
+    def report(self, text: str, status: int, *, certain: bool = True) -> Cause:
+        """Report an error of this rank, and return what ended the run: this, or what came first.
+
+        An error of communication is not `certain`: it follows, as a rule, from the loss of another rank.
+        """
+        self._send(Failed(status, text, certain))
+        self._over.wait(self._bounds.leave_seconds)
+        place, state = self._place, self._state
+        return self._cause or Cause(place.rank, place.host, state.step, state.phase, status, text)
+
+    def leave(self, text: str = "", status: int = 0) -> Cause | None:
+        """Say that this rank is done, or stopped as all ranks do; returns what ended the run before."""
+        if self._cause is None:
+            self._has_left = True
+            self._send(Left(status, text))
+        return self._cause
+
+    def _send(self, message: State | Failed | Left) -> None:
+        """Send what the connection takes; where the other end no longer reads, where this rank is is not news."""
+        with self._sending, contextlib.suppress(OSError):  # of a loss the listening thread knows
+            if not self._unsent or not isinstance(message, State):
+                self._unsent += encode_message(message)
+            self._unsent = self._unsent[self._sender.send(self._unsent) :]
+
+    def _give_signs_of_life(self) -> None:
+        while not self._over.wait(self._bounds.beat_seconds):
+            self._send(self._state)
+
+    def _listen(self) -> None:
+        silent = False
+        try:
+            while line := self._lines.readline(MAX_BYTES + 1):
+                message = decode_message(line)
+                if isinstance(message, End):
+                    self._finish(Cause(**asdict(message)))
+                self._stop_requested |= isinstance(message, Stop)
+        except TimeoutError:
+            silent = True
+        except (OSError, MessageError):
+            pass
+        if not self._has_left:
+            cause = self._lose_keeper(silent=silent)
+            if self._place.rank == (self._keeper.speaker_of_silence if silent else self._keeper.speaker):
+                self._announce(cause.describe())
+            self._finish(cause)
+
+    def _lose_keeper(self, *, silent: bool) -> Cause:
+        place, state, keeper = self._place, self._state, self._keeper
+        what = "ended without a word, killed or crashed"
+        if silent:
+            what = f"has not answered for {self._bounds.stall_seconds:g} s: stopped, or its machine or network is lost"
+        if keeper.rank >= 0:
+            return Cause(keeper.rank, keeper.name, state.step, state.phase, LOST, f"its process {what}; {CONTINUE}")
+        text = f"the launcher of this run {what}; {CONTINUE}"
+        return Cause(place.rank, place.host, state.step, state.phase, LOST, text)
+
+    def _finish(self, cause: Cause) -> None:
+        """Let the main thread leave, and end the process where it does not."""
+        self._cause = cause
+        self._over.set()
+        time.sleep(self._bounds.leave_seconds)
+        exit_now(cause.status)
+
+
+def exit_now(status: int) -> None:
+    """End this process whatever its other threads do; what was printed is shown, unless that waits too long."""
+    flushing = threading.Thread(target=lambda: (sys.stdout.flush(), sys.stderr.flush()), daemon=True)
+    flushing.start()
+    flushing.join(1.0)
+    os._exit(status)
+
+
+def _connect(keeper: Keeper, hello: Hello) -> tuple[socket.socket, BinaryIO, Welcome]:
+    """Connect, which others on the same port may keep from succeeding at once."""
+    limit = time.monotonic() + _CONNECT_SECONDS
+    while True:
+        try:
+            connection = socket.create_connection((keeper.host, keeper.port), timeout=_CONNECT_SECONDS)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(encode_message(hello))
+            lines = connection.makefile("rb")
+            welcome = decode_message(lines.readline(MAX_BYTES + 1))
+            if isinstance(welcome, Welcome):
+                return connection, lines, welcome
+            fault = "says no welcome"
+        except (OSError, MessageError) as error:
+            fault = f"{error.strerror or error}" if isinstance(error, OSError) else "closed the connection"
+        if time.monotonic() > limit:
+            raise PeerLostError(
+                f"rank {hello.rank} on {hello.host}: what supervises this run at {keeper.host}:{keeper.port} {fault}; "
+                "see that the port can be reached, and start the run again"
+            )
+        time.sleep(0.2)

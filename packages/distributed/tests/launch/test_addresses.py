@@ -1,0 +1,52 @@
+"""Which hosts are this machine, and where the others reach it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gaudi_distributed.cluster import Cluster, Host
+from gaudi_distributed.errors import ConfigurationError, FlagError
+from gaudi_distributed.launch.addresses import (
+    check_interface,
+    find_local_hosts,
+    interface_address,
+    is_this_machine,
+    own_address,
+)
+
+HERE, ELSEWHERE = Host("127.0.0.1"), Host("nowhere.invalid")
+
+
+def test_this_machine_is_known_by_its_addresses() -> None:
+    assert is_this_machine("localhost")
+    assert is_this_machine("127.0.0.1")
+    assert not is_this_machine("192.0.2.1")  # kept for documentation: nobody has it
+    assert not is_this_machine("nowhere.invalid")
+    assert find_local_hosts(Cluster((HERE, ELSEWHERE))) == {"127.0.0.1"}
+
+
+def test_ranks_of_this_machine_alone_use_the_loopback() -> None:
+    assert own_address(Cluster((HERE,)), frozenset({"127.0.0.1"}), "eth0") == "127.0.0.1"
+
+
+def test_the_address_of_an_interface() -> None:
+    assert interface_address("lo") == "127.0.0.1"
+    assert own_address(Cluster((ELSEWHERE,)), frozenset(), "lo") == "127.0.0.1"
+    with pytest.raises(ConfigurationError, match="--interface none0: "):
+        interface_address("none0")
+
+
+def test_a_host_that_no_way_leads_to_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"host nowhere\.invalid: no way leads there"):
+        own_address(Cluster((ELSEWHERE,)), frozenset(), None)
+
+
+@pytest.mark.parametrize("text", ["eth0", "enp1s0f0", "br-lan.5", "10.0.0.0/24", "10.0.0.1/24"])
+def test_interfaces(text: str) -> None:
+    check_interface(text, "--interface")
+
+
+@pytest.mark.parametrize("text", ["", "-eth0", "eth0 eth1", "a" * 16, "10.0.0.0/33", "a/b", "$(x)", "eth0\n"])
+def test_no_interfaces(text: str) -> None:
+    with pytest.raises(FlagError, match="--interface"):
+        check_interface(text, "--interface")

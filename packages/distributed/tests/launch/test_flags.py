@@ -1,0 +1,71 @@
+"""Flags end where the program begins, and what follows is left as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gaudi_distributed.errors import FlagError
+from gaudi_distributed.launch.flags import parse_flags, without_flags
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["--np", "2", "ssd_train", "--np", "3", "--dry_run"], ("ssd_train", "--np", "3", "--dry_run")),
+        (["--np=2", "ssd_train"], ("ssd_train",)),
+        (["--dry-run", "--np", "2", "--", "ssd_train", "--", "a"], ("ssd_train", "--", "a")),
+        (["-np", "2", "-H", "a:1", "-x", "PATH", "ssd_train"], ("ssd_train",)),
+        (["--np", "2"], ()),
+        (["--np", "2", "--"], ()),
+    ],
+)
+def test_the_program_is_left_alone(arguments: list[str], command: tuple[str, ...]) -> None:
+    options = parse_flags(arguments)
+    assert options.np == 2
+    assert options.command == command
+
+
+def test_hyphens_are_underscores() -> None:
+    options = parse_flags(["--num-workers-per-hls", "4", "--ssh-config=a-b", "--forward", "A", "--forward", "B", "x"])
+    assert (options.num_workers_per_hls, options.ssh_config, options.forward) == (4, "a-b", ("A", "B"))
+    assert options.words[0] == "--num_workers_per_hls"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--np"], "--np/-np: expected one argument"),
+        (["--host", "a"], "unknown flag --host; did you mean --hosts?"),
+        (["--np", "2", "--dry", "x"], "unknown flag --dry"),
+        (["--np", "x"], "'x' is no number from 1 to 99999"),
+        (["--np", "2", "--", "--", "x"], "'--' stands where the program should"),
+        (["--np", "2", "", "x"], "'' stands where the program should"),
+    ],
+)
+def test_wrong_flags(arguments: list[str], words: str) -> None:
+    with pytest.raises(FlagError, match=words) as caught:
+        parse_flags(arguments)
+    assert caught.value.exit_status == 64
+
+
+def test_flags_can_be_taken_away() -> None:
+    words = ("--np", "2", "--dry_run", "--image", "--np", "--mount=/a:/b", "--tag_output", "--mount", "/c:/d")
+    assert without_flags(words, ("--image", "--dry_run", "--mount")) == ("--np", "2", "--tag_output")
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from gaudi_distributed.launch.cli import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit as end:\n    assert end.code == 0\n"
+        "print(sorted({'tensorflow', 'numpy', 'horovod', 'habana_frameworks', 'mxnet'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.startswith("usage: gaudi-run [flags] program [arguments]\n")
+    assert done.stdout.endswith("[]\n")
+    for name in ("--hosts", "--backend", "--slurm_script", "habana-16-tcp", "dss8440"):
+        assert name in done.stdout

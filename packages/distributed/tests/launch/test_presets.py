@@ -1,0 +1,67 @@
+"""What every preset would run is pinned, word by word, in golden/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.launch.presets import PRESETS
+
+GOLDEN = Path(__file__).parent / "golden"
+TWO, FOUR = "--hosts 10.0.0.1:8,10.0.0.2:8", "--hosts 10.0.0.1:4,10.0.0.2:4,10.0.0.3:4,10.0.0.4:4"
+SINGULARITY = "--container singularity --image ssd.sif --mount /data/coco:/coco:ro"
+
+LAUNCHES = {
+    "habana-8": "--preset habana-8 ssd_train --use_horovod",
+    "habana-16": f"--preset habana-16 {TWO} ssd_train --use_horovod",
+    "habana-16-tcp": f"--preset habana-16-tcp --interface eth0 {TWO} ssd_train --use_horovod",
+    "habana-16-hierarchical": f"--preset habana-16-hierarchical --interface eth0 {TWO} ssd_train --use_horovod",
+    "ssd-habana-8": "--preset ssd-habana-8 ssd_train --data_dir /data/coco",
+    "resnet-habana-8": "--preset resnet-habana-8",
+    "resnet-habana-16-tcp": f"--preset resnet-habana-16-tcp {TWO} --ssh_port 3022",
+    "resnet-habana-8-tf": "--preset resnet-habana-8-tf",
+    "resnext-habana-8": "--preset resnext-habana-8",
+    "dss8440": "--preset dss8440 --tag_output",
+    "c4140": "--preset c4140",
+    "2xc4140": "--preset 2xc4140 --hosts 10.0.0.1:4,10.0.0.2:4",
+    "4xc4140": f"--preset 4xc4140 {FOUR}",
+    "dss8440-docker": "--preset dss8440 --container docker --image registry/ssd:1 --mount /data/coco:/coco:ro",
+    "c4140-docker": "--preset c4140 --container docker --image registry/ssd:1 --workdir /work",
+    "dss8440-slurm": f"--preset dss8440 {SINGULARITY} --slurm_script - --sbatch=--time=01:00:00",
+    "4xc4140-slurm": f"--preset 4xc4140 {SINGULARITY} --slurm_script -",
+    "2xc4140-singularity": f"--preset 2xc4140 --hosts 10.0.0.1:4,10.0.0.2:4 {SINGULARITY}",
+    "habana-16-mpijob": "--preset habana-16 --mpijob - --image registry/gaudi:1 ssd_train --use_horovod",
+    "gloo": "--np 3 --hosts 10.0.0.1:2,10.0.0.2:1 --backend gloo --interface eth0 ssd_train --use_horovod",
+    "multi_worker": "--hosts 10.0.0.1:1,[fd00::2]:1 --backend multi_worker --ssh_config /etc/hosts ssd_train",
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_what_would_run(name: str, plan: object) -> None:
+    assert callable(plan)
+    assert plan(LAUNCHES[name]) == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_every_preset_is_pinned() -> None:
+    assert set(PRESETS) <= set(LAUNCHES)
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(LAUNCHES)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--preset habana-9 ssd_train", "invalid choice: 'habana-9'"),
+        ("--preset habana-8", "names no program"),
+        ("--preset habana-16 ssd_train", "needs 2 hosts with 8 ranks each"),
+        ("--preset habana-8 --np 4 ssd_train", "is for 8 ranks, 8 on a host"),
+        ("--preset habana-16 --hosts a:16 ssd_train", "needs 2 hosts with 8 ranks each"),
+        ("--preset dss8440 ssd_train", "--preset dss8440 runs ssd_mxnet_train, not ssd_train"),
+        ("--preset habana-16 --scale_out tcp --np 16 --num_workers_per_hls 4 --hosts a,b x", "8 on a host"),
+    ],
+)
+def test_a_preset_is_for_its_hosts_and_program(words: str, said: str, plan: object) -> None:
+    assert callable(plan)
+    with pytest.raises(ConfigurationError, match=said):
+        plan(words)

@@ -1,0 +1,33 @@
+"""The meeting point answers as Horovod's ranks ask."""
+
+from __future__ import annotations
+
+from http.client import HTTPConnection
+
+from gaudi_distributed.launch.rendezvous import Rendezvous
+
+
+def ask(place: Rendezvous, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    environment = place.environment
+    connection = HTTPConnection(
+        environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(environment["HOROVOD_GLOO_RENDEZVOUS_PORT"]), timeout=5
+    )
+    connection.request(method, path, body)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, content
+
+
+def test_what_was_put_is_got() -> None:
+    with Rendezvous("127.0.0.1") as place:
+        assert ask(place, "GET", "/global/0")[0] == 404
+        assert ask(place, "PUT", "/global/0", b"\x00\xff") == (200, b"")
+        assert ask(place, "GET", "/global/0") == (200, b"\x00\xff")
+        assert ask(place, "GET", "/global/1")[0] == 404
+        assert ask(place, "DELETE", "/global/0")[0] == 200
+
+
+def test_a_value_is_bounded() -> None:
+    with Rendezvous("127.0.0.1") as place:
+        assert ask(place, "PUT", "/global/0", b"x" * ((1 << 20) + 1))[0] == 400

@@ -1,0 +1,185 @@
+"""Real processes: how a launch ends, in which time, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("rank_program.py")
+
+
+class Run:
+    """A launch of the program, whose processes are known by a mark among their arguments."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.ranks = 0
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, *ways: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        self.ranks = len(ways)
+        launcher = [
+            sys.executable,
+            "-m",
+            "gaudi_distributed.launch",
+            "--np",
+            str(len(ways)),
+            "--backend",
+            "multi_worker",
+        ]
+        program = [sys.executable, str(PROGRAM), self.mark, str(self.folder), *ways]
+        self.process = subprocess.Popen(
+            [*launcher, *flags, *program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        return self.process
+
+    def wait_for_ranks(self) -> None:
+        wait_until(lambda: len(list(self.folder.glob("here*"))) == self.ranks, 30)
+
+    def end(self, seconds: float) -> tuple[int, str, str]:
+        """Return exit status, output and errors of the launch, after which none of its processes is there."""
+        assert self.process is not None
+        out, err = self.process.communicate(timeout=seconds)
+        assert self.left() == []
+        return self.process.returncode, out, err
+
+    def left(self) -> list[int]:
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if self.mark.encode() in words:
+                found.append(int(folder.name))
+        return [pid for pid in found if self.process is None or pid != self.process.pid]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    yield made
+    for pid in made.left():
+        os.kill(pid, signal.SIGKILL)
+    if made.process is not None:
+        made.process.kill()
+        made.process.wait()
+
+
+def wait_until(is_so: object, seconds: float) -> None:
+    assert callable(is_so)
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_all_ranks_end_well(run: Run) -> None:
+    run.start("exit=0", "exit=0", "exit=0")
+    status, out, err = run.end(30)
+    assert status == 0
+    assert sorted(out.splitlines()) == ["rank 0 is here", "rank 1 is here", "rank 2 is here"]
+    assert all(line.startswith("gaudi-run: ") for line in err.splitlines())
+
+
+def test_tags(run: Run) -> None:
+    run.start("exit=0", "exit=0", flags=("--tag_output",))
+    assert sorted(run.end(30)[1].splitlines()) == ["[0] rank 0 is here", "[1] rank 1 is here"]
+
+
+@pytest.mark.parametrize(
+    ("ways", "status", "words"),
+    [
+        (("fail=3",), 3, "rank 0 on localhost: ended with status 3; see what it said above"),
+        (("sleep", "fail=70"), 70, "rank 1 on localhost: ended with status 70"),
+        (("kill=9", "sleep"), 75, "rank 0 on localhost: ended by signal 9; the same command continues"),
+        (("sleep", "kill=11"), 75, "rank 1 on localhost: ended by signal 11"),
+        (("stubborn", "fail=1"), 1, "rank 1 on localhost: ended with status 1"),
+    ],
+)
+def test_one_that_fails_ends_all(run: Run, ways: tuple[str, ...], status: int, words: str) -> None:
+    """Also one that does not hear SIGTERM."""
+    run.start(*ways)
+    found, _, err = run.end(30)
+    assert found == status
+    assert err.splitlines()[-1].startswith(f"gaudi-run: error: {words}")
+
+
+def test_what_a_rank_leaves_behind_is_ended(run: Run) -> None:
+    run.start("parent")
+    assert run.end(30)[0] == 0
+
+
+@pytest.mark.parametrize("ways", [("sleep", "sleep"), ("stubborn", "parent=0")])
+def test_a_killed_launcher_leaves_nothing(run: Run, ways: tuple[str, ...]) -> None:
+    process = run.start(*ways)
+    run.wait_for_ranks()
+    process.kill()
+    wait_until(lambda: run.left() == [], 10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_asked_to_end_ranks_may_save_first(run: Run, number: signal.Signals) -> None:
+    process = run.start("save=75", "save=75")
+    run.wait_for_ranks()
+    process.send_signal(number)
+    status, _, err = run.end(30)
+    assert status == 75
+    assert f"gaudi-run: error: ended by {number.name}; the same command continues" in err
+    assert sorted(path.name for path in run.folder.glob("saved*")) == ["saved0", "saved1"]
+
+
+def test_who_takes_too_long_to_save_is_ended(run: Run) -> None:
+    process = run.start("stubborn", "sleep", flags=("--grace", "0.5"))
+    run.wait_for_ranks()
+    process.terminate()
+    assert run.end(10)[0] == 75
+
+
+def test_asked_twice_all_ends_at_once(run: Run) -> None:
+    process = run.start("stubborn", "sleep")
+    run.wait_for_ranks()
+    process.terminate()
+    time.sleep(0.3)
+    process.terminate()
+    assert run.end(4)[0] == 75
+
+
+def test_a_frozen_rank_is_ended_with_the_others(run: Run) -> None:
+    process = run.start("sleep", "sleep", flags=("--grace", "1"))
+    run.wait_for_ranks()
+    os.kill(
+        next(
+            pid for pid in run.left() if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(sys.executable.encode())
+        ),
+        19,
+    )
+    process.terminate()
+    assert run.end(20)[0] == 75
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gaudi_distributed.launch", "--np", "1", "--backend", "gloo", "no_such_program"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 66
+    assert done.stderr.startswith("gaudi-run: error: program 'no_such_program': is not in PATH, nor beside ")
+
+
+def test_ranks_get_named_variables_only_and_the_token_by_no_command_line(tmp_path: Path) -> None:
+    code = "import os, pathlib; [print(n) for n in os.environ]; print(pathlib.Path('/proc/self/cmdline').read_text())"
+    environ = {**os.environ, "MY_SETTING": "1", "AWS_SESSION": "x", "TF_API_KEY": "x", "TF_SETTING": "1", "OWN": "1"}
+    command = [sys.executable, "-m", "gaudi_distributed.launch", "--np", "1", "--backend", "gloo", "--forward", "OWN"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True, timeout=30
+    )
+    names = set(done.stdout.split())
+    assert {"TF_SETTING", "OWN", "GAUDI_RUN_TOKEN", "GAUDI_RUN_COORDINATOR", "HOROVOD_RANK"} <= names
+    assert names & {"MY_SETTING", "AWS_SESSION", "TF_API_KEY"} == set()

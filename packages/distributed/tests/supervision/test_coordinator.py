@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+
+import pytest
+
+from gaudi_distributed.place import Place
+from gaudi_distributed.supervision import Bounds, Cause, Coordinator, Member, join_supervision
+from gaudi_distributed.supervision.messages import MAX_BYTES, Hello, State, Welcome, decode_message, encode_message
+
+QUICK = Bounds(stall_seconds=3, leave_seconds=60, beat_seconds=0.2)
+
+
+def connect(coordinator: Coordinator) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", coordinator.port), timeout=10)
+
+
+def hello(coordinator: Coordinator, rank: int = 0, token: str | None = None) -> bytes:
+    return encode_message(Hello(coordinator.token if token is None else token, rank, "here"))
+
+
+def is_dropped(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def join(coordinator: Coordinator, rank: int, size: int) -> Member:
+    member = join_supervision(Place(rank, size, rank, size, f"host{rank}"), coordinator.environment, print)
+    assert member is not None
+    return member
+
+
+def test_listens_on_the_loopback_interface_only() -> None:
+    with Coordinator(2) as coordinator:
+        port = coordinator.port
+        assert coordinator.environment == {
+            "GAUDI_RUN_COORDINATOR": f"127.0.0.1:{port}",
+            "GAUDI_RUN_TOKEN": coordinator.token,
+        }
+        assert len(coordinator.token) == 64
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+def test_ipv6() -> None:
+    with Coordinator(1, address="::1", bounds=QUICK) as coordinator:
+        assert coordinator.environment["GAUDI_RUN_COORDINATOR"] == f"[::1]:{coordinator.port}"
+        join(coordinator, 0, 1).leave()
+        assert coordinator.wait(5)
+        assert coordinator.cause is None
+
+
+def test_no_such_address() -> None:
+    with pytest.raises(OSError, match="assign"):
+        Coordinator(1, address="192.0.2.1")
+
+
+def test_welcome_says_the_bounds() -> None:
+    with Coordinator(1, bounds=QUICK) as coordinator, connect(coordinator) as connection:
+        connection.sendall(hello(coordinator))
+        line = connection.makefile("rb").readline()
+        assert decode_message(line) == Welcome(3, 60, 0.2)
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 2**40])
+def test_ranks_that_there_are_not(rank: int) -> None:
+    with Coordinator(2, bounds=QUICK) as coordinator, connect(coordinator) as connection:
+        connection.sendall(hello(coordinator, rank))
+        assert is_dropped(connection)
+
+
+@pytest.mark.parametrize("token", ["", "0" * 64, "\u00e9"])
+def test_other_tokens(token: str) -> None:
+    with Coordinator(2, bounds=QUICK) as coordinator, connect(coordinator) as connection:
+        connection.sendall(hello(coordinator, token=token))
+        assert is_dropped(connection)
+        assert coordinator.present == frozenset()
+
+
+def test_second_of_a_rank_is_dropped_and_the_first_stays() -> None:
+    with Coordinator(2, bounds=QUICK) as coordinator:
+        with connect(coordinator) as first, connect(coordinator) as second:
+            first.sendall(hello(coordinator))
+            assert first.recv(1)
+            second.sendall(hello(coordinator))
+            assert is_dropped(second)
+            assert coordinator.present == {0}
+        assert coordinator.wait(5)
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+    b"SSH-2.0-OpenSSH_9.2\r\n",
+    b"\n" * 1000,
+    b"[" * 100000 + b"\n",
+    b"x" * (MAX_BYTES + 10),
+    b'["Hello", {"token": 1, "rank": 0, "host": "a"}]\n',
+    b'["State", {"step": 1, "phase": "step", "reports": 1}]\n',
+    b"",
+]
+
+
+def test_garbage_and_a_port_scan_do_not_end_a_run() -> None:
+    """Two ranks go on while strangers connect, speak and leave as they like."""
+    drawn = random.Random(0)
+    with Coordinator(2, bounds=QUICK) as coordinator:
+        first = join(coordinator, 0, 2)
+        # Without a word, and more of them than are listened to at a time.
+        waiting = [connect(coordinator) for _ in range(100)]
+        for garbage in [*GARBAGE, *(drawn.randbytes(drawn.randrange(3000)) for _ in range(50))]:
+            with connect(coordinator) as connection:
+                try:
+                    connection.sendall(garbage)
+                    if drawn.random() < 0.5:
+                        connection.shutdown(socket.SHUT_WR)
+                except ConnectionError:
+                    continue  # dropped before it had said it all
+        for connection in waiting:
+            connection.close()
+        second = join(coordinator, 1, 2)
+        first.at(3, "step")
+        time.sleep(0.5)
+        assert coordinator.cause is None
+        assert coordinator.present == {0, 1}
+        first.leave()
+        second.leave()
+        assert coordinator.wait(5)
+        assert coordinator.cause is None
+
+
+def test_rank_that_speaks_nonsense_is_lost() -> None:
+    with Coordinator(2, bounds=QUICK) as coordinator, connect(coordinator) as connection:
+        connection.sendall(hello(coordinator, 1) + encode_message(State(4, "step", 1)) + b"nonsense\n")
+        assert coordinator.wait(5)
+        assert coordinator.cause is not None
+        assert coordinator.cause.describe().startswith("rank 1 on here at step 4 (step): its process ended")
+
+
+def test_cause_is_told_to_the_launcher_once() -> None:
+    causes: list[Cause] = []
+    with Coordinator(3, bounds=QUICK, on_cause=causes.append) as coordinator:
+        connections = [connect(coordinator) for _ in range(3)]
+        for rank, connection in enumerate(connections):
+            connection.sendall(hello(coordinator, rank))
+            assert connection.recv(1)
+        for connection in connections:
+            connection.close()
+        assert coordinator.wait(5)
+        time.sleep(0.3)
+    assert causes == [coordinator.cause]
+
+
+def test_who_comes_after_the_end_is_told() -> None:
+    with Coordinator(2, bounds=QUICK) as coordinator:
+        coordinator.end("no more", 75)
+        assert coordinator.wait(5)
+        with connect(coordinator) as connection:
+            connection.sendall(hello(coordinator))
+            kinds = [json.loads(line)[0] for line, _ in zip(connection.makefile("rb"), range(2), strict=False)]
+        assert "End" in kinds
+
+
+def test_closing_twice() -> None:
+    coordinator = Coordinator(1)
+    coordinator.close()
+    coordinator.close()
+    coordinator.end("nobody hears", 75)
+    coordinator.request_stop()

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gaudi_distributed.errors import ConfigurationError, PeerLostError
+from gaudi_distributed.place import Place
+from gaudi_distributed.supervision import Bounds, Cause, Coordinator, join_supervision
+
+START = Callable[..., Any]
+QUICK = Bounds(stall_seconds=1.5, leave_seconds=0.3, beat_seconds=0.2, settle_seconds=0.5)
+# What a process needs to start, on a machine that has much else to do.
+SECONDS = 15
+
+
+def finish(coordinator: Coordinator) -> Cause:
+    assert coordinator.wait(SECONDS)
+    assert coordinator.cause is not None
+    return coordinator.cause
+
+
+def wait_for_all(coordinator: Coordinator, size: int) -> None:
+    limit = time.monotonic() + SECONDS
+    while len(coordinator.present) < size:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGABRT"])
+def test_killed_rank(start_ranks: START, rank: int, name: str) -> None:
+    step = random.randrange(1, 40)
+    with Coordinator(2, bounds=QUICK) as coordinator:
+        run = start_ranks("launched", coordinator.environment, faults={rank: (name, step)})
+        cause = finish(coordinator)
+        statuses = run.wait()
+    assert (cause.rank, cause.host, cause.status) == (rank, f"host{rank}", 75)
+    # Its last note may not have left the process.
+    assert step - 1 <= cause.step <= step
+    assert cause.describe().startswith(f"rank {rank} on host{rank} at step {cause.step} (step): its process ended")
+    assert statuses[rank] == -signal.Signals[name]
+    assert statuses[1 - rank] == 75
+    assert run.announced() == []
+
+
+def test_kill_at_random_times(start_ranks: START) -> None:
+    for _ in range(4):
+        with Coordinator(3, bounds=QUICK) as coordinator:
+            run = start_ranks("launched", coordinator.environment, size=3)
+            wait_for_all(coordinator, 3)
+            rank = random.randrange(3)
+            time.sleep(random.uniform(0, 0.5))
+            before = time.monotonic()
+            run.processes[rank].kill()
+            statuses = run.wait(SECONDS)
+            took = time.monotonic() - before
+        assert statuses[rank] == -signal.SIGKILL
+        assert coordinator.cause is not None
+        assert coordinator.cause.rank == rank
+        assert took < 3
+
+
+def test_stopped_rank(start_ranks: START) -> None:
+    with Coordinator(2, bounds=QUICK) as coordinator:
+        run = start_ranks("launched", coordinator.environment, faults={1: ("SIGSTOP", 5)})
+        cause = finish(coordinator)
+        status = run.processes[0].wait(SECONDS)
+        assert run.processes[1].poll() is None  # the launcher's to kill
+    assert cause.describe().startswith("rank 1 on host1 at step ")
+    assert "has not answered for 1.5 s" in cause.text
+    assert status == cause.status == 75
+
+
+def test_error_of_a_rank(start_ranks: START) -> None:
+    with Coordinator(2, bounds=QUICK) as coordinator:
+        run = start_ranks("launched", coordinator.environment, faults={0: ("raise", 7)})
+        cause = finish(coordinator)
+        assert run.wait() == [65, 65]
+    assert cause == Cause(0, "host0", 7, "step", 65, "a.json: field x is 3; must be 4")
+    assert cause.describe() == "rank 0 on host0 at step 7 (step): a.json: field x is 3; must be 4"
+
+
+def test_error_that_nobody_reports(start_ranks: START) -> None:
+    with Coordinator(2, bounds=QUICK) as coordinator:
+        run = start_ranks("launched", coordinator.environment, faults={0: ("unforeseen", 7)})
+        assert finish(coordinator).rank == 0
+        assert run.wait() == [1, 75]
+
+
+def test_rank_that_stands_still(start_ranks: START) -> None:
+    with Coordinator(3, bounds=QUICK) as coordinator:
+        run = start_ranks("launched", coordinator.environment, size=3, faults={1: ("hang", 9)})
+        cause = finish(coordinator)
+        assert run.wait() == [75, 75, 75]
+    assert "no rank has got any further for 1.5 s" in cause.text
+    assert cause.step == 9
+
+
+def test_failed_communication_yields_to_the_death_it_follows_from(start_ranks: START) -> None:
+    for _ in range(3):
+        with Coordinator(2, bounds=QUICK) as coordinator:
+            faults = {0: ("communication", 5), 1: ("SIGKILL", 5)}
+            run = start_ranks("launched", coordinator.environment, faults=faults)
+            cause = finish(coordinator)
+            assert cause.rank == 1
+            assert run.wait()[0] == 75
+
+
+def test_failed_communication_alone_is_the_cause(start_ranks: START) -> None:
+    with Coordinator(2, bounds=QUICK) as coordinator:
+        run = start_ranks("launched", coordinator.environment, faults={0: ("communication", 5)})
+        assert finish(coordinator).text == "allreduce failed"
+        assert run.wait() == [75, 75]
+
+
+def test_run_that_ends_well(start_ranks: START) -> None:
+    with Coordinator(3, bounds=QUICK) as coordinator:
+        run = start_ranks("launched", coordinator.environment, size=3, steps=20)
+        assert coordinator.wait(SECONDS)
+        assert run.wait() == [0, 0, 0]
+        assert coordinator.cause is None
+
+
+def test_stop_on_request_lets_all_save(start_ranks: START) -> None:
+    with Coordinator(2, bounds=QUICK) as coordinator:
+        run = start_ranks("launched", coordinator.environment)
+        wait_for_all(coordinator, 2)
+        coordinator.request_stop()
+        cause = finish(coordinator)
+        assert run.wait() == [75, 75]
+    assert cause.text == "stopped by SIGTERM; it is saved"
+
+
+def test_end_by_the_launcher(start_ranks: START) -> None:
+    with Coordinator(2, bounds=QUICK) as coordinator:
+        run = start_ranks("launched", coordinator.environment)
+        wait_for_all(coordinator, 2)
+        coordinator.end("mpirun was killed; start again", 75)
+        assert finish(coordinator).describe() == "mpirun was killed; start again"
+        assert run.wait() == [75, 75]
+
+
+LAUNCHER = """
+    import sys, json, time
+    from gaudi_distributed.supervision import Bounds, Coordinator
+    coordinator = Coordinator(3, bounds=Bounds(stall_seconds=1.5, leave_seconds=0.3, beat_seconds=0.2))
+    print(json.dumps(coordinator.environment), flush=True)
+    while len(coordinator.present) < 3:
+        time.sleep(0.01)
+    print("all there", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("name", "what"), [("SIGKILL", "ended without a word"), ("SIGSTOP", "has not answered")])
+def test_lost_launcher(start_ranks: START, name: str, what: str) -> None:
+
+    command = [sys.executable, "-c", textwrap.dedent(LAUNCHER)]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert launcher.stdout is not None
+        run = start_ranks("launched", json.loads(launcher.stdout.readline()), size=3)
+        assert launcher.stdout.readline() == "all there\n"
+        launcher.send_signal(signal.Signals[name])
+        assert run.wait() == [75, 75, 75]
+    finally:
+        launcher.kill()
+        launcher.communicate()
+    (line,) = run.announced()
+    assert line.startswith("rank 0 on host0 at step ")
+    assert f"the launcher of this run {what}" in line
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"GAUDI_RUN_COORDINATOR": "127.0.0.1:1"},
+        {"GAUDI_RUN_TOKEN": "x"},
+        {"GAUDI_RUN_COORDINATOR": "127.0.0.1", "GAUDI_RUN_TOKEN": "x"},
+        {"GAUDI_RUN_COORDINATOR": "127.0.0.1:99999", "GAUDI_RUN_TOKEN": "x"},
+        {"GAUDI_RUN_COORDINATOR": ":80", "GAUDI_RUN_TOKEN": "x"},
+    ],
+)
+def test_variables_that_are_half_set_or_wrong(environment: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="GAUDI_RUN_COORDINATOR is"):
+        join_supervision(Place(), environment, print)
+
+
+def test_no_variables_no_supervision() -> None:
+    assert join_supervision(Place(), {}, print) is None
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gaudi_distributed.supervision.member._CONNECT_SECONDS", 0.5)
+    with Coordinator(2, bounds=QUICK) as coordinator:
+        environment = coordinator.environment
+        with pytest.raises(PeerLostError, match=r"rank 0 on localhost: .* closed the connection; see that"):
+            join_supervision(Place(size=2), {**environment, "GAUDI_RUN_TOKEN": "wrong"}, print)
+    with pytest.raises(PeerLostError, match="refused; see that the port can be reached"):
+        join_supervision(Place(size=2), environment, print)

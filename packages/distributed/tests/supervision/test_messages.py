@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_distributed.supervision.messages import (
+    MAX_BYTES,
+    MAX_TEXT,
+    Beat,
+    End,
+    Failed,
+    Hello,
+    Left,
+    Message,
+    MessageError,
+    State,
+    Stop,
+    Welcome,
+    decode_message,
+    encode_message,
+    show,
+)
+
+texts = st.text(max_size=3000)
+numbers = st.integers(-(2**53), 2**53)
+messages = st.one_of(
+    st.builds(Hello, texts, numbers, texts),
+    st.builds(Welcome, *[st.floats(0, 1e6)] * 3),
+    st.builds(State, numbers, texts, numbers),
+    st.builds(Failed, numbers, texts, st.booleans()),
+    st.builds(Left, numbers, texts),
+    st.just(Beat()),
+    st.just(Stop()),
+    st.builds(End, numbers, texts, numbers, texts, numbers, texts),
+)
+
+
+@given(messages)
+def test_every_message_is_one_line_of_bounded_length_that_can_be_read(message: Message) -> None:
+    line = encode_message(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert len(line) <= MAX_BYTES
+    decoded = decode_message(line)
+    assert type(decoded) is type(message)
+    assert encode_message(decoded) == line
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_refused(line: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode_message(line)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ["Hello", {"token": "x", "rank": 0}],
+        ["Hello", {"token": "x", "rank": 0, "host": "a", "more": 1}],
+        ["Hello", {"token": "x", "rank": "0", "host": "a"}],
+        ["Hello", {"token": "x", "rank": True, "host": "a"}],
+        ["Hello", {"token": "x", "rank": 10**30, "host": "a"}],
+        ["Welcome", {"stall_seconds": float("nan"), "leave_seconds": 1, "beat_seconds": 1}],
+        ["Failed", {"status": 1, "text": None, "certain": True}],
+        ["Unknown", {}],
+        [["Beat"], {}],
+        ["Beat", []],
+        {"Beat": {}},
+        7,
+    ],
+)
+def test_fields_and_types_are_checked(content: object) -> None:
+    with pytest.raises(MessageError):
+        decode_message(json.dumps(content).encode())
+
+
+def test_lines_that_are_too_long_or_too_deep() -> None:
+    with pytest.raises(MessageError, match="a line of"):
+        decode_message(b" " * (MAX_BYTES + 1))
+    with pytest.raises(MessageError):
+        decode_message(b"[" * 60000)
+
+
+def test_texts_are_shown_as_one_line_without_control_characters() -> None:
+    assert show("a\n b\x1b[31m\ud800c\u202e") == "a b [31m c"
+    assert len(show("x" * 5000)) == MAX_TEXT

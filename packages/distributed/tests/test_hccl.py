@@ -1,0 +1,95 @@
+"""Variables and configuration for Habana's libraries follow from the cluster, and contradictions are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gaudi_distributed.cluster import Cluster, Host
+from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.hccl import check_hcl_config, hccl_environment, hcl_config, module_environment
+
+ONE = Cluster((Host("localhost", 8),))
+TWO = Cluster((Host("10.0.0.1", 2), Host("10.0.0.2", 2)))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "scale_out", "interface", "expected"),
+    [
+        (ONE, "gaudi", None, {}),
+        (TWO, "gaudi", "eth0", {}),
+        (TWO, "tcp", None, {"HCCL_OVER_TCP": "1"}),
+        (TWO, "tcp", "eth0", {"HCCL_OVER_TCP": "1", "HCCL_SOCKET_IFNAME": "eth0"}),
+        (TWO, "hierarchical", "eth0", {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1", "HCCL_SOCKET_IFNAME": "eth0"}),
+    ],
+)
+def test_variables(cluster: Cluster, scale_out: Any, interface: str | None, expected: dict[str, str]) -> None:
+    assert hccl_environment(cluster, scale_out, interface, {}) == expected
+    assert hccl_environment(cluster, scale_out, interface, expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("cluster", "scale_out", "interface", "environ", "words"),
+    [
+        (ONE, "tcp", None, {}, "--scale_out tcp: localhost is the only host"),
+        (TWO, "gaudi", None, {"HCCL_OVER_TCP": "yes"}, "HCCL_OVER_TCP is 'yes'; set it to 0 or 1"),
+        (TWO, "gaudi", None, {"HCCL_OVER_TCP": "1"}, "HCCL_OVER_TCP is '1', and --scale_out gaudi needs '0'"),
+        (TWO, "tcp", None, {"HCCL_OVER_TCP": "0"}, "needs '1'"),
+        (TWO, "tcp", None, {"HCCL_OVER_OFI": "1"}, "HCCL_OVER_OFI is '1'"),
+        (TWO, "tcp", None, {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}, "HOROVOD_HIERARCHICAL_ALLREDUCE is '1'"),
+        (TWO, "hierarchical", None, {"HCCL_OVER_TCP": "1"}, "HCCL_OVER_TCP is '1'"),
+        (TWO, "tcp", "eth0", {"HCCL_SOCKET_IFNAME": "eth1"}, "HCCL_SOCKET_IFNAME is 'eth1'"),
+        (TWO, "tcp", "lo", {}, "no other host is on the loopback"),
+        (TWO, "tcp", None, {"HCCL_SOCKET_IFNAME": "eth0,lo"}, "no other host is on the loopback"),
+    ],
+)
+def test_contradictions(
+    cluster: Cluster, scale_out: Any, interface: str | None, environ: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        hccl_environment(cluster, scale_out, interface, environ)
+
+
+def test_modules() -> None:
+    assert module_environment(5, {}) == {"HLS1_MODULE_ID": "5", "ID": "5"}
+    assert [module_environment(rank, {}, "HLS1-H")["HLS1_MODULE_ID"] for rank in range(4)] == ["3", "0", "2", "1"]
+    for rank, environ, kind in (
+        (8, {}, "HLS1"),
+        (-1, {}, "HLS1"),
+        (4, {}, "HLS1-H"),
+        (0, {"HLS1_MODULE_ID": "1"}, "HLS1"),
+    ):
+        with pytest.raises(ConfigurationError):
+            module_environment(rank, environ, kind)  # type: ignore[arg-type]
+
+
+def test_hcl_config() -> None:
+    assert json.loads(hcl_config(ONE)) == {"HCL_PORT": 5332, "HCL_TYPE": "HLS1", "HCL_COUNT": 8}
+    ranks = ["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]
+    assert json.loads(hcl_config(TWO, port=6000)) == {"HCL_PORT": 6000, "HCL_TYPE": "HLS1", "HCL_RANKS": ranks}
+    assert json.loads(hcl_config(TWO, kind="HLS1-H", hierarchical=True))["HCL_COUNT"] == 2
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "words"),
+    [
+        (Cluster((Host("localhost", 9),)), {}, "9 ranks on a host: an HLS1 has 8 Gaudis"),
+        (ONE, {"kind": "HLS1-H"}, "an HLS1-H has 4 Gaudis"),
+        (Cluster((Host("a"), Host("b"))), {}, "host 'a': HCL knows hosts by IPv4 address"),
+        (Cluster((Host("a", 1), Host("b", 2))), {"hierarchical": True}, "different numbers of ranks"),
+        (ONE, {"port": 80}, "port 80 of HCL"),
+    ],
+)
+def test_wrong_hcl_configs(cluster: Cluster, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        hcl_config(cluster, **options)
+
+
+def test_a_config_for_other_hosts_is_found() -> None:
+    for cluster in (ONE, TWO):
+        check_hcl_config(hcl_config(cluster), cluster, "hcl.json")
+    for text in (hcl_config(ONE), "{}", "[]", "no", '{"HCL_RANKS": ["10.0.0.1"]}'):
+        with pytest.raises(ConfigurationError, match=r"hcl\.json: "):
+            check_hcl_config(text, TWO, "hcl.json")

@@ -1,0 +1,38 @@
+"""Where Horovod cannot be, one line says why and what else there is; with it: tests/scaleout at the root."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from gaudi_distributed import ConfigurationError
+from gaudi_distributed.horovod_engine import load_horovod
+
+
+def pretend_tensorflow(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Stand for a TensorFlow of that version: the package is tested without the real one."""
+    module = ModuleType("tensorflow")
+    module.__version__ = version  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tensorflow", module)
+    monkeypatch.setitem(sys.modules, "horovod", None)
+
+
+@pytest.mark.parametrize("version", ["2.20.0", "2.21.0-rc1", "3.0.0"])
+def test_tensorflow_that_horovod_cannot_be_built_for(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    pretend_tensorflow(monkeypatch, version)
+    with pytest.raises(ConfigurationError) as caught:
+        load_horovod()
+    assert f"cannot be built for TensorFlow {version}" in str(caught.value)
+    assert "lanes default and gaudi" in str(caught.value)
+    assert "--distribution_strategy multi_worker" in str(caught.value)
+
+
+@pytest.mark.parametrize("version", ["2.15.1", "2.18.0"])
+def test_horovod_that_is_not_there(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    pretend_tensorflow(monkeypatch, version)
+    with pytest.raises(ConfigurationError, match=r"install horovod 0\.28\.1 built for TensorFlow") as caught:
+        load_horovod()
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_status == 78
