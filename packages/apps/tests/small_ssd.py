@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from gaudi_distributed import Precision
 
 
-def build_small_ssd(num_classes: int, *, pool_padding: str = "same", dtype: str = "float32") -> Any:
+def build_small_ssd(
+    num_classes: int, *, pool_padding: str = "same", dtype: str = "float32", reduce_statistics: None = None
+) -> Any:
     """A model with the inputs and outputs of the detector, which answers the same at each default box."""
     from gaudi_ops.tf.keras_api import keras
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from gaudi_apps.ssd.detector import Detector
-from gaudi_apps.ssd.evaluation import evaluate, to_records
+from gaudi_apps.ssd.evaluation import detect, join_found, pack_found, score, to_records, unpack_found
 from gaudi_datasets.detection.sources import RecordSource
+from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions
 
 
@@ -25,15 +26,11 @@ def test_figures_do_not_depend_on_the_batch_size(
     answers = {number: truth[number] for number in (1, 4, 5)}
     answers[3] = [(truth[3][0][0], 1, 2.0)]  # red in place of blue, and less sure
     detector = Detector(oracle(answers))
-    told: list[tuple[int, int]] = []
-    results = [
-        evaluate(detector, source, InputOptions(batch_size), report=lambda *now: told.append(now))
-        for batch_size in (1, 3, 4)
-    ]
-    scores, detections = results[0]
-    for other_scores, other_detections in results[1:]:
-        assert other_detections == detections
-        assert other_scores.as_json() == scores.as_json()
+    results = [detect(detector, source, InputOptions(batch_size)) for batch_size in (1, 3, 4)]
+    detections, scores = results[0].detections, score(source, results[0])
+    for other in results[1:]:
+        assert other.detections == detections
+        assert score(source, other).as_json() == scores.as_json()
     assert [(one["image_id"], one["category_id"]) for one in detections] == [(1, 2), (3, 1), (4, 1), (5, 2)]
     assert (scores.images, scores.images_total, scores.detections) == (5, 5, 4)
     # By hand: of the reds one of two is found, of the blues two of three, without a wrong one before them.
@@ -41,12 +38,28 @@ def test_figures_do_not_depend_on_the_batch_size(
         "red": pytest.approx(51 / 101),
         "blue": pytest.approx(67 / 101),
     }
-    assert told == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5), (3, 5), (5, 5), (4, 5), (5, 5)]
+
+
+@pytest.mark.parametrize(("batch_size", "ranks"), [(1, 2), (2, 2), (1, 4), (2, 4), (3, 2)])
+def test_figures_do_not_depend_on_the_number_of_ranks(
+    oracle: Callable[..., Any], truth: dict[int, Any], source: RecordSource, batch_size: int, ranks: int
+) -> None:
+    """The last ranks may have nothing but padding."""
+    detector = Detector(oracle(truth))
+    alone = detect(detector, source, InputOptions(batch_size))
+    parts = [detect(detector, source, InputOptions(batch_size, rank=rank, size=ranks)) for rank in range(ranks)]
+    assert sum(len(part.image_ids) for part in parts) == 5
+    joined = join_found([unpack_found(pack_found(part)) for part in parts])
+    assert joined.detections == alone.detections
+    assert joined.image_ids.tolist() == alone.image_ids.tolist() == [1, 2, 3, 4, 5]
+    with pytest.raises(DataError, match="every image once"):
+        join_found([*parts, parts[0]])
 
 
 def test_a_part_is_scored_as_a_part(oracle: Callable[..., Any], truth: dict[int, Any], source: RecordSource) -> None:
-    scores, detections = evaluate(Detector(oracle(truth)), source, InputOptions(2), num_images=3)
-    assert [one["image_id"] for one in detections] == [1, 2, 3]
+    found = detect(Detector(oracle(truth)), source, InputOptions(2), num_images=3)
+    scores = score(source, found)
+    assert [one["image_id"] for one in found.detections] == [1, 2, 3]
     assert (scores.images, scores.images_total) == (3, 5)
     assert scores.figures["AP50"] == pytest.approx(1)
     assert scores.figures["AP"] == pytest.approx(1)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gaudi_apps import loop
 from gaudi_apps.history import HistoryWriter, read_history
-from gaudi_apps.loop import LoopOptions, NonFiniteError, Reporters, require_finite_state, train
+from gaudi_apps.loop import LoopOptions, NonFiniteError, Reporters, Wishes, require_finite_state, train
 from gaudi_apps.progress import TrainingProgress
 from gaudi_apps.summaries import SummaryWriter
 
@@ -77,8 +77,8 @@ class Run:
         self.events.append(f"evaluate {done}")
         return done == self.ends_at
 
-    def is_stopping(self) -> bool:
-        return self.stops_at != 0 and self.done >= self.stops_at
+    def find_wishes(self, overdue: bool, scalars: Mapping[str, Any]) -> Wishes:
+        return Wishes(self.stops_at != 0 and self.done >= self.stops_at, overdue)
 
     def train(
         self, options: LoopOptions, batches: Iterator[Mapping[str, Any]] | None = None, start_step: int = 0

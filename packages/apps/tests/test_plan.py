@@ -110,7 +110,7 @@ def test_cosine_ends_near_zero_and_has_no_drops() -> None:
 def test_misfits_are_told() -> None:
     plan = plan_of(10, batch=16, steps=5, schedule=ScheduleFlags(lr_warmup_steps=9))
     batch, warmup, drops = plan.warnings
-    assert "--batch_size 16 is larger than the 10 images" in batch
+    assert "a batch of 16 is larger than the 10 images" in batch
     assert "warm-up of 9 steps is not over when the run ends at step 5" in warmup
     assert "drop at step 40 and 50 is not reached" in drops
     early = plan_of(320, batch=32, schedule=ScheduleFlags(lr_drop_epochs=(1, 2)))

@@ -17,7 +17,7 @@ from gaudi_datasets.record_files import frame_record
 
 def show(config: SSDConfig) -> str:
     file = io.StringIO()
-    print_plan(config, Console(file=file, width=200, soft_wrap=True))
+    print_plan(config, console=Console(file=file, width=200, soft_wrap=True))
     return file.getvalue()
 
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gaudi_apps.loop import Wishes
 from gaudi_apps.ssd.task import SSDTask
 from gaudi_datasets.detection.pipeline import fake_dataset, train_dataset
 from gaudi_datasets.detection.sources import RecordSource
@@ -156,3 +157,46 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(make_small: Call
     with pytest.raises(DataError, match="tensor class/kernel has shape"):
         task.write_weights({**other, "class/kernel": state["class/kernel"][:, :-1]})
     assert differ(state, task.read_state()) == set()
+
+
+class Twins:
+    """Two ranks that are alike, or whose other one has numbers that are not finite."""
+
+    rank, size, local_rank, local_size = 0, 2, 0, 2
+
+    def __init__(self, others: float = 1.0) -> None:
+        self.others = others
+        self.compressed: list[int] = []
+
+    def allreduce(self, tensors: Any, *, average: bool = True, compressed: bool = False) -> list[Any]:
+        assert average
+        if compressed:
+            self.compressed.append(len(tensors))
+        return [(tensor + self.others * tensor) / 2 for tensor in tensors]
+
+
+def test_two_ranks_that_are_alike_train_as_one(make_small: Callable[..., SSDTask]) -> None:
+    alone, twins, batch = make_small(), Twins(), make_batch()
+    task = SSDTask(3, keras_policy="float32", weight_decay=5e-4, communicator=cast("Any", twins))
+    task.write_state(alone.read_state())
+    for stop, save in ((False, False), (True, False), (False, True)):
+        task.wish(stop=stop, save=save)
+        scalars, expected = task.train_step(batch, 0.01), alone.train_step(batch, 0.01)
+        assert Wishes.of_all(scalars) == Wishes(stop, save)
+        assert float(scalars["loss"]) == float(expected["loss"])
+        assert scalars["finite"]
+        assert scalars["own_finite"]
+    assert differ(alone.read_state(), task.read_state()) == set()
+    # Gradients alone may travel in fewer bits.
+    assert twins.compressed == [len(task.model.trainable_variables)]
+    assert "wishes" not in alone.train_step(batch, 0.01)
+
+
+def test_numbers_of_another_rank_stop_this_one_too(make_small: Callable[..., SSDTask]) -> None:
+    del make_small  # which exchanges the network
+    task = SSDTask(3, keras_policy="float32", weight_decay=5e-4, communicator=cast("Any", Twins(np.nan)))
+    before = task.read_state()
+    scalars = task.train_step(make_batch(), 0.01)
+    assert not scalars["finite"]
+    assert scalars["own_finite"]
+    assert all("/moving_" in name for name in differ(before, task.read_state()))

@@ -22,6 +22,7 @@ from gaudi_apps.history import read_history
 from gaudi_apps.ssd import export, scoring
 from gaudi_apps.ssd.application import FREE_FLAGS
 from gaudi_apps.ssd.config import SSDConfig
+from gaudi_apps.ssd.evaluation import Found
 from gaudi_datasets.detection.scoring import FIGURES, CocoScores
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.detection.static_batches import write_static_batches
@@ -31,6 +32,7 @@ from gaudi_datasets.sampling import InputOptions
 # Five images in batches of two: three steps an epoch. Lists of flags are given as tuples.
 COMMON = (*("--batch_size", 2), *("--lr_warmup_steps", 2), *("--save_checkpoints_steps", 2), *("--dtype", "fp32"))
 Program = Callable[..., Any]
+NOTHING = Found(np.zeros(0, np.int64), np.zeros(0, np.int64), [])
 
 
 @pytest.fixture
@@ -92,10 +94,11 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """AP of the evaluations to come, in their order, in place of the true ones."""
     figures: list[float] = []
 
-    def evaluate(*arguments: Any, **options: Any) -> tuple[CocoScores, list[Any]]:
-        return CocoScores(dict.fromkeys(FIGURES, figures.pop(0)), (), 5, 5, 0), []
+    def score(*arguments: Any) -> CocoScores:
+        return CocoScores(dict.fromkeys(FIGURES, figures.pop(0)), (), 5, 5, 0)
 
-    monkeypatch.setattr(scoring, "evaluate", evaluate)
+    monkeypatch.setattr(scoring, "detect", lambda *arguments, **options: NOTHING)
+    monkeypatch.setattr(scoring, "score", score)
     return figures
 
 
@@ -139,7 +142,7 @@ def test_the_configuration_beside_a_run_makes_the_same_run(train: Program, ssd_t
     flags = yaml.safe_load((one / "config.yaml").read_text())
     assert flags["lr_drop_epochs"] == [0.5, 1.0]
     known = {name for name, _ in list_flags(SSDConfig())}
-    assert known - flags.keys() == {"config", "clean", "debug", "json", "mode"}
+    assert known - flags.keys() == {"config", "clean", "debug", "json", "mode", "task_index"}
     done = ssd_train("--config", one / "config.yaml", "--model_dir", two)
     assert done.status == 0, done.err
     assert load(two).facts == load(one).facts
@@ -397,9 +400,9 @@ def test_the_average_of_the_weights_is_what_is_scored(
 ) -> None:
     seen: list[Any] = []
 
-    def evaluate(detector: Any, *arguments: Any, **options: Any) -> tuple[CocoScores, list[Any]]:
+    def detect(*arguments: Any, **options: Any) -> Found:
         seen.append(built[-1].get_layer("class").kernel.numpy())
-        return CocoScores(dict.fromkeys(FIGURES, 0.5), (), 5, 5, 0), []
+        return NOTHING
 
     built: list[Any] = []
 
@@ -408,7 +411,8 @@ def test_the_average_of_the_weights_is_what_is_scored(
         return built[-1]
 
     monkeypatch.setattr("gaudi_apps.ssd.task.build_ssd", build)
-    monkeypatch.setattr(scoring, "evaluate", evaluate)
+    monkeypatch.setattr(scoring, "detect", detect)
+    monkeypatch.setattr(scoring, "score", lambda *given: CocoScores(dict.fromkeys(FIGURES, 0.5), (), 5, 5, 0))
     done = train(tmp_path, "--steps", 3, "--ema_decay", 0.9, "--base_lr", 0.3, "--eval_epochs", 1, scored=True)
     assert done.status == 0, done.err
     tensors = load(tmp_path).tensors

@@ -6,11 +6,11 @@ A program is an `Application`; sessions, training, evaluation and the proof of r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import numpy.typing as npt
 
@@ -18,6 +18,7 @@ from gaudi_apps.loop import Task
 from gaudi_apps.plan import Plan
 from gaudi_apps.run_folder import RunFolder
 from gaudi_apps.settings import RunSettings
+from gaudi_distributed import Communicator
 
 if TYPE_CHECKING:
     from gaudi_models.weights import WeightsFile
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Batches = Iterator[Mapping[str, Any]]
 Facts = Mapping[str, Any]
 Tensors = Mapping[str, npt.NDArray[Any]]
+ReduceStatistics: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class TrainingData:
     Attributes:
         facts: the classes, as checkpoints note them: JSON values by name.
         num_images: that there are.
-        fingerprint: equal for equal data.
-        batches: the endless batches from a step on.
+        fingerprint: equal for equal data, on all ranks of a run too.
+        batches: the endless batches of this rank from a step on.
     """
 
     facts: Facts
@@ -64,6 +66,9 @@ class TrainableTask(Task, Protocol):
 
     model: Any
 
+    def wish(self, *, stop: bool, save: bool) -> None:
+        """Have the steps to come tell all ranks what this one wants, see `gaudi_apps.loop.Wishes`."""
+
     def averaged(self) -> AbstractContextManager[None]:
         """Within, the model has the average of its weights, if one is kept."""
 
@@ -91,6 +96,9 @@ class Restored:
 
 class TaskScorer(Protocol):
     """Scores a task on validation data."""
+
+    def watch(self, begin: Callable[[str], None]) -> None:
+        """Have somebody told what comes next; see `gaudi_distributed.supervision.Member.at`."""
 
     def score(self, task: Any, step: int) -> Score:
         """Score it after so many steps, with the average of its weights where one is kept."""
@@ -136,28 +144,38 @@ class Application(ABC):
 
     @abstractmethod
     def make_plan(self, num_images: int) -> Plan:
-        """Plan the training of so many images an epoch."""
+        """Plan the training of so many images an epoch, on all processes together."""
 
     @abstractmethod
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
         """What a checkpoint has to note for its model to be built again: classes, architecture, padding."""
 
     @abstractmethod
-    def build_task(self, facts: Facts, keras_policy: str, *, averages: bool) -> TrainableTask:
+    def build_task(
+        self,
+        facts: Facts,
+        keras_policy: str,
+        *,
+        averages: bool,
+        communicator: Communicator,
+        reduce_statistics: ReduceStatistics | None,
+    ) -> TrainableTask:
         """A network with new weights.
 
         Args:
             facts: from `describe_model`, or from a checkpoint.
             keras_policy: precision of the layers.
             averages: whether it may keep an average of its weights.
+            communicator: of the processes that it trains with.
+            reduce_statistics: gives the sums, over processes, of what batch norm measures; None: each by itself.
 
         Raises:
             DataError: the facts do not say what is needed.
         """
 
     @abstractmethod
-    def open_scorer(self, folder: RunFolder, facts: Facts) -> TaskScorer:
-        """What scores networks of these facts, and leaves the scores in the folder.
+    def open_scorer(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> TaskScorer:
+        """What scores networks of these facts, each process a part of the images, and leaves the scores in the folder.
 
         Raises:
             MissingInputError: there is no validation data.

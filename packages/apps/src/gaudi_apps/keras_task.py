@@ -36,7 +36,7 @@ class KerasTask(ABC):
     Args:
         model: the network.
         optimizer: of its trainable variables, in their order.
-        communicator: averages gradients over the ranks.
+        communicator: of the processes that train together.
         ema_decay: of the average of the weights, see `gaudi_ops.tf.MovingAverages`; 0: there is none.
     """
 
@@ -45,6 +45,7 @@ class KerasTask(ABC):
         self._optimizer = optimizer
         self._averages = MovingAverages(model.variables, ema_decay) if ema_decay else None
         self._communicator = communicator
+        self._wishes = tf.Variable(tf.zeros([2]), trainable=False, name="wishes")
         # Nothing in a step is Python's control flow, so AutoGraph has nothing to translate.
         self._step = tf.function(self._train_step, autograph=False, reduce_retracing=True)
         self._steps = tf.function(self._train_steps, autograph=False, reduce_retracing=True)
@@ -76,16 +77,43 @@ class KerasTask(ABC):
             fn_output_signature={name: tf.TensorSpec(one.shape, one.dtype) for name, one in outputs.items()},
         )
 
+    def wish(self, *, stop: bool, save: bool) -> None:
+        """Have the steps to come tell all ranks, in their scalar ``wishes``, what this one wants.
+
+        `gaudi_apps.loop.Wishes` reads it.
+        """
+        self._wishes.assign([float(stop), float(save)])
+
     def _train_step(self, batch: Batch, learning_rate: Any) -> Scalars:
         with tf.GradientTape() as tape:
             scalars = self.compute_loss(batch)
-        loss = scalars["loss"]
-        gradients = self._communicator.allreduce(tape.gradient(loss, self.model.trainable_variables))
-        # One sum over all gradients: it is finite only where each of them is.
-        size = tf.linalg.global_norm(gradients)
-        finite = tf.math.is_finite(loss) & tf.math.is_finite(size) & tf.math.is_finite(learning_rate)
+        gradients = tape.gradient(scalars["loss"], self.model.trainable_variables)
+        if self._communicator.size > 1:
+            gradients, scalars = self._average(gradients, scalars)
+        finite = _are_finite(scalars["loss"], gradients) & tf.math.is_finite(learning_rate)
         tf.cond(finite, lambda: self._update(gradients, learning_rate), lambda: None)
         return {**scalars, "finite": finite}
+
+    def _average(self, gradients: Sequence[Any], scalars: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Make this rank's step the step of all: the means of gradients, scalars and moving statistics over the ranks.
+
+        This is the one place where anything is normalised by the number of ranks. A rank's loss is the mean over its
+        images, and all ranks have equally many, so the mean over the ranks is the mean over the global batch. What
+        follows computes with means only, so after the step all ranks have the same state, bit for bit, and have found
+        alike whether its numbers are finite.
+        """
+        own_finite = _are_finite(scalars["loss"], gradients)
+        gradients = self._communicator.allreduce(gradients, compressed=True)
+        statistics = self._find_statistics()
+        means = self._communicator.allreduce([*scalars.values(), self._wishes.read_value(), *statistics])
+        for variable, mean in zip(statistics, means[len(scalars) + 1 :], strict=True):
+            variable.assign(mean)
+        averaged = dict(zip([*scalars, "wishes"], means, strict=False))
+        return gradients, {**averaged, "own_finite": own_finite}
+
+    def _find_statistics(self) -> list[Any]:
+        """The moving statistics that a forward pass changes; those of frozen layers it does not."""
+        return [one for layer in self.model.layers if layer.trainable for one in layer.non_trainable_variables]
 
     def _update(self, gradients: Sequence[Any], learning_rate: Any) -> None:
         self._optimizer.apply(gradients, learning_rate)
@@ -144,6 +172,11 @@ class KerasTask(ABC):
         _require_fit(tensors, state)
         for name, variable in state.items():
             variable.assign(tensors[name])
+
+
+def _are_finite(loss: Any, gradients: Sequence[Any]) -> Any:
+    # One sum over all gradients: it is finite only where each of them is.
+    return tf.math.is_finite(loss) & tf.math.is_finite(tf.linalg.global_norm(gradients))
 
 
 def _name_of(variable: Any) -> str:

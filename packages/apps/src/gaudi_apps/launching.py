@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gaudi_apps.config_file import parse_config
+from gaudi_apps.distribution import Distribution, count_workers, find_distribution, start_processes
+from gaudi_apps.elastic import Commits, check_elastic, is_elastic, train_in_rounds
 from gaudi_apps.signals import interrupt_on_sigterm
+from gaudi_apps.supervised import Supervised
+from gaudi_datasets.errors import FlagError
 from gaudi_datasets.program import run_program
+from gaudi_distributed import DeviceKind, choose_device
+from gaudi_distributed.place import find_place
 
 if TYPE_CHECKING:
     from gaudi_apps.application import Application
+
+TOGETHER = ("train", "eval")  # modes that several processes share
 
 
 @dataclass(frozen=True)
@@ -21,54 +30,88 @@ class Launch:
 
     Attributes:
         prog: its name.
+        program: what a Python is given to run it.
         description: what stands at the top of its help text.
-        config: the dataclass of its flags; its group `run` has the mode.
+        config: the dataclass of its flags; its group `run` has the mode, `device` the device, and `distribution` what
+            several processes train together by.
         validate: raises FlagError for a value that breaks a rule.
-        print_plan: prints what training would do.
-        open: makes the program of validated flags.
+        print_plan: prints what training would do on so many processes.
+        open: makes the program of validated flags for this process.
         mode_of: what is done by its flags.
     """
 
     prog: str
+    program: tuple[str, ...]
     description: str
     config: type[Any]
     validate: Callable[[Any], None]
-    print_plan: Callable[[Any], None]
-    open: Callable[[Any], Application]
+    print_plan: Callable[[Any, int], None]
+    open: Callable[[Any, Distribution], Application]
     mode_of: Callable[[Any], str] = lambda config: str(config.run.mode)
 
     def main(self, argv: Sequence[str] | None = None) -> NoReturn:
         """Run it with the given arguments (those of the command line when None) and leave the process."""
         interrupt_on_sigterm()
         arguments = list(sys.argv[1:] if argv is None else argv)
-        run_program(lambda: self._run(arguments), prog=self.prog, debug="--debug" in arguments)
+        debug = "--debug" in arguments
+        supervised = Supervised(self.prog, debug=debug)
+        run_program(lambda: supervised.run(lambda: self._run(arguments, supervised)), prog=self.prog, debug=debug)
 
-    def _run(self, arguments: Sequence[str]) -> int:
+    def _run(self, arguments: Sequence[str], supervised: Supervised) -> int:
         config = parse_config(self.config, arguments, prog=self.prog, description=self.description)
         self.validate(config)
         mode = self.mode_of(config)
         if mode == "plan":
-            self.print_plan(config)
+            self.print_plan(config, count_workers(config.distribution, os.environ, _device_finder(config)))
             return 0
+        if is_elastic(os.environ):
+            check_elastic(mode, config.distribution)
+            train_in_rounds(
+                lambda commits: self._train_round(config, supervised, commits), config.distribution.commit_steps
+            )
+            return 0
+        app = self.open(config, self._find_distribution(mode, config, arguments))
         if mode == "verify-resume":
             from gaudi_apps.verify_resume import verify_resume
 
-            return verify_resume(self.open(config))
-        return _compute(mode, self.open(config))
+            return verify_resume(app)
+        return _compute(mode, app, supervised)
+
+    def _train_round(self, config: Any, supervised: Supervised, commits: Commits) -> None:
+        if commits.newest is not None:  # the run was cleaned before it
+            config = replace(config, run=replace(config.run, clean=False))
+        app = self.open(config, find_distribution(config.distribution, os.environ, _device_finder(config)))
+        _compute("train", app, supervised, commits)
+
+    def _find_distribution(self, mode: str, config: Any, arguments: Sequence[str]) -> Distribution:
+        """Where this process stands among others; does not return where it becomes the launcher of several."""
+        flags, find_device = config.distribution, _device_finder(config)
+        if mode in TOGETHER:
+            start_processes(flags, os.environ, find_device, (sys.executable, *self.program, *arguments))
+            return find_distribution(flags, os.environ, find_device)
+        # The flags of a run serve for its other modes too, as from the configuration that it left.
+        size = find_place(os.environ).size
+        if size > 1 or (mode == "verify-resume" and flags.has_engine):
+            raise FlagError(f"--mode {mode}: is for one process, and not for several that train together")
+        return Distribution()
 
 
-def _compute(mode: str, app: Application) -> int:
+def _device_finder(config: Any) -> Callable[[], DeviceKind]:
+    return lambda: choose_device(config.device.device, use_hpu=not config.device.no_hpu)
+
+
+def _compute(mode: str, app: Application, supervised: Supervised, commits: Commits | None = None) -> int:
     # Imported here: help and plans need none of it.
     from gaudi_apps.scoring import run_evaluation
     from gaudi_apps.session import Session
     from gaudi_apps.training import run_training
 
-    session = Session(app)
-    modes: dict[str, Callable[[], None]] = {
-        "train": lambda: run_training(session),
-        "eval": lambda: run_evaluation(session),
-        "predict": lambda: app.predict(session.restore_selected),
-        "export": lambda: app.export(session.restore_selected),
-    }
-    modes[mode]()
+    with Session(app, supervised, commits or Commits()) as session:
+        modes: dict[str, Callable[[], None]] = {
+            "train": lambda: run_training(session),
+            "eval": lambda: run_evaluation(session),
+            "predict": lambda: app.predict(session.restore_selected),
+            "export": lambda: app.export(session.restore_selected),
+        }
+        modes[mode]()
     return 0

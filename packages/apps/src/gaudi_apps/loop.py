@@ -17,12 +17,36 @@ from gaudi_apps.summaries import SummaryWriter
 
 _REMEDY = "Nothing was saved of it. Lower the learning rate, lengthen the warm-up, or check the data"
 _IDS_SHOWN = 16
+_NOT_REPORTED = ("finite", "own_finite", "wishes")
 
 
 class NonFiniteError(ArithmeticError):
-    """A number of the training is no longer finite."""
+    """A number of the training is no longer finite.
+
+    Args:
+        message: what to tell the user.
+        is_own: whether it is a number of this rank, or only in the mean over all ranks.
+    """
 
     exit_status: ClassVar[int] = 70
+
+    def __init__(self, message: str, *, is_own: bool = True) -> None:
+        super().__init__(message)
+        self.is_own = is_own
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is asked for besides the plan: to stop after this step, and to save it."""
+
+    stop: bool
+    save: bool
+
+    @classmethod
+    def of_all(cls, scalars: Mapping[str, Any]) -> Wishes:
+        """What some rank wished when the step of these scalars was computed, alike on every rank."""
+        stop, save = np.asarray(scalars["wishes"]) > 0
+        return cls(bool(stop), bool(save))
 
 
 class Task(Protocol):
@@ -33,7 +57,9 @@ class Task(Protocol):
 
         Returns:
             scalars by name, maybe still being computed: ``loss``, ``finite`` (whether loss, gradient and rate are; if
-            not, the weights were not changed), and others.
+            not, the weights were not changed), and others. All are of the whole step, over all ranks, but for
+            ``own_finite`` (whether this rank's own loss and gradient are), which several ranks have, as they have
+            ``wishes``, which `Wishes.of_all` reads.
         """
 
     def train_steps(
@@ -99,8 +125,13 @@ class Hooks(Protocol):
     def evaluate(self, done: int) -> bool:
         """Score the model; True ends the training."""
 
-    def is_stopping(self) -> bool:
-        """Whether somebody asked the run to stop."""
+    def find_wishes(self, overdue: bool, scalars: Mapping[str, Any]) -> Wishes:
+        """What all ranks are to do besides the plan, alike on each of them.
+
+        Args:
+            overdue: whether this rank holds that the minutes between two checkpoints are over.
+            scalars: of the step that was done last.
+        """
 
 
 def train(
@@ -145,15 +176,16 @@ def train(
             hooks.after_step(done, image_ids)
 
         evaluates = options.evaluate_every > 0 and options.is_due(done, options.evaluate_every)
-        minutes = (time.monotonic() - saved) / 60
-        saves = options.is_due(done, options.checkpoint_every) or 0 < options.checkpoint_minutes <= minutes
+        overdue = 0 < options.checkpoint_minutes <= (time.monotonic() - saved) / 60
         logs, summarizes = (options.is_due(done, every) for every in (options.log_every, options.summary_every))
         if evaluates or logs or summarizes:
             watch.check()
             _report(reporters, done, {"learning_rate": rate, **_to_floats(scalars)}, logs, summarizes)
         # An evaluation that is due is part of the run, and a signal may come while it lasts.
-        stops = (evaluates and hooks.evaluate(done)) or hooks.is_stopping()
-        if saves or stops:
+        ends = evaluates and hooks.evaluate(done)
+        wishes = hooks.find_wishes(overdue, scalars)
+        stops = ends or wishes.stop
+        if stops or wishes.save or options.is_due(done, options.checkpoint_every):
             watch.check()
             hooks.save(done)
             saved = time.monotonic()
@@ -169,7 +201,7 @@ def _compute(task: Task, batches: Sequence[Mapping[str, Any]], rates: Sequence[f
 
 
 def _to_floats(scalars: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in scalars.items() if name != "finite"}
+    return {name: float(value) for name, value in scalars.items() if name not in _NOT_REPORTED}
 
 
 def _report(reporters: Reporters, done: int, values: Mapping[str, float], logs: bool, summarizes: bool) -> None:
@@ -197,7 +229,8 @@ class _FiniteWatch:
                 more = f" and {len(image_ids) - _IDS_SHOWN} more" if len(image_ids) > _IDS_SHOWN else ""
                 raise NonFiniteError(
                     f"step {done}: loss {float(scalars['loss']):g} at rate {rate:g}, or its gradient, is not finite; "
-                    f"image ids {shown}{more}. {_REMEDY}"
+                    f"image ids {shown}{more}. {_REMEDY}",
+                    is_own=bool(scalars.get("own_finite", True)),
                 )
         self._steps.clear()
 

@@ -24,7 +24,8 @@ class Plan:
     """Numbers of a run; every step counts from 0 and is the first one that something holds for.
 
     `learning_rate` is the rate of a step. `drop_steps` are the steps from which a piecewise rate is .1, .01, .001 of
-    its peak. `evaluation_steps` is 0 where nothing is scored during training.
+    its peak. `evaluation_steps` is 0 where nothing is scored during training. `global_batch` is of all `workers`, the
+    processes that train together.
     """
 
     images: int
@@ -40,6 +41,12 @@ class Plan:
     evaluation_steps: int
     learning_rate: Schedule = field(repr=False, compare=False)
     warnings: tuple[str, ...] = ()
+    workers: int = 1
+
+    @property
+    def own_batch(self) -> int:
+        """Images a step of one process."""
+        return self.global_batch // self.workers
 
     @property
     def rate_changes(self) -> tuple[RateChange, ...]:
@@ -67,3 +74,8 @@ class Plan:
 def count_steps(epochs: float, steps_per_epoch: int) -> int:
     """Steps of so many epochs: at least one for any part of an epoch, and 0 for 0."""
     return max(1, int(epochs * steps_per_epoch)) if epochs else 0
+
+
+def describe_large_batch(batch: int, num_images: int) -> str:
+    """The warning about a step of more images than there are."""
+    return f"a batch of {batch} is larger than the {num_images} images: a step sees some of them twice"

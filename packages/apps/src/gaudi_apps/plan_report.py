@@ -13,7 +13,9 @@ from rich.table import Table
 from gaudi_apps.plan import Plan
 
 BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
-MEMORY_COVERS = "weights, momentum, gradients and what the forward pass keeps; not TensorFlow itself, not the input"
+MEMORY_COVERS = (
+    "weights, momentum, gradients and what the forward pass keeps, of one process; not TensorFlow itself, not the input"
+)
 
 
 def print_json(document: Mapping[str, Any], console: Console | None = None) -> None:
@@ -42,7 +44,8 @@ def make_console() -> Console:
 
 def list_plan(plan: Plan, keep_checkpoints: int) -> Iterator[tuple[str, str]]:
     """What a table says of any plan, row by row."""
-    yield "batch", f"{plan.global_batch}"
+    shares = f", {plan.own_batch} on each of {plan.workers} processes" if plan.workers > 1 else ""
+    yield "batch", f"{plan.global_batch}{shares}"
     yield "steps", f"{plan.total_steps} ({plan.epochs:.4g} epochs of {plan.steps_per_epoch})"
     yield "peak rate", f"{plan.peak_learning_rate:.4g}"
     yield "warm-up", f"{plan.warmup_steps} steps"

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.classification.resnet_config import ResNetConfig, make_recipe, validate
+from gaudi_apps.distribution import Distribution
 from gaudi_apps.launching import Launch
+from gaudi_distributed.place import Place
 
 if TYPE_CHECKING:
     from gaudi_apps.application import Application
@@ -20,20 +22,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     PROGRAM.main(argv)
 
 
-def _print_plan(config: ResNetConfig) -> None:
+def _print_plan(config: ResNetConfig, workers: int) -> None:
     from gaudi_apps.classification.plan_report import print_plan
 
-    print_plan(make_recipe(config), as_json=config.run.json)
+    print_plan(make_recipe(config, Distribution(Place(size=workers))), as_json=config.run.json)
 
 
-def _open(config: ResNetConfig) -> Application:
+def _open(config: ResNetConfig, distribution: Distribution) -> Application:
     from gaudi_apps.classification.application import ClassificationApplication
 
-    return ClassificationApplication(("-m", "gaudi_apps.resnet_train"), config, make_recipe(config))
+    return ClassificationApplication(PROGRAM.program, config, make_recipe(config, distribution))
 
 
 PROGRAM = Launch(
     prog="resnet_train",
+    program=("-m", "gaudi_apps.resnet_train"),
     description="Train and evaluate image classifiers on ImageNet or folders of classes, on Gaudi, GPU or CPU.",
     config=ResNetConfig,
     validate=validate,

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.classification.resnext_config import ResNeXtConfig, find_mode, make_recipe, validate
+from gaudi_apps.distribution import Distribution
 from gaudi_apps.launching import Launch
+from gaudi_distributed.place import Place
 
 if TYPE_CHECKING:
     from gaudi_apps.application import Application
@@ -20,20 +22,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     PROGRAM.main(argv)
 
 
-def _print_plan(config: ResNeXtConfig) -> None:
+def _print_plan(config: ResNeXtConfig, workers: int) -> None:
     from gaudi_apps.classification.plan_report import print_plan
 
-    print_plan(make_recipe(config), as_json=config.run.json)
+    print_plan(make_recipe(config, Distribution(Place(size=workers))), as_json=config.run.json)
 
 
-def _open(config: ResNeXtConfig) -> Application:
+def _open(config: ResNeXtConfig, distribution: Distribution) -> Application:
     from gaudi_apps.classification.application import ClassificationApplication
 
-    return ClassificationApplication(("-m", "gaudi_apps.resnext_train"), config, make_recipe(config))
+    return ClassificationApplication(PROGRAM.program, config, make_recipe(config, distribution))
 
 
 PROGRAM = Launch(
     prog="resnext_train",
+    program=("-m", "gaudi_apps.resnext_train"),
     description="Train and evaluate ResNeXt classifiers on ImageNet or folders of classes, on Gaudi, GPU or CPU.",
     config=ResNeXtConfig,
     validate=validate,

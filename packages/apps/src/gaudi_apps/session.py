@@ -2,44 +2,117 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 from gaudi_apps.application import Application, Facts, Restored, TrainableTask
 from gaudi_apps.checkpoints import Checkpoint, CheckpointFolder, load_checkpoint
+from gaudi_apps.elastic import Commits
 from gaudi_apps.run_folder import RunFolder
 from gaudi_apps.settings import DeviceSettings
+from gaudi_apps.sharing import from_root, share_state
+from gaudi_apps.supervised import Supervised
 from gaudi_datasets.errors import MissingInputError
-from gaudi_distributed import Precision, apply_environment, choose_device, choose_precision, open_device
+from gaudi_distributed import (
+    Communicator,
+    Precision,
+    SingleProcess,
+    apply_environment,
+    choose_device,
+    choose_precision,
+    open_device,
+)
+from gaudi_distributed.groups import SumOfGroup, allreduce_within
+from gaudi_distributed.opening import communication_environment, open_communicator
 
 # TensorFlow is imported inside the functions, after `start_tensorflow` has set what it reads when it is imported.
 
 CHECKPOINTS = "checkpoints"
 BEST = "best"
+WORKER, LOG = "worker_{}", "log.txt"
 # What a checkpoint notes of the run; all else that it notes is of the model.
-RUN_FACTS = ("settings", "position", "image_sequence", "early_stop")
+RUN_FACTS = ("settings", "position", "image_sequence", "early_stop", "batch_norm_images")
 
 
 class Session:
-    """One start of a program.
+    """One start of a program, in this process and maybe others; use it as a context manager.
 
     Args:
         app: the program, with validated flags.
+        supervised: hears where this process is.
+        commits: copies of the state, where processes come and go.
+
+    Attributes:
+        communicator: of the processes that train together.
+        is_root: whether this one is rank 0, whose files count, and which alone shows and writes results.
+        logs: where this process writes what only it knows: the folder of the run, or `worker_R` in it.
     """
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: Application, supervised: Supervised, commits: Commits) -> None:
         self.app = app
+        self.supervised, self.commits = supervised, commits
         self.settings = app.settings
         self.model_dir = app.settings.model_dir
         self.folder = RunFolder(self.model_dir, (CHECKPOINTS, BEST))
         self.checkpoints = CheckpointFolder(self.model_dir / CHECKPOINTS, keep=app.settings.keep_checkpoints)
         self.best = CheckpointFolder(self.model_dir / BEST, keep=1)
-        self.precision = start_tensorflow(app.settings.device)
+        distribution = app.settings.distribution
+        apply_environment(distribution.environment)
+        apply_environment(communication_environment(distribution.communication, distribution.place, os.environ))
+        # A process that has another rank than before keeps its device.
+        self.precision = commits.precision or start_tensorflow(app.settings.device)
+        commits.precision = self.precision
+        self.communicator: Communicator = open_communicator(distribution.communication)
+        if not commits.every:
+            supervised.host(self.communicator, distribution.place)
+        rank = self.communicator.rank
+        self.is_root = rank == 0
+        self.logs = self.model_dir / WORKER.format(rank) if rank else self.model_dir
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Session:
+        if not self.is_root:
+            silence = self._stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            self._stack.enter_context(contextlib.redirect_stdout(silence))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        if error is None:
+            # None leaves while another, which may still be at work, needs it.
+            self.communicator.barrier()
+            self.communicator.close()
+
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[None]:
+        """Within, what other ranks than 0 print goes into their log in place of being lost; the run has begun."""
+        if self.is_root:
+            yield
+            return
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with (self.logs / LOG).open("a", encoding="utf-8", buffering=1) as log, contextlib.redirect_stdout(log):
+            yield
 
     def build_task(self, facts: Facts, *, averages: bool) -> TrainableTask:
-        """A network as the facts describe it, with new weights."""
-        return self.app.build_task(facts, self.precision.keras_policy, averages=averages)
+        """A network as the facts describe it, with new weights, that trains with the other processes."""
+        return self.app.build_task(
+            facts,
+            self.precision.keras_policy,
+            averages=averages,
+            communicator=self.communicator,
+            reduce_statistics=self._find_reduction(),
+        )
+
+    def _find_reduction(self) -> SumOfGroup | None:
+        group = self.settings.distribution.batch_norm_group
+        return allreduce_within(self.communicator, group) if group > 1 else None
 
     def select_checkpoints(self) -> list[Path]:
         """Folders of the checkpoints that --checkpoint names, in the order of steps.
@@ -65,19 +138,41 @@ class Session:
         return load_checkpoint(self.select_checkpoints()[0])
 
     def restore_newest(self) -> Restored:
-        """Build the network of the newest checkpoint that can be read."""
-        return self.restore(self.checkpoints.load_newest(report=warn))
+        """Build the network of the newest checkpoint that can be read, in this process alone."""
+        return self._restore(self.checkpoints.load_newest(report=warn))
 
     def restore_selected(self) -> Restored:
-        """Build the network of the one checkpoint that --checkpoint names."""
-        return self.restore(self.load_selected())
+        """Build the network of the one checkpoint that --checkpoint names, in this process alone."""
+        return self._restore(self.load_selected())
 
-    def restore(self, checkpoint: Checkpoint) -> Restored:
-        """Build the network of a checkpoint, with the averaged weights where it has them."""
+    def restore_together(self, load: Callable[[], Checkpoint]) -> Restored:
+        """Build the network of a checkpoint that rank 0 loads, on every rank."""
+        loaded: list[Checkpoint] = []
+
+        def look() -> dict[str, Any]:
+            loaded.append(load())
+            return {"facts": model_facts(loaded[0]), "step": loaded[0].step}
+
+        found = from_root(self.communicator, look)
+        if self.is_root:
+            restored = self._restore(loaded[0])
+        else:
+            restored = Restored(self._build_for_use(found["facts"]), found["facts"], found["step"])
+        self.supervised.begin("broadcast")
+        share_state(self.communicator, restored.task)
+        return restored
+
+    def _restore(self, checkpoint: Checkpoint) -> Restored:
+        """With the averaged weights where the checkpoint has them."""
         facts = model_facts(checkpoint)
-        task = self.build_task(facts, averages=False)
+        task = self._build_for_use(facts)
         task.write_weights(checkpoint.tensors)
         return Restored(task, facts, checkpoint.step)
+
+    def _build_for_use(self, facts: Facts) -> TrainableTask:
+        """A network that does not train, and so needs no other process."""
+        policy = self.precision.keras_policy
+        return self.app.build_task(facts, policy, averages=False, communicator=SingleProcess(), reduce_statistics=None)
 
 
 def model_facts(checkpoint: Checkpoint) -> Facts:
@@ -98,7 +193,7 @@ def start_tensorflow(settings: DeviceSettings) -> Precision:
 
     tf.config.threading.set_intra_op_parallelism_threads(settings.intra_threads or settings.usable_cpus)
     tf.config.threading.set_inter_op_parallelism_threads(settings.inter_threads or settings.usable_cpus)
-    open_device(kind, or_cpu=settings.device == "auto")
+    open_device(kind, or_cpu=settings.device == "auto", local_rank=settings.local_rank)
     keras.utils.set_random_seed(settings.seed)
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()

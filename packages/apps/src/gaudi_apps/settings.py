@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from gaudi_apps.distribution import Distribution
 from gaudi_apps.profiling import StepRange
 
 
@@ -23,6 +24,7 @@ class DeviceSettings:
         max_cpus: processors the program may use at most; 0: all.
         seed: of weights, order and augmentation.
         deterministic: whether every operation has to give the same bits at every run.
+        local_rank: of this process on its machine, which says which device is its own.
     """
 
     device: str
@@ -34,6 +36,7 @@ class DeviceSettings:
     max_cpus: int
     seed: int
     deterministic: bool
+    local_rank: int = 0
 
     @property
     def usable_cpus(self) -> int:
@@ -65,6 +68,7 @@ class RunSettings:
         steps: of the run, where they are given; 0: they follow from epochs.
         kills: how often verify-resume kills its run.
         steps_per_call: steps that are computed in one call.
+        distribution: this process among those that train together.
     """
 
     device: DeviceSettings
@@ -85,3 +89,4 @@ class RunSettings:
     steps: int
     kills: int
     steps_per_call: int = 1
+    distribution: Distribution = field(default_factory=Distribution)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
@@ -18,22 +19,28 @@ class StoppedError(Exception):
     """The run was asked to stop, and has saved what it did."""
 
     exit_status: ClassVar[int] = 75
+    is_on_all_ranks: ClassVar[bool] = True
 
 
 class StopRequest:
-    """Notes the first SIGINT or SIGTERM while it is entered; a second one interrupts at once."""
+    """Notes the first SIGINT or SIGTERM while it is entered; a second one interrupts at once.
 
-    def __init__(self) -> None:
+    Args:
+        find_other: the name of who else asks; empty: nobody does.
+    """
+
+    def __init__(self, find_other: Callable[[], str] = lambda: "") -> None:
         self._name = ""
+        self._find_other = find_other
         self._before: dict[signal.Signals, Any] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._name)
+        return bool(self.name)
 
     @property
     def name(self) -> str:
-        """Name of the signal that came, empty before."""
-        return self._name
+        """Name of the signal that came, or of who else asked; empty before."""
+        return self._name or self._find_other()
 
     def __enter__(self) -> StopRequest:
         self._before = {number: signal.signal(number, self._note) for number in SIGNALS}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from gaudi_apps.distribution import Distribution
 from gaudi_apps.launching import Launch
 from gaudi_apps.ssd.config import SSDConfig, validate
 
@@ -20,20 +21,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     PROGRAM.main(argv)
 
 
-def _print_plan(config: SSDConfig) -> None:
+def _print_plan(config: SSDConfig, workers: int) -> None:
     from gaudi_apps.ssd.plan_report import print_plan
 
-    print_plan(config)
+    print_plan(config, workers)
 
 
-def _open(config: SSDConfig) -> Application:
+def _open(config: SSDConfig, distribution: Distribution) -> Application:
     from gaudi_apps.ssd.application import SSDApplication
 
-    return SSDApplication(config)
+    return SSDApplication(config, distribution)
 
 
 PROGRAM = Launch(
     prog="ssd_train",
+    program=("-m", "gaudi_apps.ssd_train"),
     description="Train and evaluate SSD-ResNet34 on records of pictures with boxes, on Gaudi, GPU or CPU.",
     config=SSDConfig,
     validate=validate,

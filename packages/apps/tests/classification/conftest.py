@@ -33,7 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def build_small_classifier(name: str, num_classes: int, *, image_size: int, dropout: float, **options: Any) -> Any:
+def build_small_classifier(name: str, num_classes: int, *, image_size: int, **options: Any) -> Any:
     """A model with the inputs, outputs and names of a classifier."""
     from gaudi_models.padding import find_rule
     from gaudi_ops.tf.keras_api import keras
@@ -47,8 +47,6 @@ def build_small_classifier(name: str, num_classes: int, *, image_size: int, drop
     x = layers.BatchNormalization(momentum=0.9, name="conv1_bn", dtype=dtype)(x)
     x = layers.ReLU(name="relu", dtype=dtype)(x)
     x = layers.GlobalAveragePooling2D(name="features", dtype="float32")(x)
-    if dropout:
-        x = layers.Dropout(dropout, name="dropout")(x)
     return keras.Model(images, layers.Dense(num_classes, name="logits", dtype="float32")(x), name=name)
 
 

@@ -38,16 +38,19 @@ def test_presets() -> None:
         0.0125,
         5,
     )
-    assert (sgd.learning.label_smoothing, sgd.model.dropout, sgd.model.name) == (0, 0, "resnet50")
+    assert (sgd.learning.label_smoothing, sgd.learning.dropout, sgd.model.name) == (0, 0, "resnet50")
     lars = recipe_of("resnet", "--use_synthetic_data", "--optimizer", "LARS", "--label_smoothing", ".2")
     assert (lars.rate.kind, lars.rate.peak, lars.rate.warmup_epochs) == ("polynomial", 2.5, 3)
     assert lars.learning.label_smoothing == 0.2
+    for schedule in ("constant", "cosine", "polynomial"):
+        adam = recipe_of("resnet", "--data_dir", "x", "--optimizer", "Adam", "--lr_schedule", schedule, "-bs", "64")
+        assert (adam.rate.peak, adam.rate.warmup_epochs) == (1e-3, 0)
     flowers = recipe_of("resnet", "--data_dir", "x", "--fine_tune", "--pretrained_filepath", "resnet50.pth")
     assert (flowers.learning.optimizer, flowers.rate.kind, flowers.rate.end, flowers.rate.peak) == (
         *("Adam", "cyclical"),
         *(1e-4, 4e-3),
     )
-    assert (flowers.learning.label_smoothing, flowers.model.dropout, flowers.model.head_only) == (0.1, 0.2, True)
+    assert (flowers.learning.label_smoothing, flowers.learning.dropout, flowers.model.head_only) == (0.1, 0.2, True)
     given = recipe_of("resnet", "--data_dir", "x", "--fine_tune", "--pretrained_filepath", "y", "--optimizer", "SGD")
     assert given.learning.optimizer == "SGD"
 
@@ -70,6 +73,11 @@ def test_resnext_is_its_own_recipe() -> None:
         ("resnet", "--data_dir x --image_size 16", "--image_size 16: must be at least 32"),
         ("resnet", "--data_dir x --model resnet51", "--model resnet51: is none of resnet50_v1.5, resnet18"),
         ("resnet", "--data_dir x --fine_tune", "--fine_tune: needs --pretrained_filepath"),
+        (
+            "resnet",
+            "--data_dir x --lr_schedule cyclical --base_learning_rate .1",
+            "give --maximal_learning_rate instead",
+        ),
         ("resnet", "--data_dir x --base_learning_rate 0", "--base_learning_rate 0: must be above 0"),
         ("resnet", "--data_dir x --maximal_learning_rate 1e-5", "--maximal_learning_rate 1e-05: must be a finite"),
         ("resnet", "--data_dir x --label_smoothing 1", "--label_smoothing 1: must be in 0..1, and below 1"),
@@ -82,6 +90,9 @@ def test_resnext_is_its_own_recipe() -> None:
         ("resnet", "--use_synthetic_data --mode eval", "random images have no truth"),
         ("resnet", "--mode predict", "--mode predict: needs --inference"),
         ("resnet", "--data_dir x --epochs_between_evals 0 --patience 3", "need evaluations"),
+        ("resnet", "--data_dir x --skip_eval --stop_threshold .7", "need evaluations; leave out --skip_eval"),
+        ("resnext", "--data_dir x --disable_eval --patience 3", "need evaluations; leave out --disable_eval"),
+        ("resnext", "--use_synthetic_data --stop_threshold .7", "leave out --use_synthetic_data"),
         ("resnet", "--data_dir x --checkpoint best", "--checkpoint best: is for --mode eval, predict and export"),
         ("resnet", "--data_dir x --mode verify-resume --train_steps 3", "--kills 3: must be at least 1, and below"),
         ("resnet", "--use_synthetic_data --enable_checkpoint_and_export", "an export is checked on pictures"),

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gaudi_apps.classification.evaluation import Answers, Classifier, evaluate
+from gaudi_apps.classification.evaluation import (
+    Answers,
+    Classifier,
+    evaluate,
+    join_answers,
+    pack_answers,
+    unpack_answers,
+)
 from gaudi_apps.classification.report import as_json, draw_report, print_figures
 from gaudi_apps.classification.sources import open_split
 from gaudi_datasets.sampling import InputOptions
@@ -47,6 +54,21 @@ def test_every_image_is_classified_once(network: Any, folders: Path, answers: An
     assert (len(some.labels), some.images_total) == (5, 9)
 
 
+@pytest.mark.parametrize(("batch_size", "ranks"), [(1, 2), (2, 4), (4, 4), (16, 2)])
+def test_answers_do_not_depend_on_the_number_of_ranks(
+    network: Any, folders: Path, answers: Answers, batch_size: int, ranks: int
+) -> None:
+    source = open_split(folders, "validation")
+    options = [InputOptions(batch_size, image_size=32, rank=rank, size=ranks) for rank in range(ranks)]
+    parts = [evaluate(Classifier(network), source, each) for each in options]
+    assert sum(len(part.labels) for part in parts) == 9
+    joined = join_answers([unpack_answers(pack_answers(part)) for part in parts])
+    assert joined.labels.tolist() == answers.labels.tolist()
+    np.testing.assert_array_equal(joined.classes, answers.classes)
+    np.testing.assert_allclose(joined.losses, answers.losses, rtol=1e-5)
+    assert joined.images_total == 9
+
+
 def test_figures_of_each_class(answers: Answers) -> None:
     assert answers.confusion(3).tolist() == [[3, 0, 0], [0, 0, 3], [0, 0, 3]]
     document = as_json(answers, NAMES)
@@ -66,14 +88,16 @@ def test_ties_go_to_the_lower_label_and_losses_are_cross_entropy() -> None:
     probabilities, classes, losses = Classifier(flat).answer(np.zeros((2, 32, 32, 3), np.float32), np.array([3, 7]))
     assert classes.tolist() == [[0, 1, 2, 3, 4]] * 2
     np.testing.assert_allclose(losses, np.log(8), rtol=1e-6)
-    figures = Answers(np.array([3, 7], np.int32), classes, probabilities, losses, 2).figures
+    figures = Answers(np.arange(2), np.array([3, 7], np.int32), classes, probabilities, losses, 2).figures
     assert (figures["top_1"], figures["top_5"]) == (0, 0.5)
 
 
 def test_the_most_confident_mistakes_come_first() -> None:
     classes = np.array([[0], [1], [0], [1]], np.int32)
     probabilities = np.array([[0.5], [0.6], [0.9], [0.7]], np.float32)
-    answers = Answers(np.array([1, 0, 1, 1], np.int32), classes, probabilities, np.zeros(4, np.float32), 4)
+    answers = Answers(
+        np.arange(4), np.array([1, 0, 1, 1], np.int32), classes, probabilities, np.zeros(4, np.float32), 4
+    )
     assert answers.find_mistakes(2).tolist() == [2, 1]
 
 

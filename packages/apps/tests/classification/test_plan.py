@@ -90,7 +90,7 @@ def test_other_schedules() -> None:
 def test_steps_replace_epochs_and_small_sets_have_an_epoch() -> None:
     plan = plan_of("resnet", "--train_steps", 7, "-cs", 3, images=20)
     assert (plan.total_steps, plan.steps_per_epoch, plan.checkpoint_steps) == (7, 1, 3)
-    assert "--batch_size 32 is larger than the 20 images" in plan.warnings[0]
+    assert "a batch of 32 is larger than the 20 images" in plan.warnings[0]
     assert plan_of("resnext", "-mts", 9, "--disable_checkpoints").checkpoint_steps == 9
 
 

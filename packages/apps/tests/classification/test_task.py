@@ -13,9 +13,10 @@ import tensorflow as tf
 from gaudi_apps.classification.adam import Adam
 from gaudi_apps.classification.recipe import LearningRecipe, PruningRecipe
 from gaudi_apps.classification.task import ClassificationTask
-from gaudi_distributed import SingleProcess
+from gaudi_distributed import Communicator, SingleProcess
 
-PLAIN = LearningRecipe("SGD", 0.9, 0.0, 0.0, False, 0.0, 0.0, 0.0, None)
+PLAIN = LearningRecipe("SGD", 0.9, 0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0, None)
+ALONE = SingleProcess()
 DECAYED = ("conv1/kernel", "logits/bias", "logits/kernel")
 
 
@@ -23,14 +24,14 @@ DECAYED = ("conv1/kernel", "logits/bias", "logits/kernel")
 def make_task(small_classifier: Callable[..., Any]) -> Callable[..., ClassificationTask]:
     """A task with the small network, whose weights are always the same."""
 
-    def make(recipe: LearningRecipe = PLAIN, *, head_only: bool = False) -> ClassificationTask:
+    def make(
+        recipe: LearningRecipe = PLAIN, *, head_only: bool = False, communicator: Communicator = ALONE
+    ) -> ClassificationTask:
         from gaudi_ops.tf.keras_api import keras
 
         keras.utils.set_random_seed(3)
-        model = small_classifier("resnet50", 4, image_size=32, dropout=0.0)
-        return ClassificationTask(
-            model, recipe, seed=5, head_only=head_only, communicator=SingleProcess(), averages=True
-        )
+        model = small_classifier("resnet50", 4, image_size=32)
+        return ClassificationTask(model, recipe, seed=5, head_only=head_only, communicator=communicator, averages=True)
 
     return make
 
@@ -70,10 +71,27 @@ def test_accuracy_is_of_the_batch(make_task: Any, batch: dict[str, Any]) -> None
     assert float(task.train_step(batch, 0.0)["accuracy"]) == pytest.approx(right.mean())
 
 
-def test_mixup_changes_from_step_to_step_and_is_drawn_again_after_a_resume(
-    make_task: Any, batch: dict[str, Any]
+class SecondOfTwo(SingleProcess):
+    """The place of a rank; what it computes before anything is exchanged."""
+
+    @property
+    def rank(self) -> int:
+        return 1
+
+    @property
+    def size(self) -> int:
+        return 2
+
+
+DRAWN = pytest.mark.parametrize(
+    "recipe", [replace(PLAIN, mixup_alpha=0.4), replace(PLAIN, dropout=0.5)], ids=["mixup", "dropout"]
+)
+
+
+@DRAWN
+def test_what_is_drawn_changes_from_step_to_step_and_is_drawn_again_after_a_resume(
+    make_task: Any, batch: dict[str, Any], recipe: LearningRecipe
 ) -> None:
-    recipe = replace(PLAIN, mixup_alpha=0.4)
     task = make_task(recipe)
     losses = []
     for _ in range(2):
@@ -84,6 +102,36 @@ def test_mixup_changes_from_step_to_step_and_is_drawn_again_after_a_resume(
     other = make_task(recipe)
     other.write_state(state)
     assert step(other, batch, 0.0) == pytest.approx(losses[2], rel=1e-6)
+
+
+@DRAWN
+def test_no_two_ranks_and_steps_draw_the_same(make_task: Any, batch: dict[str, Any], recipe: LearningRecipe) -> None:
+    losses = []
+    communicator: Communicator
+    for communicator in (ALONE, SecondOfTwo()):
+        task = make_task(recipe, communicator=communicator)
+        for number in range(0, 6, communicator.size):
+            losses.append((number + communicator.rank, float(task.compute_loss(batch)["loss"])))
+            task.after_update()
+    alone, second = dict(losses[:6]), dict(losses[6:])
+    assert len(set(alone.values())) == 6
+    assert second == pytest.approx({number: alone[number] for number in (1, 3, 5)}, rel=1e-5)
+
+
+def test_as_many_features_are_dropped_as_the_recipe_says(make_task: Any, batch: dict[str, Any]) -> None:
+    task, plain = make_task(replace(PLAIN, dropout=0.75)), make_task()
+    head, plain_head = task.model.get_layer("logits"), plain.model.get_layer("logits")
+    # Logits that are the mean feature, whose mean over draws dropout keeps.
+    for one in (head, plain_head):
+        one.kernel.assign(tf.eye(*one.kernel.shape) * 0 + 1 / one.kernel.shape[0])
+        one.bias.assign(tf.zeros_like(one.bias))
+    means = []
+    for _ in range(200):
+        means.append(task._compute_logits(batch["images"]).numpy()[:, 0])
+        task.after_update()
+    expected = plain.model(batch["images"], training=True).numpy()[:, 0]
+    np.testing.assert_allclose(np.mean(means, axis=0), expected, rtol=0.2)
+    assert np.std(means, axis=0).min() > 0.1 * expected.max()
 
 
 def test_decay_is_of_all_weights_but_batch_norms(make_task: Any, batch: dict[str, Any]) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gaudi_apps.application import Application, Facts, Restored, TrainableTask, TrainingData
+from gaudi_apps.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
 from gaudi_apps.classification.facts import MODEL_FACTS, class_names_of, require_facts
 from gaudi_apps.classification.inputs import input_options, open_training_data
 from gaudi_apps.classification.media_loading import choose_media_loading
 from gaudi_apps.classification.plan import make_plan
 from gaudi_apps.classification.recipe import Recipe
-from gaudi_apps.jemalloc import describe_jemalloc
 from gaudi_apps.plan import Plan
-from gaudi_distributed import SingleProcess
+from gaudi_distributed import Communicator
+from gaudi_distributed.jemalloc import describe_jemalloc
 from gaudi_models.architectures import RESNETS
 
 if TYPE_CHECKING:
@@ -71,7 +71,15 @@ class ClassificationApplication(Application):
         padding = model.padding or of_weights or of_original
         return {**data.facts, "model": model.name, "padding": padding, "image_size": self.recipe.data.image_size}
 
-    def build_task(self, facts: Facts, keras_policy: str, *, averages: bool) -> TrainableTask:
+    def build_task(
+        self,
+        facts: Facts,
+        keras_policy: str,
+        *,
+        averages: bool,
+        communicator: Communicator,
+        reduce_statistics: ReduceStatistics | None,
+    ) -> TrainableTask:
         """A classifier as the facts say, trained by the recipe."""
         from gaudi_apps.classification.task import ClassificationTask
         from gaudi_models.classifiers import build_classifier
@@ -83,19 +91,19 @@ class ClassificationApplication(Application):
             dtype=keras_policy,
             padding=facts["padding"],
             image_size=facts["image_size"],
-            dropout=self.recipe.model.dropout,
             zero_gamma=self.recipe.model.zero_gamma,
+            reduce_statistics=reduce_statistics,
         )
         return ClassificationTask(
             model,
             self.recipe.learning,
             seed=self.settings.device.seed,
             head_only=self.recipe.model.head_only,
-            communicator=SingleProcess(),
+            communicator=communicator,
             averages=averages,
         )
 
-    def open_scorer(self, folder: RunFolder, facts: Facts) -> AccuracyScorer:
+    def open_scorer(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> AccuracyScorer:
         """Accuracy on the validation images."""
         from gaudi_apps.classification.scoring import AccuracyScorer
         from gaudi_apps.classification.sources import open_source
@@ -104,7 +112,7 @@ class ClassificationApplication(Application):
         data, names = self.recipe.data, class_names_of(facts)
         source = open_source(data.data_dir, [data.eval_split], class_names=names)
         options = input_options(self.recipe, image_size=facts["image_size"])
-        return AccuracyScorer(source, options, folder, names, num_images=data.eval_images or None)
+        return AccuracyScorer(source, options, folder, names, communicator, num_images=data.eval_images or None)
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Training images with their labels."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from gaudi_apps.classification import flags
 from gaudi_apps.classification.recipe import LISTED
+from gaudi_apps.distribution_flags import check_distribution
 from gaudi_apps.profiling import parse_step_range
 from gaudi_datasets.errors import FlagError
 
@@ -33,13 +34,14 @@ def check_share(values: Mapping[str, float], *, below_one: bool = False) -> None
             raise FlagError(f"--{flag} {value:g}: must be in 0..1" + ", and below 1" * below_one)
 
 
-def check_common(config: Any, *, steps: int, mode: str) -> None:
+def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | None) -> None:
     """Check the groups of flags that both programs have.
 
     Args:
         config: of either program.
         steps: that the run has in all; 0 where epochs decide.
         mode: what is done.
+        skips_evaluation: the flag that is given to evaluate nothing, if it is.
 
     Raises:
         FlagError: for the first value that breaks a rule of its own or of another flag.
@@ -74,11 +76,20 @@ def check_common(config: Any, *, steps: int, mode: str) -> None:
         raise FlagError("--pruning_method: the average of --ema_decay would keep what is pruned; leave one of them out")
     _check_inputs(mode, config.run, data, config.use)
     _check_checkpoint(mode, config.run, steps)
-    if evaluation.epochs_between_evals == 0 and (evaluation.stop_threshold or evaluation.patience):
-        raise FlagError("--stop_threshold and --patience: need evaluations; give --epochs_between_evals above 0")
+    _check_stopping(evaluation, "use_synthetic_data" if data.use_synthetic_data else skips_evaluation)
+    check_distribution(config.distribution)
     if device.no_hpu and device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu; leave one of them out")
     parse_step_range(config.report.profile_steps, "profile_steps")
+
+
+def _check_stopping(evaluation: flags.EvaluationFlags, skips: str | None) -> None:
+    if not (evaluation.stop_threshold or evaluation.patience):
+        return
+    if evaluation.epochs_between_evals == 0:
+        raise FlagError("--stop_threshold and --patience: need evaluations; give --epochs_between_evals above 0")
+    if skips is not None:
+        raise FlagError(f"--stop_threshold and --patience: need evaluations; leave out --{skips}")
 
 
 def _check_pruning(pruning: flags.PruningFlags) -> None:

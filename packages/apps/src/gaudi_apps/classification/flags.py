@@ -52,13 +52,14 @@ class DataFlags:
     use_synthetic_data: Annotated[Switch, arg(aliases=["-synth"])] = False
     """Random images in place of a data set, to measure speed."""
     batch_size: Annotated[int, arg(aliases=["-bs"])] = 32
-    """Images a step."""
+    """Images a step: of one process; of all with --distribution_strategy."""
     image_size: int = 224
     """Side of the square that the network sees, in pixels."""
     num_examples_per_epoch: int = 0
     """Training images an epoch; 0: as many as there are (1281167 with --use_synthetic_data)."""
     least_crop_area: float | None = None
-    """Least share of an image that a training crop shows; by default .05, and .08 of a resnext."""
+    """Least share of an image that a training crop shows; by default .05, and .08 of a resnext. Crops that show less
+    than .1 are drawn again in any case."""
     flip_probability: float = 0.5
     """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
     training_dataset_cache: Switch = False

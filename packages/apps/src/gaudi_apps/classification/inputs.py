@@ -13,12 +13,14 @@ from gaudi_datasets.sampling import InputOptions
 
 
 def input_options(recipe: Recipe, *, image_size: int | None = None) -> InputOptions:
-    """How the pipelines batch; the size of the images is the recipe's unless it is given."""
-    data, device = recipe.data, recipe.run.device
+    """How the pipelines batch in this process; the size of the images is the recipe's unless it is given."""
+    data, device, place = recipe.data, recipe.run.device, recipe.run.distribution.place
     return InputOptions(
         batch_size=data.batch_size,
         image_size=image_size or data.image_size,
         seed=device.seed,
+        rank=place.rank,
+        size=place.size,
         parallel_calls=data.parallel_calls,
         threads=data.threads or device.usable_cpus,
         flip_probability=data.flip_probability,

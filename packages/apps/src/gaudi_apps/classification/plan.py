@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gaudi_apps.classification.recipe import RateRecipe, Recipe
-from gaudi_apps.plan import DROP_FACTORS, Plan, count_steps
+from gaudi_apps.plan import DROP_FACTORS, Plan, count_steps, describe_large_batch
 from gaudi_ops import schedules
 
 
@@ -15,7 +15,7 @@ def make_plan(recipe: Recipe, num_images: int) -> Plan:
     An epoch is as many whole steps as its images fill. Where epochs are not whole, their steps are cut off once, from
     all epochs together.
     """
-    rate, batch = recipe.rate, recipe.data.batch_size
+    rate, batch = recipe.rate, recipe.data.global_batch
     steps_per_epoch = max(1, num_images // batch)
     exact = steps_per_epoch if rate.whole_epochs else num_images / batch
     total_steps = rate.steps or max(1, int(rate.epochs * exact))
@@ -36,6 +36,7 @@ def make_plan(recipe: Recipe, num_images: int) -> Plan:
         evaluation_steps=count_steps(recipe.eval_epochs, steps_per_epoch) if recipe.run.scores else 0,
         learning_rate=make_schedule(rate, total_steps, warmup_steps, drop_steps),
         warnings=tuple(_find_misfits(recipe, num_images, total_steps, warmup_steps, drop_steps)),
+        workers=recipe.run.distribution.place.size,
     )
 
 
@@ -67,9 +68,9 @@ def _find_misfits(
     recipe: Recipe, num_images: int, total_steps: int, warmup_steps: int, drop_steps: tuple[int, ...]
 ) -> Iterator[str]:
     """What is allowed but rarely meant, a line each."""
-    batch = recipe.data.batch_size
+    batch = recipe.data.global_batch
     if batch > num_images:
-        yield f"--batch_size {batch} is larger than the {num_images} images: a step sees some of them twice"
+        yield describe_large_batch(batch, num_images)
     if warmup_steps >= total_steps:
         yield (
             f"the warm-up of {warmup_steps} steps is not over when the run ends at step {total_steps}: "

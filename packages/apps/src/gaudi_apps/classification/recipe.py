@@ -24,7 +24,8 @@ class DataRecipe:
         data_dir: folder of records or of class folders; None with random images.
         train_splits, eval_split: names in it.
         jpeg_data_dir: of hardware media loading.
-        batch_size: images a step.
+        batch_size: images a step of one process.
+        global_batch: images a step of all processes.
         image_size: pixels.
         least_area: of a training crop, as a share of the image.
         flip_probability: of a training image.
@@ -41,6 +42,7 @@ class DataRecipe:
     eval_split: str
     jpeg_data_dir: str | None
     batch_size: int
+    global_batch: int
     image_size: int
     least_area: float
     flip_probability: float
@@ -55,12 +57,11 @@ class DataRecipe:
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """The network: name, padding (None: as the original or the weights), dropout, and what of it is trained."""
+    """The network: name, padding (None: as the original or the weights), and what of it is trained."""
 
     name: str
     padding: Any
     zero_gamma: bool
-    dropout: float
     head_only: bool
 
 
@@ -112,6 +113,7 @@ class LearningRecipe:
     lars_epsilon: float
     single_l2: bool
     label_smoothing: float
+    dropout: float
     mixup_alpha: float
     ema_decay: float
     pruning: PruningRecipe | None

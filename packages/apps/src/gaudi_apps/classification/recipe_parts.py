@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_apps.classification.recipe import DataRecipe, PruningRecipe, UseRecipe
+from gaudi_apps.distribution import Distribution, share_batch
 from gaudi_apps.profiling import parse_step_range
 from gaudi_apps.settings import DeviceSettings, RunSettings
 
@@ -61,15 +62,17 @@ SHORT_RUN = {
 }
 
 
-def data_recipe(config: Any, *, least_area: float, eval_images: int = 0) -> DataRecipe:
+def data_recipe(config: Any, distribution: Distribution, *, least_area: float, eval_steps: int = 0) -> DataRecipe:
     """Images, from the group `data`."""
-    data = config.data
+    data, workers = config.data, distribution.place.size
+    whole = share_batch(config.distribution, data.batch_size, workers)
     return DataRecipe(
         data_dir=data.data_dir,
         train_splits=data.train_splits,
         eval_split=data.eval_split,
         jpeg_data_dir=data.jpeg_data_dir,
-        batch_size=data.batch_size,
+        batch_size=whole // workers,
+        global_batch=whole,
         image_size=data.image_size,
         least_area=data.least_crop_area or least_area,
         flip_probability=data.flip_probability,
@@ -79,12 +82,13 @@ def data_recipe(config: Any, *, least_area: float, eval_images: int = 0) -> Data
         parallel_calls=data.dataset_parallel_calls,
         threads=data.datasets_num_private_threads,
         num_images=data.num_examples_per_epoch,
-        eval_images=eval_images or config.evaluation.eval_samples,
+        eval_images=eval_steps * whole or config.evaluation.eval_samples,
     )
 
 
 def run_settings(
     config: Any,
+    distribution: Distribution,
     *,
     log_every: int,
     summary_every: int,
@@ -106,6 +110,7 @@ def run_settings(
             max_cpus=device.max_cpus,
             seed=run.seed,
             deterministic=run.deterministic,
+            local_rank=distribution.place.local_rank,
         ),
         model_dir=Path(run.model_dir),
         clean=run.clean,
@@ -124,6 +129,7 @@ def run_settings(
         steps=steps,
         kills=run.kills,
         steps_per_call=steps_per_call,
+        distribution=distribution,
     )
 
 

@@ -19,6 +19,8 @@ from gaudi_apps.classification.recipe_parts import (
     run_settings,
     use_recipe,
 )
+from gaudi_apps.distribution import Distribution
+from gaudi_apps.distribution_flags import DistributionFlags
 from gaudi_datasets.errors import FlagError
 from gaudi_models.architectures import CLASSIFIERS
 from gaudi_ops.schedules import lars_defaults
@@ -45,7 +47,8 @@ PRESETS = {
     # The transfer to another data set, as of flowers.
     "fine_tune": Preset("Adam", "cyclical", 0, label_smoothing=0.1, dropout=0.2),
 }
-LARS_RATE = 2.5  # of one device
+LARS_RATE, LARS_RATE_OF_SEVERAL = 2.5, 9.5  # by the number of devices
+ADAM_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ class ScheduleFlags:
     lr_schedule: Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"] | None = None
     """After the warm-up; by default piecewise, polynomial for LARS, cyclical with --fine_tune."""
     base_learning_rate: float | None = None
-    """Rate of 256 images a step, by default .1; of a polynomial, and of LARS, it is the rate of the run, by default 2.5
-    for LARS and else by the batch size."""
+    """Rate of 256 images a step, by default .1; of a polynomial, of LARS and of Adam it is the rate of the run, by
+    default 2.5 for LARS (9.5 on several processes), .001 for Adam, and else by the batch size."""
     warmup_epochs: float | None = None
     """Epochs of linear warm-up; by default 5, 3 for LARS, 0 for Adam."""
     end_learning_rate: float = 1e-4
@@ -139,6 +142,7 @@ class ResNetConfig:
     pruning: flags.PruningFlags = field(default_factory=flags.PruningFlags)
     use: flags.UseFlags = field(default_factory=flags.UseFlags)
     device: flags.DeviceFlags = field(default_factory=flags.DeviceFlags)
+    distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
 
 
@@ -159,6 +163,8 @@ def validate(config: ResNetConfig) -> None:
     # An infinite rate is a number that training itself stops at, naming the step.
     if schedule.base_learning_rate is not None and not schedule.base_learning_rate > 0:
         raise FlagError(f"--base_learning_rate {schedule.base_learning_rate:g}: must be above 0")
+    if schedule.base_learning_rate is not None and _find_schedule(config) == "cyclical":
+        raise FlagError("--base_learning_rate: a cyclical schedule has none; give --maximal_learning_rate instead")
     check_above(schedule.initial_learning_rate, {"maximal_learning_rate": schedule.maximal_learning_rate})
     check_share({"momentum": schedule.momentum, "label_smoothing": schedule.label_smoothing or 0.0}, below_one=True)
     if SAME_MODELS.get(weights.model, weights.model) not in CLASSIFIERS:
@@ -167,18 +173,22 @@ def validate(config: ResNetConfig) -> None:
         raise FlagError("--fine_tune: needs --pretrained_filepath, the weights that give the features")
     if config.report.enable_checkpoint_and_export and config.data.use_synthetic_data:
         raise FlagError("--enable_checkpoint_and_export: an export is checked on pictures, so give --data_dir")
-    check_common(config, steps=run.train_steps, mode=run.mode)
+    skips = "skip_eval" if config.evaluation.skip_eval else None
+    check_common(config, steps=run.train_steps, mode=run.mode, skips_evaluation=skips)
 
 
-def make_recipe(config: ResNetConfig) -> Recipe:
-    """The recipe of a validated configuration."""
+def make_recipe(config: ResNetConfig, distribution: Distribution | None = None) -> Recipe:
+    """The recipe of a validated configuration, for one of the processes that train together."""
+    distribution = distribution or Distribution()
     run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
-    preset = PRESETS["fine_tune" if weights.fine_tune else schedule.optimizer or "SGD"]
-    rate = _make_rate(config, preset)
+    preset = _find_preset(config)
+    data = data_recipe(config, distribution, least_area=0.05)
+    rate = _make_rate(config, preset, data.global_batch, distribution.place.size)
     smoothing, dropout, exports = schedule.label_smoothing, weights.dropout, report.enable_checkpoint_and_export
     return Recipe(
         run=run_settings(
             config,
+            distribution,
             log_every=report.log_steps,
             summary_every=report.log_steps,
             weights=weights.pretrained_filepath,
@@ -186,12 +196,11 @@ def make_recipe(config: ResNetConfig) -> Recipe:
             steps=run.train_steps,
             steps_per_call=report.steps_per_loop,
         ),
-        data=data_recipe(config, least_area=0.05),
+        data=data,
         model=ModelRecipe(
             name=SAME_MODELS.get(weights.model, weights.model),
             padding=weights.padding,
             zero_gamma=weights.zero_gamma,
-            dropout=preset.dropout if dropout is None else dropout,
             head_only=weights.fine_tune,
         ),
         rate=rate,
@@ -202,6 +211,7 @@ def make_recipe(config: ResNetConfig) -> Recipe:
             lars_epsilon=schedule.lars_epsilon,
             single_l2=schedule.single_l2_loss_op,
             label_smoothing=preset.label_smoothing if smoothing is None else smoothing,
+            dropout=preset.dropout if dropout is None else dropout,
             mixup_alpha=weights.mixup_alpha,
             ema_decay=weights.ema_decay,
             pruning=pruning_recipe(config),
@@ -215,19 +225,28 @@ def make_recipe(config: ResNetConfig) -> Recipe:
     )
 
 
-def _make_rate(config: ResNetConfig, preset: Preset) -> RateRecipe:
-    schedule, batch = config.schedule, config.data.batch_size
-    kind = schedule.lr_schedule or preset.lr_schedule
+def _find_preset(config: ResNetConfig) -> Preset:
+    return PRESETS["fine_tune" if config.weights.fine_tune else config.schedule.optimizer or "SGD"]
+
+
+def _find_schedule(config: ResNetConfig) -> RateKind:
+    return config.schedule.lr_schedule or _find_preset(config).lr_schedule
+
+
+def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -> RateRecipe:
+    """The rate for a global batch on so many processes."""
+    schedule, kind = config.schedule, _find_schedule(config)
+    own_rates = {"LARS": LARS_RATE if workers == 1 else LARS_RATE_OF_SEVERAL, "Adam": ADAM_RATE}
+    optimizer = schedule.optimizer or preset.optimizer
     base, warmup = schedule.base_learning_rate, preset.warmup_epochs
-    if kind == "polynomial":
-        # Not of 256 images, but of the run; by its batch, unless it is LARS' preset.
-        by_batch = lars_defaults(batch)
-        peak = base or (LARS_RATE if preset.optimizer == "LARS" else by_batch.base_rate)
-        warmup = warmup if preset.optimizer == "LARS" else by_batch.warmup_epochs
-    elif kind == "cyclical":
+    if kind == "cyclical":
         peak = schedule.maximal_learning_rate
-    elif preset.optimizer == "LARS":
-        peak = base or LARS_RATE
+    elif optimizer in own_rates:
+        peak = base or own_rates[optimizer]
+    elif kind == "polynomial":
+        # Not of 256 images, but of the run.
+        by_batch = lars_defaults(batch)
+        peak, warmup = base or by_batch.base_rate, by_batch.warmup_epochs
     else:
         peak = (base or 0.1) * batch / IMAGES_OF_BASE_RATE
     return RateRecipe(

@@ -19,6 +19,8 @@ from gaudi_apps.classification.recipe_parts import (
     run_settings,
     use_recipe,
 )
+from gaudi_apps.distribution import Distribution
+from gaudi_apps.distribution_flags import DistributionFlags
 from gaudi_datasets.errors import FlagError
 from gaudi_models.architectures import CLASSIFIERS
 
@@ -83,7 +85,7 @@ class EvaluationFlags(flags.EvaluationFlags):
     """Scoring during and after training."""
 
     max_eval_steps: Annotated[int, arg(aliases=["-mes"])] = 0
-    """Batches to evaluate, in place of --eval_samples; 0: all images."""
+    """Batches of all processes to evaluate, in place of --eval_samples; 0: all images."""
     disable_eval: Switch = False
     """Do not evaluate, neither during training nor after it."""
 
@@ -114,6 +116,7 @@ class ResNeXtConfig:
     pruning: flags.PruningFlags = field(default_factory=flags.PruningFlags)
     use: flags.UseFlags = field(default_factory=flags.UseFlags)
     device: flags.DeviceFlags = field(default_factory=flags.DeviceFlags)
+    distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
 
 
@@ -148,18 +151,21 @@ def validate(config: ResNeXtConfig) -> None:
         raise FlagError("--fine_tune: needs --pretrained_model_checkpoint_path, whose features the head is trained on")
     if report.export_dir is not None and config.data.use_synthetic_data:
         raise FlagError("--export_dir: an export is checked on pictures, so give --data_dir")
-    check_common(config, steps=run.max_train_steps, mode=mode)
+    skips = "disable_eval" if config.evaluation.disable_eval else None
+    check_common(config, steps=run.max_train_steps, mode=mode, skips_evaluation=skips)
 
 
-def make_recipe(config: ResNeXtConfig) -> Recipe:
-    """The recipe of a validated configuration."""
+def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None) -> Recipe:
+    """The recipe of a validated configuration, for one of the processes that train together."""
+    distribution = distribution or Distribution()
     run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
     evaluation = config.evaluation
-    data = data_recipe(config, least_area=0.08, eval_images=evaluation.max_eval_steps * config.data.batch_size)
-    rate = _make_rate(config)
+    data = data_recipe(config, distribution, least_area=0.08, eval_steps=evaluation.max_eval_steps)
+    rate = _make_rate(config, data.global_batch)
     return Recipe(
         run=run_settings(
             config,
+            distribution,
             log_every=report.display_steps,
             summary_every=report.save_summary_steps,
             weights=weights.pretrained_model_checkpoint_path,
@@ -171,7 +177,6 @@ def make_recipe(config: ResNeXtConfig) -> Recipe:
             name=f"{weights.model_type}{weights.resnet_size}",
             padding=weights.padding,
             zero_gamma=weights.zero_gamma,
-            dropout=weights.dropout or 0.0,
             head_only=weights.fine_tune,
         ),
         rate=rate,
@@ -182,6 +187,7 @@ def make_recipe(config: ResNeXtConfig) -> Recipe:
             lars_epsilon=0.0,
             single_l2=False,
             label_smoothing=schedule.label_smoothing,
+            dropout=weights.dropout or 0.0,
             mixup_alpha=weights.mixup_alpha,
             ema_decay=weights.ema_decay,
             pruning=pruning_recipe(config),
@@ -202,9 +208,10 @@ def make_recipe(config: ResNeXtConfig) -> Recipe:
     )
 
 
-def _make_rate(config: ResNeXtConfig) -> RateRecipe:
+def _make_rate(config: ResNeXtConfig, batch: int) -> RateRecipe:
+    """The rate for a global batch."""
     schedule = config.schedule
-    scaled = schedule.base_learning_rate * config.data.batch_size / IMAGES_OF_BASE_RATE
+    scaled = schedule.base_learning_rate * batch / IMAGES_OF_BASE_RATE
     after: RateKind = "cosine" if schedule.use_cosine_lr else "piecewise"
     return RateRecipe(
         kind="polynomial" if schedule.enable_lars else after,

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from gaudi_apps.application import Score
-from gaudi_apps.classification.evaluation import Answers, Classifier, evaluate
+from gaudi_apps.classification.evaluation import (
+    Answers,
+    Classifier,
+    evaluate,
+    join_answers,
+    pack_answers,
+    unpack_answers,
+)
 from gaudi_apps.classification.report import as_json, draw_report, print_figures
 from gaudi_apps.coco_table import write_json
 from gaudi_apps.run_folder import RunFolder
@@ -14,11 +21,12 @@ from gaudi_apps.scoring import Scorer
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions
+from gaudi_distributed import Communicator
 
 EVALUATION, PICTURES = "evaluation.json", "pictures"
 
 
-class AccuracyScorer(Scorer[Answers]):
+class AccuracyScorer(Scorer[Answers, Answers]):
     """Scores classifiers by how often they are right.
 
     Args:
@@ -26,6 +34,7 @@ class AccuracyScorer(Scorer[Answers]):
         options: how to batch.
         folder: of the run, which gets figures and pictures.
         class_names: of the classifiers.
+        communicator: of the processes that score together.
         num_images: only so many, from the first.
 
     Raises:
@@ -38,21 +47,36 @@ class AccuracyScorer(Scorer[Answers]):
         options: InputOptions,
         folder: RunFolder,
         class_names: Sequence[str],
+        communicator: Communicator,
         *,
         num_images: int | None,
     ) -> None:
-        super().__init__()
+        super().__init__(communicator, {"validation data": source.fingerprint, "images": num_images})
         self._source, self._options, self._folder, self._num_images = source, options, folder, num_images
         self._classifier: tuple[Any, Classifier] | None = None
         if list(source.class_names) != list(class_names):
             raise DataError(f"{source.name}: has other classes than the model or the training data; give the same ones")
 
     def evaluate(self, task: Any) -> Answers:
-        """Classify every image."""
+        """Classify the images of this process."""
         # The same at every evaluation of a training: a new one would be traced and compiled anew.
         if self._classifier is None or self._classifier[0] is not task:
             self._classifier = (task, Classifier(task.model))
-        return evaluate(self._classifier[1], self._source, self._options, num_images=self._num_images)
+        return evaluate(
+            self._classifier[1], self._source, self._options, num_images=self._num_images, report=self.report_batch
+        )
+
+    def pack(self, part: Answers) -> bytes:
+        """A part as bytes."""
+        return pack_answers(part)
+
+    def unpack(self, content: bytes) -> Answers:
+        """The part of the bytes."""
+        return unpack_answers(content)
+
+    def join(self, parts: Sequence[Answers]) -> Answers:
+        """The answers of all processes."""
+        return join_answers(parts)
 
     def summarize(self, result: Answers) -> Score:
         """Top-1 is what should rise."""

@@ -10,7 +10,7 @@ from gaudi_apps.classification.adam import Adam
 from gaudi_apps.classification.recipe import LearningRecipe
 from gaudi_apps.keras_task import MOMENTUM_NAME, Batch, KerasTask, Optimizer
 from gaudi_distributed import Communicator
-from gaudi_models.classifiers import freeze_trunk
+from gaudi_models.classifiers import LOGITS, feature_extractor, freeze_trunk
 from gaudi_ops.tf import LarsSGD, MagnitudePruning, MomentumSGD, l2_loss, mixup, smoothed_softmax_cross_entropy
 from gaudi_ops.tf.regularization import NORMALIZATIONS
 
@@ -21,9 +21,9 @@ class ClassificationTask(KerasTask):
     Args:
         model: from `gaudi_models.classifiers.build_classifier`.
         recipe: loss and optimizer.
-        seed: of what is drawn in mixup.
+        seed: of what is drawn in mixup and dropout, with the step and the rank.
         head_only: whether only the head learns.
-        communicator: averages gradients over the ranks.
+        communicator: of the processes that train together.
         averages: whether an average of the weights is kept, if the recipe has one.
     """
 
@@ -41,6 +41,7 @@ class ClassificationTask(KerasTask):
             freeze_trunk(model)
         self._recipe, self._seed = recipe, seed
         self._counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps")
+        self._features = feature_extractor(model) if recipe.dropout else None
         variables = model.trainable_variables
         self._pruning = (
             None if recipe.pruning is None else MagnitudePruning(_prunable(variables), **vars(recipe.pruning))
@@ -53,15 +54,28 @@ class ClassificationTask(KerasTask):
         """The mean cross entropy, with the decay of the weights where it is a term of the loss, and top-1 accuracy."""
         recipe, images, targets = self._recipe, batch["images"], batch["labels"]
         if recipe.mixup_alpha:
-            drawn_by = {"seed": self._seed, "step": self._counter}
+            drawn_by = {"seed": self._seed, "step": self._number_batch()}
             classes = self.model.output_shape[-1]
             images, targets = mixup(images, targets, num_classes=classes, alpha=recipe.mixup_alpha, **drawn_by)
-        logits = self.model(images, training=True)
+        logits = self._compute_logits(images)
         loss = tf.reduce_mean(smoothed_softmax_cross_entropy(logits, targets, recipe.label_smoothing))
         if recipe.single_l2 and recipe.optimizer != "LARS":
             loss += recipe.weight_decay * l2_loss(self.model.trainable_variables)
         right = tf.cast(tf.argmax(logits, axis=1, output_type=tf.int32) == batch["labels"], tf.float32)
         return {"loss": loss, "accuracy": tf.reduce_mean(right)}
+
+    def _compute_logits(self, images: Any) -> Any:
+        if self._features is None:
+            return self.model(images, training=True)
+        # Drawn by the step, and not by a layer: what a layer of Keras 2 draws does not go on where a run goes on.
+        seed = tf.random.fold_in(tf.stack([tf.constant(self._seed, tf.int64), self._number_batch()]), 1)
+        features = self._features(images, training=True)
+        dropped = tf.nn.experimental.stateless_dropout(features, self._recipe.dropout, seed)
+        return self.model.get_layer(LOGITS)(dropped)
+
+    def _number_batch(self) -> Any:
+        """The number of this rank's batch among those of all ranks and steps, so that no two draw the same."""
+        return self._counter * self._communicator.size + self._communicator.rank
 
     def after_update(self) -> None:
         """Count the step, and set to zero what is pruned."""

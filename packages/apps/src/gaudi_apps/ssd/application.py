@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gaudi_apps.application import Application, Facts, Restored, TrainableTask, TrainingData
+from gaudi_apps.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
+from gaudi_apps.distribution import Distribution
 from gaudi_apps.plan import Plan
 from gaudi_apps.profiling import parse_step_range
 from gaudi_apps.settings import DeviceSettings, RunSettings
 from gaudi_apps.ssd.config import SSDConfig
 from gaudi_apps.ssd.plan import make_plan
 from gaudi_apps.ssd.training_data import categories_of, input_options, open_source, open_training_data
-from gaudi_distributed import SingleProcess
+from gaudi_distributed import Communicator
 
 if TYPE_CHECKING:
     from gaudi_apps.run_folder import RunFolder
@@ -71,15 +72,16 @@ class SSDApplication(Application):
 
     Args:
         config: validated.
+        distribution: this process among those that train together.
     """
 
     program = ("-m", "gaudi_apps.ssd_train")
     files: ClassVar = ("evaluation.json", "detections.json")
     folders: ClassVar = ("pictures",)
 
-    def __init__(self, config: SSDConfig) -> None:
+    def __init__(self, config: SSDConfig, distribution: Distribution | None = None) -> None:
         self.config = config
-        self.settings = make_settings(config)
+        self.settings = make_settings(config, distribution or Distribution())
 
     @property
     def free_flags(self) -> frozenset[str]:
@@ -94,17 +96,26 @@ class SSDApplication(Application):
 
     def open_training_data(self) -> TrainingData:
         """Records, files, static batches or random images."""
-        return open_training_data(self.config, self.settings.device)
+        return open_training_data(self.config, self.settings)
 
     def make_plan(self, num_images: int) -> Plan:
         """Plan by the flags; --num_examples_per_epoch replaces the number of images."""
-        return make_plan(self.config, self.config.data.num_examples_per_epoch or num_images)
+        workers = self.settings.distribution.place.size
+        return make_plan(self.config, self.config.data.num_examples_per_epoch or num_images, workers)
 
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
         """The classes, and the padding of the weights."""
         return {**data.facts, "pool_padding": "same" if weights is None else weights.pool_padding}
 
-    def build_task(self, facts: Facts, keras_policy: str, *, averages: bool) -> TrainableTask:
+    def build_task(
+        self,
+        facts: Facts,
+        keras_policy: str,
+        *,
+        averages: bool,
+        communicator: Communicator,
+        reduce_statistics: ReduceStatistics | None,
+    ) -> TrainableTask:
         """A detector of these classes."""
         from gaudi_apps.ssd.task import SSDTask
 
@@ -112,19 +123,20 @@ class SSDApplication(Application):
             len(categories_of(facts)) + 1,
             keras_policy=keras_policy,
             weight_decay=self.config.schedule.weight_decay,
-            communicator=SingleProcess(),
+            communicator=communicator,
             pool_padding=facts.get("pool_padding", "same"),
+            reduce_statistics=reduce_statistics,
             ema_decay=self.config.weights.ema_decay if averages else 0.0,
         )
 
-    def open_scorer(self, folder: RunFolder, facts: Facts) -> DetectionScorer:
+    def open_scorer(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> DetectionScorer:
         """COCO figures on the validation images."""
         from gaudi_apps.ssd.scoring import DetectionScorer
 
         source = open_source(self.config, "val")
-        options = input_options(self.config, self.settings.device)
+        options = input_options(self.config, self.settings)
         limit = self.config.data.eval_samples or None
-        return DetectionScorer(source, options, folder, categories_of(facts), num_images=limit)
+        return DetectionScorer(source, options, folder, categories_of(facts), communicator, num_images=limit)
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Training images with the boxes that their targets stand for."""
@@ -168,7 +180,7 @@ class SSDApplication(Application):
             print(report.describe())
 
 
-def make_settings(config: SSDConfig) -> RunSettings:
+def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
     """What the machinery has to know of the flags."""
     run, device, report, evaluation = config.run, config.device, config.report, config.evaluation
     has_truth = not (config.data.use_fake_data or config.data.static)
@@ -183,6 +195,7 @@ def make_settings(config: SSDConfig) -> RunSettings:
             max_cpus=device.max_cpus,
             seed=run.seed,
             deterministic=run.deterministic,
+            local_rank=distribution.place.local_rank,
         ),
         model_dir=Path(run.model_dir),
         clean=run.clean,
@@ -200,4 +213,5 @@ def make_settings(config: SSDConfig) -> RunSettings:
         reports=not evaluation.no_evaluate,
         steps=run.steps,
         kills=run.kills,
+        distribution=distribution,
     )

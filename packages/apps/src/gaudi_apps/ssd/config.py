@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
+from gaudi_apps.distribution_flags import DistributionFlags, check_distribution
 from gaudi_apps.profiling import parse_step_range
 from gaudi_datasets.errors import FlagError
 
@@ -67,7 +68,7 @@ class DataFlags:
     static: Switch = False
     """--data_dir holds static batches, worker_R/, made by gaudi-datasets make-static-batches."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 128
-    """Images a step."""
+    """Images a step: of one process; of all with --distribution_strategy."""
     num_examples_per_epoch: int = 0
     """Training images an epoch; 0: as many as the records hold (117266 with --use_fake_data)."""
     eval_samples: int = 0
@@ -125,7 +126,7 @@ class UseFlags:
 
 @dataclass(frozen=True)
 class ScheduleFlags:
-    """Learning rate and weight decay. The rate of a run is base_lr times batch_size / 32."""
+    """Learning rate and weight decay. The rate of a run is base_lr times the images of a step / 32."""
 
     base_lr: float = 3e-3
     """Learning rate of 32 images a step."""
@@ -194,6 +195,7 @@ class SSDConfig:
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
     use: UseFlags = field(default_factory=UseFlags)
     device: DeviceFlags = field(default_factory=DeviceFlags)
+    distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
 
 
@@ -203,6 +205,7 @@ def validate(config: SSDConfig) -> None:
     _check_shares(config)
     _check_schedule(config.schedule)
     _check_inputs(config)
+    check_distribution(config.distribution)
     if config.device.no_hpu and config.device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu; leave one of them out")
 

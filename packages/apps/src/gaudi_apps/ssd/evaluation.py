@@ -2,53 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gaudi_apps.scoring import find_order, pack_arrays, unpack_arrays
 from gaudi_apps.ssd.detector import Detector
 from gaudi_datasets.detection.pipeline import eval_dataset
 from gaudi_datasets.detection.scoring import CocoScores, score_detections
 from gaudi_datasets.detection.sources import DetectionSource, ground_truth
-from gaudi_datasets.sampling import PADDING_ID, InputOptions
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, deal_positions
 from gaudi_datasets.tf_input import read_batches
 
 Detection = dict[str, Any]
 
 
-def evaluate(
+@dataclass(frozen=True)
+class Found:
+    """What a detector finds in some images of a data set.
+
+    Attributes:
+        positions: int64 [images], of the images in the data set, rising.
+        image_ids: int64 [images].
+        detections: of all these images, by image, as records of a COCO results file.
+    """
+
+    positions: npt.NDArray[np.int64]
+    image_ids: npt.NDArray[np.int64]
+    detections: list[Detection]
+
+
+def detect(
     detector: Detector,
     source: DetectionSource,
     options: InputOptions,
     *,
     num_images: int | None = None,
-    report: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[CocoScores, list[Detection]]:
-    """Detect on every image and score.
+    report: Callable[[], None] = lambda: None,
+) -> Found:
+    """Detect on every image of a data set that is dealt to this rank.
 
     Args:
         detector: the trained network.
         source: images and truth.
-        options: batch size and threads; figures do not depend on them.
+        options: batch size, threads, rank and number of ranks; figures do not depend on them.
         num_images: only so many images, from the first.
-        report: called with images done and in all, after each batch.
-
-    Returns:
-        the COCO figures, and the detections as records of a COCO results file.
+        report: called before each batch is used.
     """
     total = len(source) if num_images is None else min(num_images, len(source))
     category_ids = np.array([0] + [category.id for category in source.categories])
     detections: list[Detection] = []
     seen: list[int] = []
     for batch in read_batches(eval_dataset(source, options, num_images=total), source):
+        report()
         arrays = {name: batch[name].numpy() for name in ("image_ids", "sizes")}
         for image_id, found in _detect_batch(detector, batch["images"], arrays, category_ids):
             seen.append(image_id)
             detections += found
-        report(len(seen), total)
-    return score_detections(ground_truth(source), detections, image_ids=seen), detections
+    positions = deal_positions(total, options)
+    return Found(positions[positions < total], np.array(seen, np.int64), detections)
+
+
+def join_found(parts: Sequence[Found]) -> Found:
+    """What the ranks found, put together in the order of the data set.
+
+    Raises:
+        DataError: an image is missing, or was used twice.
+    """
+    order = find_order([part.positions for part in parts])
+    image_ids = np.concatenate([part.image_ids for part in parts])[order]
+    place = {image_id: number for number, image_id in enumerate(image_ids.tolist())}
+    # Stable, so those of an image stay as they are, the best first.
+    detections = sorted((one for part in parts for one in part.detections), key=lambda one: place[one["image_id"]])
+    return Found(np.arange(len(order)), image_ids, detections)
+
+
+def score(source: DetectionSource, found: Found) -> CocoScores:
+    """The COCO figures of what was found."""
+    return score_detections(ground_truth(source), found.detections, image_ids=found.image_ids.tolist())
+
+
+def pack_found(found: Found) -> bytes:
+    """A part as bytes."""
+    columns = {
+        "image_id": np.array([one["image_id"] for one in found.detections], np.int64),
+        "category_id": np.array([one["category_id"] for one in found.detections], np.int64),
+        "bbox": np.array([one["bbox"] for one in found.detections], np.float64).reshape(-1, 4),
+        "score": np.array([one["score"] for one in found.detections], np.float64),
+    }
+    return pack_arrays({"positions": found.positions, "image_ids": found.image_ids, **columns})
+
+
+def unpack_found(content: bytes) -> Found:
+    """The part that `pack_found` made the bytes of."""
+    arrays = unpack_arrays(content)
+    names = ("image_id", "category_id", "bbox", "score")
+    rows = zip(*(arrays[name].tolist() for name in names), strict=True)
+    return Found(arrays["positions"], arrays["image_ids"], [dict(zip(names, row, strict=True)) for row in rows])
 
 
 def _detect_batch(

@@ -21,8 +21,7 @@ from gaudi_apps.ssd.export_runs import run_onnx, run_saved_model, run_tflite
 from gaudi_apps.ssd.serving import export_saved_model, find_raw, list_classes
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
-from gaudi_models.padding import PoolPadding
-from gaudi_models.ssd import PADDINGS
+from gaudi_models.padding import SSD_PADDINGS, PoolPadding
 from gaudi_models.weights import WeightsMetadata, assign_weights, read_weights, write_weights
 from gaudi_ops import SSD300
 
@@ -103,7 +102,8 @@ def _export_tflite(check: _Check, folder: Path, scratch: Path) -> Agreement:
 def _export_safetensors(check: _Check, folder: Path, scratch: Path) -> Agreement:
     path = folder / "weights.safetensors"
     classes = [asdict(category) for category in check.categories]
-    write_weights(check.model, path, metadata=WeightsMetadata(PADDINGS[check.pool_padding], classes, SSD300.image_size))
+    metadata = WeightsMetadata(SSD_PADDINGS[check.pool_padding], classes, SSD300.image_size)
+    write_weights(check.model, path, metadata=metadata)
     restored = to_float32(check.model)
     for variable in restored.variables:
         variable.assign(np.zeros(variable.shape, np.float32))

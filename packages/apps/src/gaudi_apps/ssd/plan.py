@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import math
 
-from gaudi_apps.plan import DROP_FACTORS, Plan, count_steps
+from gaudi_apps.distribution import share_batch
+from gaudi_apps.plan import DROP_FACTORS, Plan, count_steps, describe_large_batch
 from gaudi_apps.ssd.config import ScheduleFlags, SSDConfig
 from gaudi_ops import schedules
 
 IMAGES_OF_BASE_RATE = 32
 
 
-def make_plan(config: SSDConfig, num_images: int) -> Plan:
-    """Plan the training of `num_images` images an epoch by a validated configuration.
+def make_plan(config: SSDConfig, num_images: int, workers: int = 1) -> Plan:
+    """Plan the training of `num_images` images an epoch by a validated configuration, on so many processes together.
 
     The rate grows with the batch (base_lr is that of 32 images); an epoch is as many steps as it takes to see every
     image; epochs become steps by cutting off the fraction.
     """
-    run, schedule, report, batch = config.run, config.schedule, config.report, config.data.batch_size
+    run, schedule, report = config.run, config.schedule, config.report
+    batch = share_batch(config.distribution, config.data.batch_size, workers)
     steps_per_epoch = math.ceil(num_images / batch)
     total_steps = run.steps or max(1, int(run.epochs * steps_per_epoch))
     warmup_steps = schedule.lr_warmup_steps or int(schedule.lr_warmup_epoch * steps_per_epoch)
@@ -43,7 +45,8 @@ def make_plan(config: SSDConfig, num_images: int) -> Plan:
         checkpoint_steps=report.save_checkpoints_steps or count_steps(report.save_checkpoints_epochs, steps_per_epoch),
         evaluation_steps=count_steps(config.evaluation.eval_epochs, steps_per_epoch),
         learning_rate=schedules.linear_warmup(after, warmup_steps),
-        warnings=tuple(_find_misfits(config, num_images, total_steps, warmup_steps, drop_steps)),
+        warnings=tuple(_find_misfits(config, num_images, batch, total_steps, warmup_steps, drop_steps)),
+        workers=workers,
     )
 
 
@@ -53,13 +56,12 @@ def _find_drop_steps(schedule: ScheduleFlags, steps_per_epoch: int) -> tuple[int
 
 
 def _find_misfits(
-    config: SSDConfig, num_images: int, total_steps: int, warmup_steps: int, drop_steps: tuple[int, int]
+    config: SSDConfig, num_images: int, batch: int, total_steps: int, warmup_steps: int, drop_steps: tuple[int, int]
 ) -> list[str]:
     """What is allowed but rarely meant, a line each."""
     found = []
-    batch = config.data.batch_size
     if batch > num_images:
-        found.append(f"--batch_size {batch} is larger than the {num_images} images: a step sees some of them twice")
+        found.append(describe_large_batch(batch, num_images))
     if warmup_steps >= total_steps:
         found.append(
             f"the warm-up of {warmup_steps} steps is not over when the run ends at step {total_steps}: "

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gaudi_apps.distribution import share_batch
 from gaudi_apps.plan import Plan
 from gaudi_apps.plan_report import (
     BYTES_PER_VALUE,
@@ -41,10 +42,10 @@ class TrainingSet:
     record_bytes: int | None = None
 
 
-def print_plan(config: SSDConfig, console: Console | None = None) -> None:
-    """Print what training by this configuration would do, as tables or (--json) as one JSON object."""
-    training_set = describe_training_set(config)
-    plan = make_plan(config, training_set.images)
+def print_plan(config: SSDConfig, workers: int = 1, console: Console | None = None) -> None:
+    """Print what training by this configuration on so many processes would do, as tables or (--json) as JSON."""
+    training_set = describe_training_set(config, workers)
+    plan = make_plan(config, training_set.images, workers)
     size = count_network(training_set.num_classes)
     if config.run.json:
         print_json(to_json(config, training_set, plan, size), console)
@@ -52,7 +53,7 @@ def print_plan(config: SSDConfig, console: Console | None = None) -> None:
         print_tables(config.run.model_dir, _list_facts(config, training_set, plan, size), plan, console)
 
 
-def describe_training_set(config: SSDConfig) -> TrainingSet:
+def describe_training_set(config: SSDConfig, workers: int = 1) -> TrainingSet:
     """Number of images and classes: of the records or annotations, and of COCO where there are none.
 
     Records made elsewhere have no manifest: they are counted and taken for COCO's. --num_examples_per_epoch
@@ -66,7 +67,8 @@ def describe_training_set(config: SSDConfig) -> TrainingSet:
     if config.data.data_dir is not None:
         folder = Path(config.data.data_dir)
         if config.data.static:
-            return _read_static(folder / "worker_0" / f"train-{config.data.batch_size}.json", given)
+            own = share_batch(config.distribution, config.data.batch_size, workers) // workers
+            return _read_static(folder / "worker_0" / f"train-{own}.json", given)
         if (folder / "train.json").is_file():
             return _read_manifest(folder / "train.json", given)
         if not given:
@@ -165,4 +167,4 @@ def _list_facts(
 
 
 def _estimate_memory(config: SSDConfig, plan: Plan, size: NetworkSize) -> int:
-    return size.training_bytes(plan.global_batch, BYTES_PER_VALUE[config.device.dtype])
+    return size.training_bytes(plan.own_batch, BYTES_PER_VALUE[config.device.dtype])

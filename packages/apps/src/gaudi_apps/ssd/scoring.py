@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gaudi_apps.application import Score
@@ -9,20 +10,21 @@ from gaudi_apps.coco_table import print_scores, write_evaluation, write_json
 from gaudi_apps.run_folder import RunFolder
 from gaudi_apps.scoring import Scorer
 from gaudi_apps.ssd.detector import Detector
-from gaudi_apps.ssd.evaluation import Detection, evaluate
+from gaudi_apps.ssd.evaluation import Detection, Found, detect, join_found, pack_found, score, unpack_found
 from gaudi_apps.ssd.report import draw_comparisons
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.scoring import CocoScores
 from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions
+from gaudi_distributed import Communicator
 
 EVALUATION, DETECTIONS = "evaluation.json", "detections.json"
 
 Scored = tuple[CocoScores, list[Detection]]
 
 
-class DetectionScorer(Scorer[Scored]):
+class DetectionScorer(Scorer[Found, Scored]):
     """Scores detectors of given classes by COCO's rules.
 
     Args:
@@ -30,6 +32,7 @@ class DetectionScorer(Scorer[Scored]):
         options: how to batch.
         folder: of the run, which gets figures and pictures.
         categories: of the detectors.
+        communicator: of the processes that score together.
         num_images: only so many, from the first.
 
     Raises:
@@ -42,21 +45,37 @@ class DetectionScorer(Scorer[Scored]):
         options: InputOptions,
         folder: RunFolder,
         categories: tuple[Category, ...],
+        communicator: Communicator,
         *,
         num_images: int | None,
     ) -> None:
-        super().__init__()
+        super().__init__(communicator, {"validation data": source.fingerprint, "images": num_images})
         self._source, self._options, self._folder, self._num_images = source, options, folder, num_images
         self._detector: tuple[Any, Detector] | None = None
         if source.categories != categories:
             raise DataError(f"{source.name}: has other classes than the model or the training data; convert both alike")
 
-    def evaluate(self, task: Any) -> Scored:
-        """Detect on every image."""
+    def evaluate(self, task: Any) -> Found:
+        """Detect on the images of this process."""
         # The same at every evaluation of a training: a new one would be traced and compiled anew.
         if self._detector is None or self._detector[0] is not task:
             self._detector = (task, Detector(task.model))
-        return evaluate(self._detector[1], self._source, self._options, num_images=self._num_images)
+        return detect(
+            self._detector[1], self._source, self._options, num_images=self._num_images, report=self.report_batch
+        )
+
+    def pack(self, part: Found) -> bytes:
+        """A part as bytes."""
+        return pack_found(part)
+
+    def unpack(self, content: bytes) -> Found:
+        """The part of the bytes."""
+        return unpack_found(content)
+
+    def join(self, parts: Sequence[Found]) -> Scored:
+        """Score what all processes found."""
+        found = join_found(parts)
+        return score(self._source, found), found.detections
 
     def summarize(self, result: Scored) -> Score:
         """AP, and what else there is a figure of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gaudi_apps.application import ReduceStatistics
 from gaudi_apps.keras_task import Batch, KerasTask
 from gaudi_distributed import Communicator
 from gaudi_models.padding import PoolPadding
@@ -20,9 +21,10 @@ class SSDTask(KerasTask):
         num_classes: with the background.
         keras_policy: precision of the layers, ``"float32"`` or ``"mixed_bfloat16"``.
         weight_decay: see `gaudi_ops.tf.MomentumSGD`.
-        communicator: averages gradients over the ranks.
+        communicator: of the processes that train together.
         pool_padding: see `gaudi_models.ssd.build_ssd`.
         ema_decay: of the average of the weights, see `gaudi_ops.tf.MovingAverages`; 0: there is none.
+        reduce_statistics: of batch norm, see `gaudi_models.ssd.build_ssd`.
     """
 
     def __init__(
@@ -34,8 +36,11 @@ class SSDTask(KerasTask):
         communicator: Communicator,
         pool_padding: PoolPadding = "same",
         ema_decay: float = 0.0,
+        reduce_statistics: ReduceStatistics | None = None,
     ) -> None:
-        model = build_ssd(num_classes, dtype=keras_policy, pool_padding=pool_padding)
+        model = build_ssd(
+            num_classes, dtype=keras_policy, pool_padding=pool_padding, reduce_statistics=reduce_statistics
+        )
         optimizer = MomentumSGD(model.trainable_variables, MOMENTUM, weight_decay)
         super().__init__(model, optimizer, communicator=communicator, ema_decay=ema_decay)
 

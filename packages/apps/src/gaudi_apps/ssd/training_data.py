@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gaudi_apps.application import Batches, Facts, TrainingData
+from gaudi_apps.distribution import share_batch
 from gaudi_apps.encoded_images import keep_if_it_fits
-from gaudi_apps.settings import DeviceSettings
+from gaudi_apps.settings import RunSettings
 from gaudi_apps.ssd.config import SSDConfig
 from gaudi_apps.ssd.plan_report import COCO_TRAIN_IMAGES
 from gaudi_datasets.detection.coco import Category
@@ -26,14 +26,14 @@ Split = Literal["train", "val"]
 # What imports TensorFlow is imported inside the functions: it must have been started by then.
 
 
-def open_training_data(config: SSDConfig, device: DeviceSettings) -> TrainingData:
-    """Open what the configuration names.
+def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
+    """Open what the configuration names, for this process.
 
     Raises:
         MissingInputError: it is not there.
         DataError: it is damaged.
     """
-    options = input_options(config, device)
+    options = input_options(config, run)
     if config.data.use_fake_data:
         return _open_fake(options)
     return _open_static(config, options) if config.data.static else _open_images(config, options)
@@ -68,12 +68,14 @@ def find_files(config: SSDConfig, split: Split) -> tuple[str | None, str | None]
     return data.val_annotations, data.val_images
 
 
-def input_options(config: SSDConfig, device: DeviceSettings) -> InputOptions:
-    """How the pipelines batch."""
-    data = config.data
+def input_options(config: SSDConfig, run: RunSettings) -> InputOptions:
+    """How the pipelines batch, in this process."""
+    data, device, place = config.data, run.device, run.distribution.place
     return InputOptions(
-        batch_size=data.batch_size,
+        batch_size=share_batch(config.distribution, data.batch_size, place.size) // place.size,
         seed=device.seed,
+        rank=place.rank,
+        size=place.size,
         parallel_calls=data.num_parallel_calls,
         threads=data.threadpool_size or device.usable_cpus,
         flip_probability=data.flip_probability,
@@ -120,8 +122,7 @@ def _open_static(config: SSDConfig, options: InputOptions) -> TrainingData:
     def batches(first_step: int) -> Batches:
         return read_batches(static_dataset(static, options, first_step=first_step))
 
-    fingerprint = hashlib.sha256(repr(static.files).encode()).hexdigest()
-    return TrainingData(_note(static.categories), static.num_images, fingerprint, batches)
+    return TrainingData(_note(static.categories), static.num_images, static.fingerprint, batches)
 
 
 def _open_fake(options: InputOptions) -> TrainingData:

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gaudi_apps.classification.resnet_config import ResNetConfig, make_recipe
+from gaudi_apps.distribution import Distribution, count_workers, find_distribution, plan_launch, share_batch
+from gaudi_apps.distribution_flags import DistributionFlags, check_distribution
+from gaudi_apps.ssd import config as ssd_config
+from gaudi_apps.ssd.plan import make_plan
+from gaudi_datasets.errors import FlagError
+from gaudi_datasets.flags import parse_flags
+from gaudi_distributed import ConfigurationError, DeviceKind
+from gaudi_distributed.place import Place
+
+RANK_1_OF_4 = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+ALONE_IN_MPI = {**dict.fromkeys(RANK_1_OF_4, "0"), "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+
+
+def cpu() -> DeviceKind:
+    return "cpu"
+
+
+def read(text: str) -> DistributionFlags:
+    flags: DistributionFlags = parse_flags(DistributionFlags, text.split(), prog="program")
+    check_distribution(flags)
+    return flags
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "--use_horovod --distribution_strategy hpu",
+            "--use_horovod: contradicts --distribution_strategy hpu",
+        ),
+        ("--hvd_workers 2", "--hvd_workers: is for processes that train together; give --use_horovod or"),
+        ("--hvd_workers -1", "--hvd_workers -1: must be at least 0"),
+        ("--distributed_bn", "--distributed_bn: is for processes that train together"),
+        ("--gradient_compression fp16", "--gradient_compression: is for processes"),
+        ("--fusion_threshold_mb 0", "--fusion_threshold_mb: is for processes"),
+        ("--use_horovod --fusion_threshold_mb -1", "--fusion_threshold_mb -1: must be at least 0"),
+        ("--use_horovod --bn_group 2", "--bn_group: is for processes that train together; give --distributed_bn too"),
+        ("-ds hpu --horovod_hierarchical_allreduce", "--horovod_hierarchical_allreduce: .* give --use_horovod too"),
+        ("-ds hpu --num_gpus 2", "--num_gpus: .* give --distribution_strategy mirrored too"),
+        ("-ds mirrored -ng 2 --hvd_workers 3", "--num_gpus 2: contradicts --hvd_workers 3"),
+        ("-ds multi_worker --worker_hosts a:1,b:1", "--worker_hosts and --task_index: give both or none"),
+        ("-ds multi_worker --task_index 0", "--worker_hosts and --task_index: give both or none"),
+        ("-ds multi_worker --worker_hosts a:1,b:1 --task_index 2", "--task_index 2: must be a place .* 0 to 1"),
+        ("-hvd --worker_hosts a:1,b:1 --task_index 0", "--worker_hosts: .* give --distribution_strategy multi_worker"),
+        ("--kubernetes_run", "--kubernetes_run: is for processes"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_named(text: str, message: str) -> None:
+    with pytest.raises(FlagError, match=message) as caught:
+        read(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_process_finds_its_place() -> None:
+    found = find_distribution(read("--use_horovod --distributed_bn --gradient_compression fp16"), RANK_1_OF_4, cpu)
+    assert (found.place.rank, found.place.size, found.batch_norm_group) == (1, 4, 4)
+    assert (found.communication.engine, found.communication.compression) == ("horovod", "fp16")
+    found = find_distribution(read("-ds mirrored --distributed_bn --bn_group 2"), RANK_1_OF_4, cpu)
+    assert (found.communication.engine, found.batch_norm_group) == ("multi_worker", 2)
+    assert find_distribution(read("-ds mirrored"), RANK_1_OF_4, lambda: "hpu").communication.engine == "hpu"
+    assert find_distribution(read(""), {}, cpu).communication.engine == "single"
+    # What one process of several is to do is said by the engine: none is an error of the communicator.
+    assert find_distribution(read(""), RANK_1_OF_4, cpu).place.size == 4
+
+
+def test_hosts_may_come_from_flags() -> None:
+    flags = read("-ds multi_worker --worker_hosts a:2410,b:2410 --task_index 1")
+    found = find_distribution(flags, {}, cpu)
+    assert (found.place.rank, found.place.size) == (1, 2)
+    assert json.loads(found.environment["TF_CONFIG"])["cluster"]["worker"] == ["a:2410", "b:2410"]
+    with pytest.raises(FlagError, match="TF_CONFIG is set too"):
+        find_distribution(flags, found.environment, cpu)
+    with pytest.raises(ConfigurationError, match="is not host:port"):
+        find_distribution(read("-ds multi_worker --worker_hosts a;ls:1 --task_index 0"), {}, cpu)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("--use_horovod --hvd_workers 2", "--hvd_workers 2: 4 processes were launched"),
+        ("-ds mirrored --num_gpus 2", "--num_gpus 2: 4 processes were launched"),
+        ("--use_horovod --distributed_bn --bn_group 8", "--bn_group 8: must divide the 4 processes"),
+    ],
+)
+def test_flags_that_contradict_the_launch_are_named(text: str, message: str) -> None:
+    with pytest.raises(FlagError, match=message):
+        find_distribution(read(text), RANK_1_OF_4, cpu)
+
+
+def test_processes_are_started_once() -> None:
+    def plan(text: str, environ: dict[str, str]) -> list[str] | None:
+        return plan_launch(read(text), environ, cpu, ["python", "-m", "program", "--steps", "$(ls)"])
+
+    launcher = [sys.executable, "-m", "gaudi_distributed.launch"]
+    program = ["--", "python", "-m", "program", "--steps", "$(ls)"]
+    assert plan("--use_horovod --hvd_workers 2", {}) == [*launcher, "--np", "2", *program]
+    assert plan("--use_horovod --hvd_workers 4", RANK_1_OF_4) is None
+    assert plan("-ds mirrored -ng 3", {}) == [*launcher, "--np", "3", "--backend", "multi_worker", *program]
+    assert plan("--use_horovod --hvd_workers 8 --num_workers_per_hls 4", {}) == [
+        *(*launcher, "--np", "8", "--num_workers_per_hls", "4", *program)
+    ]
+    # A CPU is one device, and one process needs no launcher.
+    assert plan("-ds mirrored", {}) is None
+    assert plan("--use_horovod --hvd_workers 1", {}) is None
+    assert plan("--use_horovod", ALONE_IN_MPI) is None
+    assert plan("", {}) is None
+    assert plan("-ds multi_worker --worker_hosts a:1,b:1 --task_index 0", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "--use_horovod",
+            "--use_horovod: no processes were launched; start by `gaudi-run --np N`",
+        ),
+        ("-ds hpu", "--distribution_strategy hpu: no processes were launched"),
+        ("--use_horovod --hvd_workers 8 --kubernetes_run", "--kubernetes_run: Kubernetes launched no processes here"),
+    ],
+)
+def test_a_launch_that_lacks_is_an_error(text: str, message: str) -> None:
+    with pytest.raises(FlagError, match=message):
+        plan_launch(read(text), {}, cpu, ["program"])
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "whole"),
+    [
+        ("--use_horovod", 8, 32),
+        ("", 8, 32),
+        ("--distribution_strategy multi_worker", 2, 8),
+        ("--use_horovod --global_batch_size 64", 16, 64),
+    ],
+)
+def test_the_batch_is_of_one_process_with_horovod_and_of_all_with_a_strategy(text: str, own: int, whole: int) -> None:
+    flags = read(text)
+    assert share_batch(flags, 8, 4) == whole == 4 * own
+    recipe = make_recipe(make_config(flags, 8), Distribution(Place(size=4)))
+    assert (recipe.data.batch_size, recipe.data.global_batch) == (own, whole)
+
+
+def test_a_batch_that_cannot_be_shared_is_an_error() -> None:
+    with pytest.raises(FlagError, match="--batch_size 10: is that of all 4 processes, so it must be a multiple of 4"):
+        share_batch(read("-ds mirrored"), 10, 4)
+    with pytest.raises(FlagError, match="--global_batch_size 10"):
+        share_batch(read("--use_horovod --global_batch_size 10"), 8, 4)
+
+
+def test_plans_follow_the_global_batch() -> None:
+    config = ssd_config.SSDConfig(data=ssd_config.DataFlags(batch_size=128), distribution=read("--use_horovod"))
+    plan = make_plan(config, 117266, 8)
+    assert (plan.global_batch, plan.own_batch, plan.workers, plan.steps_per_epoch) == (1024, 128, 8, 115)
+    assert plan.peak_learning_rate == pytest.approx(0.096)
+    assert plan.drop_steps == (4600, 5750)
+    assert count_workers(read("--use_horovod --hvd_workers 8"), {}, cpu) == 8
+    assert count_workers(read("--use_horovod"), RANK_1_OF_4, cpu) == 4
+    assert count_workers(read("-ds multi_worker --worker_hosts a:1,b:1 --task_index 0"), {}, cpu) == 2
+    assert count_workers(read(""), {}, cpu) == 1
+
+
+def make_config(flags: DistributionFlags, batch_size: int, **schedule: Any) -> ResNetConfig:
+    from gaudi_apps.classification.flags import DataFlags
+    from gaudi_apps.classification.resnet_config import ScheduleFlags
+
+    return ResNetConfig(data=DataFlags(batch_size=batch_size), schedule=ScheduleFlags(**schedule), distribution=flags)
+
+
+def test_the_rate_of_lars_is_another_one_on_several_devices() -> None:
+    config = make_config(read("--use_horovod"), 256, optimizer="LARS")
+    assert make_recipe(config).rate.peak == 2.5
+    assert make_recipe(config, Distribution(Place(size=8))).rate.peak == 9.5
+
+
+def test_modes_of_one_process_are_not_for_several(
+    ssd_train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    done = ssd_train("--mode", "verify-resume", "--use_fake_data", "--use_horovod", "--steps", 5)
+    assert done.status == 64
+    assert "--mode verify-resume: is for one process" in done.err
+    done = ssd_train("--use_fake_data", "--use_horovod", "--model_dir", tmp_path)
+    assert done.status == 64
+    assert "gaudi-run --np N" in done.err
+    done = ssd_train("--mode", "plan", "--num_examples_per_epoch", 117266, "--use_horovod", "--hvd_workers", 8)
+    assert "1024, 128 on each of 8 processes" in done.out
+    for name, value in RANK_1_OF_4.items():
+        monkeypatch.setenv(name, value)
+    done = ssd_train("--use_fake_data", "--model_dir", tmp_path)
+    assert done.status == 78
+    assert "this is process 1 of 4" in done.err

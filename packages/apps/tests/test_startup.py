@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gaudi_apps.classification.resnet_config import ResNetConfig
+from gaudi_apps.classification.resnext_config import ResNeXtConfig
+from gaudi_apps.config_file import list_flags
+from gaudi_apps.ssd.config import DataFlags, RunFlags, SSDConfig
+from gaudi_apps.startup import OF_A_RANK, hash_code, list_start_facts
+from gaudi_distributed import Precision
+from gaudi_distributed.agreement import find_difference
+
+
+def make_session(config: SSDConfig) -> Any:
+    return SimpleNamespace(app=SimpleNamespace(config=config), precision=Precision("fp32", "float32"))
+
+
+def test_flags_that_ranks_may_differ_in_are_flags() -> None:
+    flags = {name for config in (SSDConfig(), ResNetConfig(), ResNeXtConfig()) for name, _ in list_flags(config)}
+    assert flags >= OF_A_RANK
+
+
+def test_the_code_has_a_hash() -> None:
+    assert len(hash_code()) == 64
+    assert hash_code() == hash_code()
+
+
+@pytest.mark.parametrize(
+    ("other", "data", "named"),
+    [
+        (SSDConfig(data=DataFlags(data_dir="elsewhere")), "a", None),
+        (SSDConfig(run=RunFlags(seed=1)), "a", "configuration.seed: rank 0: 0; rank 1: 1"),
+        (SSDConfig(), "b", "data: "),
+    ],
+)
+def test_what_ranks_must_have_in_common(other: SSDConfig, data: str, named: str | None) -> None:
+    facts = [list_start_facts(make_session(SSDConfig()), "a"), list_start_facts(make_session(other), data)]
+    assert facts[0]["device"] == ["CPU"]
+    assert facts[0]["precision"] == "fp32"
+    assert {"tensorflow", "numpy"} <= facts[0]["versions"].keys()
+    fault = find_difference(facts)
+    assert (fault is None) if named is None else named in (fault or "")
