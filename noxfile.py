@@ -31,7 +31,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 EXTRAS = {
     "ops": "tensorflow-cpu,test",
     "datasets": "tensorflow-cpu,scenes,plots,imagenet,test",
-    "models": "tensorflow-cpu,test",
+    "models": "tensorflow-cpu,mxnet,test",
     "distributed": "test",
     "apps": "tensorflow-cpu,export,test",
 }
@@ -54,6 +54,7 @@ else:
     "apps": "import gaudi_apps.ssd_train, gaudi_apps.resnet_train, gaudi_apps.resnext_train",
 }
 TORCH = "torch==2.13.0"
+MXNET = "mxnet"  # its version is in constraints.txt
 PROGRAMS = {"datasets": ("gaudi-datasets",), "apps": ("ssd_train", "resnet_train", "resnext_train")}
 
 
@@ -94,7 +95,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check types: strictly in all that ships, and in the tests of each package and of the root."""
     install(session, dict.fromkeys(PACKAGES, "test"), "mypy", "nox", "types-defusedxml", "types-psutil", "types-PyYAML")
-    session.run("mypy", "noxfile.py", "benchmarks", *(f"packages/{name}/src" for name in PACKAGES))
+    session.run("mypy", "noxfile.py", "horovod_wheel.py", "benchmarks", *(f"packages/{name}/src" for name in PACKAGES))
     for folder in ("tests", *(f"packages/{name}/tests" for name in PACKAGES)):
         session.run("mypy", "--allow-untyped-defs", "--allow-incomplete-defs", folder)
 
@@ -148,6 +149,17 @@ def build(session: nox.Session) -> None:
             session.run("bin/python", "-I", "-c", SMOKE_TESTS[name], external=True)
             for program in PROGRAMS.get(name, ()):
                 session.run(f"bin/{program}", "--help", external=True, silent=True)
+
+
+@nox.session(default=False)
+def scaleout(session: nox.Session) -> None:
+    """Test several ranks for real; Open MPI comes from the system, Horovod is built where it is not cached."""
+    install(session, EXTRAS, MXNET)
+    python = Path(session.bin, "python").absolute()
+    session.log("Horovod: where it is not in the cache, building it takes minutes")
+    output = session.run(sys.executable, "horovod_wheel.py", str(python), external=True, silent=True)
+    session.install("-c", CONSTRAINTS, str(output).splitlines()[-1])
+    session.run("pytest", "tests/scaleout", *session.posargs)
 
 
 @nox.session(default=False)

@@ -17,6 +17,8 @@ import pytest
 import tyro
 from packaging.requirements import Requirement
 
+from gaudi_distributed.launch.flags import parse_flags as parse_launch
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
     ROOT / "README.md",
@@ -34,8 +36,10 @@ PROGRAMS = {
     "gaudi-datasets": "gaudi_datasets.cli",
     "python -m gaudi_datasets": "gaudi_datasets.cli",
 }
+LAUNCHER = "gaudi-run"
 # What nobody runs here, and why.
-NOT_RUN = {"git clone", "cd", "tensorboard --logdir"}  # they need a network, do nothing, or never end
+# They need a network, do nothing, never end, or need a cluster.
+NOT_RUN = {"git clone", "cd", "tensorboard --logdir", "sbatch", "kubectl apply"}
 
 
 def find_blocks(text: str, *languages: str) -> list[str]:
@@ -119,6 +123,7 @@ def test_command_in_documents_is_one(command: str, monkeypatch: pytest.MonkeyPat
         'pip install "gaudi-ops[gpu]"',
         "ssd_train --batch_sice 8",
         "gaudi-datasets make-scenes --nothing 1",
+        "gaudi-run --np 2 ssd_train --batch_sice 8",
         "curl example",
     ],
 )
@@ -134,7 +139,9 @@ def check_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         words = words[1:]
     words[0] = Path(words[0]).name
     program = next((name for name in PROGRAMS if words[: len(name.split())] == name.split()), None)
-    if program is not None:
+    if words[0] == LAUNCHER:
+        check_launch(words[1:], monkeypatch)
+    elif program is not None:
         parse_with_program(PROGRAMS[program], words[len(program.split()) :], monkeypatch)
     elif words[0] == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -145,6 +152,15 @@ def check_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         check_requirements(words[2:])
     else:
         assert any(words[: len(known.split())] == known.split() for known in NOT_RUN), command
+
+
+def check_launch(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail unless the launcher's flags exist, and what they start is one of our programs, with flags that exist."""
+    if "--help" in arguments:
+        return
+    options = parse_launch(arguments)
+    if options.command:
+        check_command(shlex.join(options.command), monkeypatch)
 
 
 def parse_with_program(module: str, arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:

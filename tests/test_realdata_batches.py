@@ -41,7 +41,7 @@ def test_figures_do_not_depend_on_the_batch_size(
 ) -> None:
     from gaudi_apps.checkpoints import CheckpointFolder
     from gaudi_apps.ssd.detector import Detector
-    from gaudi_apps.ssd.evaluation import evaluate
+    from gaudi_apps.ssd.evaluation import detect, score
     from gaudi_datasets.detection.sources import RecordSource
     from gaudi_datasets.sampling import InputOptions
     from gaudi_models.ssd import build_ssd
@@ -61,7 +61,7 @@ def test_figures_do_not_depend_on_the_batch_size(
     detector = Detector(model)
     figures = {}
     for batch_size in BATCH_SIZES:
-        scores, _ = evaluate(detector, source, InputOptions(batch_size))
+        scores = score(source, detect(detector, source, InputOptions(batch_size)))
         assert (scores.images, scores.images_total) == (images, images)
         figures[batch_size] = {name: value for name, value in scores.figures.items() if value is not None}
     for batch_size in BATCH_SIZES:

@@ -1,0 +1,78 @@
+"""The detector's loss in MXNet with its gradient, batch 8: against the form with two sorts, hybridized."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.measurement import Figure, describe_timings, interleave, main, ratio
+
+BATCH = 8
+REPEATS = 40
+CLASSES = 81
+LEAST_RATIO = 2.0
+
+
+def make_targets() -> dict[str, Any]:
+    """Targets of a batch: 30 to 100 matches an image."""
+    import numpy as np
+
+    from gaudi_ops import SSD300
+
+    rng = np.random.default_rng(0)
+    classes = np.zeros((BATCH, SSD300.num_boxes), np.int32)
+    for row, count in zip(classes, range(30, 110, 10), strict=True):
+        row[rng.choice(len(row), count, replace=False)] = rng.integers(1, CLASSES, count)
+    offsets = rng.normal(size=(BATCH, SSD300.num_boxes, 4)).astype(np.float32) * (classes > 0)[..., None]
+    return {"classes": classes, "target_offsets": offsets, "num_matched": (classes > 0).sum(axis=1)}
+
+
+def build_candidates() -> dict[str, Callable[[], float]]:
+    """Both losses, each a function that computes loss and gradients."""
+    import mxnet as mx
+    import numpy as np
+
+    from benchmarks.plain_mxnet_ssd import PlainLoss
+    from gaudi_models.mxnet.losses import ssd_loss
+
+    rng = np.random.default_rng(1)
+    targets = make_targets()
+    logits = mx.nd.array(rng.normal(size=(*targets["classes"].shape, CLASSES)))
+    offsets = mx.nd.array(rng.normal(size=targets["target_offsets"].shape))
+    classes, target_offsets = (mx.nd.array(targets[name]) for name in ("classes", "target_offsets"))
+    num_matched = mx.nd.array(targets["num_matched"])
+    plain_loss = PlainLoss()
+    plain_loss.hybridize(static_alloc=True, static_shape=True)
+    losses: dict[str, Callable[[], Any]] = {
+        "two sorts": lambda: plain_loss(logits, offsets, classes, target_offsets, num_matched),
+        "ours": lambda: ssd_loss(logits, offsets, classes, target_offsets, targets["num_matched"])[0],
+    }
+    for array in (logits, offsets):
+        array.attach_grad()
+
+    def differentiate(loss_function: Callable[[], Any]) -> float:
+        with mx.autograd.record():
+            loss = loss_function()
+        loss.backward()
+        mx.nd.waitall()
+        return float(loss.asscalar())
+
+    return {name: functools.partial(differentiate, function) for name, function in losses.items()}
+
+
+def run(budget_seconds: float) -> list[Figure]:
+    """The ratio of both, which have to give the same loss."""
+    candidates = build_candidates()
+    values = {name: round(function(), 4) for name, function in candidates.items()}
+    if abs(values["ours"] - values["two sorts"]) > 1e-3:
+        raise ValueError(f"the losses are {values}; they must be the same")
+    timings = interleave(candidates, REPEATS, budget_seconds=budget_seconds)
+    details = describe_timings(timings)
+    return [
+        Figure("MXNet loss: two sorts / ours", ratio(timings, "two sorts", "ours"), least=LEAST_RATIO, details=details)
+    ]
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,86 @@
+"""Starts a script as the ranks of a run, in each of the ways that a communicator is opened."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+SECONDS = 600
+BIN = Path(sys.executable).parent
+
+
+class StartRanks(Protocol):
+    """Starts a script as the ranks of a run; `way` is "mpi", "gloo" or "multi_worker"."""
+
+    def __call__(self, way: str, size: int, arguments: list[str], *, seconds: float = SECONDS) -> str: ...
+
+
+@pytest.fixture(scope="session")
+def start_ranks() -> StartRanks:
+    """The function to start ranks with."""
+    return run_ranks
+
+
+def run_ranks(way: str, size: int, arguments: list[str], *, seconds: float = SECONDS) -> str:
+    """Run `python arguments` as so many ranks on this machine; return what they printed, or raise with it."""
+    if way == "multi_worker":
+        return run_workers(size, arguments, seconds)
+    command = {
+        # More ranks than cores: the ranks must not spin, and are bound to nothing.
+        "mpi": ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(size)],
+        "gloo": [str(BIN / "horovodrun"), "--gloo", "-np", str(size), "-H", f"localhost:{size}"],
+    }[way]
+    environ = {**quiet_environment(), "OMPI_MCA_mpi_yield_when_idle": "1"}
+    done = subprocess.run(
+        [*command, sys.executable, *arguments], env=environ, capture_output=True, text=True, timeout=seconds
+    )
+    if done.returncode:
+        raise AssertionError(f"{way} with {size} ranks ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def run_workers(size: int, arguments: list[str], seconds: float) -> str:
+    """Run the workers of tf.distribute as processes of their own, each with its TF_CONFIG."""
+    workers = [f"localhost:{port}" for port in free_ports(size)]
+    processes = []
+    for index in range(size):
+        config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, *arguments],
+                env={**quiet_environment(), "TF_CONFIG": json.dumps(config)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    if any(process.returncode for process in processes):
+        raise AssertionError("\n".join(outputs))
+    return "\n".join(outputs)
+
+
+def quiet_environment() -> dict[str, str]:
+    """Return this process's variables, with one thread and few lines for each rank."""
+    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nothing listens at now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

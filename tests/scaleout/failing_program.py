@@ -1,0 +1,95 @@
+"""resnet_train with a network that costs next to nothing, and one fault at a phase that a rank reports.
+
+Arguments: the fault as JSON, then those of the program. A fault has `rank`, `phase` and `step`, a `marker`, which is a
+file that the rank makes then, and maybe a `signal` by name, which it sends to itself; else somebody else acts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from gaudi_apps import checkpoints, resnet_train
+from gaudi_apps.session import Session
+from gaudi_distributed.supervision import Member
+
+# In these phases ranks wait for each other in the middle of it: the others are late, and the fault comes meanwhile.
+COLLECTIVE = ("broadcast", "step")
+LATE_SECONDS, FAULT_SECONDS = 1.0, 0.4
+_open_session = Session.__init__
+
+
+def main(fault: dict[str, Any], arguments: list[str]) -> None:
+    Session.__init__ = open_session  # type: ignore[method-assign]
+    if fault:
+        report = Member.at
+        Member.at = lambda self, step, phase: fail_at(fault, report, self, step, phase)  # type: ignore[method-assign]
+    resnet_train.main(arguments)
+
+
+def open_session(self: Session, *arguments: Any) -> None:
+    """Open it, which imports TensorFlow; what needs TensorFlow can be imported from then on."""
+    _open_session(self, *arguments)
+    from gaudi_models import classifiers
+
+    classifiers.build_classifier = build_small_classifier
+
+
+def fail_at(fault: dict[str, Any], report: Any, member: Any, step: int, phase: str) -> None:
+    """Report as a rank does, and then fail, or be late so that another one fails while it waits."""
+    report(member, step, phase)
+    if (step, phase) != (fault["step"], fault["phase"]) or fault.get("done"):
+        return
+    fault["done"] = True
+    is_failing = member._place.rank == fault["rank"]
+    if phase in COLLECTIVE:
+        if is_failing:
+            threading.Timer(FAULT_SECONDS, act, [fault]).start()
+        else:
+            time.sleep(LATE_SECONDS)
+    elif is_failing and phase == "checkpoint" and fault["rank"] == 0 and "signal" in fault:
+        fail_between_files(fault)
+    elif is_failing:
+        act(fault)
+        time.sleep(LATE_SECONDS)
+
+
+def fail_between_files(fault: dict[str, Any]) -> None:
+    """Fail when half of the checkpoint is written."""
+    write = checkpoints._write_file
+
+    def write_and_fail(path: Path, content: bytes) -> None:
+        write(path, content)
+        act(fault)
+
+    checkpoints._write_file = write_and_fail
+
+
+def act(fault: dict[str, Any]) -> None:
+    Path(fault["marker"]).touch()
+    if "signal" in fault:
+        os.kill(os.getpid(), signal.Signals[fault["signal"]])
+
+
+def build_small_classifier(name: str, num_classes: int, *, image_size: int, **options: Any) -> Any:
+    """A model with the inputs, outputs and names of a classifier."""
+    from gaudi_ops.tf.keras_api import keras
+
+    layers, dtype = keras.layers, options.get("dtype", "float32")
+    images = keras.Input([image_size, image_size, 3], name="images")
+    x = layers.Rescaling(1 / 128, name="scale", dtype=dtype)(images)
+    x = layers.Conv2D(8, 3, 4, use_bias=False, name="conv1", dtype=dtype)(x)
+    x = layers.BatchNormalization(momentum=0.9, name="conv1_bn", dtype=dtype)(x)
+    x = layers.ReLU(name="relu", dtype=dtype)(x)
+    x = layers.GlobalAveragePooling2D(name="features", dtype="float32")(x)
+    return keras.Model(images, layers.Dense(num_classes, name="logits", dtype="float32")(x), name=name)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,151 @@
+"""Real runs whose workers are lost and whose hosts change: they go on, and lose the steps since a commit at most.
+
+localhost and 127.0.0.2 are two hosts to gaudi-run, and one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gaudi_apps.checkpoints import Checkpoint, CheckpointFolder
+
+PROGRAM = str(Path(__file__).with_name("elastic_program.py"))
+STEPS, COMMIT_STEPS = 30, 4
+SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that ended."""
+
+    status: int
+    output: str
+    checkpoint: Checkpoint
+    steps: list[int]
+
+    @property
+    def rounds(self) -> list[str]:
+        return re.findall(r"gaudi-run: round \d+: (.*)", self.output)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders train (12 pictures) and validation (6) of three colours."""
+    root = tmp_path_factory.mktemp("colours")
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 4), ("validation", 2)):
+        for name, colour in {"blue": (30, 30, 220), "green": (30, 220, 30), "red": (220, 30, 30)}.items():
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                noise = generator.integers(-30, 30, (40, 48, 3))
+                pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{number}.png")
+    return root
+
+
+class Hosts:
+    """A program that prints hosts, and what it prints."""
+
+    def __init__(self, folder: Path, *lines: str) -> None:
+        self._list, self.script = folder / "hosts", folder / "hosts.sh"
+        self.set(*lines)
+        self.script.write_text(f'#!/bin/sh\ncat "{self._list}"\n')
+        self.script.chmod(0o755)
+
+    def set(self, *lines: str) -> None:
+        draft = self._list.with_suffix(".draft")
+        draft.write_text("\n".join(lines) + "\n")
+        draft.rename(self._list)
+
+
+def run(
+    folder: Path, data: Path, hosts: Hosts, *, step: int, worker: int, then: Callable[[], None] = lambda: None
+) -> Ended:
+    """Run to the end; when the step is begun, `then` is called."""
+    model_dir, marker, log = folder / "run", folder / "marker", folder / "log"
+    command = [
+        *(sys.executable, "-m", "gaudi_distributed.launch", "--no_jemalloc", "--max_np", "2"),
+        *("--host_discovery_script", str(hosts.script), "--", sys.executable, PROGRAM),
+        json.dumps({"step": step, "worker": worker, "marker": str(marker)}),
+        *("--use_horovod", "--global_batch_size", "4", "--commit_steps", str(COMMIT_STEPS), "--distributed_bn"),
+        *("--data_dir", str(data), "--model_dir", str(model_dir), "--image_size", "32", "--train_steps", str(STEPS)),
+        *("--save_checkpoint_steps", str(STEPS), "--epochs_between_evals", "0", "--warmup_epochs", "0"),
+        *("--deterministic", "--device", "cpu", "--log_steps", "1"),
+    ]
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        limit = time.monotonic() + SECONDS
+        while not marker.exists() and process.poll() is None:
+            assert time.monotonic() < limit, log.read_text()
+            time.sleep(0.05)
+        then()
+        status = process.wait(SECONDS)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    text = log.read_text(errors="replace")
+    assert status == 0, text
+    history = [json.loads(line)["step"] for line in (model_dir / "history.jsonl").read_text().splitlines()]
+    return Ended(status, text, CheckpointFolder(model_dir / "checkpoints").load_newest(), history)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    folder = tmp_path_factory.mktemp("whole")
+    ended = run(folder, data, Hosts(folder, "localhost:1", "127.0.0.2:1"), step=1, worker=0)
+    assert ended.rounds == ["rank 0 on localhost, rank 1 on 127.0.0.2"]
+    return ended
+
+
+def check_end(ended: Ended, uninterrupted: Ended) -> None:
+    """Every step counts once, on the same images, and the weights are as without a change, but for rounding."""
+    assert ended.checkpoint.step == STEPS
+    assert ended.steps == list(range(1, STEPS + 1))
+    assert ended.checkpoint.facts["image_sequence"] == uninterrupted.checkpoint.facts["image_sequence"]
+    for name, tensor in uninterrupted.checkpoint.tensors.items():
+        difference = np.linalg.norm(ended.checkpoint.tensors[name].astype(float) - tensor)
+        assert difference <= 1e-3 * max(np.linalg.norm(tensor.astype(float)), 1e-3), name
+
+
+@pytest.mark.parametrize("worker", [1, 2])
+def test_lost_worker(tmp_path: Path, data: Path, uninterrupted: Ended, worker: int) -> None:
+    hosts = Hosts(tmp_path, "localhost:1", "127.0.0.2:1")
+    ended = run(tmp_path, data, hosts, step=10, worker=worker)
+    left = "localhost" if worker == 2 else "127.0.0.2"
+    assert ended.rounds[1:] == [f"rank 0 on {left}"]
+    # Steps were made up to 10, and copied after 8.
+    assert "going back to step 8" in ended.output
+    check_end(ended, uninterrupted)
+
+
+def test_host_that_comes(tmp_path: Path, data: Path, uninterrupted: Ended) -> None:
+    hosts = Hosts(tmp_path, "127.0.0.2:1")
+    ended = run(tmp_path, data, hosts, step=3, worker=0, then=lambda: hosts.set("localhost:1", "127.0.0.2:1"))
+    assert ended.rounds == ["rank 0 on 127.0.0.2", "rank 0 on 127.0.0.2, rank 1 on localhost"]
+    check_end(ended, uninterrupted)
+
+
+def test_host_that_goes(tmp_path: Path, data: Path, uninterrupted: Ended) -> None:
+    """It is told so, and leaves after a commit: no step is lost."""
+    hosts = Hosts(tmp_path, "localhost:1", "127.0.0.2:1")
+    ended = run(tmp_path, data, hosts, step=3, worker=0, then=lambda: hosts.set("127.0.0.2:1"))
+    assert ended.rounds[1:] == ["rank 0 on 127.0.0.2"]
+    check_end(ended, uninterrupted)

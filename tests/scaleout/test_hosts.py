@@ -1,0 +1,281 @@
+"""`gaudi-run` over ssh, between two hosts that network namespaces play."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+PORT = 3022
+# Sets the name of the host it is on, then becomes the command behind it.
+NAMED = ("unshare", "--uts", "bash", "-c", 'hostname "$0" && exec "$@"')
+HOSTS = ",".join(f"{address}:2" for address in ADDRESSES)
+SHOW = """
+import json, os, socket, sys
+sys.path[:0] = json.loads(os.environ.get("TF_TEST_PATH", "[]"))
+from gaudi_distributed.place import find_place
+place = find_place(os.environ)
+print(json.dumps([place.rank, place.size, place.local_rank, socket.gethostname(), os.environ["TF_TEXT"], sys.argv[1:]]))
+"""
+# Sums the ranks' numbers by the engine that the launcher names.
+TALK = """
+import json, os, sys
+sys.path[:0] = json.loads(os.environ["TF_TEST_PATH"])
+import gaudi_distributed as together
+options = together.CommunicationOptions(os.environ["GAUDI_RUN_ENGINE"])
+together.apply_environment(together.communication_environment(options, together.find_place(os.environ), os.environ))
+together.open_device("cpu")
+communicator = together.open_communicator(options)
+import tensorflow as tf
+(total,) = communicator.allreduce([tf.constant(10.0**communicator.rank)], average=False)
+print("total", float(total), flush=True)
+communicator.close()
+"""
+TEXT = "two words; $(touch canary)\n'quoted'"
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+    with open_two_hosts(tmp_path_factory.mktemp("hosts")) as opened:
+        yield opened
+
+
+def launcher(hosts: TwoHosts, *flags: str) -> list[str]:
+    """Return the command that launches four ranks on both hosts, from the first of them."""
+    ssh = ["--ssh_config", str(hosts.ssh_config), "--ssh_port", str(PORT)]
+    command = [
+        sys.executable,
+        "-m",
+        "gaudi_distributed.launch",
+        "--hosts",
+        HOSTS,
+        "--cores_per_rank",
+        "0",
+        *ssh,
+        *flags,
+    ]
+    return hosts.inside(0, command)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "TF_TEXT": TEXT, "TF_TEST_PATH": json.dumps(sys.path), "SECRET": "x"}
+
+
+def launch(
+    hosts: TwoHosts, folder: Path, flags: Sequence[str], program: Sequence[str], seconds: float = 300
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*launcher(hosts, *flags), *program],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds,
+    )
+
+
+@pytest.mark.parametrize("backend", ["openmpi", "gloo", "multi_worker"])
+def test_two_ranks_on_each_of_two_hosts(hosts: TwoHosts, tmp_path: Path, backend: str) -> None:
+    arguments = ["a b", "$(touch canary)", "'"]
+    flags = ["--backend", backend, *(["--interface", "wire"] if backend == "gloo" else [])]
+    done = launch(hosts, tmp_path, flags, [sys.executable, "-c", SHOW, *arguments])
+    assert done.returncode == 0, done.stderr
+    shown = sorted(json.loads(line) for line in done.stdout.splitlines())
+    assert shown == [[rank, 4, rank % 2, f"host{rank // 2}", TEXT, arguments] for rank in range(4)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("backend", ["openmpi", "gloo", "multi_worker"])
+def test_ranks_of_both_hosts_talk(hosts: TwoHosts, tmp_path: Path, backend: str) -> None:
+    done = launch(hosts, tmp_path, ["--backend", backend, "--interface", "wire"], [sys.executable, "-c", TALK])
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("total")] == ["total 1111.0"] * 4
+
+
+def test_a_detector_trains_on_two_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "gaudi_apps.ssd_train", "--use_horovod", "--use_fake_data", "--no_evaluate"]
+    program += ["--batch_size", "1", "--steps", "10", "--dtype", "fp32", "--model_dir", "run"]
+    done = launch(hosts, tmp_path, ["--backend", "openmpi"], program, seconds=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000010"]
+    assert sorted(path.name for path in (tmp_path / "run").glob("worker_*")) == ["worker_1", "worker_2", "worker_3"]
+
+
+@pytest.mark.parametrize("backend", ["openmpi", "multi_worker"])
+def test_a_host_with_another_key_is_refused(hosts: TwoHosts, tmp_path: Path, backend: str) -> None:
+    known = hosts.folder / "known_hosts"
+    right = known.read_text()
+    known.write_text(right.splitlines()[0] + "\n")
+    try:
+        done = launch(hosts, tmp_path, ["--backend", backend], ["touch", "canary"])
+    finally:
+        known.write_text(right)
+    assert done.returncode != 0
+    assert "Host key verification failed" in done.stderr
+    # The first host has no key to check: it is this machine.
+    assert backend == "multi_worker" or not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("backend", ["openmpi", "multi_worker"])
+def test_a_killed_launcher_leaves_nothing_on_any_host(hosts: TwoHosts, tmp_path: Path, backend: str) -> None:
+    mark = uuid.uuid4().hex
+    code = "import pathlib, sys, time, uuid; pathlib.Path(uuid.uuid4().hex).touch(); time.sleep(120)"
+    program = [sys.executable, "-c", code, mark]
+    process = subprocess.Popen([*launcher(hosts, "--backend", backend), *program], cwd=tmp_path, env=environment())
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
+    process.kill()
+    process.wait()
+    wait_until(lambda: find_processes(mark) == [])
+
+
+def test_a_rank_that_fails_on_the_other_host_ends_all(hosts: TwoHosts, tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    code = "import json, os, sys, time; rank = json.loads(os.environ['TF_CONFIG'])['task']['index']; "
+    code += "sys.exit(9) if rank == 3 else time.sleep(120)"
+    done = launch(hosts, tmp_path, ["--backend", "multi_worker"], [sys.executable, "-c", code, mark])
+    assert done.returncode == 9
+    assert f"rank 3 on {ADDRESSES[1]}: ended with status 9" in done.stderr.splitlines()[-1]
+    assert find_processes(mark) == []
+
+
+def wait_until(is_so: object, seconds: float = 60) -> None:
+    assert callable(is_so)
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def find_processes(mark: str) -> list[str]:
+    """Return the command lines of processes, of all namespaces, that have the mark as an argument."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if mark in words:
+            found.append(" ".join(words))
+    return found
+
+
+@dataclass(frozen=True)
+class TwoHosts:
+    """The hosts by address; `folder` holds keys, known hosts and ssh's configuration for them."""
+
+    folder: Path
+    namespaces: tuple[str, str]
+
+    @property
+    def ssh_config(self) -> Path:
+        """Names the key to log in with and the file of known hosts."""
+        return self.folder / "ssh_config"
+
+    def inside(self, host: int, command: Sequence[str]) -> list[str]:
+        """Return the command as it is run on host 0 or 1."""
+        return ["ip", "netns", "exec", self.namespaces[host], *NAMED, f"host{host}", *command]
+
+    def unplug(self) -> None:
+        """Take the cable away."""
+        run("ip", "-n", self.namespaces[0], "link", "delete", "wire")
+
+
+@contextmanager
+def open_two_hosts(folder: Path) -> Iterator[TwoHosts]:
+    """Yield the hosts while both sshds listen; nothing of them is left afterwards. Root only."""
+    first, second = (f"gaudi{os.getpid()}-{number}" for number in (0, 1))
+    hosts = TwoHosts(folder, (first, second))
+    with ExitStack() as stack:
+        for namespace in hosts.namespaces:
+            run("ip", "netns", "add", namespace)
+            stack.callback(run, "ip", "netns", "delete", namespace)
+            stack.enter_context(name_hosts(Path("/etc/netns") / namespace))
+        run("ip", "-n", first, "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", second)
+        for namespace, address in zip(hosts.namespaces, ADDRESSES, strict=True):
+            run("ip", "-n", namespace, "address", "add", f"{address}/24", "dev", "wire")
+            for link in ("lo", "wire"):
+                run("ip", "-n", namespace, "link", "set", link, "up")
+        write_keys(hosts)
+        for number in (0, 1):
+            stack.enter_context(serve(hosts, number))
+        yield hosts
+
+
+@contextmanager
+def name_hosts(folder: Path) -> Iterator[None]:
+    """Write what `ip netns exec` puts over /etc: Gloo needs a host to know its own name."""
+    lines = [f"{address} host{number}\n" for number, address in enumerate(ADDRESSES)]
+    folder.mkdir(parents=True)
+    try:
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
+        yield
+    finally:
+        shutil.rmtree(folder)
+
+
+def write_keys(hosts: TwoHosts) -> None:
+    """Make a key for the user and one for each host, and write what ssh has to know of them."""
+    for name in ("user", "host0", "host1"):
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(hosts.folder / name))
+    keys = [(hosts.folder / f"host{number}.pub").read_text().split()[:2] for number in (0, 1)]
+    lines = [f"[{address}]:{PORT} {' '.join(key)}\n" for address, key in zip(ADDRESSES, keys, strict=True)]
+    (hosts.folder / "known_hosts").write_text("".join(lines))
+    hosts.ssh_config.write_text(
+        f"IdentityFile {hosts.folder}/user\nIdentitiesOnly yes\nUserKnownHostsFile {hosts.folder}/known_hosts\n"
+        "GlobalKnownHostsFile /dev/null\nLogLevel ERROR\n"
+    )
+
+
+@contextmanager
+def serve(hosts: TwoHosts, number: int) -> Iterator[None]:
+    """Run sshd on a host, with that host's key, until it is left."""
+    Path("/run/sshd").mkdir(exist_ok=True)
+    options = {
+        "ListenAddress": f"{ADDRESSES[number]}:{PORT}",
+        "HostKey": hosts.folder / f"host{number}",
+        "AuthorizedKeysFile": hosts.folder / "user.pub",
+        "PidFile": "none",
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "PermitRootLogin": "prohibit-password",
+        "PasswordAuthentication": "no",
+    }
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    command = hosts.inside(number, ["/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *words])
+    log = (hosts.folder / f"sshd{number}.log").open("w")
+    process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        wait_for_port(hosts, number)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+        log.close()
+
+
+def wait_for_port(hosts: TwoHosts, number: int) -> None:
+    """Return once sshd answers; AssertionError with its log after ten seconds."""
+    code = f"import socket; socket.create_connection(('{ADDRESSES[number]}', {PORT}), 1)"
+    end = time.monotonic() + 10
+    while subprocess.run(hosts.inside(number, ["python3", "-c", code]), capture_output=True, check=False).returncode:
+        if time.monotonic() > end:
+            raise AssertionError((hosts.folder / f"sshd{number}.log").read_text())
+        time.sleep(0.1)
+
+
+def run(*command: str) -> None:
+    """Run a command; AssertionError with what it said where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
