@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gaudi_datasets.errors import DataError
@@ -23,6 +23,7 @@ FEATURES = st.dictionaries(
 
 
 @given(FEATURES)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_tensorflow_reads_what_is_encoded(features: dict[str, tuple[Kind, list[Any]]]) -> None:
     found = tf.train.Example.FromString(encode_features(features)).features.feature
     assert set(found) == set(features)
@@ -32,6 +33,7 @@ def test_tensorflow_reads_what_is_encoded(features: dict[str, tuple[Kind, list[A
 
 
 @given(FEATURES)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_encoded_is_decoded(features: dict[str, tuple[Kind, list[Any]]]) -> None:
     content = encode_features(features)
     decoded = ExampleFeatures(content, "x")

@@ -155,8 +155,13 @@ def prepare_image(encoded: bytes, place: object, image_size: int = SSD300.image_
     Raises:
         DataError: it cannot be decoded.
     """
-    pixels = cv2.cvtColor(_decode_pixels(encoded, place), cv2.COLOR_BGR2RGB).astype(np.float32)
-    resized = cv2.resize(pixels, (image_size, image_size), interpolation=cv2.INTER_LINEAR)
+    return prepare_pixels(cv2.cvtColor(_decode_pixels(encoded, place), cv2.COLOR_BGR2RGB), image_size)
+
+
+def prepare_pixels(pixels: npt.NDArray[np.uint8], image_size: int = SSD300.image_size) -> npt.NDArray[np.float32]:
+    """The same of an image that is decoded already, uint8 [height, width, 3], RGB."""
+    size = (image_size, image_size)
+    resized = cv2.resize(pixels.astype(np.float32), size, interpolation=cv2.INTER_LINEAR)
     image: npt.NDArray[np.float32] = (resized / np.float32(255) - MEAN_RGB) * (1 / STDDEV_RGB)
     return image
 

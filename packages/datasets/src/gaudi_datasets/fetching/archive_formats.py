@@ -144,6 +144,8 @@ class _Zip:
     def open(self, handle: Handle) -> IO[bytes]:
         if not isinstance(handle, zipfile.ZipInfo):
             raise TypeError(f"{handle} is of no zip file")
+        if handle.header_offset < 0:  # which Python 3.13 seeks to, and gets an error as of a bad disk
+            raise zipfile.BadZipFile(f"{handle.orig_filename!r} begins before the file does")
         return self._archive.open(handle)
 
 
