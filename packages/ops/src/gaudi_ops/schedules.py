@@ -138,8 +138,10 @@ def triangular(low_rate: float, high_rate: float, half_cycle_steps: int, *, deca
     )
 
 
-def linear_warmup(schedule: Schedule, warmup_steps: int, peak_rate: float | None = None) -> Schedule:
-    """Rise linearly from 0 at step 0 to ``peak_rate`` at ``warmup_steps``, and follow ``schedule`` from there.
+def linear_warmup(
+    schedule: Schedule, warmup_steps: int, peak_rate: float | None = None, *, start_rate: float = 0.0
+) -> Schedule:
+    """Rise linearly from ``start_rate`` at step 0 to ``peak_rate`` at ``warmup_steps``, and follow ``schedule`` then.
 
     Goyal et al., https://arxiv.org/abs/1706.02677, section 2.2. With ``warmup_steps`` 0 it is ``schedule``.
 
@@ -148,9 +150,12 @@ def linear_warmup(schedule: Schedule, warmup_steps: int, peak_rate: float | None
         warmup_steps: steps before ``schedule`` holds.
         peak_rate: what is risen to; None is ``schedule(warmup_steps)``, so that nothing jumps. The original ResNeXt
             rises to the base rate, though its cosine is a little below by then.
+        start_rate: where it begins.
     """
     peak = schedule(warmup_steps) if peak_rate is None else peak_rate
-    return functools.partial(_linear_warmup, schedule=schedule, warmup_steps=warmup_steps, peak_rate=peak)
+    return functools.partial(
+        _linear_warmup, schedule=schedule, warmup_steps=warmup_steps, peak_rate=peak, start_rate=start_rate
+    )
 
 
 def to_config(schedule: Schedule) -> dict[str, Any]:
@@ -248,10 +253,17 @@ def _triangular(
 
 
 def _linear_warmup(
-    step: Any, operations: Operations = NUMBERS, /, *, schedule: Schedule, warmup_steps: int, peak_rate: float
+    step: Any,
+    operations: Operations = NUMBERS,
+    /,
+    *,
+    schedule: Schedule,
+    warmup_steps: int,
+    peak_rate: float,
+    start_rate: float = 0.0,
 ) -> Any:
     # Without steps there is nothing to divide by, and the schedule holds from the first one.
-    rising = peak_rate * step / max(warmup_steps, 1)
+    rising = start_rate + (peak_rate - start_rate) * step / max(warmup_steps, 1)
     return operations.where(step < warmup_steps, rising, schedule(step, operations))
 
 

@@ -6,6 +6,8 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
+from gaudi_ops.tf import devices
+
 Implementation = Literal["auto", "mme", "plain"]
 
 
@@ -34,7 +36,7 @@ def softmax_cross_entropy_mme(logits: Any, labels: Any, implementation: Implemen
     logits = tf.convert_to_tensor(logits)
     labels = tf.convert_to_tensor(labels)
     if implementation == "auto":
-        implementation = "mme" if tf.config.list_logical_devices("HPU") else "plain"
+        implementation = "mme" if devices.has_hpu() else "plain"
     if implementation == "plain":
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
     return _convolution_form(tf.cast(logits, tf.float32), labels)

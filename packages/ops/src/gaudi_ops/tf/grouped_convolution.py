@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import tensorflow as tf
+
+from gaudi_ops.tf import devices
 
 Implementation = Literal["auto", "native", "split", "block_diagonal"]
 Padding = Literal["SAME", "VALID"] | Sequence[Sequence[int]]
@@ -60,7 +63,7 @@ def grouped_conv2d(
     if groups == 1:
         return convolution.native(inputs, filters)
     if implementation == "auto":
-        if tf.config.list_logical_devices("HPU"):
+        if devices.has_hpu():
             implementation = "block_diagonal"
         elif tf.config.list_logical_devices("GPU"):
             implementation = "native"
@@ -146,7 +149,7 @@ def _gather(filters: Any, groups: int, bundle: int) -> Any:
 
 def _diagonal(bundle: int, dtype: Any) -> Any:
     """Ones where the group of the inputs is that of the outputs: [bundle, 1, 1, bundle, 1]."""
-    return tf.cast(tf.reshape(tf.eye(bundle), [bundle, 1, 1, bundle, 1]), dtype)
+    return tf.constant(np.eye(bundle).reshape([bundle, 1, 1, bundle, 1]), dtype)
 
 
 @functools.cache

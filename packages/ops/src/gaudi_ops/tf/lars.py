@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gaudi_ops.tf import devices
 from gaudi_ops.tf.keras_api import keras
 from gaudi_ops.tf.optimizers import is_named, make_velocities
 
@@ -57,9 +58,10 @@ class _Layerwise:
         A sum of gradient and weights would be written and read once more, which is as much as the norms cost.
 
         Returns:
-            the gradient; with the decay, where there is no momentum to divide by.
+            the gradient; with the decay, where there is no momentum to divide by, and on Gaudi, whose vendor's own
+            LARS adds it there.
         """
-        if not self.momentum:
+        if not self.momentum or devices.has_hpu():
             return gradient + self.weight_decay * weights
         tf.raw_ops.ResourceApplyGradientDescent(
             var=velocity.handle, alpha=rate * (self.weight_decay / self.momentum), delta=weights
@@ -70,7 +72,7 @@ class _Layerwise:
         # l2_loss is one pass over the values without a temporary; the norm would write the squares first.
         weight_norm, gradient_norm = (tf.sqrt(2.0 * tf.nn.l2_loss(values)) for values in (weights, gradient))
         ratio = self.eeta * weight_norm / (gradient_norm + self.weight_decay * weight_norm + self.epsilon)
-        return tf.where((weight_norm > 0.0) & (gradient_norm > 0.0), ratio, 1.0)
+        return tf.where(weight_norm > 0.0, tf.where(gradient_norm > 0.0, ratio, 1.0), 1.0)
 
 
 class LarsSGD(tf.Module):

@@ -41,9 +41,10 @@ def ssd_loss(
 
     entropy = softmax_cross_entropy_mme(logits, classes, implementation)
     negative_entropy = tf.where(positive, 0.0, tf.stop_gradient(entropy))
-    num_negatives = NEGATIVES_PER_POSITIVE * tf.math.count_nonzero(positive, axis=1, dtype=tf.int32)
-    counted = positive | topk_mask(negative_entropy, num_negatives)
-    class_loss = tf.reduce_mean(tf.reduce_sum(tf.where(counted, entropy, 0.0), axis=1) / matched)
+    # Not count_nonzero, which counts in int64: Gaudi has no such sum.
+    num_negatives = NEGATIVES_PER_POSITIVE * tf.reduce_sum(tf.cast(positive, tf.int32), axis=1)
+    hard_entropy = tf.where(topk_mask(negative_entropy, num_negatives), entropy, 0.0)
+    class_loss = tf.reduce_mean(tf.reduce_sum(tf.where(positive, entropy, hard_entropy), axis=1) / matched)
 
     box_errors = _huber(tf.cast(offsets, tf.float32) - tf.cast(target_offsets, tf.float32))
     box_sums = tf.reduce_sum(tf.where(positive, tf.reduce_sum(box_errors, axis=-1), 0.0), axis=1)

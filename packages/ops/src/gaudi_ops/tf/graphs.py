@@ -1,0 +1,151 @@
+"""What a traced tf.function holds: the operations that TensorFlow will place on a device, and their shapes.
+
+Left out is what no device computes: what no result needs, and what follows from constants and static shapes alone,
+which TensorFlow computes before it places anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+# Their results are known from the shapes of their inputs, if those are static.
+_SHAPE_KINDS = frozenset({"Shape", "ShapeN", "Rank", "Size"})
+# Memory that cuDNN keeps from the forward to the backward pass: of no known shape, and empty elsewhere.
+_SCRATCH = {("FusedBatchNormV3", 5)}
+_OURS = ("gaudi_",)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of a graph.
+
+    Attributes:
+        name: in the graph, or in the function that the graph calls.
+        kind: such as ``"Conv2D"``.
+        maker: the layer that made it, else the line of ours that did, else the scope of its name.
+        types: of its type attributes, TensorFlow's names such as ``"float32"`` by attribute.
+        dynamic: outputs whose shape is not static: index and shape, such as ``(0, "[?, 4]")``.
+    """
+
+    name: str
+    kind: str
+    maker: str
+    types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dynamic: tuple[tuple[int, str], ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r} of {self.maker}"
+
+
+def list_operations(function: Any, layers: Collection[str] = ()) -> list[Operation]:
+    """Return the operations of a concrete function and of the functions that it calls.
+
+    Args:
+        function: from ``get_concrete_function``.
+        layers: names of layers, to tell which one made an operation.
+    """
+    graph = function.graph
+    graph_def = graph.as_graph_def(add_shapes=True)
+    library = {one.signature.name: one for one in graph_def.library.function}
+    wanted = [tensor.op.name for tensor in graph.outputs] + [one.name for one in graph.control_outputs]
+    found: list[Operation] = []
+    pending = list(_live_nodes(graph_def.node, wanted))
+    places = {one.name: one for one in graph.get_operations()}
+    seen: set[str] = set()
+    while pending:
+        found += [_describe(node, layers, places) for node in pending if node.op != "Const"]
+        called = [name for node in pending for name in _called(node) if name in library and name not in seen]
+        seen.update(called)
+        pending, places = [], {}
+        for name in dict.fromkeys(called):
+            body = library[name]
+            pending += _live_nodes(body.node_def, [*body.ret.values(), *body.control_ret.values()])
+    return found
+
+
+def find_dynamic(operations: Iterable[Operation]) -> list[str]:
+    """Return a line for each tensor whose shape is not static, with its operation and what made it."""
+    return [
+        f"tensor {one.name}:{index} has shape {shape}, made by {one.kind} of {one.maker}"
+        for one in operations
+        for index, shape in one.dynamic
+    ]
+
+
+def _live_nodes(nodes: Iterable[Any], wanted: Iterable[str]) -> Iterator[Any]:
+    """Yield, in their order, the nodes that the wanted ones need and that constants do not decide."""
+    by_name = {node.name: node for node in nodes}
+    constant: set[str] = set()
+    for node in by_name.values():
+        if _is_constant(node, by_name, constant):
+            constant.add(node.name)
+    pending, live = [name.split(":")[0] for name in wanted], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in by_name and name not in live and name not in constant:
+            live.add(name)
+            pending += [_source(given) for given in by_name[name].input]
+    return (node for name, node in by_name.items() if name in live)
+
+
+def _is_constant(node: Any, by_name: Mapping[str, Any], constant: Collection[str]) -> bool:
+    sources = [_source(given) for given in node.input if not given.startswith("^")]
+    if node.op in _SHAPE_KINDS:
+        return all(source in by_name and not _dynamic_outputs(by_name[source]) for source in sources)
+    return node.op == "Const" or (bool(sources) and all(source in constant for source in sources))
+
+
+def _source(given: str) -> str:
+    """The name of the node of an input: "name", "name:1", "^name", or "name:output:0" in a function's body."""
+    return given.removeprefix("^").split(":")[0]
+
+
+def _called(node: Any) -> Iterator[str]:
+    for value in node.attr.values():
+        if value.HasField("func"):
+            yield value.func.name
+        yield from (one.name for one in value.list.func)
+
+
+def _dynamic_outputs(node: Any) -> tuple[tuple[int, str], ...]:
+    found = []
+    for index, shape in enumerate(node.attr["_output_shapes"].list.shape):
+        if (node.op, index) not in _SCRATCH and (shape.unknown_rank or any(one.size < 0 for one in shape.dim)):
+            sizes = ", ".join("?" if one.size < 0 else str(one.size) for one in shape.dim)
+            found.append((index, "of unknown rank" if shape.unknown_rank else f"[{sizes}]"))
+    return tuple(found)
+
+
+def _describe(node: Any, layers: Collection[str], places: Mapping[str, Any]) -> Operation:
+    types: dict[str, tuple[str, ...]] = {}
+    for name, value in node.attr.items():
+        given = value.list.type if value.list.type else [value.type] if value.type else []
+        if given and not name.startswith("_"):
+            types[name] = tuple(_type_name(one) for one in given)
+    holds_handle = any(one in ("resource", "variant") for names in types.values() for one in names)
+    dynamic = () if holds_handle else _dynamic_outputs(node)
+    return Operation(node.name, node.op, _find_maker(node, layers, places), types, dynamic)
+
+
+def _type_name(number: int) -> str:
+    return str(tf.dtypes.as_dtype(number).name)
+
+
+def _find_maker(node: Any, layers: Collection[str], places: Mapping[str, Any]) -> str:
+    parts = node.name.split("/")
+    layer = next((part for part in parts if part in layers), None)
+    if layer is not None:
+        return f"layer {layer}"
+    for frame in reversed(_trace(places.get(node.name))):
+        package = next((part for part in frame.filename.split("/") if part.startswith(_OURS)), None)
+        if package is not None and frame.filename.endswith(".py"):
+            return f"{frame.filename[frame.filename.rindex(package + '/') :]}, line {frame.lineno}, {frame.name}"
+    return f"scope {'/'.join(parts[:-1])}" if len(parts) > 1 else "no layer"
+
+
+def _trace(operation: Any) -> list[Any]:
+    return [] if operation is None else list(operation.traceback or [])

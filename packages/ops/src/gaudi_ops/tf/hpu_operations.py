@@ -1,0 +1,62 @@
+"""Whether a traced step holds only operations that are known to run on a Gaudi.
+
+The list is data, hpu_operations.json: each operation that our steps need, with the source that says it runs. What is
+not there may run all the same; nobody has shown it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from gaudi_ops.tf.graphs import Operation
+
+
+@dataclass(frozen=True)
+class HpuOperations:
+    """What is known of Gaudi with SynapseAI 1.14.
+
+    Attributes:
+        sources: where it is said, by a short name.
+        operations: the short name of the source of each kind of operation.
+        types: TensorFlow's names of the types that Gaudi computes in.
+        other_types: what an operation may hold besides, by its kind.
+    """
+
+    sources: Mapping[str, str]
+    operations: Mapping[str, str]
+    types: Collection[str]
+    other_types: Mapping[str, Collection[str]]
+
+
+@cache
+def load_hpu_operations() -> HpuOperations:
+    """Read the list."""
+    text = resources.files("gaudi_ops.tf").joinpath("hpu_operations.json").read_text(encoding="utf-8")
+    content = json.loads(text)
+    return HpuOperations(
+        content["sources"], content["operations"], frozenset(content["types"]["names"]), content["other_types"]["names"]
+    )
+
+
+def find_unsupported(operations: Iterable[Operation], known: HpuOperations | None = None) -> list[str]:
+    """Return a line for each operation that is not on the list, or holds a type that Gaudi has not.
+
+    Args:
+        operations: of a step, from `gaudi_ops.tf.graphs.list_operations`.
+        known: the list; None: that of `load_hpu_operations`.
+    """
+    known = known or load_hpu_operations()
+    found = []
+    for one in operations:
+        if one.kind not in known.operations:
+            found.append(f"{one} is on no list of what runs on HPU")
+            continue
+        allowed = {*known.types, "resource", *known.other_types.get(one.kind, ())}
+        strange = sorted({name for names in one.types.values() for name in names} - allowed)
+        if strange and one.kind != "Placeholder":
+            found.append(f"{one} is of {', '.join(strange)}, and HPU computes in {', '.join(sorted(known.types))}")
+    return found
