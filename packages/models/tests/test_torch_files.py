@@ -13,6 +13,7 @@ import pytest
 
 from gaudi_models.errors import UnsafeWeightsError, WeightsError
 from gaudi_models.weights import read_weights
+from gaudi_models.weights.conversion import convert_weights
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(0)
@@ -84,6 +85,14 @@ def check(path: Path, kind: str) -> None:
 @pytest.mark.parametrize("name", ["resnet34.pth", "resnet34", "resnet34.npz"])
 def test_the_zip_format_whatever_its_name(name: str, assembly: Any, tmp_path: Path) -> None:
     check(write_state(tmp_path / name, assembly, STATE), "PyTorch file")
+
+
+def test_it_becomes_the_safe_format(assembly: Any, tmp_path: Path) -> None:
+    target = tmp_path / "resnet34.safetensors"
+    convert_weights(write_state(tmp_path / "resnet34.pth", assembly, STATE), target)
+    weights = read_weights(target)
+    assert (weights.padding, list(weights.tensors)) == ("symmetric", ["conv1/kernel", "conv1_bn/gamma"])
+    np.testing.assert_array_equal(weights.tensors["conv1/kernel"], KERNEL.transpose(2, 3, 1, 0))
 
 
 def test_the_format_before_it(assembly: Any, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from gaudi_distributed.launch import choices, planning
 from gaudi_distributed.launch.flags import parse_flags
 from gaudi_distributed.launch.job_files import is_job_file, make_job_file
 from gaudi_distributed.launch.planning import plan_launch
+from gaudi_distributed.launch.submission import list_launches
 
 # Two sockets of 28 cores.
 SERVER = Topology(tuple(tuple((socket * 28 + core,) for core in range(28)) for socket in (0, 1)))
@@ -36,7 +37,9 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     def describe(words: str | list[str], environ: Mapping[str, str] | None = None) -> str:
         options = parse_flags(words.split() if isinstance(words, str) else words)
         environ = {**ENVIRON, **(environ or {})}
-        return make_job_file(options, environ) if is_job_file(options) else plan_launch(options, environ).describe()
+        if is_job_file(options):
+            return make_job_file(options, environ)
+        return "\n".join(plan_launch(each, environ).describe() for each in list_launches(options, environ))
 
     return describe
 

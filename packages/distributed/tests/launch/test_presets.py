@@ -32,16 +32,30 @@ LAUNCHES = {
     "dss8440-slurm": f"--preset dss8440 {SINGULARITY} --slurm_script - --sbatch=--time=01:00:00",
     "4xc4140-slurm": f"--preset 4xc4140 {SINGULARITY} --slurm_script -",
     "2xc4140-singularity": f"--preset 2xc4140 --hosts 10.0.0.1:4,10.0.0.2:4 {SINGULARITY}",
+    "submission": "--submission",
+    "submission-docker": "--submission ssd_mxnet_train --mlperf",
+    "submission-slurm": "--submission --slurm_script - ssd_mxnet_train --mlperf",
+    "submission-singularity": "--submission ssd_mxnet_train --mlperf",
     "habana-16-mpijob": "--preset habana-16 --mpijob - --image registry/gaudi:1 ssd_train --use_horovod",
     "gloo": "--np 3 --hosts 10.0.0.1:2,10.0.0.2:1 --backend gloo --interface eth0 ssd_train --use_horovod",
     "multi_worker": "--hosts 10.0.0.1:1,[fd00::2]:1 --backend multi_worker --ssh_config /etc/hosts ssd_train",
+}
+
+# Folders that every machine has; the weights are in test_submission.py.
+_FOLDERS = {"DATADIR": "/usr/lib", "LOGDIR": "/tmp"}
+_NODES = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "10.0.0.[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)"}
+ENVIRONMENTS = {
+    "submission": {"SYSTEM": "DSS8440", "NEXP": "2", **_FOLDERS},
+    "submission-docker": {"SYSTEM": "C4140", "CONT": "registry/ssd:1", **_FOLDERS},
+    "submission-slurm": {"SYSTEM": "2xC4140", "CONT": "ssd.sif", "NEXP": "5", **_FOLDERS},
+    "submission-singularity": {"SYSTEM": "2xC4140", "CONT": "ssd.sif", **_FOLDERS, **_NODES},
 }
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_what_would_run(name: str, plan: object) -> None:
     assert callable(plan)
-    assert plan(LAUNCHES[name]) == (GOLDEN / f"{name}.txt").read_text()
+    assert plan(LAUNCHES[name], ENVIRONMENTS.get(name)) == (GOLDEN / f"{name}.txt").read_text()
 
 
 def test_every_preset_is_pinned() -> None:

@@ -85,6 +85,17 @@ def test_tensors_that_were_assigned_are_read_again(layout: Any) -> None:
     np.testing.assert_array_equal(kernel, tensors["conv1/kernel"].transpose(axes))
 
 
+def test_weights_can_be_assigned_to_a_network_in_use() -> None:
+    """What it has computed with is in an order of oneDNN's then."""
+    net = build()
+    net.hybridize(static_alloc=True, static_shape=True)
+    net(mx.nd.ones([1, 3, 300, 300]))[0].wait_to_read()
+    tensors = draw_tensors(net)
+    assign_weights(net, WeightsFile("drawn", tensors, "symmetric", {}))
+    for name, values in read_tensors(net).items():
+        np.testing.assert_array_equal(values, tensors[name])
+
+
 def name_as_torch(name: str) -> str:
     """A name of ours as torchvision and MLPerf's pickle have it."""
     layer, variable = name.split("/")

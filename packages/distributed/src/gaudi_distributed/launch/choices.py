@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from gaudi_distributed.cluster import Cluster, HostRequest, find_cluster
 from gaudi_distributed.cores import Binding, choose_binding, read_topology
@@ -19,6 +20,26 @@ from gaudi_distributed.launch.flags import Options
 from gaudi_distributed.launch.plan import Backend
 from gaudi_distributed.launch.presets import Accelerator, Preset, find_preset
 from gaudi_distributed.launch.ssh import CONTAINER_SSH_PORT, SSH_PORT, Ssh
+
+
+class ReachFlags(Protocol):
+    """The flags that say how other hosts are reached."""
+
+    @property
+    def interface(self) -> str | None:
+        """Network interface, or network, between the hosts."""
+
+    @property
+    def ssh_port(self) -> int | None:
+        """Where sshd listens."""
+
+    @property
+    def ssh_config(self) -> str | None:
+        """A configuration file of ssh's."""
+
+    @property
+    def mpi_root(self) -> str | None:
+        """Where Open MPI is installed on all hosts."""
 
 
 def choose_preset(options: Options) -> tuple[Preset | None, tuple[str, ...]]:
@@ -85,7 +106,7 @@ def choose_backend(options: Options, preset: Preset | None, environ: Mapping[str
     return "openmpi" if choose_mpi_root(options, environ) or _find("mpirun", environ) else "gloo"
 
 
-def choose_mpi_root(options: Options, environ: Mapping[str, str]) -> str | None:
+def choose_mpi_root(options: ReachFlags, environ: Mapping[str, str]) -> str | None:
     """Return where Open MPI is installed, if that was said: a whole path."""
     root = options.mpi_root or environ.get("MPI_ROOT") or None
     if root is not None and (not root.startswith("/") or not root.isprintable() or set(root) & set(" \"'\\$`;&|")):
@@ -93,7 +114,7 @@ def choose_mpi_root(options: Options, environ: Mapping[str, str]) -> str | None:
     return root
 
 
-def choose_interface(options: Options, environ: Mapping[str, str]) -> str | None:
+def choose_interface(options: ReachFlags, environ: Mapping[str, str]) -> str | None:
     """Return the network between the hosts, if that was said, by --interface or MPI_TCP_INCLUDE."""
     given = {"--interface": options.interface, "MPI_TCP_INCLUDE": environ.get("MPI_TCP_INCLUDE")}
     found = {source: value for source, value in given.items() if value is not None}
@@ -106,7 +127,7 @@ def choose_interface(options: Options, environ: Mapping[str, str]) -> str | None
     return next(iter(found.values()), None)
 
 
-def choose_ssh(options: Options, source: str, environ: Mapping[str, str]) -> Ssh:
+def choose_ssh(options: ReachFlags, source: str, environ: Mapping[str, str]) -> Ssh:
     """Return how hosts are reached: port of the flag, of DOCKER_SSHD_PORT, 3022 with MULTI_HLS_IPS, or 22."""
     set_port = environ.get("DOCKER_SSHD_PORT", "")
     if set_port and not (set_port.isascii() and set_port.isdigit() and len(set_port) < 6):

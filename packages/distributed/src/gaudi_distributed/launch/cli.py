@@ -6,14 +6,17 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
+from gaudi_distributed.launch.choices import choose_preset
 from gaudi_distributed.launch.elastic import start_elastic
-from gaudi_distributed.launch.flags import PROGRAM, Options, parse_flags
+from gaudi_distributed.launch.flags import DOCTOR, PROGRAM, Options, parse_flags
 from gaudi_distributed.launch.job_files import is_job_file, write_job_file
 from gaudi_distributed.launch.planning import plan_launch
 from gaudi_distributed.launch.starting import start
+from gaudi_distributed.launch.submission import describe_result, list_launches
 
 _SOFTWARE, _IO, _STOPPED = 70, 74, 75
 
@@ -27,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def launch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what the arguments say and return the exit status; errors are told on standard error."""
     try:
+        if list(arguments[:1]) == [DOCTOR]:
+            return _examine(arguments[1:], environ)
         return _launch(parse_flags(arguments), environ)
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in arguments:
@@ -43,12 +48,30 @@ def _launch(options: Options, environ: Mapping[str, str]) -> int:
     if options.host_discovery_script is not None or options.max_np is not None:
         start_elastic(options, environ)
         return 0
+    for each in list_launches(options, environ):
+        _run(each, environ)
+    return 0
+
+
+def _run(options: Options, environ: Mapping[str, str]) -> None:
     launched = plan_launch(options, environ)
     if options.dry_run:
         sys.stdout.write(launched.describe())
-        return 0
+        return
+    started = datetime.now()
     start(launched, environ)
-    return 0
+    preset, _ = choose_preset(options)
+    # A launcher inside a container writes its own.
+    if preset is not None and preset.result is not None and launched.supervised:
+        print(describe_result(preset.result, started, datetime.now(), environ), flush=True)
+
+
+def _examine(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    # Not even bytecode is written of the modules that are imported now.
+    sys.dont_write_bytecode = True
+    from gaudi_distributed.doctor.cli import run_doctor
+
+    return run_doctor(arguments, environ)
 
 
 def _describe(error: BaseException) -> str:

@@ -155,7 +155,7 @@ class ElasticRun:
             raise RunEndedError(f"ended by {signal.Signals(asked[0]).name}; {_RESUME}", _LOST)
 
     def _go_on(self, asked: Sequence[int]) -> None:
-        told, alone_since = 0, time.monotonic()
+        told, idle_since = 0, time.monotonic()
         while True:
             now = time.monotonic()
             self._reap()
@@ -170,10 +170,11 @@ class ElasticRun:
             if not asked and not self._has_succeeded:
                 self._start_workers()
             self._answer(now)
-            if self._rounds.members:
-                alone_since = now
-            elif now - alone_since > _WAIT_SECONDS or (self._failed and self._rounds.number):
-                # Without a worker of the last round nobody has its state.
+            if self._rounds.is_on:
+                idle_since = now
+            # Without a worker of the last round nobody has its state.
+            is_lost = self._failed is not None and self._rounds.number > 0 and not self._rounds.members
+            if is_lost or now - idle_since > _WAIT_SECONDS:
                 raise self._give_up()
             time.sleep(_TICK)
         self._dismiss()

@@ -17,8 +17,10 @@ from gaudi_distributed.launch.plan import BACKENDS, Backend
 from gaudi_distributed.launch.presets import ACCELERATORS, PRESETS, Accelerator
 
 PROGRAM = "gaudi-run"
+DOCTOR = "doctor"  # as the first word the subcommand, elsewhere a program like any
 _DESCRIPTION = """Start a program as many ranks: on this machine, on others over ssh, in SLURM or in Kubernetes.
-All after the flags is the program and its arguments: gaudi-run --np 2 ssd_train --batch_size 8"""
+All after the flags is the program and its arguments: gaudi-run --np 2 ssd_train --batch_size 8
+`gaudi-run doctor` says what this machine has and what a run would meet; see gaudi-run doctor --help."""
 _PRESETS = "\n".join(f"  {name:24}{preset.about}" for name, preset in PRESETS.items())
 
 
@@ -33,6 +35,7 @@ class Options:
     hostfile: Path | None
     num_workers_per_hls: int | None
     preset: str | None
+    submission: bool
     min_np: int
     max_np: int | None
     host_discovery_script: Path | None
@@ -63,14 +66,16 @@ class Options:
     debug: bool
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are raised, in one line that names the nearest flag."""
+
     def error(self, message: str) -> NoReturn:
         """Raise FlagError in place of leaving."""
         unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
         if unknown:
             nearest = difflib.get_close_matches(unknown, list(self._option_string_actions), n=1, cutoff=0.5)
             message = f"unknown flag {unknown}" + (f"; did you mean {nearest[0]}?" if nearest else "")
-        raise FlagError(f"{message.removeprefix('argument ')} (see {PROGRAM} --help)")
+        raise FlagError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
 
 
 def parse_flags(arguments: Sequence[str]) -> Options:
@@ -123,7 +128,7 @@ def without_flags(words: Sequence[str], dropped: Sequence[str]) -> tuple[str, ..
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the flags alone."""
-    parser = _Parser(
+    parser = Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [flags] program [arguments]",
         description=_DESCRIPTION,
@@ -131,8 +136,11 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_hosts(parser.add_argument_group("ranks and hosts"))
+    hosts = parser.add_argument_group("ranks and hosts")
+    add_hosts(hosts)
+    _add_elastic(hosts)
     _add_launch(parser.add_argument_group("how they are started"))
+    add_reach(parser.add_argument_group("other hosts"))
     _add_devices(parser.add_argument_group("devices"))
     _add_containers(parser.add_argument_group("containers and schedulers"))
     _add_run(parser.add_argument_group("the launch itself"))
@@ -159,7 +167,8 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _add_hosts(group: argparse._ArgumentGroup) -> None:
+def add_hosts(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that say which hosts there are, and how many ranks."""
     group.add_argument("--np", "-np", type=_count, metavar="N", help="ranks in all; default: those of all hosts")
     group.add_argument(
         "--hosts", "-H", metavar="A:2,B:2", help="hosts and ranks on each; else MULTI_HLS_IPS, SLURM's or Kubernetes'"
@@ -168,6 +177,9 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--num_workers_per_hls", type=_count, metavar="N", help="ranks on each host where its own number is not given"
     )
+
+
+def _add_elastic(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--host_discovery_script",
         type=Path,
@@ -178,6 +190,11 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--min_np", type=_count, default=1, metavar="N", help="fewest ranks of such a run; default: 1")
     group.add_argument("--max_np", type=_count, metavar="N", help="most ranks of such a run, whose number divides N")
     group.add_argument("--preset", choices=PRESETS, metavar="NAME", help="a launch by name, see below")
+    group.add_argument(
+        "--submission",
+        action="store_true",
+        help="the preset of SYSTEM with CONT, DATADIR, LOGDIR and PRETRAINED_DIR, NEXP times, as MLPerf's scripts do",
+    )
 
 
 def _add_launch(group: argparse._ArgumentGroup) -> None:
@@ -197,15 +214,6 @@ def _add_launch(group: argparse._ArgumentGroup) -> None:
         "--first_port", type=_count, default=FIRST_PORT, metavar="PORT", help="tf.distribute: of rank 0; default: 2410"
     )
     group.add_argument(
-        "--interface", metavar="NAME", help="network interface, or network, between the hosts; default: MPI_TCP_INCLUDE"
-    )
-    group.add_argument(
-        "--ssh_port", type=_count, metavar="PORT", help="default: DOCKER_SSHD_PORT, 3022 with MULTI_HLS_IPS, else 22"
-    )
-    group.add_argument("--ssh_config", metavar="FILE", help="ssh's configuration; a host has to be known in any case")
-    group.add_argument("--mpi_root", metavar="DIR", help="Open MPI on all hosts; default: MPI_ROOT, else as found")
-    group.add_argument("--remote_python", metavar="FILE", help="Python on other hosts; default: this one's path")
-    group.add_argument(
         "--forward",
         "-x",
         action="append",
@@ -216,6 +224,19 @@ def _add_launch(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--no_jemalloc", dest="jemalloc", action="store_false", help="do not preload jemalloc where it is found"
     )
+
+
+def add_reach(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that say how other hosts are reached."""
+    group.add_argument(
+        "--interface", metavar="NAME", help="network interface, or network, between the hosts; default: MPI_TCP_INCLUDE"
+    )
+    group.add_argument(
+        "--ssh_port", type=_count, metavar="PORT", help="default: DOCKER_SSHD_PORT, 3022 with MULTI_HLS_IPS, else 22"
+    )
+    group.add_argument("--ssh_config", metavar="FILE", help="ssh's configuration; a host has to be known in any case")
+    group.add_argument("--mpi_root", metavar="DIR", help="Open MPI on all hosts; default: MPI_ROOT, else as found")
+    group.add_argument("--remote_python", metavar="FILE", help="Python on other hosts; default: this one's path")
 
 
 def _add_devices(group: argparse._ArgumentGroup) -> None:

@@ -15,6 +15,7 @@ from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
 from gaudi_distributed.launch.forwarding import choose_forwarded
 from gaudi_distributed.launch.kubernetes import check_job_name, write_mpi_job
 from gaudi_distributed.launch.slurm import SlurmJob, write_slurm_script
+from gaudi_distributed.launch.submission import VARIABLES, list_launches
 
 _JOB = ("--slurm_script", "--sbatch", "--mpijob", "--job_name", "--dry_run")
 
@@ -32,7 +33,7 @@ def is_job_file(options: Options) -> bool:
 
 def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
     """Return its text."""
-    preset, command = choices.choose_preset(options)
+    preset, command = choices.choose_preset(list_launches(options, environ)[0])
     hosts, slots = choices.choose_shape(options, preset)
     accelerator = choices.choose_accelerator(options, preset)
     name = options.job_name or Path(command[0]).stem.lower().replace("_", "-")
@@ -40,7 +41,9 @@ def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
     if options.slurm_script is not None:
         if options.container == "docker":
             raise ConfigurationError("--container docker: jobs of SLURM use singularity; give --container singularity")
-        forwarded = choose_forwarded(environ, options.forward)
+        # gaudi-run reads the submission's variables inside the job, too.
+        read_inside = [name for name in VARIABLES if options.submission and name in environ]
+        forwarded = choose_forwarded(environ, (*options.forward, *read_inside))
         job = SlurmJob(name, hosts, slots, options.sbatch, forwarded)
         launcher = (sys.executable, "-m", "gaudi_distributed.launch")
         inner = (*launcher, *without_flags(options.words, _JOB), *options.command)

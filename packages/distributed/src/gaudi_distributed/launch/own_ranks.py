@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from gaudi_distributed.cluster import RankPlace
 from gaudi_distributed.elastic import WORKER
 from gaudi_distributed.errors import ConfigurationError
-from gaudi_distributed.launch.plan import ENGINE, RENDEZVOUS, LaunchPlan, Process
+from gaudi_distributed.launch.plan import RENDEZVOUS, LaunchPlan, Process
+from gaudi_distributed.opening import ENGINE_VARIABLE
 from gaudi_distributed.place import write_tf_config
 from gaudi_distributed.supervision.coordinator import COORDINATOR, TOKEN
 
@@ -78,7 +79,7 @@ def plan_worker(plan: LaunchPlan, host: str, worker: int, *, is_here: bool) -> P
     """Return a worker of a run whose hosts come and go; it asks for its rank, see `gaudi_distributed.elastic`."""
     interface = "lo" if plan.interface is None else plan.interface
     variables = {
-        ENGINE: "horovod",
+        ENGINE_VARIABLE: "horovod",
         WORKER: str(worker),
         "HOROVOD_ELASTIC": "1",
         "HOROVOD_HOSTNAME": host,

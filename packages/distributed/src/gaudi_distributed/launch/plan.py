@@ -13,8 +13,6 @@ from gaudi_distributed.launch.ssh import Ssh
 Backend = Literal["openmpi", "gloo", "multi_worker"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
-# By which a program knows what its ranks are to talk by, unless its own flags say.
-ENGINE = "GAUDI_RUN_ENGINE"
 RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 
 

@@ -18,8 +18,9 @@ from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
 from gaudi_distributed.launch.forwarding import choose_forwarded, choose_local, refuse_ranks
 from gaudi_distributed.launch.openmpi import plan_openmpi
 from gaudi_distributed.launch.own_ranks import plan_gloo, plan_multi_worker
-from gaudi_distributed.launch.plan import ENGINE, Backend, LaunchPlan, Process
+from gaudi_distributed.launch.plan import Backend, LaunchPlan, Process
 from gaudi_distributed.launch.presets import Preset
+from gaudi_distributed.opening import ENGINE_VARIABLE, Engine
 
 _PLANNERS: dict[Backend, Callable[[LaunchPlan], list[Process]]] = {
     "openmpi": plan_openmpi,
@@ -71,7 +72,7 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
         cluster=cluster,
         command=command,
         backend=backend,
-        environment={ENGINE: _name_engine(backend, cluster.size), **variables, **preloaded},
+        environment={ENGINE_VARIABLE: _name_engine(backend, cluster.size), **variables, **preloaded},
         forwarded=choose_inside(options.container, choose_forwarded(environ, options.forward)),
         binding=choices.choose_cores(options, cluster),
         local_hosts=local_hosts,
@@ -146,7 +147,7 @@ def _make_container(options: Options) -> Container | None:
     return Container(options.container, options.image, options.mount, options.workdir)
 
 
-def _name_engine(backend: Backend, size: int) -> str:
+def _name_engine(backend: Backend, size: int) -> Engine:
     if size == 1:
         return "single"
     return "multi_worker" if backend == "multi_worker" else "horovod"

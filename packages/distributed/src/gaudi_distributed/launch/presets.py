@@ -27,6 +27,7 @@ class Preset:
         scale_out: what Gaudis of several machines talk over.
         backend: what starts the ranks; None: the default.
         command: program and arguments; empty: any program. What the user adds comes behind, and wins.
+        result: what a line of results calls a run that ended well; None: there is no such line.
     """
 
     about: str
@@ -36,6 +37,7 @@ class Preset:
     scale_out: ScaleOut = "gaudi"
     backend: Backend | None = None
     command: tuple[str, ...] = ()
+    result: str | None = None
 
     @property
     def ranks(self) -> int:
@@ -64,9 +66,12 @@ _RESNET = (
 _RESNEXT = "resnext_train --use_horovod --dtype bf16 --batch_size 128 --train_epochs 90"
 
 
-def _mxnet(batch: int, warmup: str, rate: str, decay: str) -> tuple[str, ...]:
-    flags = f"--batch-size {batch} --lr-warmup-epochs {warmup} --lr {rate} --weight-decay {decay}"
-    return _words(f"ssd_mxnet_train {flags}")
+def _mxnet(system: str, hosts: int, slots: int) -> Preset:
+    """A system of the submission; the program knows its batch size and schedule."""
+    about = f"MXNet SSD as MLPerf's submission trained it on {system}"
+    return Preset(
+        about, hosts, slots, "gpu", command=("ssd_mxnet_train", "--system", system), result="OBJECT_DETECTION"
+    )
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -90,10 +95,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             command=_words(f"{_RESNET} --distribution_strategy hpu"),
         ),
         "resnext-habana-8": Preset("ResNeXt-101 on 8 Gaudis", 1, 8, command=_words(_RESNEXT)),
-        "dss8440": Preset("MXNet SSD on a DSS8440", 1, 8, "gpu", command=_mxnet(128, "5", "5.84e-3", "1.6e-4")),
-        "c4140": Preset("MXNet SSD on a C4140", 1, 4, "gpu", command=_mxnet(128, "5.25", "2.92e-3", "1.6e-4")),
-        "2xc4140": Preset("MXNet SSD on two C4140", 2, 4, "gpu", command=_mxnet(128, "5.25", "5.84e-3", "1.6e-4")),
-        "4xc4140": Preset("MXNet SSD on four C4140", 4, 4, "gpu", command=_mxnet(56, "5", "3.2e-3", "1.3e-4")),
+        "dss8440": _mxnet("DSS8440", 1, 8),
+        "c4140": _mxnet("C4140", 1, 4),
+        "2xc4140": _mxnet("2xC4140", 2, 4),
+        "4xc4140": _mxnet("4xC4140", 4, 4),
     }
 )
 

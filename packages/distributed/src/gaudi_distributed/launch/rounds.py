@@ -51,6 +51,11 @@ class Rounds:
         """Workers of this round that still run, by rank."""
         return tuple(self._members)
 
+    @property
+    def is_on(self) -> bool:
+        """Whether some worker of this round does not wait for the next one."""
+        return any(worker not in self._waiting for worker in self._members)
+
     def count_on(self, host: str) -> int:
         """How many workers run on a host."""
         return Counter(self._hosts.values())[host]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import mxnet as mx
 import numpy as np
 
+from gaudi_models.mxnet.precision import Layout
 from gaudi_models.mxnet.ssd import SSD
 from gaudi_models.padding import find_rule
 from gaudi_models.weights.assignment import LoadReport, match_weights
@@ -45,19 +47,29 @@ def assign_weights(net: SSD, weights: WeightsFile) -> LoadReport:
     shapes = {name: _order_shape(parameter.shape, axes) for name, parameter in parameters.items()}
     report = match_weights(weights, shapes, vars(find_rule(net.padding)))
     for name in report.loaded:
-        values = weights.tensors[name]
-        parameters[name].set_data(np.ascontiguousarray(values.transpose(axes) if values.ndim == 4 else values))
+        parameters[name].set_data(to_mxnet(weights.tensors[name], net.layout))
     return report
+
+
+def to_mxnet(values: Array, layout: Layout) -> Any:
+    """An array of MXNet's of one of ours, whose kernels are [height, width, channels in, channels out].
+
+    What a network computed with may be in oneDNN's order, which an array of NumPy's cannot be copied to.
+    """
+    axes = _KERNEL_AXES[layout]
+    return mx.nd.array(np.ascontiguousarray(values.transpose(axes) if values.ndim == 4 else values))
+
+
+def to_numpy(array: Any, layout: Layout) -> Array:
+    """The inverse of `to_mxnet`."""
+    values = array.asnumpy()
+    axes = np.argsort(_KERNEL_AXES[layout])
+    return np.ascontiguousarray(values.transpose(axes) if values.ndim == 4 else values)
 
 
 def read_tensors(net: SSD) -> dict[str, Array]:
     """The values of all parameters by our names, float32, kernels as [height, width, channels in, channels out]."""
-    axes = np.argsort(_KERNEL_AXES[net.layout])
-    tensors = {name: parameter.data().asnumpy() for name, parameter in name_parameters(net).items()}
-    return {
-        name: np.ascontiguousarray(values.transpose(axes) if values.ndim == 4 else values)
-        for name, values in tensors.items()
-    }
+    return {name: to_numpy(parameter.data(), net.layout) for name, parameter in name_parameters(net).items()}
 
 
 def write_weights(net: SSD, path: str | os.PathLike[str], *, metadata: WeightsMetadata) -> None:

@@ -1,0 +1,150 @@
+"""Real workers, without Horovod, on two hosts that are this machine: rounds, losses, and how a run ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("worker_program.py")
+SECONDS = 30.0
+BOTH = ("localhost:1", "127.0.0.2:1")
+
+
+class Run:
+    """A run of at most two workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._process: subprocess.Popen[str] | None = None
+
+    def list_hosts(self, *lines: str) -> None:
+        draft = self.folder / "hosts.draft"
+        draft.write_text("\n".join(lines) + "\n")
+        draft.rename(self.folder / "hosts")
+
+    def start(self, *hosts: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        self.list_hosts(*hosts)
+        script = self.folder / "hosts.sh"
+        script.write_text(f'#!/bin/sh\ncat "{self.folder}/hosts"\n')
+        script.chmod(0o755)
+        launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--no_jemalloc", "--max_np", "2", *flags]
+        command = [*launcher, "--host_discovery_script", str(script), sys.executable, str(PROGRAM), str(self.folder)]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        return self._process
+
+    def order(self, name: str, text: str = "") -> None:
+        draft = self.folder / f"{name}.draft"
+        draft.write_text(text)
+        draft.rename(self.folder / name)
+
+    def seat(self, number: int, worker: int) -> str:
+        """The rank of a worker in the round that is its own so many-th, once it has it."""
+        path = self.folder / f"round_{number}_of_{worker}"
+        limit = time.monotonic() + SECONDS
+        while not path.exists() or not path.read_text():
+            assert time.monotonic() < limit, path
+            time.sleep(0.02)
+        return path.read_text()
+
+    def end(self) -> tuple[int, list[str], str]:
+        """Return exit status, what the rounds were, and the last line."""
+        assert self._process is not None
+        error = self._process.communicate(timeout=SECONDS)[1]
+        lines = error.strip().splitlines()
+        return self._process.returncode, [line.partition(": ")[2] for line in lines if ": round " in line], lines[-1]
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    run.kill()
+
+
+def test_lost_worker(run: Run) -> None:
+    run.start(*BOTH)
+    assert [run.seat(1, worker) for worker in (1, 2)] == ["rank 0 of 2", "rank 1 of 2"]
+    run.order("end_1", "-9")
+    run.order("again_1")
+    assert run.seat(2, 2) == "rank 0 of 1"
+    run.order("done")
+    status, rounds, _ = run.end()
+    assert status == 0
+    assert rounds == [
+        "round 1: rank 0 on localhost, rank 1 on 127.0.0.2",
+        "round 2: rank 0 on 127.0.0.2",
+    ]
+
+
+def test_host_that_comes_and_one_that_goes(run: Run) -> None:
+    run.start(BOTH[0])
+    assert run.seat(1, 1) == "rank 0 of 1"
+    run.list_hosts(*BOTH)
+    assert [run.seat(2, 1), run.seat(1, 2)] == ["rank 0 of 2", "rank 1 of 2"]
+    run.list_hosts(BOTH[1])
+    assert run.seat(2, 2) == "rank 0 of 1"
+    run.order("done")
+    status, rounds, _ = run.end()
+    assert status == 0
+    assert rounds[1:] == [
+        "round 2: rank 0 on localhost, rank 1 on 127.0.0.2",
+        "round 3: rank 0 on 127.0.0.2",
+    ]
+
+
+def test_error_that_another_worker_would_meet(run: Run) -> None:
+    run.start(*BOTH)
+    run.seat(1, 1)
+    run.seat(1, 2)
+    run.order("end_2", "65")
+    status, _, last = run.end()
+    assert status == 65
+    assert last == "gaudi-run: error: worker 2 on 127.0.0.2: ended with status 65; see what it said above"
+
+
+def test_all_are_lost(run: Run) -> None:
+    run.start(*BOTH)
+    run.seat(1, 1)
+    run.seat(1, 2)
+    run.order("end_1", "-9")
+    run.order("end_2", "-9")
+    status, _, last = run.end()
+    assert status == 75
+    assert "ended by signal 9; the same command continues from the last checkpoint" in last
+
+
+def test_user_asks_for_the_end(run: Run) -> None:
+    process = run.start(*BOTH)
+    run.seat(1, 1)
+    run.seat(1, 2)
+    process.send_signal(signal.SIGTERM)
+    status, _, last = run.end()
+    assert status == 75
+    assert last == "gaudi-run: error: ended by SIGTERM; the same command continues from the last checkpoint"
+
+
+def test_script_that_names_no_hosts(run: Run) -> None:
+    run.start()
+    status, _, last = run.end()
+    assert status == 78
+    assert "names no host" in last
+    run.start("-oProxyCommand=x")
+    assert run.end()[0] == 78
+
+
+@pytest.mark.parametrize("flags", [("--np", "2"), ("--hosts", "a:2"), ("--backend", "openmpi"), ("--min_np", "3")])
+def test_flags_that_contradict(run: Run, flags: tuple[str, ...]) -> None:
+    run.start(*BOTH, flags=flags)
+    status, _, last = run.end()
+    assert status == 64
+    assert last.startswith("gaudi-run: error: --")

@@ -1,0 +1,44 @@
+"""Weights of any format as safetensors: `python -m gaudi_models.weights resnet34.pth resnet34.safetensors`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gaudi_models.errors import MissingWeightsError, UnsafeWeightsError, WeightsError
+from gaudi_models.padding import PADDING_RULES
+from gaudi_models.weights.conversion import convert_weights
+
+_BAD_FLAG, _IO = 64, 74
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        """Leave with the status of a bad flag."""
+        self.exit(_BAD_FLAG, f"{self.prog}: error: {message} (see --help)\n")
+
+
+def main() -> int:
+    """Convert one file; the exit status says what was wrong with it."""
+    parser = _Parser(prog="python -m gaudi_models.weights", description=__doc__)
+    parser.add_argument("source", type=Path, help="PyTorch, pickle of arrays, .npz, .h5, checkpoint or safetensors")
+    parser.add_argument("target", type=Path, help="the safetensors file to write")
+    parser.add_argument("--padding", choices=PADDING_RULES, help="of the network, where the file does not tell")
+    arguments = parser.parse_args()
+    try:
+        weights = convert_weights(arguments.source, arguments.target, padding=arguments.padding)
+    except (WeightsError, MissingWeightsError, UnsafeWeightsError) as error:
+        sys.stderr.write(f"{parser.prog}: error: {error}\n")
+        return error.exit_status
+    except OSError as error:
+        sys.stderr.write(f"{parser.prog}: error: {error.filename or arguments.target}: {error.strerror}\n")
+        return _IO
+    sys.stdout.write(f"{weights.source}: {len(weights.tensors)} tensors are in {arguments.target}\n")
+    for name, reason in weights.skipped.items():
+        sys.stdout.write(f"  {name} is not: {reason}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_models.errors import WeightsError
+from gaudi_models.weights import WeightsMetadata, read_weights
+from gaudi_models.weights.conversion import convert_weights
+from gaudi_models.weights.writing import write_tensors
+
+KERNEL = np.random.default_rng(0).normal(size=[4, 3, 7, 7]).astype(np.float32)
+TORCH: dict[str, Any] = {"conv1.weight": KERNEL, "bn1.gamma": np.ones(4, np.float32)}
+OURS = {"conv1/kernel": KERNEL.transpose(2, 3, 1, 0), "conv1_bn/gamma": np.ones(4, np.float32)}
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gaudi_models.weights", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def assert_is(path: Path, metadata: WeightsMetadata) -> None:
+    weights = read_weights(path)
+    assert weights.metadata == metadata
+    assert weights.tensors.keys() == OURS.keys()
+    for name, values in OURS.items():
+        np.testing.assert_array_equal(weights.tensors[name], values)
+
+
+def test_the_submissions_pickle_becomes_safe(tmp_path: Path) -> None:
+    source, target = tmp_path / "resnet34.pickle", tmp_path / "resnet34.safetensors"
+    source.write_bytes(pickle.dumps({**TORCH, "epoch": 3}))
+    done = run(source, target)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        f"{source} (pickle of arrays, torchvision's names): 2 tensors are in {target}\n  epoch is not: no array\n"
+    )
+    assert_is(target, WeightsMetadata("symmetric"))
+
+
+def test_what_is_known_of_the_model_is_kept(tmp_path: Path) -> None:
+    metadata = WeightsMetadata("same_pool", ({"name": "bee"},), 300, "resnet34")
+    write_tensors(OURS, tmp_path / "a.safetensors", metadata=metadata)
+    convert_weights(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert_is(tmp_path / "b.safetensors", metadata)
+    with pytest.raises(WeightsError, match="was trained with padding 'same_pool', not 'symmetric'; leave that out"):
+        convert_weights(tmp_path / "a.safetensors", tmp_path / "c.safetensors", padding="symmetric")
+
+
+def test_a_padding_that_is_not_known_has_to_be_given(tmp_path: Path) -> None:
+    source, target = tmp_path / "ours.npz", tmp_path / "ours.safetensors"
+    np.savez(source, **OURS)
+    with pytest.raises(WeightsError, match="does not tell its network's padding; give it, same, symmetric, "):
+        convert_weights(source, target)
+    assert not target.exists()
+    assert run(source, target, "--padding", "same").returncode == 0
+    assert_is(target, WeightsMetadata("same"))
+
+
+def test_what_is_wrong_is_told_in_a_line(tmp_path: Path) -> None:
+    hostile, damaged = tmp_path / "hostile.pickle", tmp_path / "damaged.pth"
+    hostile.write_bytes(b"cos\nsystem\n(S'touch canary'\ntR.")
+    damaged.write_bytes(b"PK\x03\x04")
+    good = tmp_path / "good.pickle"
+    good.write_bytes(pickle.dumps(TORCH))
+    for status, arguments, words in (
+        (77, (hostile, tmp_path / "x"), "the pickle names 'os.system'"),
+        (66, (tmp_path / "none.pth", tmp_path / "x"), "none.pth"),
+        (65, (damaged, tmp_path / "x"), "damaged.pth"),
+        (65, (good, good), "would replace what it is made of"),
+        (74, (good, tmp_path / "no" / "x"), "No such file or directory"),
+        (64, (good,), "the following arguments are required: target"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == status, done.stderr
+        assert words in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+        assert done.stdout == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged.pth", "good.pickle", "hostile.pickle"]
