@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_datasets.classification.augmentation import RESNET_CROPS, RESNEXT_CROPS, draw_augmentation
+from gaudi_datasets.classification.colors import ColorRange, draw_colors
 from gaudi_datasets.classification.examples import ClassificationExample
 from gaudi_datasets.classification.pipeline import (
     MEAN_RGB,
@@ -125,6 +126,19 @@ def test_the_crop_range_is_that_asked_for(encode: Encode) -> None:
     )
     np.testing.assert_array_equal(default, resnet)
     assert not np.array_equal(resnet, resnext)
+
+
+def test_colors_are_changed_by_each_image_s_own_map(encode: Encode) -> None:
+    source, options, colors = make_source(encode), Options(11, seed=5), ColorRange(0.4, 0.3)
+    plain = take(train_dataset(source, options), 1)[0]
+    changed = take(train_dataset(source, options, color_range=colors), 1)[0]
+    np.testing.assert_array_equal(plain["image_ids"], changed["image_ids"])
+    for before, after, image_id in zip(plain["images"], changed["images"], plain["image_ids"].tolist(), strict=True):
+        generator = image_generator(options.seed, 0, image_id)
+        draw_augmentation(np.array([[9, 9]], np.int32), [generator])  # what is drawn before
+        (color_map,) = draw_colors([generator], colors, MEAN_RGB)
+        expected = (before + MEAN_RGB) @ color_map[:, :3].T + color_map[:, 3]
+        np.testing.assert_allclose(after + MEAN_RGB, expected.clip(0, 255), atol=2e-3)
 
 
 def test_a_run_that_goes_on_gets_the_same_batches(encode: Encode) -> None:

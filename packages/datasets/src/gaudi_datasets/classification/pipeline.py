@@ -20,12 +20,15 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_datasets.classification.augmentation import RESNET_CROPS, CropRange, draw_augmentation
+from gaudi_datasets.classification.colors import ColorRange, draw_colors
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.sampling import InputOptions, SampleOrder, fake_image_ids, image_generator
 from gaudi_datasets.tf_input import call_python, evaluation_batches, threading_options
 
 # Of ImageNet, RGB, for values in 0..255; the originals subtract them and divide by nothing.
 MEAN_RGB = np.array([123.68, 116.78, 103.94], np.float32)
+
+NO_COLORS = ColorRange()
 
 _DIVISORS = (1, 2, 4, 8)  # of the scale that libjpeg decodes at
 _NO_JPEG = len(_DIVISORS)  # stands where else the number of a divisor does
@@ -40,6 +43,7 @@ def train_dataset(
     *,
     first_step: int = 0,
     crop_range: CropRange = RESNET_CROPS,
+    color_range: ColorRange = NO_COLORS,
 ) -> Any:
     """Endless training batches of this rank, from a step on.
 
@@ -48,6 +52,7 @@ def train_dataset(
         options: see `InputOptions`.
         first_step: the step whose batch comes first.
         crop_range: which crops are drawn; `RESNEXT_CROPS` are those of ResNeXt.
+        color_range: which changes of colour are drawn.
 
     Returns:
         tf.data.Dataset of dicts: ``images`` [batch, side, side, 3], RGB in 0..255 minus `MEAN_RGB`; ``labels`` int32
@@ -62,11 +67,15 @@ def train_dataset(
         )
 
     def read(indices: Any, epochs: Any) -> Any:
-        function = functools.partial(_read_crops, read_example, options, crop_range)
+        function = functools.partial(_read_crops, read_example, options, crop_range, color_range)
         return call_python(function, [indices, epochs], *_CROP_SIGNATURE)
 
-    def load(encoded: Any, window: Any, decoding: Any, flip: Any, label: Any, image_id: Any) -> dict[str, Any]:
+    def load(
+        encoded: Any, window: Any, decoding: Any, flip: Any, colors: Any, label: Any, image_id: Any
+    ) -> dict[str, Any]:
         pixels = tf.image.resize(_decode_window(encoded, window, decoding), [options.image_size] * 2)
+        if color_range:
+            pixels = _change_colors(pixels, colors)
         mirrored = tf.reverse(pixels, tf.fill([tf.cast(flip, tf.int32)], 1))  # along no axis when it is not to be
         return {"images": _finish(mirrored, options), "labels": label, "image_ids": image_id}
 
@@ -164,8 +173,8 @@ def resized_side(image_size: int) -> int:
 
 
 _CROP_SIGNATURE: tuple[list[Any], list[list[int | None]]] = (
-    [tf.string, tf.int32, tf.int32, tf.bool, tf.int32, tf.int64],
-    [[None], [None, 4], [None], [None], [None], [None]],
+    [tf.string, tf.int32, tf.int32, tf.bool, tf.float32, tf.int32, tf.int64],
+    [[None], [None, 4], [None], [None], [None, 3, 4], [None], [None]],
 )
 _WHOLE_SIGNATURE: tuple[list[Any], list[list[int | None]]] = (
     [tf.string, tf.int32, tf.int32, tf.int64],
@@ -177,6 +186,7 @@ def _read_crops(
     read_example: Callable[[int], ClassificationExample],
     options: InputOptions,
     crop_range: CropRange,
+    color_range: ColorRange,
     indices: npt.NDArray[np.int64],
     epochs: npt.NDArray[np.int64],
 ) -> tuple[Any, ...]:
@@ -187,10 +197,11 @@ def _read_crops(
         for epoch, example in zip(epochs.tolist(), examples.examples, strict=True)
     ]
     draws = draw_augmentation(examples.sizes, generators, crop_range, options.flip_probability)
+    colors = draw_colors(generators, color_range, MEAN_RGB)
     decodings = examples.choose_decodings(draws.windows[:, 2:], options.image_size)
     # The window on the reduced image, which may leave out a last row and column of that.
     windows = draws.windows // np.array([*_DIVISORS, 1], np.int32)[decodings, None]
-    return examples.encoded, windows, decodings, draws.flips, examples.labels, examples.image_ids
+    return examples.encoded, windows, decodings, draws.flips, colors, examples.labels, examples.image_ids
 
 
 def _read_whole(source: ClassificationSource, options: InputOptions, index: int) -> tuple[Any, ...]:
@@ -259,6 +270,13 @@ def _resize_center(pixels: Any, image_size: int) -> Any:
     top, left = tf.unstack((resized_size - image_size) // 2)
     center = tf.image.resize(pixels, resized_size)[..., top : top + image_size, left : left + image_size, :]
     return tf.ensure_shape(center, [*pixels.shape[:-3], image_size, image_size, 3])
+
+
+def _change_colors(pixels: Any, colors: Any) -> Any:
+    """Apply a map of `draw_colors` to float32 pixels [..., 3] in 0..255, and stay in there."""
+    rows = tf.matmul(tf.reshape(pixels, [-1, 3]), colors[:, :3], transpose_b=True)
+    changed = tf.reshape(tf.nn.bias_add(rows, colors[:, 3]), tf.shape(pixels))
+    return tf.clip_by_value(changed, 0.0, 255.0)
 
 
 def _finish(pixels: Any, options: InputOptions) -> Any:
