@@ -254,6 +254,7 @@ def test_bad_arguments_are_refused(tmp_path: Path, bad: dict[str, Any]) -> None:
         write(Words(9), tmp_path, **bad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_memory_does_not_grow_with_the_data(tmp_path: Path, processes: int) -> None:
     used = []

@@ -28,3 +28,17 @@ def test_the_module_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "habana_frameworks.tensorflow", module)
     load_habana()
     assert calls == ["loaded"]
+
+
+def test_what_does_not_load_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise AttributeError("'NoneType' object\nhas no attribute 'split'")
+
+    package, module = ModuleType("habana_frameworks"), ModuleType("habana_frameworks.tensorflow")
+    module.load_habana_module = fail  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "habana_frameworks", package)
+    monkeypatch.setitem(sys.modules, "habana_frameworks.tensorflow", module)
+    with pytest.raises(DeviceError, match="the vendor's module does not load") as caught:
+        load_habana()
+    assert "(AttributeError: 'NoneType' object has no attribute 'split'); check with hl-smi" in str(caught.value)
+    assert "\n" not in str(caught.value)

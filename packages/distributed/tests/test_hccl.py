@@ -53,13 +53,13 @@ def test_contradictions(
 
 
 def test_modules() -> None:
-    assert module_environment(5, {}) == {"HLS1_MODULE_ID": "5", "ID": "5"}
-    assert [module_environment(rank, {}, "HLS1-H")["HLS1_MODULE_ID"] for rank in range(4)] == ["3", "0", "2", "1"]
+    assert module_environment(5, {}) == {"HLS_MODULE_ID": "5", "ID": "5"}
+    assert [module_environment(rank, {}, "HLS1-H")["HLS_MODULE_ID"] for rank in range(4)] == ["3", "0", "2", "1"]
     for rank, environ, kind in (
         (8, {}, "HLS1"),
         (-1, {}, "HLS1"),
         (4, {}, "HLS1-H"),
-        (0, {"HLS1_MODULE_ID": "1"}, "HLS1"),
+        (0, {"HLS_MODULE_ID": "1"}, "HLS1"),
     ):
         with pytest.raises(ConfigurationError):
             module_environment(rank, environ, kind)  # type: ignore[arg-type]

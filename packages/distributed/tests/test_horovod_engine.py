@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from gaudi_distributed import ConfigurationError
-from gaudi_distributed.horovod_engine import load_horovod
+from gaudi_distributed.horovod_engine import is_rank_lost, load_horovod
 
 
 def pretend_tensorflow(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -36,3 +36,13 @@ def test_horovod_that_is_not_there(monkeypatch: pytest.MonkeyPatch, version: str
         load_horovod()
     assert "\n" not in str(caught.value)
     assert caught.value.exit_status == 78
+
+
+def test_loss_of_a_rank_is_told_by_the_kind_of_error() -> None:
+    """Without the libraries, whose errors these are by name."""
+    internal, operation = (type(name, (RuntimeError,), {}) for name in ("HorovodInternalError", "OpError"))
+    unknown = type("UnknownError", (operation,), {})
+    assert is_rank_lost(internal("a peer is gone"))
+    assert is_rank_lost(unknown("node HorovodAllreduce: connection reset"))
+    assert not is_rank_lost(unknown("out of memory"))
+    assert not is_rank_lost(ConfigurationError("Horovod does not work here"))

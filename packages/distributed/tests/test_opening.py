@@ -14,6 +14,7 @@ from gaudi_distributed import (
     communication_environment,
     open_communicator,
 )
+from gaudi_distributed.opening import ENGINES, find_engine
 
 FOUR = Place(1, 4, 1, 4)
 
@@ -66,6 +67,13 @@ def test_what_cannot_work_is_one_line(options: CommunicationOptions, place: Plac
         communication_environment(options, place, {})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_gaudi_run_says_what_it_started_a_process_for() -> None:
+    assert find_engine({}) is None
+    assert [find_engine({"GAUDI_RUN_ENGINE": engine}) for engine in ENGINES] == [*ENGINES]
+    with pytest.raises(ConfigurationError, match="GAUDI_RUN_ENGINE is '', and the engines are single, "):
+        find_engine({"GAUDI_RUN_ENGINE": ""})
 
 
 def test_opening_looks_at_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ def build(name: str, reduce: Counted | None) -> Any:
     return build_classifier(name, 5, image_size=32, reduce_statistics=reduce)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "norms"),
     [("ssd", 15), ("resnet18", 20), ("resnext50", 53), ("resnet50_keras", 53), ("resnet50v2_keras", 49)],

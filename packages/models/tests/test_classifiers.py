@@ -20,6 +20,7 @@ def noise(batch: int = 2, size: int = 32) -> Any:
     return np.random.default_rng(0).normal(size=[batch, size, size, 3]).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [

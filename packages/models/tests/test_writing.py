@@ -10,6 +10,7 @@ from safetensors import safe_open
 
 from gaudi_models.resnet import ResNetTrunk
 from gaudi_models.weights import WeightsMetadata, assign_weights, read_weights, write_weights
+from gaudi_models.weights.writing import write_tensors
 from gaudi_ops.tf.keras_api import keras
 
 METADATA = WeightsMetadata("symmetric", ({"id": 7, "name": "Ärger"}, {"id": 9, "name": "bee"}), 300, "trunk")
@@ -38,6 +39,15 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         assert file.metadata()["format"] == "gaudi-models weights"
         assert file.metadata()["version"] == "1"
     assert [each.name for each in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_views_are_written_as_they_read(tmp_path: Path) -> None:
+    values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    tensors = {"conv1_bn/gamma": values.transpose(2, 0, 1), "conv1_bn/beta": values[:, ::2, 1]}
+    write_tensors(tensors, tmp_path / "views.safetensors", metadata=METADATA)
+    read = read_weights(tmp_path / "views.safetensors").tensors
+    for name, expected in tensors.items():
+        np.testing.assert_array_equal(read[name], expected)
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from gaudi_distributed.devices import (
 )
 from gaudi_distributed.errors import ConfigurationError, DeviceError
 from gaudi_distributed.groups import allreduce_within
-from gaudi_distributed.opening import CommunicationOptions, communication_environment, open_communicator
+from gaudi_distributed.opening import CommunicationOptions, communication_environment, find_engine, open_communicator
 from gaudi_distributed.place import Place, find_place, write_tf_config
 from gaudi_distributed.precision import (
     PRECISION_NAMES,
@@ -41,6 +41,7 @@ __all__ = [
     "choose_device",
     "choose_precision",
     "communication_environment",
+    "find_engine",
     "find_place",
     "open_communicator",
     "open_device",

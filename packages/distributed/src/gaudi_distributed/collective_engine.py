@@ -128,10 +128,23 @@ class CollectiveCommunicator:
 
 
 def open_multi_worker(place: Place, packing: Packing) -> CollectiveCommunicator:
-    """Wait for all workers of TF_CONFIG; call it before TensorFlow computes anything."""
+    """Wait for all workers of TF_CONFIG; call it before TensorFlow computes anything.
+
+    Raises:
+        ConfigurationError: another process listens at the port of this one.
+    """
     import tensorflow as tf
 
-    return CollectiveCommunicator(tf.distribute.MultiWorkerMirroredStrategy(), place, packing)
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    except tf.errors.UnknownError as error:
+        if "gRPC server" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"tf.distribute cannot listen at the port that TF_CONFIG names for rank {place.rank}, so another run may "
+            "do so; wait for its end, or start this one by gaudi-run with another --first_port"
+        ) from error
+    return CollectiveCommunicator(strategy, place, packing)
 
 
 def open_hpu(place: Place, packing: Packing) -> CollectiveCommunicator:

@@ -8,10 +8,11 @@ from gaudi_distributed.errors import DeviceError
 
 
 def load_habana() -> None:
-    """Register the Gaudi with TensorFlow. Without a driver this aborts the process: see `devices.hpu_fault`.
+    """Register the Gaudi with TensorFlow. Look for the driver first, see `devices.hpu_fault`: where loading fails,
+    asking TensorFlow for its devices afterwards aborts the process.
 
     Raises:
-        DeviceError: the distribution habana-tensorflow is not installed.
+        DeviceError: the distribution habana-tensorflow is not installed, or its module does not load.
     """
     try:
         from habana_frameworks.tensorflow import load_habana_module
@@ -20,7 +21,14 @@ def load_habana() -> None:
             f"device hpu: module {error.name} is missing; install habana-tensorflow 1.14 "
             "beside TensorFlow 2.15.0 on Python 3.10"
         ) from error
-    load_habana_module()
+    try:
+        load_habana_module()
+    except Exception as error:
+        # Of any kind: without a driver it is an AttributeError that says nothing of drivers.
+        raise DeviceError(
+            f"device hpu: the vendor's module does not load ({type(error).__name__}: {' '.join(str(error).split())}); "
+            "check with hl-smi that driver and SynapseAI 1.14 are there, and that TensorFlow is 2.15.0"
+        ) from error
 
 
 def make_strategy() -> Any:

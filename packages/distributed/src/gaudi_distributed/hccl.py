@@ -71,11 +71,11 @@ def module_environment(local_rank: int, environ: Mapping[str, str], kind: Server
         raise ConfigurationError(
             f"rank {local_rank} on its host: an {kind} has {len(modules)} Gaudis; run at most so many ranks there"
         )
-    variables = {"HLS1_MODULE_ID": str(modules[local_rank]), "ID": str(local_rank)}
-    set_id = environ.get("HLS1_MODULE_ID", variables["HLS1_MODULE_ID"])
-    if set_id != variables["HLS1_MODULE_ID"]:
+    variables = {"HLS_MODULE_ID": str(modules[local_rank]), "ID": str(local_rank)}
+    set_id = environ.get("HLS_MODULE_ID", variables["HLS_MODULE_ID"])
+    if set_id != variables["HLS_MODULE_ID"]:
         raise ConfigurationError(
-            f"HLS1_MODULE_ID is {set_id!r}, and rank {local_rank} of an {kind} has {modules[local_rank]}; unset it"
+            f"HLS_MODULE_ID is {set_id!r}, and rank {local_rank} of an {kind} has {modules[local_rank]}; unset it"
         )
     return variables
 

@@ -1,4 +1,4 @@
-"""Ranks that talk through Horovod, by Open MPI, Gloo, NCCL or HCCL: the one module that imports it."""
+"""Ranks that talk through Horovod, by Open MPI, Gloo, NCCL or HCCL: the one module that imports it for TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,45 +8,19 @@ from typing import Any
 from gaudi_distributed.buckets import Packing, reduce_in_buckets
 from gaudi_distributed.communicator import check_root
 from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.horovod_rank import HorovodRank
 from gaudi_distributed.place import Place
 
 # From this TensorFlow on, headers that Horovod is compiled against are not shipped.
 FIRST_WITHOUT_HEADERS = (2, 20)
 
 
-class HorovodCommunicator:
-    """A rank of Horovod's; see `Communicator`. Its operations are matched between ranks by their names."""
+class HorovodCommunicator(HorovodRank):
+    """A rank of Horovod's with TensorFlow's tensors; see `Communicator`."""
 
     def __init__(self, place: Place, packing: Packing) -> None:
-        self._hvd = load_horovod()
-        self._hvd.init()
+        super().__init__(load_horovod(), place)
         self._packing = packing
-        self._calls = 0
-        if (self._hvd.rank(), self._hvd.size()) != (place.rank, place.size):
-            raise ConfigurationError(
-                f"Horovod is rank {self._hvd.rank()} of {self._hvd.size()}, and the environment says rank {place.rank} "
-                f"of {place.size}; start the run with mpirun, horovodrun or gaudi-run"
-            )
-
-    @property
-    def rank(self) -> int:
-        """This process, as Horovod counts."""
-        return int(self._hvd.rank())
-
-    @property
-    def size(self) -> int:
-        """How many processes Horovod has."""
-        return int(self._hvd.size())
-
-    @property
-    def local_rank(self) -> int:
-        """This process among those of its host."""
-        return int(self._hvd.local_rank())
-
-    @property
-    def local_size(self) -> int:
-        """How many of the processes run on this host."""
-        return int(self._hvd.local_size())
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
         """See `Communicator.allreduce`."""
@@ -65,24 +39,8 @@ class HorovodCommunicator:
         name = self._next_name("broadcast")
         return [self._hvd.broadcast(tensor, root, name=f"{name}_{i}") for i, tensor in enumerate(tensors)]
 
-    def gather(self, content: bytes) -> list[bytes]:
-        """See `Communicator.gather`."""
-        import numpy as np
-
-        name = self._next_name("gather")
-        # A byte more than the content, for an empty one is no tensor to Horovod.
-        mine = np.frombuffer(content + b"\0", np.uint8)
-        counts = self._hvd.allgather(np.array([len(mine)], np.int64), name=f"{name}_counts").numpy()
-        every = self._hvd.allgather(mine, name=f"{name}_contents").numpy()
-        return [part[:-1].tobytes() for part in np.split(every, np.cumsum(counts)[:-1])]
-
-    def barrier(self) -> None:
-        """See `Communicator.barrier`."""
-        self.gather(b"")
-
-    def close(self) -> None:
-        """See `Communicator.close`."""
-        self._hvd.shutdown()
+    def _join_arrays(self, array: Any, name: str) -> Any:
+        return self._hvd.allgather(array, name=name).numpy()
 
     def _sum(self, vectors: list[Any]) -> list[Any]:
         name = self._next_name("allreduce")
@@ -92,18 +50,12 @@ class HorovodCommunicator:
             for i, vector in enumerate(vectors)
         ]
 
-    def _next_name(self, kind: str) -> str:
-        """Return a name that this process has not used, and that is the same on all ranks: calls are in one order."""
-        self._calls += 1
-        return f"gaudi_{kind}_{self._calls}"
-
 
 def is_rank_lost(error: BaseException) -> bool:
     """Whether an error is Horovod's about its communication: a rank is gone, or the way to it."""
-    import tensorflow as tf
-    from horovod.common.exceptions import HorovodInternalError
-
-    return isinstance(error, HorovodInternalError) or (isinstance(error, tf.errors.OpError) and "Horovod" in str(error))
+    # By name: the error may be that the library, which would have to be imported, is not there.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return "HorovodInternalError" in kinds or ("OpError" in kinds and "Horovod" in str(error))
 
 
 def end_horovod() -> None:

@@ -12,11 +12,13 @@ from gaudi_distributed.communicator import Communicator, SingleProcess
 from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.place import Place, find_place, write_tf_config
 
-Engine = Literal["single", "horovod", "multi_worker", "hpu"]
+Engine = Literal["single", "horovod", "horovod_mxnet", "multi_worker", "hpu"]
 Compression = Literal["none", "fp16", "bf16"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 FIRST_PORT = 2410
+# What gaudi-run tells the processes that it starts: the engine that they are started for.
+ENGINE_VARIABLE = "GAUDI_RUN_ENGINE"
 _WIRES: Mapping[str, str | None] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -24,7 +26,8 @@ _WIRES: Mapping[str, str | None] = {"none": None, "fp16": "float16", "bf16": "bf
 class CommunicationOptions:
     """How the ranks of a run talk.
 
-    `engine`: "horovod", or tf.distribute as "multi_worker" (MultiWorkerMirroredStrategy) or "hpu" (HPUStrategy).
+    `engine`: "horovod", "horovod_mxnet" for programs of MXNet, or tf.distribute as "multi_worker"
+    (MultiWorkerMirroredStrategy) or "hpu" (HPUStrategy).
     `compression`: the type in which float32 gradients travel.
     `fusion_threshold_mb`: tensors are reduced in buckets of at most so many MiB (None: 64; 0: each by itself).
     `hierarchical_allreduce`: Horovod reduces within each host first, where its back end can.
@@ -38,6 +41,22 @@ class CommunicationOptions:
     first_port: int = FIRST_PORT
 
 
+def find_engine(environ: Mapping[str, str]) -> Engine | None:
+    """Return the engine that gaudi-run started this process for; None: it did not start it.
+
+    Raises:
+        ConfigurationError: the variable names none.
+    """
+    found = environ.get(ENGINE_VARIABLE)
+    engine = next((name for name in ENGINES if name == found), None)
+    if engine is None and found is not None:
+        raise ConfigurationError(
+            f"{ENGINE_VARIABLE} is {found!r}, and the engines are {', '.join(ENGINES)}; start the run with gaudi-run, "
+            "or unset it"
+        )
+    return engine
+
+
 def communication_environment(
     options: CommunicationOptions, place: Place, environ: Mapping[str, str]
 ) -> dict[str, str]:
@@ -48,7 +67,7 @@ def communication_environment(
             engine was chosen, or several hosts without TF_CONFIG.
     """
     _check_options(options, place)
-    if options.engine == "horovod":
+    if options.engine in ("horovod", "horovod_mxnet"):
         # Tensors come to Horovod in buckets: its own fusion would add them in an order that changes from run to run.
         variables = {} if "HOROVOD_FUSION_THRESHOLD" in environ else {"HOROVOD_FUSION_THRESHOLD": "0"}
         if options.hierarchical_allreduce:
@@ -59,7 +78,7 @@ def communication_environment(
     if place.local_size != place.size:
         raise ConfigurationError(
             f"{place.local_size} of {place.size} processes are on this host and TF_CONFIG is not set, so tf.distribute "
-            "cannot know the others' addresses; set TF_CONFIG, or start the run with gaudi-run"
+            "cannot know the others' addresses; set TF_CONFIG, or start the run with gaudi-run --backend multi_worker"
         )
     workers = [f"localhost:{options.first_port + rank}" for rank in range(place.size)]
     return {"TF_CONFIG": write_tf_config(workers, place.rank)}
@@ -82,6 +101,10 @@ def open_communicator(options: CommunicationOptions) -> Communicator:
         from gaudi_distributed.horovod_engine import HorovodCommunicator
 
         return HorovodCommunicator(place, packing)
+    if options.engine == "horovod_mxnet":
+        from gaudi_distributed.horovod_mxnet_engine import HorovodMXNetCommunicator
+
+        return HorovodMXNetCommunicator(place)
     if options.engine == "single":
         return SingleProcess()
     from gaudi_distributed.collective_engine import open_hpu, open_multi_worker

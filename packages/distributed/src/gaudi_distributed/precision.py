@@ -25,10 +25,11 @@ _KERAS_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16"}
 class Precision:
     """How a run computes: the Keras policy, and the environment variables to set before TensorFlow is imported.
 
-    `keras_policy` is "float32" or "mixed_bfloat16" (variables and losses stay float32 in both).
+    `name` is that of TensorFlow's precisions, or what a program of MXNet calls its own. `keras_policy` is "float32" or
+    "mixed_bfloat16" (variables and losses stay float32 in both), and empty where Keras does not compute.
     """
 
-    name: PrecisionName
+    name: str
     keras_policy: str
     environment: Mapping[str, str] = field(default_factory=dict)
 

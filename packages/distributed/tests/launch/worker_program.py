@@ -12,8 +12,10 @@ from gaudi_distributed.elastic import WORKER, Seats
 
 
 def main() -> int:
-    """Take part in rounds until the file `done` is there; `end_N` has the status that worker N ends with, or a signal's
-    number below zero; `again_N` ends round N."""
+    """Take part in rounds until the file `done` is there.
+
+    The file `again_N` ends round N; `end_N` has the status that worker N ends with, or a signal's number below zero.
+    """
     folder, worker = Path(sys.argv[1]), os.environ[WORKER]
     seats, number = Seats(os.environ), 0
     while (variables := seats.take()) is not None:

@@ -70,10 +70,34 @@ def test_silent_rank() -> None:
     assert cause.rank == 1
 
 
+def test_doubtful_error_waits_for_a_quiet_rank_to_be_found_silent() -> None:
+    """What rank 0 could not do may come of that rank 1 does not answer."""
+    judgement = judge()
+    assert pass_time(judgement, 0, 5, silent=1) is None
+    judgement.fail(0, 75, "deadline exceeded", 5.0, certain=False)
+    assert pass_time(judgement, 5, 60, silent=1) == 11
+    cause = judgement.decide(12)
+    assert cause is not None
+    assert (cause.rank, cause.text[:20]) == (1, "has not answered for")
+
+
+def test_doubtful_error_stands_once_the_quiet_rank_speaks() -> None:
+    judgement = judge()
+    assert pass_time(judgement, 0, 5, silent=1) is None
+    judgement.fail(0, 75, "deadline exceeded", 5.0, certain=False)
+    assert pass_time(judgement, 5, 8, silent=1) is None
+    assert pass_time(judgement, 8, 60) == 8
+    cause = judgement.decide(9)
+    assert cause is not None
+    assert (cause.rank, cause.text) == (0, "deadline exceeded")
+
+
 def test_nobody_was_silent_while_nobody_listened() -> None:
     judgement = judge()
     assert pass_time(judgement, 0, 5) is None
+    assert not judgement.was_given_up
     assert judgement.decide(1000.0) is None
+    assert judgement.was_given_up
     assert pass_time(judgement, 1001, 1030, silent=2) == pytest.approx(1005 + 6, abs=1)
 
 

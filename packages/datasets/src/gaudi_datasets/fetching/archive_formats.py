@@ -175,9 +175,11 @@ class _Tar:
     def __init__(self, content: _TarContent, *, offset: int | None) -> None:
         self._content, self._offset = content, offset
         self._archive = tarfile.TarFile(fileobj=content, encoding="utf-8")  # type: ignore[arg-type]  # enough of a file
+        self._is_empty = self._archive.offset == 0
 
     def entries(self) -> Iterator[Entry]:
-        while (info := self._archive.next()) is not None:
+        # Of an archive without members, Python 3.10 would look for the next one before its beginning.
+        while not self._is_empty and (info := self._archive.next()) is not None:
             if info.size < 0:  # reading on would go backwards
                 raise tarfile.ReadError(f"member {shorten(info.name)} has a size below 0")
             kind = _TAR_KINDS.get(info.type, "of an unknown kind")

@@ -26,7 +26,7 @@ class Bounds:
     stall_seconds: float = 40.0
     leave_seconds: float = 5.0
     beat_seconds: float = 1.0
-    settle_seconds: float = 0.5
+    settle_seconds: float = 1.0
 
 
 def read_bounds(environ: Mapping[str, str]) -> Bounds:

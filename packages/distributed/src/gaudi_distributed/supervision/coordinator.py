@@ -45,7 +45,8 @@ class Coordinator:
         size: how many ranks there will be.
         address: of the interface to listen on; the loopback interface reaches this machine's ranks only.
         bounds: see `Bounds`; ranks are told them.
-        on_cause: called with the cause, once, from the coordinator's thread, after the ranks were told.
+        on_cause: called with the cause, once, from the coordinator's thread, after the ranks were told; not where they
+            gave this process up, and so said themselves what happened.
 
     Raises:
         OSError: the address is not one of this machine.
@@ -153,6 +154,7 @@ class Coordinator:
                 self._decide()
         if rank >= 0:
             self._writers.pop(rank, None)
+            self._decide()  # first, to know whether it was this process that did not answer
             self._judgement.lose(rank)
             self._decide()
 
@@ -202,7 +204,8 @@ class Coordinator:
         if cause is not None:
             self._cause = cause
             self._tell(End(**asdict(cause)))
-            self._on_cause(cause)
+            if not self._judgement.was_given_up:
+                self._on_cause(cause)
         if cause is not None or all_left:
             self._over.set()
 

@@ -10,6 +10,7 @@ from gaudi_distributed.supervision.causes import CONTINUE, LOST, Cause
 
 # In these one rank works and the others wait, on a disk or on a library that gives no sign: they may take longer.
 PATIENT_PHASES, PATIENCE = frozenset({"checkpoint", "scoring"}), 10
+_QUIET_BEATS = 3
 
 
 @dataclass
@@ -37,6 +38,10 @@ class Judgement:
     Args:
         bounds: see `Bounds`.
         now: the time.
+
+    Attributes:
+        left: ranks that are gone.
+        was_given_up: whether this process itself was stopped for so long that ranks took it for lost.
     """
 
     def __init__(self, bounds: Bounds, now: float) -> None:
@@ -47,6 +52,7 @@ class Judgement:
         self._doubtful: tuple[float, Cause] | None = None
         self._stopped: Cause | None = None
         self.left: set[int] = set()
+        self.was_given_up = False
 
     @property
     def present(self) -> set[int]:
@@ -101,12 +107,13 @@ class Judgement:
         """The cause that ends the run, if there is one by now; call it once a beat at least."""
         # Where this process itself was stopped for a while, ranks were not silent: nobody listened.
         if (deaf := now - self._looked) > 2 * self._bounds.beat_seconds:
+            self.was_given_up = self.was_given_up or deaf > self._bounds.stall_seconds
             for state in self._ranks.values():
                 state.heard, state.moved = state.heard + deaf, state.moved + deaf
         self._looked = now
         if self._certain is None:
             self._certain = self._find_silent(now) or self._find_still(now)
-        if self._certain is None and self._doubtful is not None:
+        if self._certain is None and self._doubtful is not None and not self._is_any_quiet(now):
             since, cause = self._doubtful
             self._certain = cause if now - since >= self._bounds.settle_seconds else None
         return self._certain
@@ -115,6 +122,10 @@ class Judgement:
         """The cause once all have left: what `decide` held back, or the request to stop that they followed."""
         doubtful = None if self._doubtful is None else self._doubtful[1]
         return self._certain or doubtful or self._stopped
+
+    def _is_any_quiet(self, now: float) -> bool:
+        """Whether a rank missed signs of life, so that it may be why others cannot reach it: it speaks, or is silent."""
+        return any(now - state.heard > _QUIET_BEATS * self._bounds.beat_seconds for state in self._ranks.values())
 
     def _find_silent(self, now: float) -> Cause | None:
         bound = self._bounds.stall_seconds

@@ -109,7 +109,9 @@ class Member:
         An error of communication is not `certain`: it follows, as a rule, from the loss of another rank.
         """
         self._send(Failed(status, text, certain))
-        self._over.wait(self._bounds.leave_seconds)
+        # Whether another rank is silent is known after that bound.
+        patience = 0.0 if certain else self._bounds.stall_seconds
+        self._over.wait(patience + self._bounds.leave_seconds)
         place, state = self._place, self._state
         return self._cause or Cause(place.rank, place.host, state.step, state.phase, status, text)
 

@@ -45,7 +45,8 @@ def write_tensors(tensors: Mapping[str, Array], path: str | os.PathLike[str], *,
         "model": metadata.model,
     }
     # In memory, for the library's own writing goes through a file of its own, which only its owner may read.
-    content = save(dict(tensors), notes)
+    # In order, for of an array that is a view in another one it writes the bytes as they lie.
+    content = save({name: np.asarray(values, order="C") for name, values in tensors.items()}, notes)
     try:
         with draft.open("wb") as file:
             file.write(content)

@@ -1,0 +1,176 @@
+"""What ranks start and talk by: Open MPI, and Horovod as it was built."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+
+from gaudi_distributed.doctor import horovod_probe
+from gaudi_distributed.doctor.findings import Finding, fault, ok, warning, warning_or_fault
+from gaudi_distributed.doctor.libraries import TENSORFLOWS, read_versions
+from gaudi_distributed.doctor.machine import Machine
+from gaudi_distributed.doctor.programs import ask
+from gaudi_distributed.doctor.request import Request
+from gaudi_distributed.launch.plan import Backend
+
+# The vendor's build owns the same module.
+_HOROVODS = ("horovod", "habana-horovod")
+# Of each framework that Horovod is built for, by the name of its own module there: the distributions that own it, and
+# the shared libraries that Horovod's need.
+FRAMEWORKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "tensorflow": (
+        TENSORFLOWS,
+        ("tensorflow/libtensorflow_framework.so.2", "tensorflow/libtensorflow_cc.so.2"),
+    ),
+    "mxnet": (("mxnet", "mxnet-cu112", "mxnet-cu110"), ("mxnet/libmxnet.so",)),
+}
+_MPI_SECONDS, _LOAD_SECONDS = 30.0, 120.0
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """mpirun's path, None where it is not found, the first line of what it says of its version, and its complaint."""
+
+    path: str | None
+    version: str = ""
+    complaint: str = ""
+
+    @property
+    def is_open_mpi(self) -> bool:
+        """Whether it is Open MPI's: gaudi-run's flags are for that one."""
+        return "Open MPI" in self.version
+
+
+@dataclass(frozen=True)
+class Horovod:
+    """How Horovod was built.
+
+    Attributes:
+        distribution: name and version; "" where it is not installed.
+        built_for: version of each framework that it was built for, by module.
+        installed: version of those that is installed now.
+        parts: of the first of them, whether MPI, Gloo, NCCL and so on are built in; empty where it does not load.
+        complaint: why it does not load.
+    """
+
+    distribution: str = ""
+    built_for: Mapping[str, str] = field(default_factory=dict)
+    installed: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, bool] = field(default_factory=dict)
+    complaint: str = ""
+
+
+def gather_mpi(machine: Machine, root: str | None) -> Mpi:
+    """Return the facts: mpirun below `root` where that is given, else in PATH."""
+    folders = f"{root}/bin" if root else machine.environ.get("PATH", "")
+    path = shutil.which("mpirun", path=folders)
+    if path is None:
+        return Mpi(None)
+    answer = ask([path, "--version"], machine.environ, _MPI_SECONDS)
+    return Mpi(path, next(iter(answer.output.splitlines()), ""), answer.complaint)
+
+
+def gather_horovod(environ: Mapping[str, str]) -> Horovod:
+    """Return the facts; imports neither Horovod nor a framework.
+
+    Horovod's library for the first framework that is the one it was built for is loaded in a child process, beside
+    that framework's own.
+    """
+    found = read_versions(*_HOROVODS)
+    if not found:
+        return Horovod()
+    name, version = next(iter(found.items()))
+    built_for = {key: value for key, value in _read_build(name).items() if key in FRAMEWORKS}
+    owners = {key: next(iter(read_versions(*FRAMEWORKS[key][0]).items()), ("", "")) for key in built_for}
+    facts = Horovod(f"{name} {version}", built_for, {key: version for key, (_, version) in owners.items()})
+    usable = next((key for key in built_for if facts.installed[key] == built_for[key]), None)
+    if usable is None:
+        return facts
+    needed = [_find_file(owners[usable][0], library) for library in FRAMEWORKS[usable][1]]
+    paths = [*filter(None, needed), _find_file(name, f"horovod/{usable}/mpi_lib*.so")]
+    answer = ask([sys.executable, "-I", "-B", horovod_probe.__file__, *map(str, paths)], environ, _LOAD_SECONDS)
+    parts = {key: value is True for key, value in _parse_object(answer.output).items()}
+    return replace(facts, parts=parts, complaint=answer.complaint)
+
+
+def choose_backend(request: Request, mpi: Mpi) -> Backend:
+    """Return what starts the ranks: as gaudi-run chooses, where the request leaves it open."""
+    return request.backend or ("gloo" if mpi.path is None else "openmpi")
+
+
+def judge_mpi(mpi: Mpi, request: Request) -> Finding:
+    """Judge Open MPI: gaudi-run needs it with --backend openmpi alone."""
+    wanted = request.backend == "openmpi"
+    remedy = "install Open MPI (openmpi-bin), or name it by --mpi_root, or choose --backend gloo"
+    if mpi.path is None:
+        text = "mpirun is in neither --mpi_root nor PATH"
+        if wanted or request.needs_horovod:
+            return warning_or_fault(wanted, "MPI", text, remedy)
+        return ok("MPI", f"{text}; a run of one rank or by tf.distribute needs none")
+    facts = {"path": mpi.path, "version": mpi.version}
+    if not mpi.is_open_mpi:
+        text = f"{mpi.path}: {mpi.complaint or mpi.version or 'says no version'}; it is not Open MPI"
+        return warning_or_fault(wanted or request.needs_horovod, "MPI", text, remedy, **facts)
+    return ok("MPI", f"{mpi.version}, {mpi.path}", **facts)
+
+
+def judge_horovod(horovod: Horovod, mpi: Mpi, request: Request) -> Finding:
+    """Judge Horovod against the frameworks that are installed and against what is to start the ranks."""
+    wanted = request.needs_horovod
+    facts = {"built_for": dict(horovod.built_for), "parts": dict(horovod.parts)}
+    if not horovod.distribution:
+        if wanted:
+            remedy = "install horovod 0.28.1 built for this TensorFlow, or choose --backend multi_worker"
+            return fault("Horovod", "is not installed", remedy)
+        return ok("Horovod", "is not installed; a run of one rank or by tf.distribute needs none")
+    text = f"{horovod.distribution}, for {_join(horovod.built_for) or 'no framework that is known'}"
+    remedy = "build it anew beside the TensorFlow that is installed, or choose --backend multi_worker"
+    others = {name: version for name, version in horovod.installed.items() if version != horovod.built_for[name]}
+    if not horovod.built_for or len(others) == len(horovod.built_for):
+        here = ", ".join(f"{name} {version or 'none'}" for name, version in others.items())
+        return warning_or_fault(wanted, "Horovod", f"{text}; installed: {here or 'none'}", remedy, **facts)
+    if not horovod.parts:
+        why = horovod.complaint or "says nothing"
+        return warning_or_fault(wanted, "Horovod", f"{text}; does not load: {why}", remedy, **facts)
+    text += f"; with {', '.join(name for name, is_in in horovod.parts.items() if is_in) or 'nothing to talk by'}"
+    backend = choose_backend(request, mpi)
+    part = "MPI" if backend == "openmpi" else "Gloo"
+    if wanted and not horovod.parts.get(part, False):
+        return fault("Horovod", f"{text}, and --backend {backend} needs {part}", f"build it anew with {part}", **facts)
+    if others:
+        here = ", ".join(f"{name} is {version or 'not installed'}" for name, version in others.items())
+        return warning("Horovod", f"{text}; {here}", "build it anew for that, where it is used", **facts)
+    return ok("Horovod", text, **facts)
+
+
+def _read_build(name: str) -> dict[str, str]:
+    """Return the versions that it was built for, from the file that its build leaves; empty without one."""
+    path = _find_file(name, "horovod/metadata.json")
+    try:
+        text = "" if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return {key: value for key, value in _parse_object(text).items() if isinstance(value, str)}
+
+
+def _find_file(distribution: str, pattern: str) -> Path | None:
+    """Return where the first of a distribution's files that match is installed; None where it has none."""
+    files = metadata.files(distribution) or []
+    return next((Path(str(file.locate())) for file in files if PurePosixPath(file).match(pattern)), None)
+
+
+def _parse_object(text: str) -> dict[str, object]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _join(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())

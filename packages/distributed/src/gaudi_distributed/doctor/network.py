@@ -1,0 +1,160 @@
+"""Network interfaces, and which of them ranks on several hosts would talk by."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gaudi_distributed.devices import DeviceKind
+from gaudi_distributed.doctor.findings import Finding, fault, ok, warning, warning_or_fault
+from gaudi_distributed.doctor.machine import Machine
+from gaudi_distributed.doctor.request import Request
+from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.launch.addresses import interface_address
+
+_UP, _LOOPBACK = 0x1, 0x8  # of the kernel's interface flags
+_SLOW_MBPS = 10_000
+
+
+@dataclass(frozen=True)
+class Interface:
+    """An interface by its name.
+
+    Attributes:
+        is_up: it is switched on and has a carrier.
+        is_loopback: it leads to no other host.
+        address: its IPv4 address, None without one.
+        speed_mbps: megabits a second, None where its driver does not tell.
+        mtu: bytes of its largest packet, None where that is not told.
+    """
+
+    name: str
+    is_up: bool
+    is_loopback: bool
+    address: str | None
+    speed_mbps: int | None
+    mtu: int | None
+
+    def describe(self) -> str:
+        """Return the interface in words."""
+        if not self.is_up:
+            return f"{self.name} down"
+        speed = "of unknown speed" if self.speed_mbps is None else f"{self.speed_mbps / 1000:g} Gb/s"
+        return f"{self.name} up, {self.address or 'without IPv4 address'}, {speed}, MTU {self.mtu}"
+
+
+def gather_interfaces(machine: Machine, find_address: Callable[[str], str | None] | None = None) -> list[Interface]:
+    """Return all interfaces; `find_address` gives the IPv4 address of one by name (default: asks the kernel)."""
+    find_address = find_address or _find_address
+    interfaces = []
+    for name in machine.names("/sys/class/net"):
+        place = f"/sys/class/net/{name}"
+        found = re.fullmatch("0x[0-9a-f]{1,8}", machine.read(f"{place}/flags") or "")
+        flags = int(found[0], 16) if found else 0
+        # "unknown" is what drivers say that do not watch their carrier, as that of the loopback.
+        is_up = bool(flags & _UP) and machine.read(f"{place}/operstate") in ("up", "unknown")
+        speed = machine.read_number(f"{place}/speed")
+        interfaces.append(
+            Interface(
+                name,
+                is_up,
+                bool(flags & _LOOPBACK),
+                find_address(name) if is_up else None,
+                speed if speed is not None and speed > 0 else None,
+                machine.read_number(f"{place}/mtu"),
+            )
+        )
+    return interfaces
+
+
+def judge_interfaces(interfaces: Sequence[Interface], request: Request, route: str | None) -> Finding:
+    """Judge the interface between the hosts; `route` is this machine's address on the way to another host."""
+    shown = "; ".join(interface.describe() for interface in interfaces if not interface.is_loopback)
+    facts: dict[str, Any] = {"interfaces": [asdict(interface) for interface in interfaces]}
+    if len(request.cluster.hosts) == 1 and not request.others:
+        return ok("network", f"{shown or 'none but the loopback'}; a run on this machine alone needs none", **facts)
+    by, chosen = _choose(interfaces, request.interface, route)
+    facts["chosen"] = None if chosen is None else chosen.name
+    if chosen is None:
+        text = f"{by}: none of these interfaces: {shown or 'none'}"
+        return fault("network", text, "correct --interface and the hosts' names, or switch the interface on", **facts)
+    text = f"{chosen.describe()}, by {by}"
+    if not chosen.is_up or chosen.address is None or chosen.is_loopback:
+        remedy = "choose an --interface that is up and leads to the other hosts"
+        return fault("network", text, remedy, **facts)
+    if chosen.speed_mbps is not None and chosen.speed_mbps < _SLOW_MBPS:
+        remedy = "choose a faster --interface, where there is one: all gradients pass it in every step"
+        return warning("network", text, remedy, **facts)
+    return ok("network", text, **facts)
+
+
+def judge_sockets(
+    interfaces: Sequence[Interface], machine: Machine, request: Request, device: DeviceKind
+) -> Finding | None:
+    """Judge what HCCL or NCCL would take for its connections between hosts; None where neither is used."""
+    if device == "cpu":
+        return None
+    library = "HCCL" if device == "hpu" else "NCCL"
+    variable = f"{library}_SOCKET_IFNAME"
+    value = machine.environ.get(variable)
+    usable = [interface for interface in interfaces if interface.is_up]
+    names = [interface.name for interface in (usable if value is None else match_interfaces(usable, value))]
+    several = bool(request.others)
+    facts = {"variable": variable, "value": value, "interfaces": names}
+    if value is None:
+        if library == "HCCL":
+            return ok(f"{library} sockets", f"{variable} is not set; gaudi-run sets it by --interface", **facts)
+        names = prefer_by_nccl(names)
+        return ok(f"{library} sockets", f"{variable} is not set; NCCL takes {', '.join(names) or 'none'}", **facts)
+    if not names:
+        text = f"{variable}={value} is no interface that is up"
+        return warning_or_fault(several, f"{library} sockets", text, "correct or unset it", **facts)
+    if several and all(interface.is_loopback for interface in usable if interface.name in names):
+        text = f"{variable}={value} is the loopback, where no other host is"
+        return fault(f"{library} sockets", text, "name the interface between the hosts", **facts)
+    return ok(f"{library} sockets", f"{', '.join(names)}, by {variable}={value}", **facts)
+
+
+def match_interfaces(interfaces: Sequence[Interface], value: str) -> list[Interface]:
+    """Return the interfaces that a variable of NCCL's form means.
+
+    That is beginnings of names with commas between; `=` before them means whole names, and `^` before that all others.
+    """
+    is_excluding, value = value.startswith("^"), value.removeprefix("^")
+    is_whole, value = value.startswith("="), value.removeprefix("=")
+    words = [word for word in value.split(",") if word]
+
+    def is_meant(name: str) -> bool:
+        return any(name == word if is_whole else name.startswith(word) for word in words)
+
+    return [interface for interface in interfaces if is_meant(interface.name) != is_excluding]
+
+
+def prefer_by_nccl(names: Sequence[str]) -> list[str]:
+    """Return the interfaces that NCCL takes by itself: those of InfiniBand, else all but docker's and the loopback."""
+    infiniband = [name for name in names if name.startswith("ib")]
+    others = [name for name in names if not name.startswith(("lo", "docker"))]
+    return infiniband or others or list(names)
+
+
+def _choose(interfaces: Sequence[Interface], asked: str | None, route: str | None) -> tuple[str, Interface | None]:
+    """Return what chooses the interface, in words, and the interface; None where there is none."""
+    if asked is not None and "/" not in asked:
+        return f"--interface {asked}", next((each for each in interfaces if each.name == asked), None)
+    if asked is not None:
+        network = ipaddress.IPv4Interface(asked).network
+        inside = (each for each in interfaces if each.address and ipaddress.IPv4Address(each.address) in network)
+        return f"--interface {asked}", next(inside, None)
+    if route is None:
+        return "no way leads to the other hosts", None
+    return "the way to the other hosts", next((each for each in interfaces if each.address == route), None)
+
+
+def _find_address(name: str) -> str | None:
+    try:
+        return interface_address(name)
+    except ConfigurationError:
+        return None

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gaudi_distributed.doctor.clock import Clock, gather_clock, judge_clock
+from gaudi_distributed.doctor.machine import Machine
+
+MakeMachine = Callable[..., Machine]
+
+
+def test_the_kernel_is_asked_and_services_are_seen(make_machine: MakeMachine) -> None:
+    clock = gather_clock(make_machine({"run/chrony/chronyd.pid": "612\n"}))
+    assert clock.is_synchronised in (True, False)
+    assert clock.services == ("chrony",)
+
+
+@pytest.mark.parametrize(
+    ("clock", "hosts", "level", "words"),
+    [
+        (Clock(True, ("chrony",)), 2, "ok", "synchronised by the kernel's word; chrony running"),
+        (Clock(False), 1, "ok", "not synchronised"),
+        (Clock(False), 2, "warning", "not synchronised, by the kernel's word; no service for it seen"),
+        (Clock(None), 2, "warning", "the kernel does not tell"),
+    ],
+)
+def test_clock(clock: Clock, hosts: int, level: str, words: str) -> None:
+    finding = judge_clock(clock, hosts)
+    assert finding.level == level
+    assert words in finding.text

@@ -1,0 +1,57 @@
+"""What is installed, judged by versions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import metadata
+
+import pytest
+
+from gaudi_distributed.devices import DeviceKind
+from gaudi_distributed.doctor.libraries import judge_jemalloc, judge_python, judge_tensorflow, read_versions
+from gaudi_distributed.doctor.machine import Machine
+
+MakeMachine = Callable[..., Machine]
+
+
+def test_versions_are_read_without_importing() -> None:
+    assert read_versions("pytest", "no-such-distribution") == {"pytest": metadata.version("pytest")}
+    read_versions("tensorflow", "tensorflow-cpu")
+    assert "tensorflow" not in sys.modules
+
+
+def test_python() -> None:
+    assert [judge_python(version).level for version in ((3, 9), (3, 10), (3, 13), (3, 14))] == [
+        "warning",
+        "ok",
+        "ok",
+        "warning",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("versions", "device", "level", "words"),
+    [
+        ({}, "cpu", "warning", "is not installed"),
+        ({"tensorflow-cpu": "2.15.1"}, "cpu", "ok", "tensorflow-cpu 2.15.1"),
+        ({"tensorflow": "2.21.0"}, "gpu", "ok", "tensorflow 2.21.0"),
+        ({"tensorflow-cpu": "2.15.1"}, "gpu", "fault", "has no code for GPUs"),
+        ({"tensorflow": "2.15.0", "tensorflow-cpu": "2.15.1"}, "cpu", "warning", "own the same files"),
+        ({"tensorflow": "2.14.0"}, "cpu", "warning", "not tested"),
+        ({"tensorflow": "2.22.0rc1"}, "cpu", "warning", "not tested"),
+        ({"tensorflow": "odd"}, "cpu", "warning", "not tested"),
+    ],
+)
+def test_tensorflow(versions: dict[str, str], device: DeviceKind, level: str, words: str) -> None:
+    finding = judge_tensorflow(versions, device)
+    assert finding.level == level
+    assert words in finding.text
+
+
+def test_jemalloc(make_machine: MakeMachine) -> None:
+    assert judge_jemalloc(make_machine({})).level == "warning"
+    machine = make_machine({"usr/lib64/libjemalloc.so.2": ""})
+    assert judge_jemalloc(machine).text == f"{machine.root}/usr/lib64/libjemalloc.so.2, which gaudi-run preloads"
+    loaded = judge_jemalloc(make_machine({}, LD_PRELOAD="/x/libjemalloc.so.2"))
+    assert (loaded.level, loaded.text) == ("ok", "preloaded, by LD_PRELOAD=/x/libjemalloc.so.2")

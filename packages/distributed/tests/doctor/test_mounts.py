@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import PurePosixPath
+
+from gaudi_distributed.doctor.machine import Machine
+from gaudi_distributed.doctor.mounts import find_mount, read_mounts
+
+MakeMachine = Callable[..., Machine]
+
+TABLE = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+40 27 0:40 / /data rw - nfs4 server:/export rw,vers=4.2
+41 27 8:1 /inner /data/my\040disk ro,relatime shared:1 master:2 - xfs /dev/sdb1 rw
+42 40 0:41 / /data rw - tmpfs tmpfs rw,size=4k
+a line that is none
+43 27
+"""
+
+
+def test_the_last_mount_of_the_deepest_point_counts(make_machine: MakeMachine) -> None:
+    mounts = read_mounts(make_machine({"proc/self/mountinfo": TABLE}))
+    assert [mount.kind for mount in mounts] == ["proc", "ext4", "nfs4", "xfs", "tmpfs"]
+    kinds = {}
+    for name in ("/", "/home/me", "/data", "/data/my disk/run", "/database"):
+        found = find_mount(mounts, PurePosixPath(name))
+        kinds[name] = None if found is None else found.kind
+    assert kinds == {"/": "ext4", "/home/me": "ext4", "/data": "tmpfs", "/data/my disk/run": "xfs", "/database": "ext4"}
+    assert mounts[3].folder == PurePosixPath("/inner")
+    assert {"ro", "rw"} <= mounts[3].options
+    assert find_mount([], PurePosixPath("/")) is None

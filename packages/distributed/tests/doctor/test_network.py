@@ -1,0 +1,143 @@
+"""Interfaces as /sys shows them, and which of them ranks on several hosts take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gaudi_distributed.cluster import Cluster, Host
+from gaudi_distributed.devices import DeviceKind
+from gaudi_distributed.doctor.machine import Machine
+from gaudi_distributed.doctor.network import (
+    Interface,
+    gather_interfaces,
+    judge_interfaces,
+    judge_sockets,
+    match_interfaces,
+    prefer_by_nccl,
+)
+from gaudi_distributed.doctor.request import Request
+
+MakeMachine = Callable[..., Machine]
+
+FILES = {
+    "sys/class/net/lo/flags": "0x9\n",
+    "sys/class/net/lo/operstate": "unknown\n",
+    "sys/class/net/lo/mtu": "65536\n",
+    "sys/class/net/eth0/flags": "0x1003\n",
+    "sys/class/net/eth0/operstate": "up\n",
+    "sys/class/net/eth0/speed": "25000\n",
+    "sys/class/net/eth0/mtu": "9000\n",
+    "sys/class/net/veth/flags": "0x1003\n",
+    "sys/class/net/veth/operstate": "up\n",
+    "sys/class/net/veth/speed": "-1\n",
+    "sys/class/net/eth1/flags": "0x1003\n",
+    "sys/class/net/eth1/operstate": "down\n",
+    "sys/class/net/off/operstate": "up\n",
+}
+LO = Interface("lo", True, True, "127.0.0.1", None, 65536)
+ETH0 = Interface("eth0", True, False, "10.0.0.1", 25000, 9000)
+ETH1 = Interface("eth1", False, False, None, None, 1500)
+SLOW = Interface("eno1", True, False, "10.1.0.1", 1000, 1500)
+BARE = Interface("ib0", True, False, None, 100000, 2044)
+ALL = [LO, BARE, SLOW, ETH0, ETH1]
+ONE = Request()
+TWO = Request(cluster=Cluster((Host("a"), Host("b"))), local_hosts=frozenset({"a"}))
+
+
+def test_what_sys_shows(make_machine: MakeMachine) -> None:
+    found = gather_interfaces(make_machine(FILES), {"eth0": "10.0.0.1"}.get)
+    assert [interface.describe() for interface in found] == [
+        "eth0 up, 10.0.0.1, 25 Gb/s, MTU 9000",
+        "eth1 down",
+        "lo up, without IPv4 address, of unknown speed, MTU 65536",
+        "off down",
+        "veth up, without IPv4 address, of unknown speed, MTU None",
+    ]
+    assert [interface.name for interface in found if interface.is_loopback] == ["lo"]
+
+
+def test_odd_flags_are_none(make_machine: MakeMachine) -> None:
+    (found,) = gather_interfaces(make_machine({"sys/class/net/x/flags": "odd", "sys/class/net/x/operstate": "up"}))
+    assert found == Interface("x", False, False, None, None, None)
+
+
+def test_the_loopback_of_this_machine() -> None:
+    loopback = next(interface for interface in gather_interfaces(Machine()) if interface.is_loopback)
+    assert (loopback.name, loopback.is_up, loopback.address) == ("lo", True, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("interface", "route", "level", "words"),
+    [
+        ("eth0", None, "ok", "eth0 up, 10.0.0.1, 25 Gb/s, MTU 9000, by --interface eth0"),
+        ("10.0.0.0/24", None, "ok", "eth0 up"),
+        (None, "10.0.0.1", "ok", "eth0 up, 10.0.0.1, 25 Gb/s, MTU 9000, by the way to the other hosts"),
+        (None, "10.1.0.1", "warning", "eno1 up, 10.1.0.1, 1 Gb/s"),
+        ("eth1", None, "fault", "eth1 down"),
+        ("ib0", None, "fault", "without IPv4 address"),
+        ("lo", None, "fault", "lo up"),
+        ("eth7", None, "fault", "--interface eth7: none of these interfaces"),
+        ("10.9.0.0/24", None, "fault", "--interface 10.9.0.0/24: none of these"),
+        (None, None, "fault", "no way leads to the other hosts"),
+    ],
+)
+def test_between_hosts(interface: str | None, route: str | None, level: str, words: str) -> None:
+    finding = judge_interfaces(ALL, replace(TWO, interface=interface), route)
+    assert finding.level == level
+    assert words in finding.text
+
+
+def test_alone_none_is_needed() -> None:
+    assert judge_interfaces([LO], ONE, None).text == "none but the loopback; a run on this machine alone needs none"
+    assert judge_interfaces([LO, ETH0], ONE, None).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ("eth", ["eth0", "eth1"]),
+        ("=eth0", ["eth0"]),
+        ("=eth", []),
+        ("eth0,ib", ["ib0", "eth0"]),
+        ("^eth,lo", ["ib0", "eno1"]),
+        ("^=eth0,lo", ["ib0", "eno1", "eth1"]),
+        ("", []),
+    ],
+)
+def test_names_by_nccls_rules(value: str, names: list[str]) -> None:
+    assert [interface.name for interface in match_interfaces(ALL, value)] == names
+
+
+def test_what_nccl_takes_by_itself() -> None:
+    assert prefer_by_nccl(["lo", "docker0", "eth0", "ib0"]) == ["ib0"]
+    assert prefer_by_nccl(["lo", "docker0", "eth0", "eno1"]) == ["eth0", "eno1"]
+    assert prefer_by_nccl(["lo", "docker0"]) == ["lo", "docker0"]
+
+
+@pytest.mark.parametrize(
+    ("device", "environ", "level", "words"),
+    [
+        ("gpu", {}, "ok", "NCCL takes ib0"),
+        ("gpu", {"NCCL_SOCKET_IFNAME": "eth"}, "ok", "eth0, by NCCL_SOCKET_IFNAME=eth"),
+        ("gpu", {"NCCL_SOCKET_IFNAME": "eth1"}, "fault", "is no interface that is up"),
+        ("gpu", {"NCCL_SOCKET_IFNAME": "lo"}, "fault", "is the loopback"),
+        ("hpu", {}, "ok", "gaudi-run sets it by --interface"),
+        ("hpu", {"HCCL_SOCKET_IFNAME": "eth0,eno1"}, "ok", "eno1, eth0, by HCCL_SOCKET_IFNAME"),
+        ("hpu", {"HCCL_SOCKET_IFNAME": "bond0"}, "fault", "is no interface that is up"),
+    ],
+)
+def test_sockets(device: DeviceKind, environ: dict[str, str], level: str, words: str) -> None:
+    finding = judge_sockets(ALL, Machine(environ=environ), TWO, device)
+    assert finding is not None
+    assert finding.level == level
+    assert words in finding.text
+
+
+def test_a_cpu_uses_neither_library() -> None:
+    assert judge_sockets(ALL, Machine(), TWO, "cpu") is None
+    finding = judge_sockets(ALL, Machine(environ={"NCCL_SOCKET_IFNAME": "x"}), ONE, "gpu")
+    assert finding is not None
+    assert finding.level == "warning"

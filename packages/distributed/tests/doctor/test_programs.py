@@ -1,0 +1,32 @@
+"""Programs that answer, fail, stay silent or are not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from gaudi_distributed.doctor.programs import ask
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "output", "complaint"),
+    [
+        ("echo yes; echo warning >&2", 0, "yes", ""),
+        ("echo first >&2; echo 'second ' >&2; exit 3", 3, "", "second"),
+        ("echo only this; exit 1", 1, "only this", "only this"),
+        ("exit 4", 4, "", "status 4"),
+        ("kill -9 $$", -9, "", "status -9"),
+        (r"printf '\377'", 0, "\ufffd", ""),
+        ("cat", 0, "", ""),
+        ("echo $WORD", 0, "a b", ""),
+    ],
+)
+def test_what_a_program_says(script: str, status: int, output: str, complaint: str) -> None:
+    answer = ask(["/bin/sh", "-c", script], {"WORD": "a b", "PATH": "/usr/bin:/bin"}, 30)
+    assert (answer.status, answer.output, answer.complaint) == (status, output, complaint)
+    assert answer.began <= answer.ended
+
+
+def test_one_that_does_not_end_or_start() -> None:
+    assert ask(["sleep", "60"], {"PATH": "/usr/bin:/bin"}, 0.2).complaint == "no answer within 0 s"
+    missing = ask(["/nowhere/program"], {}, 5)
+    assert (missing.status, missing.complaint) == (None, "No such file or directory")

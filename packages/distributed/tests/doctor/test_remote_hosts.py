@@ -1,0 +1,98 @@
+"""Other hosts: what they say, and what ssh says where it does not reach them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from gaudi_distributed.cluster import Cluster, Host
+from gaudi_distributed.doctor.machine import Machine
+from gaudi_distributed.doctor.programs import Answer
+from gaudi_distributed.doctor.remote_hosts import (
+    RemoteHost,
+    find_starter,
+    gather_hosts,
+    judge_host,
+    measure_skew,
+)
+from gaudi_distributed.doctor.request import Request
+from gaudi_distributed.launch.ssh import Ssh
+
+TWO = Request(cluster=Cluster((Host("a"), Host("gone.invalid"))), local_hosts=frozenset({"a"}))
+MPI = "mpirun (Open MPI) 4.1.4"
+MPIRUN = find_starter(TWO, "openmpi")
+GUARD = find_starter(replace(TWO, remote_python="/opt/python3"), "gloo")
+GOOD = RemoteHost("b", "", 0.25, 0.01, MPI)
+
+
+@pytest.mark.parametrize(
+    ("said", "skew", "uncertainty"),
+    [
+        ("1000.250000000", -0.75, 1.0),
+        ("1000", -0.5, 1.5),
+        ("1000.N", -0.5, 1.5),
+        ("1060.000000000", 59.0, 1.0),
+        ("", None, 0.0),
+        ("bash: date: not found", None, 0.0),
+        ("-1", None, 0.0),
+    ],
+)
+def test_clocks_are_compared_at_the_middle_of_question_and_answer(
+    said: str, skew: float | None, uncertainty: float
+) -> None:
+    assert measure_skew(Answer(0, said, "", 1000.0, 1002.0)) == (skew, uncertainty)
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "words"),
+    [
+        ({}, "ok", "ssh reaches it; mpirun is there; its clock is 0.25 s ahead, ±0.01 s"),
+        ({"skew": -3.0}, "warning", "its clock is 3.00 s behind"),
+        ({"skew": 3.0, "uncertainty": 2.5}, "ok", "3.00 s ahead, ±2.50 s"),
+        ({"skew": None}, "warning", "does not tell its time"),
+        (
+            {"starter": "mpirun (Open MPI) 5.0.3"},
+            "fault",
+            "it has mpirun (Open MPI) 5.0.3, and here is mpirun (Open MPI) 4.1.4",
+        ),
+        ({"starter_complaint": "bash: line 1: mpirun: command not found"}, "fault", "no mpirun: bash: line 1"),
+        ({"complaint": "Host key verification failed."}, "fault", "ssh does not reach it: Host key"),
+    ],
+)
+def test_a_host(changes: dict[str, object], level: str, words: str) -> None:
+    finding = judge_host(replace(GOOD, **changes), MPIRUN, MPI, Ssh())  # type: ignore[arg-type]
+    assert finding.level == level
+    assert words in finding.text
+
+
+@pytest.mark.parametrize(
+    ("complaint", "remedy"),
+    [
+        ("Host key verification failed.", "add it to known_hosts"),
+        ("me@b: Permission denied (publickey).", "authorized_keys"),
+        ("ssh: Could not resolve hostname b: Name or service not known", "correct the host's name"),
+        ("ssh: connect to host b port 22: Connection refused", "start sshd there"),
+        ("no answer within 40 s", "try ssh -p 3022 by hand"),
+    ],
+)
+def test_each_trouble_has_its_remedy(complaint: str, remedy: str) -> None:
+    assert remedy in judge_host(RemoteHost("b", complaint), MPIRUN, MPI, Ssh(3022)).remedy
+
+
+def test_what_starts_ranks_is_asked_for() -> None:
+    assert MPIRUN.command == ("mpirun", "--version")
+    assert find_starter(replace(TWO, mpi_root="/opt/mpi"), "openmpi").command[0] == "/opt/mpi/bin/mpirun"
+    assert GUARD.command[:4] == ("/opt/python3", "-I", "-B", "-c")
+    assert GUARD.command[-1].endswith("guard.py")
+    python = RemoteHost("b", "", 0.0, 0.1, "3.11")
+    assert judge_host(python, GUARD, "", Ssh()).level == "ok"
+
+
+def test_a_host_that_is_not_there() -> None:
+    (host,) = gather_hosts(Machine(environ=dict(os.environ)), TWO, MPIRUN)
+    assert host.name == "gone.invalid"
+    assert host.complaint
+    assert gather_hosts(Machine(environ={"PATH": "/nowhere"}), TWO, MPIRUN)[0].complaint == "ssh is not installed here"
+    assert gather_hosts(Machine(), Request(), MPIRUN) == []

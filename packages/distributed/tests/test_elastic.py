@@ -1,0 +1,68 @@
+"""What a worker asks, and what it hears."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from gaudi_distributed.elastic import ADDRESS, PORT, SCOPE, WORKER, Seats, is_elastic
+from gaudi_distributed.errors import ConfigurationError, PeerLostError
+from gaudi_distributed.launch.rendezvous import Rendezvous
+
+
+def tell(rendezvous: Rendezvous, number: int, variables: dict[str, str] | None) -> None:
+    with rendezvous.lock:
+        rendezvous.values[f"{SCOPE}/seat_3"] = json.dumps({"round": number, "variables": variables}).encode()
+
+
+def test_seats_of_rounds() -> None:
+    with Rendezvous("127.0.0.1") as rendezvous:
+        seats = Seats({WORKER: "3", **rendezvous.environment})
+        tell(rendezvous, 1, {"HOROVOD_RANK": "0"})
+        assert seats.take() == {"HOROVOD_RANK": "0"}
+        assert f"{SCOPE}/ask_3" in rendezvous.values
+        # The seat of a round that is over is none: it waits for the next one.
+        timer = threading.Timer(0.3, tell, [rendezvous, 2, {"HOROVOD_RANK": "1"}])
+        timer.start()
+        assert seats.take() == {"HOROVOD_RANK": "1"}
+        tell(rendezvous, 3, None)
+        assert seats.take() is None
+        timer.join()
+
+
+def test_changes() -> None:
+    with Rendezvous("127.0.0.1") as rendezvous:
+        seats = Seats({WORKER: "3", **rendezvous.environment})
+        assert not seats.are_changing()
+        for value, expected in ((b"0", False), (b"1", True)):
+            with rendezvous.lock:
+                rendezvous.values[f"{SCOPE}/changing"] = value
+            assert seats.are_changing() == expected
+
+
+def test_launcher_that_is_gone() -> None:
+    with Rendezvous("127.0.0.1") as rendezvous:
+        seats = Seats({WORKER: "3", **rendezvous.environment})
+    with pytest.raises(PeerLostError, match="worker 3: the launcher at 127"):
+        seats.take()
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {WORKER: "3"},
+        {WORKER: "3", ADDRESS: "127.0.0.1"},
+        {WORKER: "3", ADDRESS: "127.0.0.1", PORT: "x"},
+        {WORKER: "x", ADDRESS: "127.0.0.1", PORT: "1"},
+    ],
+)
+def test_variables_that_are_not_a_launchers(environ: dict[str, str]) -> None:
+    assert is_elastic(environ)
+    with pytest.raises(ConfigurationError, match="start the run through gaudi-run"):
+        Seats(environ)
+
+
+def test_other_processes_are_no_workers() -> None:
+    assert not is_elastic({ADDRESS: "127.0.0.1", PORT: "1"})
