@@ -169,7 +169,7 @@ def ssd_train(
         keras.utils.set_random_seed(settings.seed)
         return Precision("fp32", "float32")
 
-    monkeypatch.setattr("gaudi_apps.session.start_tensorflow", start_tensorflow)
+    monkeypatch.setattr("gaudi_apps.tensorflow_framework.start_tensorflow", start_tensorflow)
     monkeypatch.setattr("gaudi_apps.ssd.task.build_ssd", small_network)
 
     def run(*argv: object) -> Done:

@@ -29,9 +29,9 @@ def build_small_ssd(
 
 
 if __name__ == "__main__":
-    from gaudi_apps import session, ssd_train
+    from gaudi_apps import ssd_train, tensorflow_framework
 
-    start_tensorflow = session.start_tensorflow
+    start_tensorflow = tensorflow_framework.start_tensorflow
 
     def start(settings: DeviceSettings) -> Precision:
         """Exchange the network as soon as TensorFlow may be imported."""
@@ -41,5 +41,5 @@ if __name__ == "__main__":
         gaudi_models.ssd.build_ssd = build_small_ssd  # type: ignore[assignment]
         return precision
 
-    session.start_tensorflow = start
+    tensorflow_framework.start_tensorflow = start
     ssd_train.main()

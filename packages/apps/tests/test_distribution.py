@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from gaudi_apps.classification.resnet_config import ResNetConfig, make_recipe
-from gaudi_apps.distribution import Distribution, count_workers, find_distribution, plan_launch, share_batch
+from gaudi_apps.distribution import (
+    Distribution,
+    complete_flags,
+    count_workers,
+    find_distribution,
+    plan_launch,
+    share_batch,
+)
 from gaudi_apps.distribution_flags import DistributionFlags, check_distribution
 from gaudi_apps.ssd import config as ssd_config
 from gaudi_apps.ssd.plan import make_plan
@@ -76,6 +83,39 @@ def test_a_process_finds_its_place() -> None:
     assert find_distribution(read(""), {}, cpu).communication.engine == "single"
     # What one process of several is to do is said by the engine: none is an error of the communicator.
     assert find_distribution(read(""), RANK_1_OF_4, cpu).place.size == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "device", "expected"),
+    [
+        ("", "horovod", "hpu", "--use_horovod"),
+        ("", "multi_worker", "cpu", "-ds multi_worker"),
+        ("", "multi_worker", "hpu", "-ds hpu"),
+        ("", "single", "cpu", ""),
+        ("", None, "cpu", ""),
+        ("--use_horovod", "horovod", "cpu", "--use_horovod"),
+        ("-ds mirrored", "horovod", "cpu", "-ds mirrored"),
+        ("-ds mirrored", "multi_worker", "cpu", "-ds mirrored"),
+        ("--use_horovod", "single", "cpu", "--use_horovod"),
+    ],
+)
+def test_without_a_flag_the_engine_is_what_gaudi_run_started_the_process_for(
+    text: str, engine: str | None, device: DeviceKind, expected: str
+) -> None:
+    environ = {} if engine is None else {"GAUDI_RUN_ENGINE": engine}
+    assert complete_flags(read(text), environ, lambda: device) == read(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "message"),
+    [
+        ("--use_horovod", "multi_worker", "--use_horovod: gaudi-run --backend multi_worker started"),
+        ("", "nccl", "GAUDI_RUN_ENGINE is 'nccl', and the engines are single, horovod"),
+    ],
+)
+def test_an_engine_that_contradicts_the_launch_is_named(text: str, engine: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        complete_flags(read(text), {"GAUDI_RUN_ENGINE": engine}, cpu)
 
 
 def test_hosts_may_come_from_flags() -> None:
@@ -202,3 +242,6 @@ def test_modes_of_one_process_are_not_for_several(
     done = ssd_train("--use_fake_data", "--model_dir", tmp_path)
     assert done.status == 78
     assert "this is process 1 of 4" in done.err
+    monkeypatch.setenv("GAUDI_RUN_ENGINE", "horovod")
+    done = ssd_train("--mode", "plan", "--num_examples_per_epoch", 117266, "--distributed_bn", "--batch_size", 8)
+    assert "32, 8 on each of 4 processes" in done.out

@@ -21,6 +21,8 @@ from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError, FlagError, MissingExtraError, MissingInputError, UnsafeError
 from gaudi_models.weights import read_weights
 
+pytestmark = pytest.mark.slow
+
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
 

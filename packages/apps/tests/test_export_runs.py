@@ -15,6 +15,8 @@ from gaudi_apps.ssd.serving import export_saved_model
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_saved_model_is_run_by_relative_paths(
     detector_network: Any, noise_pictures: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

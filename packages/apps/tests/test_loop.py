@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gaudi_apps import loop
 from gaudi_apps.history import HistoryWriter, read_history
-from gaudi_apps.loop import LoopOptions, NonFiniteError, Reporters, Wishes, require_finite_state, train
+from gaudi_apps.loop import LoopOptions, NonFiniteError, Reporters, Wishes, require_finite, require_finite_state, train
 from gaudi_apps.progress import TrainingProgress
 from gaudi_apps.summaries import SummaryWriter
 
@@ -283,3 +283,12 @@ def test_weights_that_are_not_finite_are_found() -> None:
     require_finite_state(good, 3)
     with pytest.raises(NonFiniteError, match="step 3: c is no longer finite"):
         require_finite_state({**good, "c": np.array([1, np.inf], np.float32)}, 3)
+
+
+@pytest.mark.parametrize("own_finite", [True, False])
+def test_whose_number_is_not_finite(own_finite: bool) -> None:
+    """In the mean over the ranks it is everybody's."""
+    scalars = {"loss": 1.0, "finite": False, "own_finite": own_finite}
+    with pytest.raises(NonFiniteError) as caught:
+        require_finite(4, 0.1, scalars, np.arange(2))
+    assert caught.value.is_own is not own_finite

@@ -11,6 +11,7 @@ import pytest
 
 from gaudi_apps.ssd.detector import Detector
 from gaudi_apps.ssd.predict import PredictOptions, PredictReport, predict
+from gaudi_apps.ssd.preparation import PREPARATION
 from gaudi_apps.videos import VideoWriter, read_frames
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.scoring import score_detections
@@ -24,7 +25,8 @@ def run(
 ) -> tuple[PredictReport, list[str]]:
     lines: list[str] = []
     options = options or PredictOptions(batch_size=2)
-    return predict(Detector(network), files, CATEGORIES, folder, options, write_line=lines.append), lines
+    detector, show = Detector(network), lines.append
+    return predict(detector, files, CATEGORIES, folder, options, prepare=PREPARATION, write_line=show), lines
 
 
 def read(path: Path) -> Any:
@@ -170,5 +172,6 @@ def test_large_frames_make_small_batches(
 
     monkeypatch.setattr("gaudi_apps.predictions.PIXEL_BYTES_PER_BATCH", 2 * 120 * 150 * 3)
     files = sorted(pictures.iterdir())
-    predict(Watched(network), files, CATEGORIES, tmp_path, PredictOptions(batch_size=4))
+    options = PredictOptions(batch_size=4)
+    predict(Watched(network), files, CATEGORIES, tmp_path, options, prepare=PREPARATION)
     assert sizes == [3, 2]

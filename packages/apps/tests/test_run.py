@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from safetensors.numpy import load_file
 
 from gaudi_apps.checkpoints import CheckpointFolder
 from gaudi_apps.history import read_history
+
+pytestmark = pytest.mark.slow
 
 # Five images in batches of two: three steps an epoch, and int(.7 * 3) = 2 steps from checkpoint to checkpoint.
 COMMON = ["--batch_size", "2", "--dtype", "fp32", "--lr_warmup_steps", "2", "--save_checkpoints_epochs", "0.7"]

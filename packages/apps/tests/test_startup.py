@@ -10,12 +10,14 @@ from gaudi_apps.classification.resnext_config import ResNeXtConfig
 from gaudi_apps.config_file import list_flags
 from gaudi_apps.ssd.config import DataFlags, RunFlags, SSDConfig
 from gaudi_apps.startup import OF_A_RANK, hash_code, list_start_facts
+from gaudi_apps.tensorflow_framework import TensorFlow
 from gaudi_distributed import Precision
 from gaudi_distributed.agreement import find_difference
 
 
 def make_session(config: SSDConfig) -> Any:
-    return SimpleNamespace(app=SimpleNamespace(config=config), precision=Precision("fp32", "float32"))
+    app = SimpleNamespace(config=config, framework=TensorFlow())
+    return SimpleNamespace(app=app, precision=Precision("fp32", "float32"))
 
 
 def test_flags_that_ranks_may_differ_in_are_flags() -> None:

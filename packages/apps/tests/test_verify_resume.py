@@ -15,6 +15,8 @@ from gaudi_apps.ssd.application import SSDApplication
 from gaudi_apps.ssd.config import DataFlags, DeviceFlags, EvaluationFlags, RunFlags, ScheduleFlags, SSDConfig, validate
 from gaudi_apps.verify_resume import ResumeError, compare_runs, verify_resume
 
+pytestmark = pytest.mark.slow
+
 SMALL_PROGRAM = Path(__file__).with_name("small_ssd.py")
 
 # What stands for the program where only starting and killing matter: a "run" whose state is the number of the step, or,

@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import numpy.typing as npt
 
+from gaudi_apps.background import BackgroundScoring
+from gaudi_apps.framework import Framework
 from gaudi_apps.loop import Task
 from gaudi_apps.plan import Plan
 from gaudi_apps.run_folder import RunFolder
 from gaudi_apps.settings import RunSettings
+from gaudi_apps.tensorflow_framework import TensorFlow
+from gaudi_apps.watching import TrainingWatcher
 from gaudi_distributed import Communicator
 
 if TYPE_CHECKING:
-    from gaudi_models.weights import WeightsFile
+    from gaudi_models.weights import LoadReport, WeightsFile
 
 Batches = Iterator[Mapping[str, Any]]
 Facts = Mapping[str, Any]
@@ -66,14 +70,17 @@ class TrainableTask(Task, Protocol):
 
     model: Any
 
+    def guard_shapes(self) -> None:
+        """Let a dynamic shape or a second trace of a step be an error, see `gaudi_apps.shape_guard`."""
+
     def wish(self, *, stop: bool, save: bool) -> None:
         """Have the steps to come tell all ranks what this one wants, see `gaudi_apps.loop.Wishes`."""
 
     def averaged(self) -> AbstractContextManager[None]:
         """Within, the model has the average of its weights, if one is kept."""
 
-    def reset_averages(self) -> None:
-        """Begin the average anew, after weights were loaded."""
+    def load_weights(self, weights: WeightsFile) -> LoadReport:
+        """Set what is in a file with the same name and shape, and begin the average anew."""
 
     def read_state(self) -> dict[str, npt.NDArray[Any]]:
         """Copies of all variables by name."""
@@ -97,6 +104,12 @@ class Restored:
 class TaskScorer(Protocol):
     """Scores a task on validation data."""
 
+    def summarize(self, result: Any) -> Score:
+        """The figures of a result, as of an evaluation in the background."""
+
+    def adopt(self, step: int, result: Any | None) -> None:
+        """Have the score of a step from a result that was found elsewhere, which rank 0 has."""
+
     def watch(self, begin: Callable[[str], None]) -> None:
         """Have somebody told what comes next; see `gaudi_distributed.supervision.Member.at`."""
 
@@ -114,13 +127,17 @@ class Application(ABC):
         program: what a Python is given to run it, such as ``("-m", "gaudi_apps.ssd_train")``.
         files: names of files in the folder of a run that the program writes besides those of the machinery.
         folders: the same of folders.
+        side_flags: names of flags that two sides of a parity may differ in, besides those of `gaudi_apps.parity.flags`.
         config: the dataclass of its flags, validated.
         settings: what the machinery has to know of them.
+        framework: what computes.
     """
 
+    framework: Framework = TensorFlow()
     program: tuple[str, ...]
     files: ClassVar[tuple[str, ...]]
     folders: ClassVar[tuple[str, ...]]
+    side_flags: tuple[str, ...]
     config: Any
     settings: RunSettings
 
@@ -185,6 +202,14 @@ class Application(ABC):
     @abstractmethod
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Draw what the network sees of the first training images; returns the files."""
+
+    def open_background_scoring(self, facts: Facts) -> BackgroundScoring | None:
+        """A process that scores while this one trains, with the results of the scorer; None: training waits."""
+        return None
+
+    def watch_training(self, plan: Plan, folder: Path) -> TrainingWatcher:
+        """Who hears what a training by a plan does, of which rank 0 leaves something in the folder."""
+        return TrainingWatcher()
 
     def finish(self, restore: Callable[[], Restored]) -> None:  # noqa: B027
         """What follows on a training that came to its end; nothing, unless a program says so."""

@@ -119,14 +119,11 @@ class _Start:
             step = self._checkpoint.step
             print(f"{self._session.checkpoints.path(step)}: continuing after step {step}")
         elif self._weights is not None:
-            from gaudi_models.weights import assign_weights
-
-            print(assign_weights(task.model, self._weights).describe())
-            task.reset_averages()
+            print(task.load_weights(self._weights).describe())
 
     def _describe(self, checkpoint: Checkpoint) -> dict[str, Any]:
         noted = checkpoint.facts
-        self._require_classes(checkpoint)
+        require_classes(noted, self._data, f"checkpoint of step {checkpoint.step}")
         before = noted.get("batch_norm_images", self._batch_norm_images)
         if before != self._batch_norm_images:
             warn(f"batch norm went over {before} images up to step {checkpoint.step}, now {self._batch_norm_images}")
@@ -137,10 +134,20 @@ class _Start:
             "early_stop": noted["early_stop"],
         }
 
-    def _require_classes(self, checkpoint: Checkpoint) -> None:
-        for name, value in self._data.facts.items():
-            if name not in checkpoint.facts:
-                raise DataError(f"checkpoint of step {checkpoint.step}: does not name its classes; use another")
-            if checkpoint.facts[name] != value:
-                folder = self._session.checkpoints.folder
-                raise DataError(f"{folder}: is of other classes than the data; give another --model_dir")
+
+def require_classes(noted: Facts, data: TrainingData, name: str) -> None:
+    """See that a checkpoint is of the classes of the data.
+
+    Args:
+        noted: by the checkpoint.
+        data: what is trained on.
+        name: of the checkpoint, for messages.
+
+    Raises:
+        DataError: it is not.
+    """
+    for fact, value in data.facts.items():
+        if fact not in noted:
+            raise DataError(f"{name}: does not name its classes; use another")
+        if noted[fact] != value:
+            raise DataError(f"{name}: is of other classes than the data; give another --model_dir")

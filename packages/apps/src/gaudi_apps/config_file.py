@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -24,8 +24,22 @@ class ConfigFileError(ValueError):
     exit_status: ClassVar[int] = 78
 
 
-def parse_config(config_class: type[Config], argv: Sequence[str], *, prog: str, description: str) -> Config:
+def parse_config(
+    config_class: type[Config],
+    argv: Sequence[str],
+    *,
+    prog: str,
+    description: str,
+    list_preset: Callable[[Sequence[str]], Sequence[str]] = lambda argv: (),
+) -> Config:
     """Make a `config_class` from the command line, and from the YAML file that its flag --config names.
+
+    Args:
+        config_class: a dataclass.
+        argv: the command line.
+        prog: the program's name.
+        description: what stands at the top of its help text.
+        list_preset: what all these flags stand for besides; each of them wins over that.
 
     Raises:
         FlagError: a flag of the command line is unknown or has a value it does not take.
@@ -36,13 +50,14 @@ def parse_config(config_class: type[Config], argv: Sequence[str], *, prog: str, 
     finder.add_argument("--config", nargs="?")
     path = finder.parse_known_args(argv)[0].config
     if path is None:
-        return parse_flags(config_class, argv, prog=prog, description=description)
+        return parse_flags(config_class, [*list_preset(argv), *argv], prog=prog, description=description)
     from_file = read_flags(Path(path), config_class)
     try:
         parse_flags(config_class, from_file, prog=prog)
     except FlagError as error:
         raise ConfigFileError(f"{path}: {error}") from None
-    return parse_flags(config_class, [*from_file, *argv], prog=prog, description=description)
+    given = [*from_file, *argv]
+    return parse_flags(config_class, [*list_preset(given), *given], prog=prog, description=description)
 
 
 def read_flags(path: Path, config_class: type[Any]) -> list[str]:

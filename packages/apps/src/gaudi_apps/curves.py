@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -29,6 +27,10 @@ def plot_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str =
         path: the PNG to write.
         title: stands above the curves.
     """
+    # Imported here: it takes a second, and of several ranks one draws.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from gaudi_apps.distribution_flags import DistributionFlags
 from gaudi_datasets.errors import FlagError
+from gaudi_distributed import ConfigurationError
 from gaudi_distributed.devices import DeviceKind, count_devices
-from gaudi_distributed.opening import CommunicationOptions, Engine
+from gaudi_distributed.opening import CommunicationOptions, Engine, find_engine
 from gaudi_distributed.place import Place, find_place, is_launched, write_tf_config
 
 FindDevice: TypeAlias = Callable[[], DeviceKind]
@@ -37,6 +38,33 @@ class Distribution:
     communication: CommunicationOptions = field(default_factory=CommunicationOptions)
     batch_norm_group: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def complete_flags(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> DistributionFlags:
+    """The flags, with the engine that gaudi-run started this process for where they name none.
+
+    So `gaudi-run --np 8 ssd_train` trains on 8 devices as if --use_horovod were given, too.
+
+    Raises:
+        ConfigurationError: they name Horovod, or know nothing else, and gaudi-run started the processes for
+            tf.distribute.
+    """
+    engine = find_engine(environ)
+    if engine == "multi_worker" and flags.use_horovod:
+        raise ConfigurationError(
+            "--use_horovod: gaudi-run --backend multi_worker started the processes for tf.distribute; leave out one of "
+            "the two"
+        )
+    if engine == "multi_worker" and not isinstance(flags, DistributionFlags):
+        raise ConfigurationError(
+            "gaudi-run --backend multi_worker started the processes for tf.distribute, and this program trains by "
+            "Horovod; leave out --backend"
+        )
+    if flags.has_engine or engine in (None, "single"):
+        return flags
+    if engine == "horovod":
+        return replace(flags, use_horovod=True)
+    return replace(flags, distribution_strategy="hpu" if find_device() == "hpu" else "multi_worker")
 
 
 def find_distribution(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> Distribution:

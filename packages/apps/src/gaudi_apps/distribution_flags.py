@@ -17,7 +17,7 @@ class DistributionFlags:
     """Several processes that train together, one for each device."""
 
     use_horovod: Annotated[Switch, arg(aliases=["-hvd"])] = False
-    """Train together by Horovod; --batch_size is that of one process."""
+    """Train together by Horovod, as under gaudi-run without a flag; --batch_size is that of one process."""
     distribution_strategy: Annotated[Literal["off", "multi_worker", "mirrored", "hpu"], arg(aliases=["-ds"])] = "off"
     """Train together by tf.distribute; --batch_size is that of all processes. mirrored: starts a process for each
     device of this machine; hpu: on Gaudi."""

@@ -11,7 +11,6 @@ from typing import Any
 import cv2
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from gaudi_apps.pictures import Picture, decode_picture
 from gaudi_apps.videos import read_frames
@@ -25,13 +24,15 @@ VIDEO_ENDINGS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a network takes of a picture, float32 [side, side, 3]: of its encoded bytes, and of its pixels, as tensors.
+    """What a network takes of a picture, float32 [side, side, 3]: of its encoded bytes, and of its pixels.
 
-    Both are needed: decoded by TensorFlow, as in training, for the libraries' JPEG decoders differ in the last bit.
+    Both are needed: decoded as in training, for the libraries' JPEG decoders differ in the last bit. What cannot be
+    decoded raises one of `errors`.
     """
 
     of_encoded: Callable[[bytes], Any]
     of_pixels: Callable[[Picture], Any]
+    errors: tuple[type[Exception], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,12 +122,12 @@ def _read(path: Path, prepare: Preparation) -> Iterator[tuple[int | None, float,
     """Number and rate of a frame (None and 0 for a picture), input of the network, and pixels."""
     if path.suffix.lower() in VIDEO_ENDINGS:
         for frame in read_frames(path):
-            yield frame.number, frame.rate, prepare.of_pixels(frame.pixels).numpy(), frame.pixels
+            yield frame.number, frame.rate, np.asarray(prepare.of_pixels(frame.pixels)), frame.pixels
         return
     encoded = read_image(path).encoded
     try:
-        image, pixels = prepare.of_encoded(encoded).numpy(), decode_picture(encoded)
-    except (tf.errors.InvalidArgumentError, cv2.error) as error:
+        image, pixels = np.asarray(prepare.of_encoded(encoded)), decode_picture(encoded)
+    except (cv2.error, *prepare.errors) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path}: cannot be decoded ({reason}); fetch it again or leave it out") from None
     yield None, 0.0, image, pixels

@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gaudi_datasets.errors import DataError
+from gaudi_apps.shape_guard import GuardedFunction
+from gaudi_apps.state import require_names, require_shape
 from gaudi_distributed import Communicator
-from gaudi_ops.tf import MovingAverages
+from gaudi_models.weights import LoadReport, WeightsFile, assign_weights
+from gaudi_ops.tf import MovingAverages, devices
 
 Scalars = Mapping[str, Any]
 Batch = Mapping[str, Any]
@@ -49,6 +51,12 @@ class KerasTask(ABC):
         # Nothing in a step is Python's control flow, so AutoGraph has nothing to translate.
         self._step = tf.function(self._train_step, autograph=False, reduce_retracing=True)
         self._steps = tf.function(self._train_steps, autograph=False, reduce_retracing=True)
+        self._guarded = False
+
+    def guard_shapes(self) -> None:
+        """From now on, a dynamic shape or a second trace is a ShapeError, see `gaudi_apps.shape_guard`."""
+        if not self._guarded:
+            self._step, self._guarded = GuardedFunction(self._step, [layer.name for layer in self.model.layers]), True
 
     @abstractmethod
     def compute_loss(self, batch: Batch) -> dict[str, Any]:
@@ -61,6 +69,8 @@ class KerasTask(ABC):
 
     def train_steps(self, batches: Sequence[Batch], learning_rates: Sequence[float]) -> list[Scalars]:
         """Learn from one batch after the other in a single call; see `gaudi_apps.loop.Task`."""
+        if self._guarded or devices.has_hpu():
+            return [self.train_step(*given) for given in zip(batches, learning_rates, strict=True)]
         stacked = {name: tf.stack([batch[name] for batch in batches]) for name in batches[0]}
         scalars = self._steps(stacked, tf.constant(learning_rates, tf.float32))
         arrays = {name: values.numpy() for name, values in scalars.items()}
@@ -90,8 +100,12 @@ class KerasTask(ABC):
         gradients = tape.gradient(scalars["loss"], self.model.trainable_variables)
         if self._communicator.size > 1:
             gradients, scalars = self._average(gradients, scalars)
-        finite = _are_finite(scalars["loss"], gradients) & tf.math.is_finite(learning_rate)
-        tf.cond(finite, lambda: self._update(gradients, learning_rate), lambda: None)
+        finite = _are_finite(scalars["loss"], learning_rate, gradients)
+        if devices.has_hpu():
+            # No branch is known to run there. The run ends at a number that is not finite, before anything is saved.
+            self.update(gradients, learning_rate)
+        else:
+            tf.cond(finite, lambda: self.update(gradients, learning_rate), lambda: None)
         return {**scalars, "finite": finite}
 
     def _average(self, gradients: Sequence[Any], scalars: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -102,7 +116,7 @@ class KerasTask(ABC):
         follows computes with means only, so after the step all ranks have the same state, bit for bit, and have found
         alike whether its numbers are finite.
         """
-        own_finite = _are_finite(scalars["loss"], gradients)
+        own_finite = _are_finite(scalars["loss"], 0.0, gradients)
         gradients = self._communicator.allreduce(gradients, compressed=True)
         statistics = self._find_statistics()
         means = self._communicator.allreduce([*scalars.values(), self._wishes.read_value(), *statistics])
@@ -115,7 +129,8 @@ class KerasTask(ABC):
         """The moving statistics that a forward pass changes; those of frozen layers it does not."""
         return [one for layer in self.model.layers if layer.trainable for one in layer.non_trainable_variables]
 
-    def _update(self, gradients: Sequence[Any], learning_rate: Any) -> None:
+    def update(self, gradients: Sequence[Any], learning_rate: Any) -> None:
+        """Move the weights, inside the graph, and all that follows on it."""
         self._optimizer.apply(gradients, learning_rate)
         self.after_update()
         if self._averages is not None:
@@ -128,18 +143,24 @@ class KerasTask(ABC):
         """Within, the model has the average of its weights, if one is kept."""
         return contextlib.nullcontext() if self._averages is None else self._averages.swapped()
 
+    def load_weights(self, weights: WeightsFile) -> LoadReport:
+        """See `gaudi_models.weights.assign_weights`; the average begins anew."""
+        report = assign_weights(self.model, weights)
+        self.reset_averages()
+        return report
+
     def reset_averages(self) -> None:
-        """Begin the average anew, after weights were loaded."""
+        """Begin the average anew."""
         if self._averages is not None:
             self._averages.reset()
 
     def training_state(self) -> dict[str, Any]:
         """Variables by name that only training needs."""
-        trained = (_name_of(variable) for variable in self.model.trainable_variables)
+        trained = (name_of(variable) for variable in self.model.trainable_variables)
         return {f"{MOMENTUM_NAME}{name}": slot for name, slot in zip(trained, self._optimizer.velocities, strict=True)}
 
     def _weights(self) -> dict[str, Any]:
-        return {_name_of(variable): variable for variable in self.model.variables}
+        return {name_of(variable): variable for variable in self.model.variables}
 
     def _state(self) -> dict[str, Any]:
         """Every variable by the name it has in a checkpoint."""
@@ -174,25 +195,18 @@ class KerasTask(ABC):
             variable.assign(tensors[name])
 
 
-def _are_finite(loss: Any, gradients: Sequence[Any]) -> Any:
+def _are_finite(loss: Any, learning_rate: Any, gradients: Sequence[Any]) -> Any:
     # One sum over all gradients: it is finite only where each of them is.
-    return tf.math.is_finite(loss) & tf.math.is_finite(tf.linalg.global_norm(gradients))
+    return tf.reduce_all(tf.math.is_finite(tf.stack([loss, learning_rate, tf.linalg.global_norm(gradients)])))
 
 
-def _name_of(variable: Any) -> str:
+def name_of(variable: Any) -> str:
+    """What a checkpoint calls a variable."""
     name: str = variable.name.removesuffix(":0")
     return name
 
 
 def _require_fit(tensors: Mapping[str, npt.NDArray[Any]], variables: Mapping[str, Any]) -> None:
-    if unlike := sorted(variables.keys() ^ tensors.keys()):
-        raise DataError(
-            f"checkpoint: {len(unlike)} tensors are missing or unknown, the first is {unlike[0]}; use another"
-        )
+    require_names(tensors, variables)
     for name, variable in variables.items():
-        found, expected = list(tensors[name].shape), list(variable.shape)
-        if found != expected:
-            raise DataError(
-                f"checkpoint: tensor {name} has shape {found} and the model {expected}; it is of a model with "
-                f"other classes, so use another --model_dir"
-            )
+        require_shape(name, tensors[name].shape, variable.shape)

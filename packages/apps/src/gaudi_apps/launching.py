@@ -6,11 +6,20 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gaudi_apps.config_file import parse_config
-from gaudi_apps.distribution import Distribution, count_workers, find_distribution, start_processes
+from gaudi_apps.distribution import (
+    Distribution,
+    complete_flags,
+    count_workers,
+    find_distribution,
+    start_processes,
+)
 from gaudi_apps.elastic import Commits, check_elastic, is_elastic, train_in_rounds
+from gaudi_apps.parity.flags import ParityFlags
+from gaudi_apps.parity.sides import other_arguments, recorded_side
 from gaudi_apps.signals import interrupt_on_sigterm
 from gaudi_apps.supervised import Supervised
 from gaudi_datasets.errors import FlagError
@@ -21,7 +30,7 @@ from gaudi_distributed.place import find_place
 if TYPE_CHECKING:
     from gaudi_apps.application import Application
 
-TOGETHER = ("train", "eval")  # modes that several processes share
+TOGETHER = ("train", "eval", "rehearse")  # modes that several processes share
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,8 @@ class Launch:
         validate: raises FlagError for a value that breaks a rule.
         print_plan: prints what training would do on so many processes.
         open: makes the program of validated flags for this process.
-        mode_of: what is done by its flags.
+        mode_of: what is done by its flags; besides their modes, "rehearse".
+        list_preset: see `parse_config`.
     """
 
     prog: str
@@ -48,6 +58,7 @@ class Launch:
     print_plan: Callable[[Any, int], None]
     open: Callable[[Any, Distribution], Application]
     mode_of: Callable[[Any], str] = lambda config: str(config.run.mode)
+    list_preset: Callable[[Sequence[str]], Sequence[str]] = lambda argv: ()
 
     def main(self, argv: Sequence[str] | None = None) -> NoReturn:
         """Run it with the given arguments (those of the command line when None) and leave the process."""
@@ -58,8 +69,7 @@ class Launch:
         run_program(lambda: supervised.run(lambda: self._run(arguments, supervised)), prog=self.prog, debug=debug)
 
     def _run(self, arguments: Sequence[str], supervised: Supervised) -> int:
-        config = parse_config(self.config, arguments, prog=self.prog, description=self.description)
-        self.validate(config)
+        config = self._parse(arguments)
         mode = self.mode_of(config)
         if mode == "plan":
             self.print_plan(config, count_workers(config.distribution, os.environ, _device_finder(config)))
@@ -71,11 +81,35 @@ class Launch:
             )
             return 0
         app = self.open(config, self._find_distribution(mode, config, arguments))
+        if mode == "parity":
+            return self._compare_sides(config, arguments, app, supervised)
         if mode == "verify-resume":
             from gaudi_apps.verify_resume import verify_resume
 
             return verify_resume(app)
         return _compute(mode, app, supervised)
+
+    def _parse(self, arguments: Sequence[str]) -> Any:
+        """The flags, complete and validated."""
+        config = parse_config(
+            self.config, arguments, prog=self.prog, description=self.description, list_preset=self.list_preset
+        )
+        completed = complete_flags(config.distribution, os.environ, _device_finder(config))
+        config = replace(config, distribution=completed)
+        self.validate(config)
+        return config
+
+    def _compare_sides(self, config: Any, arguments: Sequence[str], app: Application, supervised: Supervised) -> int:
+        """The mode parity, whose other side is found good before either is computed."""
+        flags: ParityFlags = config.parity
+        self._parse([*arguments, *other_arguments(flags, Path("other"))])
+        with recorded_side(flags, (sys.executable, *app.program, *arguments)) as recording:
+            from gaudi_apps.parity.mode import run_parity
+            from gaudi_apps.session import Session
+
+            with Session(app, supervised, Commits()) as session:
+                run_parity(session, flags, recording, as_json=config.run.json)
+        return 0
 
     def _train_round(self, config: Any, supervised: Supervised, commits: Commits) -> None:
         if commits.newest is not None:  # the run was cleaned before it
@@ -104,11 +138,12 @@ def _compute(mode: str, app: Application, supervised: Supervised, commits: Commi
     # Imported here: help and plans need none of it.
     from gaudi_apps.scoring import run_evaluation
     from gaudi_apps.session import Session
-    from gaudi_apps.training import run_training
+    from gaudi_apps.training import rehearse_training, run_training
 
     with Session(app, supervised, commits or Commits()) as session:
         modes: dict[str, Callable[[], None]] = {
             "train": lambda: run_training(session),
+            "rehearse": lambda: rehearse_training(session),
             "eval": lambda: run_evaluation(session),
             "predict": lambda: app.predict(session.restore_selected),
             "export": lambda: app.export(session.restore_selected),

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gaudi_apps.framework import Summaries
 from gaudi_apps.history import HistoryWriter
 from gaudi_apps.progress import TrainingProgress
-from gaudi_apps.summaries import SummaryWriter
 
 _REMEDY = "Nothing was saved of it. Lower the learning rate, lengthen the warm-up, or check the data"
 _IDS_SHOWN = 16
@@ -79,6 +79,7 @@ class LoopOptions:
         checkpoint_every: between two checkpoints; there is one at the end in any case.
         checkpoint_minutes: between two checkpoints, besides.
         evaluate_every: between two evaluations.
+        evaluate_at: evaluations, besides.
         steps_per_call: how many the task computes in one call, at most; it ends where something is due.
     """
 
@@ -89,12 +90,18 @@ class LoopOptions:
     checkpoint_minutes: float = 0.0
     evaluate_every: int = 0
     steps_per_call: int = 1
+    evaluate_at: tuple[int, ...] = ()
 
     def next_steps(self, done: int) -> range:
         """The steps of the next call."""
         periods = (self.log_every, self.summary_every, self.checkpoint_every, self.evaluate_every)
         due = [every - done % every for every in periods if every > 0]
+        due += [step - done for step in self.evaluate_at if step > done]
         return range(done, done + min(self.steps_per_call, self.total_steps - done, *due))
+
+    def evaluates(self, done: int) -> bool:
+        """Whether an evaluation is due after ``done`` steps."""
+        return done in self.evaluate_at or (self.evaluate_every > 0 and self.is_due(done, self.evaluate_every))
 
     def is_due(self, done: int, every: int) -> bool:
         """Whether something that is done every so many steps is due after ``done`` steps; at the end it always is."""
@@ -107,7 +114,7 @@ class Reporters:
 
     progress: TrainingProgress
     history: HistoryWriter
-    summaries: SummaryWriter
+    summaries: Summaries
 
 
 class Hooks(Protocol):
@@ -175,7 +182,7 @@ def train(
             watch.add(done, rate, scalars, image_ids)
             hooks.after_step(done, image_ids)
 
-        evaluates = options.evaluate_every > 0 and options.is_due(done, options.evaluate_every)
+        evaluates = options.evaluates(done)
         overdue = 0 < options.checkpoint_minutes <= (time.monotonic() - saved) / 60
         logs, summarizes = (options.is_due(done, every) for every in (options.log_every, options.summary_every))
         if evaluates or logs or summarizes:
@@ -223,16 +230,21 @@ class _FiniteWatch:
 
     def check(self) -> None:
         """Raise NonFiniteError for the first step that was not finite."""
-        for done, rate, scalars, image_ids in self._steps:
-            if not (bool(scalars["finite"]) and math.isfinite(rate)):
-                shown = ", ".join(map(str, image_ids[:_IDS_SHOWN].tolist()))
-                more = f" and {len(image_ids) - _IDS_SHOWN} more" if len(image_ids) > _IDS_SHOWN else ""
-                raise NonFiniteError(
-                    f"step {done}: loss {float(scalars['loss']):g} at rate {rate:g}, or its gradient, is not finite; "
-                    f"image ids {shown}{more}. {_REMEDY}",
-                    is_own=bool(scalars.get("own_finite", True)),
-                )
+        for step in self._steps:
+            require_finite(*step)
         self._steps.clear()
+
+
+def require_finite(done: int, rate: float, scalars: Mapping[str, Any], image_ids: npt.NDArray[np.int64]) -> None:
+    """Raise NonFiniteError unless the step that made so many done was finite."""
+    if not (bool(scalars["finite"]) and math.isfinite(rate)):
+        shown = ", ".join(map(str, image_ids[:_IDS_SHOWN].tolist()))
+        more = f" and {len(image_ids) - _IDS_SHOWN} more" if len(image_ids) > _IDS_SHOWN else ""
+        raise NonFiniteError(
+            f"step {done}: loss {float(scalars['loss']):g} at rate {rate:g}, or its gradient, is not finite; "
+            f"image ids {shown}{more}. {_REMEDY}",
+            is_own=not bool(scalars.get("own_finite", False)),
+        )
 
 
 def require_finite_state(tensors: Mapping[str, npt.NDArray[Any]], step: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,9 +24,9 @@ class RateChange:
 class Plan:
     """Numbers of a run; every step counts from 0 and is the first one that something holds for.
 
-    `learning_rate` is the rate of a step. `drop_steps` are the steps from which a piecewise rate is .1, .01, .001 of
-    its peak. `evaluation_steps` is 0 where nothing is scored during training. `global_batch` is of all `workers`, the
-    processes that train together.
+    `learning_rate` is the rate of a step. `drop_steps` are the steps from which a piecewise rate is `drop_factors`,
+    .1, .01, .001, of its peak. `evaluation_steps` lie between two evaluations during training, 0 where there are none
+    besides those after `evaluated_steps`. `global_batch` is of all `workers`, the processes that train together.
     """
 
     images: int
@@ -42,6 +43,8 @@ class Plan:
     learning_rate: Schedule = field(repr=False, compare=False)
     warnings: tuple[str, ...] = ()
     workers: int = 1
+    drop_factors: tuple[float, ...] = DROP_FACTORS
+    evaluated_steps: tuple[int, ...] = ()
 
     @property
     def own_batch(self) -> int:
@@ -56,7 +59,7 @@ class Plan:
             marks.append((self.warmup_steps, "warm-up ends"))
         if self.lr_schedule == "piecewise":
             marks += [
-                (step, f"drop to {factor:g}") for step, factor in zip(self.drop_steps, DROP_FACTORS, strict=False)
+                (step, f"drop to {factor:g}") for step, factor in zip(self.drop_steps, self.drop_factors, strict=False)
             ]
         marks = [(step, f"{what}, not reached" if step >= self.total_steps else what) for step, what in marks]
         return tuple(RateChange(step, self.learning_rate(step), what) for step, what in sorted(marks))
@@ -79,3 +82,14 @@ def count_steps(epochs: float, steps_per_epoch: int) -> int:
 def describe_large_batch(batch: int, num_images: int) -> str:
     """The warning about a step of more images than there are."""
     return f"a batch of {batch} is larger than the {num_images} images: a step sees some of them twice"
+
+
+def describe_long_warmup(warmup_steps: int, total_steps: int, remedy: str) -> str:
+    """The warning about a warm-up that the run does not outlast."""
+    return f"the warm-up of {warmup_steps} steps is not over when the run ends at step {total_steps}: {remedy}"
+
+
+def describe_late_drops(steps: Sequence[int], total_steps: int, remedy: str) -> str:
+    """The warning about drops of the rate that the run does not reach."""
+    named = " and ".join(map(str, steps))
+    return f"the drop at step {named} is not reached: the run ends at step {total_steps}; {remedy}"

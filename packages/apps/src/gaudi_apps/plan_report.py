@@ -14,7 +14,7 @@ from gaudi_apps.plan import Plan
 
 BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
 MEMORY_COVERS = (
-    "weights, momentum, gradients and what the forward pass keeps, of one process; not TensorFlow itself, not the input"
+    "weights, momentum, gradients and what the forward pass keeps, of one process; not the library, not the input"
 )
 
 

@@ -56,6 +56,10 @@ class Scorer(ABC, Generic[Part, Result]):
         """Say that the next batch is begun."""
         self._begin("evaluation")
 
+    def adopt(self, step: int, result: Result | None) -> None:
+        """Take a result of a step that was found elsewhere; rank 0 has it."""
+        self._latest = step, result
+
     def score(self, task: Any, step: int) -> Score:
         """Score a task after so many steps, with the average of its weights where one is kept."""
         result = self._result_of(task, step)

@@ -1,4 +1,4 @@
-"""What all computing modes share: TensorFlow started as configured, the folder of the run, and its checkpoints."""
+"""What all computing modes share: the framework started as configured, the folder of the run, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -14,23 +14,12 @@ from gaudi_apps.application import Application, Facts, Restored, TrainableTask
 from gaudi_apps.checkpoints import Checkpoint, CheckpointFolder, load_checkpoint
 from gaudi_apps.elastic import Commits
 from gaudi_apps.run_folder import RunFolder
-from gaudi_apps.settings import DeviceSettings
 from gaudi_apps.sharing import from_root, share_state
 from gaudi_apps.supervised import Supervised
 from gaudi_datasets.errors import MissingInputError
-from gaudi_distributed import (
-    Communicator,
-    Precision,
-    SingleProcess,
-    apply_environment,
-    choose_device,
-    choose_precision,
-    open_device,
-)
+from gaudi_distributed import Communicator, SingleProcess, apply_environment
 from gaudi_distributed.groups import SumOfGroup, allreduce_within
 from gaudi_distributed.opening import communication_environment, open_communicator
-
-# TensorFlow is imported inside the functions, after `start_tensorflow` has set what it reads when it is imported.
 
 CHECKPOINTS = "checkpoints"
 BEST = "best"
@@ -65,7 +54,7 @@ class Session:
         apply_environment(distribution.environment)
         apply_environment(communication_environment(distribution.communication, distribution.place, os.environ))
         # A process that has another rank than before keeps its device.
-        self.precision = commits.precision or start_tensorflow(app.settings.device)
+        self.precision = commits.precision or app.framework.start(app.settings.device)
         commits.precision = self.precision
         self.communicator: Communicator = open_communicator(distribution.communication)
         if not commits.every:
@@ -102,13 +91,16 @@ class Session:
 
     def build_task(self, facts: Facts, *, averages: bool) -> TrainableTask:
         """A network as the facts describe it, with new weights, that trains with the other processes."""
-        return self.app.build_task(
+        task = self.app.build_task(
             facts,
             self.precision.keras_policy,
             averages=averages,
             communicator=self.communicator,
             reduce_statistics=self._find_reduction(),
         )
+        if self.settings.device.checks_shapes or self.app.framework.needs_static_shapes():
+            task.guard_shapes()
+        return task
 
     def _find_reduction(self) -> SumOfGroup | None:
         group = self.settings.distribution.batch_norm_group
@@ -178,28 +170,6 @@ class Session:
 def model_facts(checkpoint: Checkpoint) -> Facts:
     """What a checkpoint notes of its network."""
     return {name: value for name, value in checkpoint.facts.items() if name not in RUN_FACTS}
-
-
-def start_tensorflow(settings: DeviceSettings) -> Precision:
-    """Choose device and precision, set the environment, and only then import TensorFlow."""
-    kind = choose_device(settings.device, use_hpu=settings.use_hpu)
-    precision = choose_precision(settings.dtype, kind, recipe_cache=settings.recipe_cache)
-    # Its log of CPU features and missing CUDA libraries is no news to a user; errors still show.
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"), "OPENCV_FFMPEG_LOGLEVEL": "-8"}
-    apply_environment({**quiet, **precision.environment})
-    import tensorflow as tf
-
-    from gaudi_ops.tf.keras_api import keras
-
-    tf.config.threading.set_intra_op_parallelism_threads(settings.intra_threads or settings.usable_cpus)
-    tf.config.threading.set_inter_op_parallelism_threads(settings.inter_threads or settings.usable_cpus)
-    open_device(kind, or_cpu=settings.device == "auto", local_rank=settings.local_rank)
-    keras.utils.set_random_seed(settings.seed)
-    if settings.deterministic:
-        tf.config.experimental.enable_op_determinism()
-        # It joins additions of two into additions of many, whose order changes from run to run even so.
-        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-    return precision
 
 
 def warn(text: str) -> None:

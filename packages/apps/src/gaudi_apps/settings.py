@@ -25,6 +25,8 @@ class DeviceSettings:
         seed: of weights, order and augmentation.
         deterministic: whether every operation has to give the same bits at every run.
         local_rank: of this process on its machine, which says which device is its own.
+        is_rank: whether it is one of several processes.
+        checks_shapes: whether a training step without static shapes is an error on every device.
     """
 
     device: str
@@ -37,6 +39,8 @@ class DeviceSettings:
     seed: int
     deterministic: bool
     local_rank: int = 0
+    is_rank: bool = False
+    checks_shapes: bool = False
 
     @property
     def usable_cpus(self) -> int:
@@ -64,6 +68,7 @@ class RunSettings:
         target: the score that ends training; 0: none.
         patience: evaluations in a row without a better score that end training; 0: never.
         scores: whether training is scored, while it lasts or at its end.
+        scores_aside: whether it is scored by a process of its own while it goes on.
         reports: whether a report of scores is wanted at the end of training.
         steps: of the run, where they are given; 0: they follow from epochs.
         kills: how often verify-resume kills its run.
@@ -89,4 +94,5 @@ class RunSettings:
     steps: int
     kills: int
     steps_per_call: int = 1
+    scores_aside: bool = False
     distribution: Distribution = field(default_factory=Distribution)

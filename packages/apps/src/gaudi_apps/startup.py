@@ -13,7 +13,7 @@ from gaudi_apps.session import Session
 from gaudi_distributed.agreement import require_agreement
 
 OURS = ("gaudi_apps", "gaudi_datasets", "gaudi_distributed", "gaudi_models", "gaudi_ops")
-OTHERS = ("tensorflow", "tensorflow-cpu", "tf-keras", "habana-tensorflow", "horovod", "numpy")
+OTHERS = ("tensorflow", "tensorflow-cpu", "tf-keras", "habana-tensorflow", "mxnet", "horovod", "numpy")
 # Where a machine has its data, and how much of itself it gives; what is there is compared by content.
 OF_A_RANK = frozenset(
     {
@@ -41,13 +41,11 @@ def require_equal_start(session: Session, data: str = "") -> None:
 
 def list_start_facts(session: Session, data: str) -> dict[str, Any]:
     """JSON values by name that are equal where ranks may train together."""
-    import tensorflow as tf
-
     flags = {name: value for name, value in list_flags(session.app.config) if name not in OF_A_RANK}
     return {
         "configuration": flags,
         "data": data,
-        "device": sorted({device.device_type for device in tf.config.get_visible_devices()}),
+        "device": session.app.framework.list_devices(),
         "precision": session.precision.name,
         "python": platform.python_version(),
         "versions": {name: _find_version(name) for name in OTHERS},

@@ -49,7 +49,7 @@ class SummaryWriter:
         except ImportError:
             return
         with self._writing(), self._writer.as_default():
-            api.hparams({name: _to_hparam(value) for name, value in values.items()})
+            api.hparams({name: to_hparam(value) for name, value in values.items()})
             self._writer.flush()
 
     def close(self) -> None:
@@ -75,5 +75,6 @@ class SummaryWriter:
         self.close()
 
 
-def _to_hparam(value: Any) -> bool | int | float | str:
+def to_hparam(value: Any) -> bool | int | float | str:
+    """A value as the table of hyperparameters takes it: what is no number, truth value or text, as text."""
     return value if isinstance(value, bool | int | float | str) else str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy.typing as npt
 import yaml
 from rich.console import Console
 
-from gaudi_apps.application import Application, TaskScorer, TrainingData
+from gaudi_apps.application import Application, Score, TaskScorer, TrainingData
+from gaudi_apps.background import BackgroundScoring, Job
 from gaudi_apps.beginning import Beginning, begin_or_continue
 from gaudi_apps.checkpoints import Checkpoint
 from gaudi_apps.config_file import list_flags
@@ -20,15 +22,14 @@ from gaudi_apps.curves import plot_curves
 from gaudi_apps.distribution_flags import DISTRIBUTION_FLAGS
 from gaudi_apps.elastic import RanksChangedError
 from gaudi_apps.history import HistoryWriter, read_history
-from gaudi_apps.loop import LoopOptions, Reporters, Wishes, require_finite_state, train
+from gaudi_apps.loop import LoopOptions, Reporters, Wishes, require_finite, require_finite_state, train
 from gaudi_apps.plan import Plan
-from gaudi_apps.profiling import Profiler
 from gaudi_apps.progress import TrainingProgress
 from gaudi_apps.session import WORKER, Session, warn
 from gaudi_apps.sharing import from_root
 from gaudi_apps.signals import StoppedError, StopRequest
 from gaudi_apps.startup import require_equal_start
-from gaudi_apps.summaries import SummaryWriter
+from gaudi_apps.watching import TrainingWatcher
 from gaudi_distributed import Communicator
 
 HISTORY, EVALUATIONS, CURVES, CONFIG = "history.jsonl", "evaluations.jsonl", "curves.png", "config.yaml"
@@ -47,6 +48,81 @@ def run_training(session: Session) -> None:
         RunChangedError: the folder holds a run of other settings.
     """
     app, run, communicator = session.app, session.settings, session.communicator
+    start = _prepare(session)
+    task, progress = start.beginning.task, start.beginning.progress
+    from_root(communicator, lambda: _begin_folder(session, start))
+    with session.showing(), StopRequest(lambda: session.supervised.asked_by) as stop:
+        if run.draws_input and session.is_root:
+            _draw_input(session, start.data)
+        ended = progress.early_stop.reason
+        if progress.step < start.plan.total_steps and not ended:
+            _Training(session, start, stop).run()
+        else:
+            reason = ended or f"its checkpoint has {progress.step} of {start.plan.total_steps} steps"
+            print(f"{session.model_dir}: nothing to train: {reason}")
+        if session.is_root:
+            plot_curves(read_history(session.model_dir / HISTORY), session.model_dir / CURVES)
+        if name := _find_stop(communicator, stop):
+            command = "the same command" + " without --clean" * run.clean
+            raise StoppedError(f"stopped by {name} after step {progress.step}, which is saved; {command} continues")
+    if start.scorer is not None and run.reports:
+        start.scorer.report(task, progress.step)
+    session.supervised.at(progress.step, "export")
+    if session.is_root:
+        app.finish(session.restore_newest)
+
+
+def rehearse_training(session: Session) -> None:
+    """Do what training does up to its first step, and this step, on all ranks together; nothing is written or removed.
+
+    Raises:
+        NonFiniteError: loss, gradient or rate of the step is not finite.
+        Exception: what training would raise.
+    """
+    start = _prepare(session)
+    task, done, rate = start.beginning.task, start.beginning.progress.step, start.plan.learning_rate
+    for text in start.plan.warnings:
+        warn(text)
+    batch = next(start.data.batches(done))
+    scalars = task.train_step(batch, rate(done))
+    require_finite(done + 1, rate(done), scalars, np.asarray(batch["image_ids"]))
+    workers = f" on {session.communicator.size} processes" * (session.communicator.size > 1)
+    print(f"dry run{workers}: step {done + 1}/{start.plan.total_steps} of {session.model_dir} would be made")
+    print(f"{start.data.num_images} images an epoch, {start.plan.global_batch} a step, loss {scalars['loss']:.4g}")
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What a training begins with.
+
+    Attributes:
+        data: to learn from.
+        plan: what to do.
+        settings: what decides the result.
+        own: files and folders that are the run's own, see `RunFolder.look`.
+        batch_norm_images: over so many images batch norm goes.
+        beginning: the network.
+        scorer: scores it, if somebody wants scores.
+    """
+
+    data: TrainingData
+    plan: Plan
+    settings: Mapping[str, Any]
+    own: Mapping[str, Any]
+    batch_norm_images: int
+    beginning: Beginning
+    scorer: TaskScorer | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What all checkpoints note."""
+        run = {"settings": self.settings, "batch_norm_images": self.batch_norm_images}
+        return {**self.beginning.facts, **run}
+
+
+def _prepare(session: Session) -> _Start:
+    """All that can fail before the first step, on all ranks; nothing is changed."""
+    app, run, communicator = session.app, session.settings, session.communicator
     data = app.open_training_data()
     plan = app.make_plan(data.num_images)
     require_equal_start(session, data.fingerprint)
@@ -57,32 +133,11 @@ def run_training(session: Session) -> None:
     # Before anything is written or removed: a wrong file of weights leaves all as it was.
     batch_norm_images = plan.global_batch // communicator.size * run.distribution.batch_norm_group
     beginning = begin_or_continue(session, data, batch_norm_images)
-    task, progress = beginning.task, beginning.progress
     # Opened before training, so that missing validation data is no surprise after hours.
     scorer = app.open_scorer(session.folder, beginning.facts, communicator) if run.scores else None
     if scorer is not None:
         scorer.watch(session.supervised.begin)
-    from_root(communicator, lambda: _begin_folder(session, plan, settings, own))
-    with session.showing(), StopRequest(lambda: session.supervised.asked_by) as stop:
-        if run.draws_input and session.is_root:
-            _draw_input(session, data)
-        ended = progress.early_stop.reason
-        if progress.step < plan.total_steps and not ended:
-            facts = {"settings": settings, "batch_norm_images": batch_norm_images}
-            _Training(session, plan, data, beginning, facts, scorer, stop).run()
-        else:
-            reason = ended or f"its checkpoint has {progress.step} of {plan.total_steps} steps"
-            print(f"{session.model_dir}: nothing to train: {reason}")
-        if session.is_root:
-            plot_curves(read_history(session.model_dir / HISTORY), session.model_dir / CURVES)
-        if name := _find_stop(communicator, stop):
-            command = "the same command" + " without --clean" * run.clean
-            raise StoppedError(f"stopped by {name} after step {progress.step}, which is saved; {command} continues")
-    if scorer is not None and run.reports:
-        scorer.report(task, progress.step)
-    session.supervised.at(progress.step, "export")
-    if session.is_root:
-        app.finish(session.restore_newest)
+    return _Start(data, plan, settings, own, batch_norm_images, beginning, scorer)
 
 
 def _settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any]:
@@ -92,13 +147,13 @@ def _settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any
     return {"data": data.fingerprint, **flags, "batch_size": plan.global_batch}
 
 
-def _begin_folder(session: Session, plan: Plan, settings: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def _begin_folder(session: Session, start: _Start) -> None:
     """Have the folder hold this run, and say what is rarely meant."""
     if session.settings.clean:
         print(f"{session.model_dir}: removed {session.folder.clean()} files of the run, and its checkpoints")
-    session.folder.begin(settings, **own)
+    session.folder.begin(start.settings, **start.own)
     _write_config(session)
-    for text in plan.warnings:
+    for text in start.plan.warnings:
         warn(text)
 
 
@@ -128,24 +183,23 @@ def _draw_input(session: Session, data: TrainingData) -> None:
 class _Training:
     """The hooks of the loop, and what they share."""
 
-    def __init__(
-        self,
-        session: Session,
-        plan: Plan,
-        data: TrainingData,
-        beginning: Beginning,
-        facts: Mapping[str, Any],
-        scorer: TaskScorer | None,
-        stop: StopRequest,
-    ) -> None:
-        self._session, self._plan, self._data, self._scorer, self._stop = session, plan, data, scorer, stop
-        self._task, self._progress, self._facts = beginning.task, beginning.progress, {**beginning.facts, **facts}
+    def __init__(self, session: Session, start: _Start, stop: StopRequest) -> None:
+        self._session, self._plan, self._data, self._scorer, self._stop = (
+            session,
+            start.plan,
+            start.data,
+            start.scorer,
+            stop,
+        )
+        self._task, self._progress, self._facts = start.beginning.task, start.beginning.progress, start.facts
         self._communicator = session.communicator
         self._traced = session.settings.traced
+        self._background: BackgroundScoring | None = None
+        self._watcher = TrainingWatcher()
 
     def run(self) -> None:
         """Train from where the run is."""
-        logs, start = self._session.logs, self._progress.step
+        logs, start, framework = self._session.logs, self._progress.step, self._session.app.framework
         with ExitStack() as stack:
             self._display = stack.enter_context(
                 TrainingProgress(
@@ -160,13 +214,29 @@ class _Training:
             history = stack.enter_context(HistoryWriter(logs / HISTORY, resume_step=start))
             self._scores = stack.enter_context(HistoryWriter(logs / EVALUATIONS, resume_step=start))
             stack.callback(self._own_logs)
-            self._summaries = stack.enter_context(SummaryWriter(logs / SUMMARIES))
+            self._summaries = stack.enter_context(framework.open_summaries(logs / SUMMARIES))
             self._summaries.write_hparams(self._facts["settings"])
             self._own_logs()
-            self._profiler = stack.enter_context(Profiler(logs / SUMMARIES, self._traced))
+            self._tracer = stack.enter_context(framework.open_tracer(logs / SUMMARIES, self._traced))
             reporters = Reporters(self._display, history, self._summaries)
+            self._open_background(stack)
             batches = self._data.batches(start)
+            if self._session.is_root:
+                self._watcher = self._session.app.watch_training(self._plan, self._session.model_dir)
+            stack.callback(self._watcher.close)
+            self._watcher.begin(start)
+            if self._session.commits.every:
+                self._keep_copy()
             train(self._task, batches, self._plan.learning_rate, self._options(), reporters, self, start_step=start)
+            if self._background is not None and (late := self._background.pending_steps):
+                warn(f"the validation of step {late[0]} was not awaited")
+            if not self._stop:
+                self._watcher.end(self._progress.step)
+
+    def _open_background(self, stack: ExitStack) -> None:
+        if self._scorer is not None and self._session.settings.scores_aside and self._session.is_root:
+            background = self._session.app.open_background_scoring(self._facts)
+            self._background = None if background is None else stack.enter_context(background)
 
     def _make_console(self) -> Console | None:
         """Plain lines for several processes: mpirun gives them a terminal that is none."""
@@ -190,26 +260,29 @@ class _Training:
             checkpoint_minutes=run.checkpoint_minutes,
             evaluate_every=self._plan.evaluation_steps,
             steps_per_call=run.steps_per_call,
+            evaluate_at=self._plan.evaluated_steps,
         )
 
     def before_step(self, done: int) -> None:
         """Begin the trace, if this step is the first one of it."""
         self._session.supervised.at(done, "step")
-        self._profiler.before_step(done + 1)
+        self._tracer.before_step(done + 1)
 
     def after_step(self, done: int, image_ids: npt.NDArray[np.int64]) -> None:
         """End the trace, and note the images."""
-        self._profiler.after_step(done)
+        self._tracer.after_step(done)
         if self._traced is not None and done == self._traced.last:
             self._own_logs()
         self._progress.step = done
         self._progress.see(image_ids, self._communicator)
+        self._watcher.after_step(done)
 
     def find_wishes(self, overdue: bool, scalars: Mapping[str, Any]) -> Wishes:
         """Alone, what this process wishes; else what some rank wished before the last step, which told all of it."""
         if self._session.commits.is_due(self._progress.step):
             self._commit()
-        own = Wishes(bool(self._stop), overdue)
+        self._take_scores()
+        own = Wishes(bool(self._stop) or self._ends_aside, overdue)
         if self._communicator.size == 1:
             return own
         of_all = Wishes.of_all(scalars)
@@ -219,13 +292,19 @@ class _Training:
 
     def _commit(self) -> None:
         """Keep a copy of the state, and end the round if others wait for the next one."""
-        commits, step = self._session.commits, self._progress.step
-        commits.newest = Checkpoint(step, self._read_state(), self._note_facts(), "")
-        if from_root(self._communicator, commits.are_changing):
+        self._keep_copy()
+        if from_root(self._communicator, self._session.commits.are_changing):
             raise RanksChangedError("the processes that train together change")
+
+    def _keep_copy(self) -> None:
+        """Have every rank hold the state of now, whether it was there before or not."""
+        step = self._progress.step
+        self._session.commits.newest = Checkpoint(step, self._read_state(), self._note_facts(), "")
 
     def save(self, done: int) -> None:
         """Write a checkpoint, on rank 0; several ranks compare what each of them would write."""
+        if done == self._plan.total_steps:
+            self._await_scores(done)
         self._session.supervised.at(done, "checkpoint")
         state, facts = self._read_state(), self._note_facts()
         if self._session.is_root:
@@ -235,21 +314,55 @@ class _Training:
             self._compare_states(done, state)
 
     def evaluate(self, done: int) -> bool:
-        """Score, keep the best checkpoint, and say whether to end."""
+        """Score, keep the best checkpoint, and say whether to end; or have it scored aside, and go on."""
         if self._scorer is None:
             return False
         self._session.supervised.at(done, "evaluation")
-        score, early_stop = self._scorer.score(self._task, done), self._progress.early_stop
-        self._scores.append(done, score.figures)
-        self._summaries.write(done, score.figures)
-        self._display.note(f"step {done}: {score.text}")
-        if early_stop.update(done, score.value):
+        self._watcher.begin_evaluation(done)
+        if self._session.settings.scores_aside:
             state, facts = self._read_state(), self._note_facts()
-            if self._session.is_root:
-                self._session.best.save(done, state, facts)
-        if early_stop.reason:
-            self._display.note(f"training ends: {early_stop.reason}")
-        return early_stop.reason is not None
+            if self._background is not None:
+                self._background.submit(Job(done, state, facts))
+            return False
+        if self._note_score(done, self._scorer.score(self._task, done)):
+            self._save_best(done, self._read_state(), self._note_facts())
+        return self._progress.early_stop.reason is not None
+
+    def _note_score(self, step: int, score: Score) -> bool:
+        """Show and keep a score; whether it is the best so far."""
+        self._scores.append(step, score.figures)
+        self._summaries.write(step, score.figures)
+        self._display.note(f"step {step}: {score.text}")
+        self._watcher.end_evaluation(step, score)
+        is_best = self._progress.early_stop.update(step, score.value)
+        if self._progress.early_stop.reason:
+            self._display.note(f"training ends: {self._progress.early_stop.reason}")
+        return is_best
+
+    def _save_best(self, step: int, state: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        if self._session.is_root:
+            self._session.best.save(step, state, {**facts, "early_stop": self._progress.early_stop.state()})
+
+    def _take_scores(self, *, wait: bool = False) -> Any:
+        """Note the scores that were found aside since, in the order of steps; the result of the last one."""
+        result = None
+        if self._background is not None and self._scorer is not None:
+            for job in self._background.take(wait=wait):
+                result = job.result.result()
+                if self._note_score(job.step, self._scorer.summarize(result)):
+                    self._save_best(job.step, job.state, job.facts)
+        return result
+
+    def _await_scores(self, done: int) -> None:
+        """At the end, wait for what is scored aside; the report takes the last result."""
+        if self._scorer is not None and self._session.settings.scores_aside:
+            self._session.supervised.at(done, "scoring")
+            self._scorer.adopt(done, self._take_scores(wait=True))
+
+    @property
+    def _ends_aside(self) -> bool:
+        """Whether a score that was found aside ends training."""
+        return self._background is not None and self._progress.early_stop.reason is not None
 
     def _read_state(self) -> dict[str, npt.NDArray[Any]]:
         state = self._task.read_state()

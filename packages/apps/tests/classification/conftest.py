@@ -75,7 +75,7 @@ def run_classifier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         keras.utils.set_random_seed(settings.seed)
         return Precision("fp32", "float32")
 
-    monkeypatch.setattr("gaudi_apps.session.start_tensorflow", start_tensorflow)
+    monkeypatch.setattr("gaudi_apps.tensorflow_framework.start_tensorflow", start_tensorflow)
     monkeypatch.setattr("gaudi_models.classifiers.build_classifier", build_small_classifier)
 
     def run(*argv: object, program: str = "resnet_train") -> Done:

@@ -85,6 +85,8 @@ def test_resnext_is_its_own_recipe() -> None:
         ("resnet", "--data_dir x --pruning_method polynomial_decay --ema_decay .9", "would keep what is pruned"),
         ("resnet", "--data_dir x --least_crop_area 0", "--least_crop_area 0: must be a finite number above 0"),
         ("resnext", "--data_dir x --least_crop_area 1.1", "--least_crop_area 1.1: must be in 0..1"),
+        ("resnet", "--data_dir x --color_jitter 1.5", "--color_jitter 1.5: must be in 0..1"),
+        ("resnext", "--data_dir x --gray_probability -1", "--gray_probability -1: must be in 0..1"),
         ("resnet", "--data_dir x --top 6", "--top 6: must be at most 5"),
         ("resnet", "--data_dir x --profile_steps 5", "--profile_steps '5': must be two steps"),
         ("resnet", "--use_synthetic_data --mode eval", "random images have no truth"),

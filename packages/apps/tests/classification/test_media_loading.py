@@ -11,10 +11,10 @@ from gaudi_apps.classification.media_loading import PCI_DEVICE, choose_media_loa
 @pytest.mark.parametrize(
     ("device", "installed", "jpeg_data_dir", "environ", "reason"),
     [
-        ("0x1020", True, "jpegs", {}, "a Gaudi2, hpu_media_loader and jpegs are there"),
+        ("0x1020", True, "jpegs", {}, "a Gaudi2, habana-media-loader and jpegs are there"),
         ("0x1000", True, "jpegs", {}, "the device is no Gaudi2"),
         (None, True, "jpegs", {}, "the device is no Gaudi2"),
-        ("0x1020", False, "jpegs", {}, "hpu_media_loader is not installed"),
+        ("0x1020", False, "jpegs", {}, "habana-media-loader is not installed"),
         ("0x1020", True, None, {}, "--jpeg_data_dir is not given"),
         ("0x1020", True, "jpegs", {"FORCE_HABANA_IMAGENET_LOADER_FALLBACK": "1"}, "LOADER_FALLBACK is set"),
         ("0x1020", True, "jpegs", {"FORCE_HABANA_IMAGENET_LOADER_FALLBACK": "0"}, "are there"),
@@ -34,3 +34,9 @@ def test_each_rule_decides_and_says_so(
     choice = choose_media_loading(jpeg_data_dir, environ, root=tmp_path, is_installed=lambda name: installed)
     assert reason in choice.reason
     assert choice.on_hardware == reason.endswith("are there")
+
+
+def test_nothing_of_the_vendors_is_installed_here(tmp_path: Path) -> None:
+    (tmp_path / PCI_DEVICE).parent.mkdir(parents=True)
+    (tmp_path / PCI_DEVICE).write_text("0x1020\n")
+    assert choose_media_loading("jpegs", {}, root=tmp_path).reason == "habana-media-loader is not installed"

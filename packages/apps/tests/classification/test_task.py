@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gaudi_apps.classification.adam import Adam
 from gaudi_apps.classification.recipe import LearningRecipe, PruningRecipe
-from gaudi_apps.classification.task import ClassificationTask
+from gaudi_apps.classification.task import ClassificationTask, drop_out
 from gaudi_distributed import Communicator, SingleProcess
 
 PLAIN = LearningRecipe("SGD", 0.9, 0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0, None)
@@ -104,18 +104,45 @@ def test_what_is_drawn_changes_from_step_to_step_and_is_drawn_again_after_a_resu
     assert step(other, batch, 0.0) == pytest.approx(losses[2], rel=1e-6)
 
 
-@DRAWN
-def test_no_two_ranks_and_steps_draw_the_same(make_task: Any, batch: dict[str, Any], recipe: LearningRecipe) -> None:
+def compute_losses(task: ClassificationTask, batch: dict[str, Any], steps: int) -> list[float]:
     losses = []
-    communicator: Communicator
-    for communicator in (ALONE, SecondOfTwo()):
-        task = make_task(recipe, communicator=communicator)
-        for number in range(0, 6, communicator.size):
-            losses.append((number + communicator.rank, float(task.compute_loss(batch)["loss"])))
-            task.after_update()
-    alone, second = dict(losses[:6]), dict(losses[6:])
-    assert len(set(alone.values())) == 6
-    assert second == pytest.approx({number: alone[number] for number in (1, 3, 5)}, rel=1e-5)
+    for _ in range(steps):
+        losses.append(float(task.compute_loss(batch)["loss"]))
+        task.after_update()
+    return losses
+
+
+def test_no_two_batches_are_mixed_alike(make_task: Any, batch: dict[str, Any]) -> None:
+    """Whatever the number of ranks: what is drawn follows from the place of a batch in the sequence of all images."""
+    recipe = replace(PLAIN, mixup_alpha=0.4)
+    alone = compute_losses(make_task(recipe), batch, 6)
+    second = compute_losses(make_task(recipe, communicator=SecondOfTwo()), batch, 3)
+    assert len(set(alone)) == 6
+    assert second == pytest.approx(alone[1::2], rel=1e-5)
+    # Twice the batch: as the first of two ranks, which have half of it each.
+    whole = {name: tf.concat([values, values], 0) for name, values in batch.items()}
+    task = make_task(recipe)
+    first = task._find_first(batch["images"])
+    assert [int(first), int(task._find_first(whole["images"]))] == [0, 0]
+    task.after_update()
+    assert int(task._find_first(whole["images"])) == 12
+
+
+def test_features_are_dropped_alike_on_any_number_of_ranks(make_task: Any, batch: dict[str, Any]) -> None:
+    features = tf.constant(np.random.default_rng(1).uniform(1, 2, (8, 50)), tf.float32)
+    seeds = [tf.constant([5, step], tf.int64) for step in range(2)]
+    whole, next_step = (drop_out(features, 0.25, seed, rank=0, size=1).numpy() for seed in seeds)
+    assert not np.array_equal(whole == 0, next_step == 0)
+    for size in (2, 4):
+        parts = [
+            drop_out(part, 0.25, seeds[0], rank=rank, size=size) for rank, part in enumerate(tf.split(features, size))
+        ]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+    np.testing.assert_allclose(whole[whole != 0], (features.numpy() / 0.75)[whole != 0], rtol=1e-6)
+    assert 0.15 < np.mean(whole == 0) < 0.35
+    losses = compute_losses(make_task(replace(PLAIN, dropout=0.5)), batch, 3)
+    losses += compute_losses(make_task(replace(PLAIN, dropout=0.5), communicator=SecondOfTwo()), batch, 3)
+    assert len(set(losses)) == 6
 
 
 def test_as_many_features_are_dropped_as_the_recipe_says(make_task: Any, batch: dict[str, Any]) -> None:

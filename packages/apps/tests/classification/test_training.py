@@ -36,6 +36,7 @@ def assert_same_state(one: Checkpoint, other: Checkpoint) -> None:
         np.testing.assert_allclose(tensor, other.tensors[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_leaves_what_belongs_to_it(train: Program, run_classifier: Program, tmp_path: Path) -> None:
     done = train(tmp_path, "--train_epochs", 8, "--vis_dataloader", "--warmup_epochs", 1)
     assert done.status == 0, done.err
@@ -91,6 +92,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(train: Program, tmp_path: Path) 
     assert {"steps", "adam_updates"} < load(whole).tensors.keys()
 
 
+@pytest.mark.slow
 def test_several_steps_in_a_call_are_the_same_steps(train: Program, tmp_path: Path) -> None:
     one, several = tmp_path / "one", tmp_path / "several"
     flags = ("--train_steps", 7, "--skip_eval", "--ema_decay", 0.9, "--warmup_epochs", 1)
@@ -118,6 +120,7 @@ def test_several_folders_are_trained_on(train: Program, tmp_path: Path) -> None:
     assert not (tmp_path / "evaluation.json").exists()
 
 
+@pytest.mark.slow
 def test_a_new_head_on_loaded_features(train: Program, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     features = {
@@ -139,6 +142,7 @@ def test_a_new_head_on_loaded_features(train: Program, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_used(train: Program, folders: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = train(run, "--train_epochs", 8, "--warmup_epochs", 0, "--skip_eval", "--enable_checkpoint_and_export")
@@ -196,3 +200,30 @@ def test_other_classes_and_missing_folders_are_named(train: Program, folders: Pa
     assert done.status == 65
     assert "has the class cat only" in done.err
     assert not (tmp_path / "run").exists()
+
+
+def test_static_shapes_are_checked_where_asked(train: Program, tmp_path: Path) -> None:
+    flags = ("--train_steps", 3, "--skip_eval", "--warmup_epochs", 0)
+    assert train(tmp_path / "unchecked", *flags).status == 0
+    done = train(tmp_path / "checked", *flags, "--check_static_shapes", "--steps_per_loop", 3, "--log_steps", 3)
+    assert done.status == 0, done.err
+    assert_same_state(load(tmp_path / "checked"), load(tmp_path / "unchecked"))
+
+
+def test_a_batch_of_another_size_ends_a_checked_run(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gaudi_datasets.classification import pipeline
+
+    whole = pipeline.train_dataset
+
+    def planted(*given: Any, **named: Any) -> Any:
+        dataset = whole(*given, **named)
+        return dataset.take(1).concatenate(dataset.skip(1).map(lambda one: {name: x[:3] for name, x in one.items()}))
+
+    monkeypatch.setattr(pipeline, "train_dataset", planted)
+    done = train(tmp_path, "--train_steps", 3, "--skip_eval", "--warmup_epochs", 0, "--check_static_shapes")
+    assert done.status == 78
+    (line,) = (one for one in done.err.splitlines() if "error" in one)
+    assert "step 2 of this start: tensor " in line
+    assert "before; give every batch the same shape" in line

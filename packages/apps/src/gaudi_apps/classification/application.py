@@ -12,7 +12,7 @@ from gaudi_apps.classification.facts import MODEL_FACTS, class_names_of, require
 from gaudi_apps.classification.inputs import input_options, open_training_data
 from gaudi_apps.classification.media_loading import choose_media_loading
 from gaudi_apps.classification.plan import make_plan
-from gaudi_apps.classification.recipe import Recipe
+from gaudi_apps.classification.recipe import SIDE_FLAGS, Recipe
 from gaudi_apps.plan import Plan
 from gaudi_distributed import Communicator
 from gaudi_distributed.jemalloc import describe_jemalloc
@@ -41,6 +41,7 @@ class ClassificationApplication(Application):
         self.config = config
         self.recipe = recipe
         self.settings = recipe.run
+        self.side_flags = (recipe.model.weights_flag, *SIDE_FLAGS)
 
     @property
     def free_flags(self) -> frozenset[str]:
@@ -92,6 +93,7 @@ class ClassificationApplication(Application):
             padding=facts["padding"],
             image_size=facts["image_size"],
             zero_gamma=self.recipe.model.zero_gamma,
+            implementation=self.recipe.model.grouped_convolution,
             reduce_statistics=reduce_statistics,
         )
         return ClassificationTask(

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gaudi_apps.classification import flags
-from gaudi_apps.classification.recipe import LISTED
+from gaudi_apps.classification.recipe import LISTED, SIDE_FLAGS
 from gaudi_apps.distribution_flags import check_distribution
+from gaudi_apps.parity.flags import check_parity
 from gaudi_apps.profiling import parse_step_range
 from gaudi_datasets.errors import FlagError
 
@@ -34,7 +35,7 @@ def check_share(values: Mapping[str, float], *, below_one: bool = False) -> None
             raise FlagError(f"--{flag} {value:g}: must be in 0..1" + ", and below 1" * below_one)
 
 
-def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | None) -> None:
+def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | None, weights_flag: str) -> None:
     """Check the groups of flags that both programs have.
 
     Args:
@@ -42,6 +43,7 @@ def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | 
         steps: that the run has in all; 0 where epochs decide.
         mode: what is done.
         skips_evaluation: the flag that is given to evaluate nothing, if it is.
+        weights_flag: the flag that names a file of weights.
 
     Raises:
         FlagError: for the first value that breaks a rule of its own or of another flag.
@@ -69,7 +71,8 @@ def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | 
     check_least(0, at_least_zero)
     check_above(0, {"least_crop_area": 1.0 if data.least_crop_area is None else data.least_crop_area})
     check_share({"least_crop_area": data.least_crop_area or 0.0})
-    check_share({"flip_probability": data.flip_probability, "stop_threshold": evaluation.stop_threshold})
+    check_share({name: getattr(data, name) for name in ("flip_probability", "color_jitter", "gray_probability")})
+    check_share({"stop_threshold": evaluation.stop_threshold})
     check_share({"ema_decay": config.weights.ema_decay, "dropout": config.weights.dropout or 0.0}, below_one=True)
     _check_pruning(config.pruning)
     if config.pruning.pruning_method and config.weights.ema_decay:
@@ -78,6 +81,7 @@ def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | 
     _check_checkpoint(mode, config.run, steps)
     _check_stopping(evaluation, "use_synthetic_data" if data.use_synthetic_data else skips_evaluation)
     check_distribution(config.distribution)
+    check_parity(config.parity, mode, (weights_flag, *SIDE_FLAGS))
     if device.no_hpu and device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu; leave one of them out")
     parse_step_range(config.report.profile_steps, "profile_steps")
@@ -114,8 +118,8 @@ def _check_inputs(mode: str, run: flags.RunFlags, data: flags.DataFlags, use: fl
         raise FlagError("--mode predict: needs --inference with pictures, videos or a folder")
     if mode not in ("predict", "export") and use.inference:
         raise FlagError(f"--inference {use.inference[0]}: is for --mode predict and export; mode is {mode}")
-    if run.json and mode != "plan":
-        raise FlagError(f"--json: is for --mode plan; mode is {mode}")
+    if run.json and mode not in ("plan", "parity"):
+        raise FlagError(f"--json: is for --mode plan and parity; mode is {mode}")
     if mode == "eval" and data.use_synthetic_data:
         raise FlagError("--mode eval: random images have no truth; give --data_dir, not --use_synthetic_data")
     sized = mode == "plan" and data.num_examples_per_epoch > 0
@@ -129,7 +133,8 @@ def _check_checkpoint(mode: str, run: flags.RunFlags, steps: int) -> None:
     named = ("newest", "best", "all") if mode == "eval" else ("newest", "best")
     if run.checkpoint not in named and not run.checkpoint.isdecimal():
         raise FlagError(f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {mode}")
-    if run.checkpoint != "newest" and mode not in ("eval", "predict", "export"):
-        raise FlagError(f"--checkpoint {run.checkpoint}: is for --mode eval, predict and export; mode is {mode}")
+    if run.checkpoint != "newest" and mode not in ("eval", "predict", "export", "parity"):
+        which = "eval, predict, export and parity"
+        raise FlagError(f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {mode}")
     if run.clean and mode != "train":
         raise FlagError(f"--clean: is for --mode train; mode is {mode}")

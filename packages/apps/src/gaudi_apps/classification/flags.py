@@ -14,15 +14,16 @@ Switch = FlagCreatePairsOff[bool]
 class RunFlags:
     """What to do, and where its results go."""
 
-    mode: Literal["train", "eval", "predict", "export", "plan", "verify-resume"] = "train"
+    mode: Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"] = "train"
     """eval: score checkpoints; predict: name what is on pictures; export: for deployment; plan: print what train would
-    do; verify-resume: prove on a few steps of this configuration that a killed run ends as an uninterrupted one."""
+    do; verify-resume: prove on a few steps of this configuration that a killed run ends as an uninterrupted one;
+    parity: compute the first steps in two ways, and name the first tensor that differs."""
     model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/classifier"
     """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
     clean: Switch = False
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
     checkpoint: str = "newest"
-    """Which one eval, predict and export take: newest, best, a step, or for eval all, in the order of steps."""
+    """Which one eval, predict, export and parity take: newest, best, a step, or for eval all, in the order of steps."""
     kills: int = 3
     """How often verify-resume kills its run."""
     seed: Annotated[int, arg(aliases=["--global_seed"])] = 0
@@ -32,7 +33,7 @@ class RunFlags:
     config: str | None = None
     """YAML file of flags (name: value); flags of the command line win."""
     json: Switch = False
-    """Print the plan as JSON."""
+    """Print the plan, or what parity found, as JSON."""
     debug: Switch = False
     """Show a traceback with an error."""
 
@@ -62,6 +63,11 @@ class DataFlags:
     than .1 are drawn again in any case."""
     flip_probability: float = 0.5
     """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
+    color_jitter: float = 0.0
+    """Brightness, contrast and saturation of training images are multiplied by 1 minus to 1 plus this, and the hue is
+    turned by up to as many quarter turns; for small data sets whose classes are not told by colour."""
+    gray_probability: float = 0.0
+    """Share of the training images that lose all colour."""
     training_dataset_cache: Switch = False
     """Keep encoded images in memory, if all of them fit into half of what is free."""
     cache_decoded_image: Switch = False
@@ -156,6 +162,12 @@ class DeviceFlags:
     """Processors the program may use at most; 0: all."""
     recipe_cache: str | None = None
     """Folder of compiled graphs on Gaudi, kept between runs."""
+    check_static_shapes: Switch = False
+    """End, naming the tensor, where a training step has a shape that is not static or is traced again; always on
+    Gaudi, which compiles anew for every shape."""
+    grouped_convolution: Literal["auto", "native", "split", "block_diagonal"] = "auto"
+    """Form of convolutions in groups: native, TensorFlow's own; split, one for each group; block_diagonal, dense ones
+    of neighbouring groups; auto: what suits the device."""
     intra_op_parallelism_threads: Annotated[int, arg(aliases=["-intra"])] = 0
     """Threads of TensorFlow within an operation; 0: as many as processors."""
     inter_op_parallelism_threads: Annotated[int, arg(aliases=["-inter"])] = 0

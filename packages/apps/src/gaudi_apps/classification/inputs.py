@@ -42,6 +42,7 @@ def _open_images(recipe: Recipe) -> TrainingData:
     from gaudi_apps.classification.decoded_images import DecodedSource
     from gaudi_apps.classification.sources import open_source
     from gaudi_datasets.classification.augmentation import CropRange
+    from gaudi_datasets.classification.colors import ColorRange
     from gaudi_datasets.classification.pipeline import train_dataset
     from gaudi_datasets.tf_input import read_batches
 
@@ -53,9 +54,11 @@ def _open_images(recipe: Recipe) -> TrainingData:
     if recipe.data.caches_decoded:
         source = DecodedSource(source)
     crops = CropRange(min_area=recipe.data.least_area)
+    colors = ColorRange(recipe.data.color_jitter, recipe.data.gray_probability)
 
     def batches(first_step: int) -> Batches:
-        return read_batches(train_dataset(source, options, first_step=first_step, crop_range=crops), source)
+        dataset = train_dataset(source, options, first_step=first_step, crop_range=crops, color_range=colors)
+        return read_batches(dataset, source)
 
     return TrainingData(note_classes(source.class_names), len(source), source.fingerprint, batches)
 

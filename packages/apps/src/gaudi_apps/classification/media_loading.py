@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FALLBACK = "FORCE_HABANA_IMAGENET_LOADER_FALLBACK"
-MODULE = "hpu_media_loader"
+# The names of SynapseAI 1.14; older ones had one module, hpu_media_loader.
+MODULES = ("habana_frameworks.medialoaders", "habana_frameworks.mediapipe")
+DISTRIBUTION = "habana-media-loader"
 PCI_DEVICE = Path("sys/class/accel/accel0/device/device")
 GAUDI2 = "0x1020"
 
@@ -26,7 +28,7 @@ def choose_media_loading(
     environ: Mapping[str, str],
     *,
     root: Path = Path("/"),
-    is_installed: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
+    is_installed: Callable[[str], bool] | None = None,
 ) -> MediaLoading:
     """Decide by four rules: the device is a Gaudi2, the loader is installed, JPEG files are named, nobody forbids it.
 
@@ -34,17 +36,24 @@ def choose_media_loading(
         jpeg_data_dir: folder of JPEG files, if one is named.
         environ: environment variables.
         root: of the file system.
-        is_installed: whether there is a module of a name.
+        is_installed: whether there is a module of a name; None: as Python finds it.
     """
     if not _is_gaudi2(root / PCI_DEVICE):
         return MediaLoading(False, "the device is no Gaudi2")
-    if not is_installed(MODULE):
-        return MediaLoading(False, f"{MODULE} is not installed")
+    if not all(map(is_installed or _is_installed, MODULES)):
+        return MediaLoading(False, f"{DISTRIBUTION} is not installed")
     if jpeg_data_dir is None:
         return MediaLoading(False, "--jpeg_data_dir is not given")
     if environ.get(FALLBACK, "").lower() in ("1", "true"):
         return MediaLoading(False, f"{FALLBACK} is set")
-    return MediaLoading(True, f"a Gaudi2, {MODULE} and {jpeg_data_dir} are there")
+    return MediaLoading(True, f"a Gaudi2, {DISTRIBUTION} and {jpeg_data_dir} are there")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
 
 
 def _is_gaudi2(path: Path) -> bool:

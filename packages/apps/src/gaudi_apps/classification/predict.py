@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+import tensorflow as tf
 
 from gaudi_apps.classification.evaluation import Classifier
 from gaudi_apps.coco_table import write_json
@@ -21,7 +22,11 @@ PREDICTIONS = "predictions.json"
 
 def make_preparation(image_size: int) -> Preparation:
     """How pictures are made what the network takes: as evaluation does."""
-    return Preparation(partial(prepare_image, image_size=image_size), lambda pixels: prepare_pixels(pixels, image_size))
+    return Preparation(
+        partial(prepare_image, image_size=image_size),
+        lambda pixels: prepare_pixels(pixels, image_size),
+        (tf.errors.InvalidArgumentError,),
+    )
 
 
 def predict(

@@ -10,6 +10,8 @@ from gaudi_apps.settings import RunSettings
 
 IMAGENET_TRAIN_IMAGES = 1281167
 IMAGENET_CLASSES = 1000
+# What two sides of a parity may differ in, besides the weights and what they may in any program.
+SIDE_FLAGS = ("dtype", "deterministic", "grouped_convolution")
 LISTED = 5  # classes that are said of a picture at most, and that top-5 accuracy is among
 
 RateKind = Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"]
@@ -29,6 +31,7 @@ class DataRecipe:
         image_size: pixels.
         least_area: of a training crop, as a share of the image.
         flip_probability: of a training image.
+        color_jitter, gray_probability: see `gaudi_datasets.classification.colors.ColorRange`.
         caches_encoded: whether encoded images are kept in memory, if they fit.
         caches_decoded: whether decoded images are kept in memory.
         dtype: of the images, ``"float32"`` or ``"bfloat16"``.
@@ -46,6 +49,8 @@ class DataRecipe:
     image_size: int
     least_area: float
     flip_probability: float
+    color_jitter: float
+    gray_probability: float
     caches_encoded: bool
     caches_decoded: bool
     dtype: str
@@ -57,12 +62,17 @@ class DataRecipe:
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """The network: name, padding (None: as the original or the weights), and what of it is trained."""
+    """The network: name, padding (None: as the original or the weights), what of it is trained, and forms of its parts.
+
+    `weights_flag` is what the program calls the flag that names a file of weights.
+    """
 
     name: str
     padding: Any
     zero_gamma: bool
     head_only: bool
+    grouped_convolution: Any
+    weights_flag: str
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from typing import Any
 
 from gaudi_apps.classification.recipe import DataRecipe, PruningRecipe, UseRecipe
 from gaudi_apps.distribution import Distribution, share_batch
+from gaudi_apps.parity.flags import PARITY_FLAGS
 from gaudi_apps.profiling import parse_step_range
 from gaudi_apps.settings import DeviceSettings, RunSettings
 
 # Flags of both programs that may change between two starts of a run, because the weights don't depend on them.
 FREE_FLAGS = frozenset(
     {
+        "check_static_shapes",
         "checkpoint",
         "clean",
         "config",
@@ -26,6 +28,7 @@ FREE_FLAGS = frozenset(
         "eval_split",
         "export_features",
         "export_format",
+        "grouped_convolution",
         "inference",
         "inter_op_parallelism_threads",
         "intra_op_parallelism_threads",
@@ -48,6 +51,7 @@ FREE_FLAGS = frozenset(
         "top",
         "training_dataset_cache",
         "vis_dataloader",
+        *PARITY_FLAGS,
     }
 )
 # Flags of both programs for a run that does nothing besides training.
@@ -76,6 +80,8 @@ def data_recipe(config: Any, distribution: Distribution, *, least_area: float, e
         image_size=data.image_size,
         least_area=data.least_crop_area or least_area,
         flip_probability=data.flip_probability,
+        color_jitter=data.color_jitter,
+        gray_probability=data.gray_probability,
         caches_encoded=data.training_dataset_cache,
         caches_decoded=data.cache_decoded_image,
         dtype="bfloat16" if data.data_loader_image_type == "bf16" else "float32",
@@ -111,6 +117,8 @@ def run_settings(
             seed=run.seed,
             deterministic=run.deterministic,
             local_rank=distribution.place.local_rank,
+            is_rank=distribution.place.size > 1,
+            checks_shapes=device.check_static_shapes,
         ),
         model_dir=Path(run.model_dir),
         clean=run.clean,

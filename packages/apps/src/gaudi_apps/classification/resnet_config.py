@@ -21,12 +21,14 @@ from gaudi_apps.classification.recipe_parts import (
 )
 from gaudi_apps.distribution import Distribution
 from gaudi_apps.distribution_flags import DistributionFlags
+from gaudi_apps.parity.flags import ParityFlags
 from gaudi_datasets.errors import FlagError
 from gaudi_models.architectures import CLASSIFIERS
 from gaudi_ops.schedules import lars_defaults
 
 SAME_MODELS = {"resnet50_v1.5": "resnet50"}
 IMAGES_OF_BASE_RATE = 256
+WEIGHTS_FLAG = "pretrained_filepath"
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ class ResNetConfig:
     device: flags.DeviceFlags = field(default_factory=flags.DeviceFlags)
     distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
+    parity: ParityFlags = field(default_factory=ParityFlags)
 
 
 def validate(config: ResNetConfig) -> None:
@@ -174,7 +177,7 @@ def validate(config: ResNetConfig) -> None:
     if config.report.enable_checkpoint_and_export and config.data.use_synthetic_data:
         raise FlagError("--enable_checkpoint_and_export: an export is checked on pictures, so give --data_dir")
     skips = "skip_eval" if config.evaluation.skip_eval else None
-    check_common(config, steps=run.train_steps, mode=run.mode, skips_evaluation=skips)
+    check_common(config, steps=run.train_steps, mode=run.mode, skips_evaluation=skips, weights_flag=WEIGHTS_FLAG)
 
 
 def make_recipe(config: ResNetConfig, distribution: Distribution | None = None) -> Recipe:
@@ -202,6 +205,8 @@ def make_recipe(config: ResNetConfig, distribution: Distribution | None = None) 
             padding=weights.padding,
             zero_gamma=weights.zero_gamma,
             head_only=weights.fine_tune,
+            grouped_convolution=config.device.grouped_convolution,
+            weights_flag=WEIGHTS_FLAG,
         ),
         rate=rate,
         learning=LearningRecipe(

@@ -21,10 +21,12 @@ from gaudi_apps.classification.recipe_parts import (
 )
 from gaudi_apps.distribution import Distribution
 from gaudi_apps.distribution_flags import DistributionFlags
+from gaudi_apps.parity.flags import ParityFlags
 from gaudi_datasets.errors import FlagError
 from gaudi_models.architectures import CLASSIFIERS
 
 IMAGES_OF_BASE_RATE = 256
+WEIGHTS_FLAG = "pretrained_model_checkpoint_path"
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class ResNeXtConfig:
     device: flags.DeviceFlags = field(default_factory=flags.DeviceFlags)
     distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
+    parity: ParityFlags = field(default_factory=ParityFlags)
 
 
 def find_mode(config: ResNeXtConfig) -> str:
@@ -152,7 +155,7 @@ def validate(config: ResNeXtConfig) -> None:
     if report.export_dir is not None and config.data.use_synthetic_data:
         raise FlagError("--export_dir: an export is checked on pictures, so give --data_dir")
     skips = "disable_eval" if config.evaluation.disable_eval else None
-    check_common(config, steps=run.max_train_steps, mode=mode, skips_evaluation=skips)
+    check_common(config, steps=run.max_train_steps, mode=mode, skips_evaluation=skips, weights_flag=WEIGHTS_FLAG)
 
 
 def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None) -> Recipe:
@@ -178,6 +181,8 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None)
             padding=weights.padding,
             zero_gamma=weights.zero_gamma,
             head_only=weights.fine_tune,
+            grouped_convolution=config.device.grouped_convolution,
+            weights_flag=WEIGHTS_FLAG,
         ),
         rate=rate,
         learning=LearningRecipe(

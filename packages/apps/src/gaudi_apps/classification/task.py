@@ -21,7 +21,7 @@ class ClassificationTask(KerasTask):
     Args:
         model: from `gaudi_models.classifiers.build_classifier`.
         recipe: loss and optimizer.
-        seed: of what is drawn in mixup and dropout, with the step and the rank.
+        seed: of what is drawn in mixup and dropout, with the place of a batch in the sequence of all images.
         head_only: whether only the head learns.
         communicator: of the processes that train together.
         averages: whether an average of the weights is kept, if the recipe has one.
@@ -54,7 +54,7 @@ class ClassificationTask(KerasTask):
         """The mean cross entropy, with the decay of the weights where it is a term of the loss, and top-1 accuracy."""
         recipe, images, targets = self._recipe, batch["images"], batch["labels"]
         if recipe.mixup_alpha:
-            drawn_by = {"seed": self._seed, "step": self._number_batch()}
+            drawn_by = {"seed": self._seed, "step": self._find_first(images)}
             classes = self.model.output_shape[-1]
             images, targets = mixup(images, targets, num_classes=classes, alpha=recipe.mixup_alpha, **drawn_by)
         logits = self._compute_logits(images)
@@ -68,14 +68,20 @@ class ClassificationTask(KerasTask):
         if self._features is None:
             return self.model(images, training=True)
         # Drawn by the step, and not by a layer: what a layer of Keras 2 draws does not go on where a run goes on.
-        seed = tf.random.fold_in(tf.stack([tf.constant(self._seed, tf.int64), self._number_batch()]), 1)
+        seed = tf.random.fold_in(tf.stack([tf.constant(self._seed, tf.int64), self._counter]), 1)
         features = self._features(images, training=True)
-        dropped = tf.nn.experimental.stateless_dropout(features, self._recipe.dropout, seed)
+        dropped = drop_out(
+            features, self._recipe.dropout, seed, rank=self._communicator.rank, size=self._communicator.size
+        )
         return self.model.get_layer(LOGITS)(dropped)
 
-    def _number_batch(self) -> Any:
-        """The number of this rank's batch among those of all ranks and steps, so that no two draw the same."""
-        return self._counter * self._communicator.size + self._communicator.rank
+    def _find_first(self, images: Any) -> Any:
+        """The place of this rank's first image in the sequence of all images, so that no two batches draw the same.
+
+        Not even where a run goes on with another number of ranks.
+        """
+        batch = self._counter * self._communicator.size + self._communicator.rank
+        return batch * images.shape[0]
 
     def after_update(self) -> None:
         """Count the step, and set to zero what is pruned."""
@@ -93,6 +99,24 @@ class ClassificationTask(KerasTask):
             squares = zip(names, self._adam.squares, strict=True)
             state |= {f"square/{name}": slot for name, slot in squares} | {"adam_updates": self._adam.updates}
         return state
+
+
+def drop_out(features: Any, rate: float, seed: Any, *, rank: int, size: int) -> Any:
+    """Dropout whose draws for an image do not depend on how many ranks have parts of the batch.
+
+    Args:
+        features: floating [batch, features], of this rank's part; all parts are equal in size.
+        rate: share of the features that become 0; the others become larger by ``1 / (1 - rate)``.
+        seed: int64 [2], the same on all ranks, and another one for each step.
+        rank: of this process.
+        size: number of ranks.
+
+    Returns:
+        like the features.
+    """
+    count = features.shape[0]
+    draws = tf.random.stateless_uniform([size * count, features.shape[1]], seed)[rank * count : (rank + 1) * count]
+    return tf.where(draws >= rate, features * (1 / (1 - rate)), tf.zeros_like(features))
 
 
 def _make_optimizer(variables: list[Any], recipe: LearningRecipe) -> Optimizer:

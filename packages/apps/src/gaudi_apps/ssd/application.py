@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gaudi_apps.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
 from gaudi_apps.distribution import Distribution
+from gaudi_apps.parity.flags import PARITY_FLAGS
 from gaudi_apps.plan import Plan
 from gaudi_apps.profiling import parse_step_range
 from gaudi_apps.settings import DeviceSettings, RunSettings
-from gaudi_apps.ssd.config import SSDConfig
+from gaudi_apps.ssd.config import SIDE_FLAGS, SSDConfig
 from gaudi_apps.ssd.plan import make_plan
 from gaudi_apps.ssd.training_data import categories_of, input_options, open_source, open_training_data
 from gaudi_distributed import Communicator
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 FREE_FLAGS = frozenset(
     {
         "cache",
+        "check_static_shapes",
         "checkpoint",
         "clean",
         "config",
+        "cross_entropy",
         "data_dir",
         "debug",
         "device",
@@ -63,6 +66,7 @@ FREE_FLAGS = frozenset(
         "val_annotations",
         "val_images",
         "vis_dataloader",
+        *PARITY_FLAGS,
     }
 )
 
@@ -78,6 +82,7 @@ class SSDApplication(Application):
     program = ("-m", "gaudi_apps.ssd_train")
     files: ClassVar = ("evaluation.json", "detections.json")
     folders: ClassVar = ("pictures",)
+    side_flags = SIDE_FLAGS
 
     def __init__(self, config: SSDConfig, distribution: Distribution | None = None) -> None:
         self.config = config
@@ -126,6 +131,7 @@ class SSDApplication(Application):
             communicator=communicator,
             pool_padding=facts.get("pool_padding", "same"),
             reduce_statistics=reduce_statistics,
+            cross_entropy=self.config.device.cross_entropy,
             ema_decay=self.config.weights.ema_decay if averages else 0.0,
         )
 
@@ -149,13 +155,15 @@ class SSDApplication(Application):
         from gaudi_apps.inputs import find_files
         from gaudi_apps.ssd.detector import Detector
         from gaudi_apps.ssd.predict import PredictOptions, predict
+        from gaudi_apps.ssd.preparation import PREPARATION
 
         use = self.config.use
         files = find_files(use.inference)
         restored = restore()
         output_dir = Path(use.output_dir or self.settings.model_dir / "predictions")
         options = PredictOptions(self.config.data.batch_size, use.score_threshold, use.strict)
-        report = predict(Detector(restored.task.model), files, categories_of(restored.facts), output_dir, options)
+        detector, categories = Detector(restored.task.model), categories_of(restored.facts)
+        report = predict(detector, files, categories, output_dir, options, prepare=PREPARATION)
         print(report.describe())
 
     def export(self, restore: Callable[[], Restored]) -> None:
@@ -196,6 +204,8 @@ def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
             seed=run.seed,
             deterministic=run.deterministic,
             local_rank=distribution.place.local_rank,
+            is_rank=distribution.place.size > 1,
+            checks_shapes=device.check_static_shapes,
         ),
         model_dir=Path(run.model_dir),
         clean=run.clean,

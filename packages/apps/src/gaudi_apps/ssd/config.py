@@ -12,25 +12,31 @@ from typing import Annotated, Literal
 from tyro.conf import FlagCreatePairsOff, arg
 
 from gaudi_apps.distribution_flags import DistributionFlags, check_distribution
+from gaudi_apps.parity.flags import ParityFlags, check_parity
 from gaudi_apps.profiling import parse_step_range
 from gaudi_datasets.errors import FlagError
 
 Switch = FlagCreatePairsOff[bool]
+
+USING = ("predict", "export")  # modes that need no training or validation images
+# What two sides of a parity may differ in, besides what they may in any program.
+SIDE_FLAGS = ("dtype", "deterministic", "resnet_checkpoint", "cross_entropy")
 
 
 @dataclass(frozen=True)
 class RunFlags:
     """What to do, and where its results go."""
 
-    mode: Literal["train", "eval", "predict", "export", "plan", "verify-resume"] = "train"
+    mode: Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"] = "train"
     """eval: score checkpoints; predict: draw detections; export: for deployment; plan: print what train would
-    do; verify-resume: prove on a few steps of this configuration that a killed run ends as an uninterrupted one."""
+    do; verify-resume: prove on a few steps of this configuration that a killed run ends as an uninterrupted one;
+    parity: compute the first steps in two ways, and name the first tensor that differs."""
     model_dir: str = "runs/ssd_train"
     """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
     clean: Switch = False
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
     checkpoint: str = "newest"
-    """Which one eval, predict and export take: newest, best, a step, or for eval all, in the order of steps."""
+    """Which one eval, predict, export and parity take: newest, best, a step, or for eval all, in the order of steps."""
     epochs: Annotated[float, arg(aliases=["-e"])] = 50.0
     """Passes over the training images."""
     steps: Annotated[int, arg(aliases=["-s"])] = 0
@@ -44,7 +50,7 @@ class RunFlags:
     config: str | None = None
     """YAML file of flags (name: value); flags of the command line win."""
     json: Switch = False
-    """Print the plan as JSON."""
+    """Print the plan, or what parity found, as JSON."""
     debug: Switch = False
     """Show a traceback with an error."""
 
@@ -158,6 +164,11 @@ class DeviceFlags:
     """Processors the program may use at most; 0: all."""
     recipe_cache: str | None = None
     """Folder of compiled graphs on Gaudi, kept between runs."""
+    check_static_shapes: Switch = False
+    """End, naming the tensor, where a training step has a shape that is not static or is traced again; always on
+    Gaudi, which compiles anew for every shape."""
+    cross_entropy: Literal["auto", "mme", "plain"] = "auto"
+    """Form of the loss's cross entropy: mme, sums on the matrix engine; plain, TensorFlow's own; auto: mme on Gaudi."""
     threads: int = 0
     """Threads of TensorFlow within and between operations; 0: as many as processors."""
 
@@ -197,6 +208,7 @@ class SSDConfig:
     device: DeviceFlags = field(default_factory=DeviceFlags)
     distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
+    parity: ParityFlags = field(default_factory=ParityFlags)
 
 
 def validate(config: SSDConfig) -> None:
@@ -206,6 +218,7 @@ def validate(config: SSDConfig) -> None:
     _check_schedule(config.schedule)
     _check_inputs(config)
     check_distribution(config.distribution)
+    check_parity(config.parity, config.run.mode, SIDE_FLAGS)
     if config.device.no_hpu and config.device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu; leave one of them out")
 
@@ -283,10 +296,10 @@ def _check_inputs(config: SSDConfig) -> None:
     _check_data(run, data)
     if run.mode == "predict" and not use.inference:
         raise FlagError("--mode predict: needs --inference with pictures, videos or a folder")
-    if run.mode not in ("predict", "export") and use.inference:
+    if run.mode not in USING and use.inference:
         raise FlagError(f"--inference {use.inference[0]}: is for --mode predict and export; mode is {run.mode}")
-    if run.json and run.mode != "plan":
-        raise FlagError(f"--json: is for --mode plan; mode is {run.mode}")
+    if run.json and run.mode not in ("plan", "parity"):
+        raise FlagError(f"--json: is for --mode plan and parity; mode is {run.mode}")
     _check_checkpoint(run)
     _check_evaluation(config)
     parse_step_range(config.report.profile)
@@ -308,7 +321,7 @@ def _check_data(run: RunFlags, data: DataFlags) -> None:
         raise FlagError("--mode eval: random images have no truth to score; give --data_dir, not --use_fake_data")
     if data.static and not data.data_dir:
         raise FlagError("--static: needs --data_dir with static batches; gaudi-datasets make-static-batches makes them")
-    if run.mode in ("predict", "export"):
+    if run.mode in USING:
         return
     split = "val" if run.mode == "eval" else "train"
     annotations = data.val_annotations if split == "val" else data.train_annotations
@@ -326,8 +339,9 @@ def _check_checkpoint(run: RunFlags) -> None:
     named = ("newest", "best", "all") if run.mode == "eval" else ("newest", "best")
     if run.checkpoint not in named and not run.checkpoint.isdecimal():
         raise FlagError(f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {run.mode}")
-    if run.checkpoint != "newest" and run.mode not in ("eval", "predict", "export"):
-        raise FlagError(f"--checkpoint {run.checkpoint}: is for --mode eval, predict and export; mode is {run.mode}")
+    if run.checkpoint != "newest" and run.mode not in (*USING, "eval", "parity"):
+        which = "eval, predict, export and parity"
+        raise FlagError(f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {run.mode}")
     if run.clean and run.mode != "train":
         raise FlagError(f"--clean: is for --mode train; mode is {run.mode}")
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.scoring import find_order, pack_arrays, unpack_arrays
-from gaudi_apps.ssd.detector import Detector
-from gaudi_datasets.detection.pipeline import eval_dataset
 from gaudi_datasets.detection.scoring import CocoScores, score_detections
 from gaudi_datasets.detection.sources import DetectionSource, ground_truth
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, deal_positions
-from gaudi_datasets.tf_input import read_batches
 
 Detection = dict[str, Any]
+# Batches of so many images of a source, from the first, as `gaudi_datasets.detection.batches.eval_batches` has them.
+ReadBatches: TypeAlias = Callable[[DetectionSource, InputOptions, int], Iterable[Mapping[str, Any]]]
+
+
+class Detects(Protocol):
+    """A detector, whatever computes it."""
+
+    def detect(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1), labels [batch, n], 0 where there is none, and scores."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +41,22 @@ class Found:
     detections: list[Detection]
 
 
+def read_tensors(source: DetectionSource, options: InputOptions, num_images: int) -> Iterable[Mapping[str, Any]]:
+    """Batches of TensorFlow's pipeline."""
+    from gaudi_datasets.detection.pipeline import eval_dataset
+    from gaudi_datasets.tf_input import read_batches
+
+    return read_batches(eval_dataset(source, options, num_images=num_images), source)
+
+
 def detect(
-    detector: Detector,
+    detector: Detects,
     source: DetectionSource,
     options: InputOptions,
     *,
     num_images: int | None = None,
     report: Callable[[], None] = lambda: None,
+    read: ReadBatches = read_tensors,
 ) -> Found:
     """Detect on every image of a data set that is dealt to this rank.
 
@@ -51,14 +66,15 @@ def detect(
         options: batch size, threads, rank and number of ranks; figures do not depend on them.
         num_images: only so many images, from the first.
         report: called before each batch is used.
+        read: gives the batches.
     """
     total = len(source) if num_images is None else min(num_images, len(source))
     category_ids = np.array([0] + [category.id for category in source.categories])
     detections: list[Detection] = []
     seen: list[int] = []
-    for batch in read_batches(eval_dataset(source, options, num_images=total), source):
+    for batch in read(source, options, total):
         report()
-        arrays = {name: batch[name].numpy() for name in ("image_ids", "sizes")}
+        arrays = {name: np.asarray(batch[name]) for name in ("image_ids", "sizes")}
         for image_id, found in _detect_batch(detector, batch["images"], arrays, category_ids):
             seen.append(image_id)
             detections += found
@@ -105,7 +121,7 @@ def unpack_found(content: bytes) -> Found:
 
 
 def _detect_batch(
-    detector: Detector,
+    detector: Detects,
     images: Any,
     arrays: Mapping[str, npt.NDArray[Any]],
     category_ids: npt.NDArray[np.int64],

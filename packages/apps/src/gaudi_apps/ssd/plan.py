@@ -8,7 +8,14 @@ from __future__ import annotations
 import math
 
 from gaudi_apps.distribution import share_batch
-from gaudi_apps.plan import DROP_FACTORS, Plan, count_steps, describe_large_batch
+from gaudi_apps.plan import (
+    DROP_FACTORS,
+    Plan,
+    count_steps,
+    describe_large_batch,
+    describe_late_drops,
+    describe_long_warmup,
+)
 from gaudi_apps.ssd.config import ScheduleFlags, SSDConfig
 from gaudi_ops import schedules
 
@@ -64,16 +71,13 @@ def _find_misfits(
         found.append(describe_large_batch(batch, num_images))
     if warmup_steps >= total_steps:
         found.append(
-            f"the warm-up of {warmup_steps} steps is not over when the run ends at step {total_steps}: "
-            "lower --lr_warmup_epoch or give --lr_warmup_steps"
+            describe_long_warmup(warmup_steps, total_steps, "lower --lr_warmup_epoch or give --lr_warmup_steps")
         )
     if config.schedule.lr_schedule == "piecewise":
-        late = [str(step) for step in drop_steps if step >= total_steps]
+        late = [step for step in drop_steps if step >= total_steps]
         if late:
-            found.append(
-                f"the drop at step {' and '.join(late)} is not reached: the run ends at step {total_steps}; "
-                "lower --lr_drop_epochs or choose --lr_schedule cosine"
-            )
+            remedy = "lower --lr_drop_epochs or choose --lr_schedule cosine"
+            found.append(describe_late_drops(late, total_steps, remedy))
         if drop_steps[0] < warmup_steps:
             found.append(f"the rate drops at step {drop_steps[0]}, within the warm-up of {warmup_steps} steps")
     return found

@@ -46,11 +46,11 @@ def print_plan(config: SSDConfig, workers: int = 1, console: Console | None = No
     """Print what training by this configuration on so many processes would do, as tables or (--json) as JSON."""
     training_set = describe_training_set(config, workers)
     plan = make_plan(config, training_set.images, workers)
-    size = count_network(training_set.num_classes)
+    needs = Needs(training_set, plan, config.report.keep_ckpt_max, BYTES_PER_VALUE[config.device.dtype])
     if config.run.json:
-        print_json(to_json(config, training_set, plan, size), console)
+        print_json(needs.as_json(), console)
     else:
-        print_tables(config.run.model_dir, _list_facts(config, training_set, plan, size), plan, console)
+        print_tables(config.run.model_dir, needs.list_facts(), plan, console)
 
 
 def describe_training_set(config: SSDConfig, workers: int = 1) -> TrainingSet:
@@ -69,21 +69,26 @@ def describe_training_set(config: SSDConfig, workers: int = 1) -> TrainingSet:
         if config.data.static:
             own = share_batch(config.distribution, config.data.batch_size, workers) // workers
             return _read_static(folder / "worker_0" / f"train-{own}.json", given)
-        if (folder / "train.json").is_file():
-            return _read_manifest(folder / "train.json", given)
-        if not given:
-            return _count_records(folder)
+        return describe_records(folder, given)
     if config.data.train_annotations is not None:
-        return _read_annotations(config, given)
+        return describe_annotations(config.data.train_annotations, config.data.train_images or "", given)
     return TrainingSet(given or COCO_TRAIN_IMAGES, COCO_CLASSES)
 
 
-def _read_annotations(config: SSDConfig, images: int) -> TrainingSet:
+def describe_records(folder: Path, images: int) -> TrainingSet:
+    """The same of a folder of records, with so many images unless that is 0."""
+    if (folder / "train.json").is_file():
+        return _read_manifest(folder / "train.json", images)
+    return TrainingSet(images, COCO_CLASSES) if images else _count_records(folder)
+
+
+def describe_annotations(path: str | Path, image_dir: str | Path, images: int) -> TrainingSet:
+    """The same of an annotation file and a folder of images."""
     from gaudi_datasets.detection.coco import read_coco
     from gaudi_datasets.detection.sources import CocoSource
 
-    annotations = read_coco(config.data.train_annotations or "")
-    source = CocoSource(annotations, config.data.train_images or "", keep_empty=False)
+    annotations = read_coco(path)
+    source = CocoSource(annotations, image_dir, keep_empty=False)
     return TrainingSet(
         images=images or len(source),
         num_classes=len(source.categories),
@@ -136,35 +141,55 @@ def _read_manifest(path: Path, images: int) -> TrainingSet:
         raise DataError(f"{path}: is no manifest of records ({error!r}); convert the data set again") from None
 
 
-def to_json(config: SSDConfig, training_set: TrainingSet, plan: Plan, size: NetworkSize) -> dict[str, Any]:
-    """The plan as what `--json` prints: names as in Plan, with the data set, rates, disk (bytes) and memory (bytes)."""
-    return {
-        **plan.as_json(),
-        "data": asdict(training_set),
-        "parameters": size.parameters,
-        "checkpoint_bytes": size.checkpoint_bytes,
-        "checkpoints_kept": plan.count_checkpoints(config.report.keep_ckpt_max),
-        "estimated_memory_bytes": _estimate_memory(config, plan, size),
-        "estimated_memory_covers": MEMORY_COVERS,
-    }
+@dataclass(frozen=True)
+class Needs:
+    """A plan with what it is for and what it takes.
 
+    Attributes:
+        training_set: what is learnt from.
+        plan: of its training.
+        keep_checkpoints: how many of the newest are kept.
+        bytes_per_value: of what the forward pass keeps.
+    """
 
-def _list_facts(
-    config: SSDConfig, training_set: TrainingSet, plan: Plan, size: NetworkSize
-) -> Iterator[tuple[str, str]]:
-    """The left table, row by row."""
-    yield "images", part_of(training_set.images, training_set.images_found)
-    if training_set.boxes is not None:
-        yield "boxes", part_of(training_set.boxes, training_set.boxes_found)
-    yield "classes", f"{training_set.num_classes}"
-    yield from list_plan(plan, config.report.keep_ckpt_max)
-    kept = plan.count_checkpoints(config.report.keep_ckpt_max)
-    disk = f"{format_bytes(kept * size.checkpoint_bytes)} of checkpoints"
-    if training_set.record_bytes is not None:
-        disk += f"; {format_bytes(training_set.record_bytes)} of records are there"
-    yield "disk", disk
-    yield "memory", f"about {format_bytes(_estimate_memory(config, plan, size))}: {MEMORY_COVERS}"
+    training_set: TrainingSet
+    plan: Plan
+    keep_checkpoints: int
+    bytes_per_value: int
 
+    @property
+    def size(self) -> NetworkSize:
+        """Of the network."""
+        return count_network(self.training_set.num_classes)
 
-def _estimate_memory(config: SSDConfig, plan: Plan, size: NetworkSize) -> int:
-    return size.training_bytes(plan.own_batch, BYTES_PER_VALUE[config.device.dtype])
+    @property
+    def memory_bytes(self) -> int:
+        """What one process needs, about."""
+        return self.size.training_bytes(self.plan.own_batch, self.bytes_per_value)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `--json` prints: names as in Plan, with the data set, rates, disk (bytes) and memory (bytes)."""
+        return {
+            **self.plan.as_json(),
+            "data": asdict(self.training_set),
+            "parameters": self.size.parameters,
+            "checkpoint_bytes": self.size.checkpoint_bytes,
+            "checkpoints_kept": self.plan.count_checkpoints(self.keep_checkpoints),
+            "estimated_memory_bytes": self.memory_bytes,
+            "estimated_memory_covers": MEMORY_COVERS,
+        }
+
+    def list_facts(self) -> Iterator[tuple[str, str]]:
+        """The left table, row by row."""
+        training_set = self.training_set
+        yield "images", part_of(training_set.images, training_set.images_found)
+        if training_set.boxes is not None:
+            yield "boxes", part_of(training_set.boxes, training_set.boxes_found)
+        yield "classes", f"{training_set.num_classes}"
+        yield from list_plan(self.plan, self.keep_checkpoints)
+        kept = self.plan.count_checkpoints(self.keep_checkpoints)
+        disk = f"{format_bytes(kept * self.size.checkpoint_bytes)} of checkpoints"
+        if training_set.record_bytes is not None:
+            disk += f"; {format_bytes(training_set.record_bytes)} of records are there"
+        yield "disk", disk
+        yield "memory", f"about {format_bytes(self.memory_bytes)}: {MEMORY_COVERS}"

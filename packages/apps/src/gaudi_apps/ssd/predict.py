@@ -14,13 +14,9 @@ from gaudi_apps.coco_table import write_json
 from gaudi_apps.inputs import InputPicture, Preparation
 from gaudi_apps.pictures import draw_detections
 from gaudi_apps.predictions import Results, predict_files
-from gaudi_apps.ssd.detector import Detector
-from gaudi_apps.ssd.evaluation import Detection, to_records
+from gaudi_apps.ssd.evaluation import Detection, Detects, to_records
 from gaudi_apps.ssd.report import DRAWN_PER_IMAGE, DRAWN_SCORE
 from gaudi_datasets.detection.coco import Category
-from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
-
-PREPARATION = Preparation(prepare_image, prepare_pixels)
 
 
 @dataclass(frozen=True)
@@ -58,12 +54,13 @@ class PredictReport:
 
 
 def predict(
-    detector: Detector,
+    detector: Detects,
     files: Sequence[Path],
     categories: Sequence[Category],
     output_dir: Path,
     options: PredictOptions,
     *,
+    prepare: Preparation,
     write_line: Callable[[str], None] = print,
 ) -> PredictReport:
     """Detect on every picture and every frame of the files.
@@ -79,6 +76,7 @@ def predict(
         categories: the classes, label 1 first.
         output_dir: made when it is not there.
         options: see `PredictOptions`.
+        prepare: makes pictures what the detector takes.
         write_line: gets a line for each detection that is drawn: file, score, class, and left, top, right, bottom in
             pixels.
 
@@ -89,7 +87,7 @@ def predict(
     results, counts = predict_files(
         detector.detect,
         files,
-        PREPARATION,
+        prepare,
         lambda folder: _Detections(folder, categories, options.score_threshold),
         output_dir,
         batch_size=options.batch_size,

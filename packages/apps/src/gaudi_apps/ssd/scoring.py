@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gaudi_apps.application import Score
 from gaudi_apps.coco_table import print_scores, write_evaluation, write_json
 from gaudi_apps.run_folder import RunFolder
 from gaudi_apps.scoring import Scorer
-from gaudi_apps.ssd.detector import Detector
-from gaudi_apps.ssd.evaluation import Detection, Found, detect, join_found, pack_found, score, unpack_found
+from gaudi_apps.ssd.evaluation import (
+    Detection,
+    Detects,
+    Found,
+    ReadBatches,
+    detect,
+    join_found,
+    pack_found,
+    read_tensors,
+    score,
+    unpack_found,
+)
 from gaudi_apps.ssd.report import draw_comparisons
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.scoring import CocoScores
@@ -34,6 +44,8 @@ class DetectionScorer(Scorer[Found, Scored]):
         categories: of the detectors.
         communicator: of the processes that score together.
         num_images: only so many, from the first.
+        make_detector: of the network of a task; None: one of TensorFlow's.
+        read: gives the batches.
 
     Raises:
         DataError: the source has other classes.
@@ -48,10 +60,13 @@ class DetectionScorer(Scorer[Found, Scored]):
         communicator: Communicator,
         *,
         num_images: int | None,
+        make_detector: Callable[[Any], Detects] | None = None,
+        read: ReadBatches = read_tensors,
     ) -> None:
         super().__init__(communicator, {"validation data": source.fingerprint, "images": num_images})
         self._source, self._options, self._folder, self._num_images = source, options, folder, num_images
-        self._detector: tuple[Any, Detector] | None = None
+        self._make_detector, self._read = make_detector or _make_detector, read
+        self._detector: tuple[Any, Detects] | None = None
         if source.categories != categories:
             raise DataError(f"{source.name}: has other classes than the model or the training data; convert both alike")
 
@@ -59,9 +74,14 @@ class DetectionScorer(Scorer[Found, Scored]):
         """Detect on the images of this process."""
         # The same at every evaluation of a training: a new one would be traced and compiled anew.
         if self._detector is None or self._detector[0] is not task:
-            self._detector = (task, Detector(task.model))
+            self._detector = (task, self._make_detector(task.model))
         return detect(
-            self._detector[1], self._source, self._options, num_images=self._num_images, report=self.report_batch
+            self._detector[1],
+            self._source,
+            self._options,
+            num_images=self._num_images,
+            report=self.report_batch,
+            read=self._read,
         )
 
     def pack(self, part: Found) -> bytes:
@@ -95,3 +115,9 @@ class DetectionScorer(Scorer[Found, Scored]):
         print_scores(scores)
         paths = f"{pictures[0].parent} ({len(pictures)}), {model_dir / 'curves.png'}"
         print(f"figures: {model_dir / EVALUATION}\npictures: {paths}")
+
+
+def _make_detector(model: Any) -> Detects:
+    from gaudi_apps.ssd.detector import Detector
+
+    return Detector(model)

@@ -10,6 +10,7 @@ from gaudi_distributed import Communicator
 from gaudi_models.padding import PoolPadding
 from gaudi_models.ssd import build_ssd
 from gaudi_ops.tf import MomentumSGD, ssd_loss
+from gaudi_ops.tf.cross_entropy import Implementation
 
 MOMENTUM = 0.9
 
@@ -25,6 +26,7 @@ class SSDTask(KerasTask):
         pool_padding: see `gaudi_models.ssd.build_ssd`.
         ema_decay: of the average of the weights, see `gaudi_ops.tf.MovingAverages`; 0: there is none.
         reduce_statistics: of batch norm, see `gaudi_models.ssd.build_ssd`.
+        cross_entropy: its implementation, see `gaudi_ops.tf.ssd_loss`.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class SSDTask(KerasTask):
         pool_padding: PoolPadding = "same",
         ema_decay: float = 0.0,
         reduce_statistics: ReduceStatistics | None = None,
+        cross_entropy: Implementation = "auto",
     ) -> None:
+        self._cross_entropy = cross_entropy
         model = build_ssd(
             num_classes, dtype=keras_policy, pool_padding=pool_padding, reduce_statistics=reduce_statistics
         )
@@ -47,5 +51,6 @@ class SSDTask(KerasTask):
     def compute_loss(self, batch: Batch) -> dict[str, Any]:
         """The loss and its two parts."""
         logits, offsets = self.model(batch["images"], training=True)
-        loss, class_loss, box_loss = ssd_loss(logits, offsets, batch["classes"], batch["offsets"], batch["num_matched"])
+        targets = (batch["classes"], batch["offsets"], batch["num_matched"])
+        loss, class_loss, box_loss = ssd_loss(logits, offsets, *targets, implementation=self._cross_entropy)
         return {"loss": loss, "class_loss": class_loss, "box_loss": box_loss}

@@ -95,7 +95,8 @@ def categories_of(facts: Facts) -> tuple[Category, ...]:
         raise DataError(f"checkpoint: does not name its classes ({error!r}); use another") from None
 
 
-def _note(categories: Sequence[Category]) -> Facts:
+def note_categories(categories: Sequence[Category]) -> Facts:
+    """Classes as checkpoints note them; `categories_of` reads them."""
     return {"categories": [asdict(category) for category in categories]}
 
 
@@ -110,7 +111,7 @@ def _open_images(config: SSDConfig, options: InputOptions) -> TrainingData:
     def batches(first_step: int) -> Batches:
         return read_batches(train_dataset(source, options, first_step=first_step), source)
 
-    return TrainingData(_note(source.categories), len(source), source.fingerprint, batches)
+    return TrainingData(note_categories(source.categories), len(source), source.fingerprint, batches)
 
 
 def _open_static(config: SSDConfig, options: InputOptions) -> TrainingData:
@@ -122,7 +123,7 @@ def _open_static(config: SSDConfig, options: InputOptions) -> TrainingData:
     def batches(first_step: int) -> Batches:
         return read_batches(static_dataset(static, options, first_step=first_step))
 
-    return TrainingData(_note(static.categories), static.num_images, static.fingerprint, batches)
+    return TrainingData(note_categories(static.categories), static.num_images, static.fingerprint, batches)
 
 
 def _open_fake(options: InputOptions) -> TrainingData:
@@ -131,4 +132,4 @@ def _open_fake(options: InputOptions) -> TrainingData:
     def batches(first_step: int) -> Batches:
         return iter(fake_dataset(options, num_classes=len(COCO_CATEGORIES) + 1))
 
-    return TrainingData(_note(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", batches)
+    return TrainingData(note_categories(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", batches)

@@ -1,0 +1,125 @@
+"""Scoring while training goes on: copies of the weights are scored by a process of its own, one after the other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar, TypeAlias
+
+Tensors: TypeAlias = Mapping[str, Any]
+# Opened in the process that scores; gives what is called there with the weights.
+OpenScoring: TypeAlias = Callable[[], Callable[[Tensors], Any]]
+
+
+class BackgroundError(RuntimeError):
+    """The process that scores has ended by itself."""
+
+    exit_status: ClassVar[int] = 70
+
+
+@dataclass(frozen=True)
+class Job:
+    """Weights that are to be scored.
+
+    Attributes:
+        step: after which they are.
+        state: weights, and what else is in a checkpoint of this step.
+        facts: what it notes.
+    """
+
+    step: int
+    state: Tensors
+    facts: Mapping[str, Any]
+    result: Future[Any] = field(default_factory=Future)
+
+
+class BackgroundScoring:
+    """A process that scores; use it as a context manager, which ends the process, whatever it does.
+
+    Args:
+        open_scoring: a function that can be pickled.
+    """
+
+    def __init__(self, open_scoring: OpenScoring) -> None:
+        # A process of its own, for MXNet's graphs are not to be used by two threads; and not a fork, which would
+        # inherit threads in any state.
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, open_scoring), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._pending: deque[Job] = deque()
+        threading.Thread(target=self._exchange, daemon=True).start()
+
+    @property
+    def pending_steps(self) -> list[int]:
+        """Steps whose scores are not there yet, or were not taken."""
+        return [job.step for job in self._pending]
+
+    def submit(self, job: Job) -> None:
+        """Have weights scored after those before; returns at once."""
+        self._pending.append(job)
+        self._jobs.put(job)
+
+    def take(self, *, wait: bool = False) -> Iterator[Job]:
+        """Those of the jobs that are done, in the order of their steps; with `wait` all of them.
+
+        Raises:
+            BackgroundError: the process has ended.
+            Exception: what scoring raised.
+        """
+        while self._pending and (wait or self._pending[0].result.done()):
+            self._pending[0].result.exception()  # waits
+            yield self._pending.popleft()
+
+    def _exchange(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                self._connection.send(job.state)
+                error, value = self._connection.recv()
+            except (EOFError, OSError):
+                error = BackgroundError(
+                    "the process that validates in the background has ended; see above, or leave out --async_val"
+                )
+            if error is None:
+                job.result.set_result(value)
+            else:
+                job.result.set_exception(error)
+
+    def __enter__(self) -> BackgroundScoring:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(connection: Connection, open_scoring: OpenScoring) -> None:
+    """Score what comes, until the other process ends."""
+    # Ctrl-C is sent to this process, too; it is for the other one to say what follows.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(0)), daemon=True).start()
+    score: Callable[[Tensors], Any] | None = None
+    while True:
+        try:
+            tensors = connection.recv()
+        except EOFError:
+            return
+        try:
+            score = score or open_scoring()
+            answer = None, score(tensors)
+        except Exception as error:
+            answer = error, None
+        connection.send(answer)

@@ -1,0 +1,57 @@
+"""The program `ssd_mxnet_train`: train, validate and use SSD-ResNet34 in MXNet, or plan a training.
+
+MXNet is imported only once the flags are found good and there is something to compute; TensorFlow never is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from gaudi_apps.distribution import Distribution
+from gaudi_apps.launching import Launch
+from gaudi_apps.ssd_mxnet.checks import TRAINING, validate
+from gaudi_apps.ssd_mxnet.config import SSDMXNetConfig
+from gaudi_apps.ssd_mxnet.systems import list_preset
+
+if TYPE_CHECKING:
+    from gaudi_apps.application import Application
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the program with the given arguments (those of the command line when None) and leave the process."""
+    PROGRAM.main(argv)
+
+
+def _print_plan(config: SSDMXNetConfig, workers: int) -> None:
+    from gaudi_apps.ssd_mxnet.plan_report import print_plan
+
+    print_plan(config, workers)
+
+
+def _open(config: SSDMXNetConfig, distribution: Distribution) -> Application:
+    from gaudi_apps.ssd_mxnet.application import SSDMXNetApplication
+
+    return SSDMXNetApplication(config, distribution)
+
+
+def _mode_of(config: SSDMXNetConfig) -> str:
+    if config.run.dry_run:
+        return "rehearse"
+    return "train" if config.run.mode in TRAINING else {"val": "eval"}.get(config.run.mode, config.run.mode)
+
+
+PROGRAM = Launch(
+    prog="ssd_mxnet_train",
+    program=("-m", "gaudi_apps.ssd_mxnet_train"),
+    description="Train and validate SSD-ResNet34 in MXNet, as an MLPerf v0.7 submission did, on GPU or CPU.",
+    config=SSDMXNetConfig,
+    validate=validate,
+    print_plan=_print_plan,
+    open=_open,
+    mode_of=_mode_of,
+    list_preset=list_preset,
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""TensorFlow as what computes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gaudi_apps.profiling import Profiler, StepRange
+from gaudi_apps.settings import DeviceSettings
+from gaudi_apps.summaries import SummaryWriter
+from gaudi_distributed import Precision, apply_environment, choose_device, choose_precision, open_device
+from gaudi_distributed.hccl import module_environment
+
+if TYPE_CHECKING:
+    from gaudi_apps.parity.tensors import Lead, StepTensor
+
+# TensorFlow is imported inside the functions, after `start_tensorflow` has set what it reads when it is imported.
+
+
+class TensorFlow:
+    """See `gaudi_apps.framework.Framework`."""
+
+    def start(self, settings: DeviceSettings) -> Precision:
+        """See `start_tensorflow`."""
+        return start_tensorflow(settings)
+
+    def list_devices(self) -> list[str]:
+        """Such as ``["CPU"]``."""
+        import tensorflow as tf
+
+        return sorted({device.device_type for device in tf.config.get_visible_devices()})
+
+    def needs_static_shapes(self) -> bool:
+        """On a Gaudi, where each new shape is compiled for long."""
+        from gaudi_ops.tf import devices
+
+        return devices.has_hpu()
+
+    def replay_steps(
+        self,
+        task: Any,
+        batches: Iterator[Mapping[str, Any]],
+        learning_rate: Callable[[int], float],
+        steps: int,
+        lead: Lead | None,
+    ) -> Iterator[list[StepTensor]]:
+        """See `gaudi_apps.parity.keras_steps`."""
+        from gaudi_apps.parity.keras_steps import replay_steps
+
+        return replay_steps(task, batches, learning_rate, steps, lead)
+
+    def open_summaries(self, folder: Path) -> SummaryWriter:
+        """By tf.summary."""
+        return SummaryWriter(folder)
+
+    def open_tracer(self, folder: Path, steps: StepRange | None) -> Profiler:
+        """By TensorFlow's profiler."""
+        return Profiler(folder, steps)
+
+
+def start_tensorflow(settings: DeviceSettings) -> Precision:
+    """Choose device and precision, set the environment, and only then import TensorFlow."""
+    kind = choose_device(settings.device, use_hpu=settings.use_hpu)
+    precision = choose_precision(settings.dtype, kind, recipe_cache=settings.recipe_cache)
+    # Its log of CPU features and missing CUDA libraries is no news to a user; errors still show.
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"), "OPENCV_FFMPEG_LOGLEVEL": "-8"}
+    # A process that trains alone takes whichever Gaudi is free, or the one that the user names.
+    module = module_environment(settings.local_rank, os.environ) if kind == "hpu" and settings.is_rank else {}
+    apply_environment({**quiet, **precision.environment, **module})
+    import tensorflow as tf
+
+    from gaudi_ops.tf.keras_api import keras
+
+    tf.config.threading.set_intra_op_parallelism_threads(settings.intra_threads or settings.usable_cpus)
+    tf.config.threading.set_inter_op_parallelism_threads(settings.inter_threads or settings.usable_cpus)
+    open_device(kind, or_cpu=settings.device == "auto", local_rank=settings.local_rank)
+    keras.utils.set_random_seed(settings.seed)
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()
+        # It joins additions of two into additions of many, whose order changes from run to run even so.
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    return precision

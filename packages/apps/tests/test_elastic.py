@@ -1,0 +1,72 @@
+"""Rounds of training while processes come and go, against a launcher's real meeting point."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gaudi_apps.checkpoints import Checkpoint
+from gaudi_apps.distribution_flags import DistributionFlags
+from gaudi_apps.elastic import Commits, check_elastic, train_in_rounds
+from gaudi_datasets.errors import FlagError
+from gaudi_distributed.elastic import SCOPE, WORKER
+from gaudi_distributed.launch.rendezvous import Rendezvous
+
+Tell = Callable[[int, "dict[str, str] | None"], None]
+
+
+@pytest.fixture
+def tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
+    """Be the launcher of worker 1: what is told is its seat in a round."""
+    with Rendezvous("127.0.0.1") as rendezvous:
+        for name, value in {WORKER: "1", "HOROVOD_RANK": "", **rendezvous.environment}.items():
+            monkeypatch.setenv(name, value)
+
+        def tell(number: int, variables: dict[str, str] | None) -> None:
+            with rendezvous.lock:
+                rendezvous.values[f"{SCOPE}/seat_1"] = json.dumps({"round": number, "variables": variables}).encode()
+
+        yield tell
+
+
+def test_commits_are_due_by_steps() -> None:
+    commits = Commits(every=4)
+    assert [step for step in range(1, 10) if commits.is_due(step)] == [4, 5, 6, 7, 8, 9]
+    commits.newest = Checkpoint(5, {}, {}, "")
+    assert [step for step in range(6, 12) if commits.is_due(step)] == [9, 10, 11]
+    assert not Commits().is_due(1000)
+
+
+def test_elastic_needs() -> None:
+    good = DistributionFlags(use_horovod=True, global_batch_size=8)
+    check_elastic("train", good)
+    with pytest.raises(FlagError, match="--mode eval"):
+        check_elastic("eval", good)
+    for flags in (DistributionFlags(use_horovod=True), DistributionFlags(global_batch_size=8)):
+        with pytest.raises(FlagError, match="--use_horovod and --global_batch_size"):
+            check_elastic("train", flags)
+
+
+def test_training_that_is_done(tell: Tell) -> None:
+    tell(1, {"HOROVOD_RANK": "0"})
+    begun: list[int] = []
+    train_in_rounds(lambda commits: begun.append(commits.every), 7)
+    assert begun == [7]
+
+
+def test_worker_that_is_not_needed(tell: Tell) -> None:
+    tell(1, None)
+    train_in_rounds(lambda commits: pytest.fail("it trained"), 7)
+
+
+def test_error_ends_training(tell: Tell) -> None:
+    """Only the loss or the coming of ranks begins another round."""
+    tell(1, {"HOROVOD_RANK": "0"})
+
+    def fail(commits: Commits) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train_in_rounds(fail, 7)

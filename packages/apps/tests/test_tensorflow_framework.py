@@ -1,0 +1,65 @@
+"""How TensorFlow is started, in processes of its own: what it reads has to be there before it is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Chooses a Gaudi, which is not here, and ends where TensorFlow would be imported.
+START = """
+import os, sys
+from gaudi_apps import tensorflow_framework
+from gaudi_apps.distribution import Distribution
+from gaudi_apps.ssd.application import make_settings
+from gaudi_apps.ssd.config import SSDConfig
+from gaudi_distributed.place import Place
+
+class End:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tensorflow":
+            print([os.environ.get(name) for name in ("HLS_MODULE_ID", "ID", "TF_RECIPE_CACHE_PATH")])
+            sys.exit()
+
+sys.meta_path.insert(0, End())
+rank, size = map(int, sys.argv[2:])
+place = Place(rank, size, rank % 8, min(size, 8))
+tensorflow_framework.choose_device = lambda *asked, **options: sys.argv[1]
+tensorflow_framework.start_tensorflow(make_settings(SSDConfig(), Distribution(place)).device)
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "rank", "size", "environ", "expected"),
+    [
+        ("hpu", 0, 8, {}, "['0', '0', None]"),
+        ("hpu", 13, 16, {"TF_RECIPE_CACHE_PATH": "recipes"}, "['5', '5', 'recipes']"),
+        ("hpu", 0, 1, {"HLS_MODULE_ID": "3"}, "['3', None, None]"),
+        ("cpu", 1, 8, {}, "[None, None, None]"),
+    ],
+)
+def test_each_rank_has_a_gaudi_of_its_own(
+    device: str, rank: int, size: int, environ: dict[str, str], expected: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", START, device, str(rank), str(size)],
+        env={name: value for name, value in os.environ.items() if name not in ("HLS_MODULE_ID", "ID")} | environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.stdout.strip(), done.returncode) == (expected, 0), done.stderr
+
+
+def test_another_ranks_gaudi_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", START, "hpu", "1", "8"],
+        env={**os.environ, "HLS_MODULE_ID": "0"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "HLS_MODULE_ID is '0', and rank 1 of an HLS1 has 1; unset it" in done.stderr
+    assert done.returncode
