@@ -36,6 +36,24 @@ EXTRAS = {
     "apps": "tensorflow-cpu,export,test",
 }
 
+# What the session `current` is there for; a TensorFlow that is older would be tested without anybody seeing it.
+CURRENT_LANE = """
+import numpy, tensorflow, gaudi_ops.tf.keras_api as api
+found = [tensorflow.__version__, api.keras.__version__, numpy.__version__]
+assert found[0].startswith("2.21.") and found[1].startswith("2.21.") and int(found[2].split(".")[0]) >= 2, found
+from gaudi_distributed.horovod_engine import load_horovod
+try:
+    load_horovod()
+except Exception as error:
+    assert type(error).__name__ == "ConfigurationError" and f"for TensorFlow {found[0]}" in str(error), error
+else:
+    raise SystemExit("Horovod works with this TensorFlow?")
+"""
+# Left out where packages are tested with other versions than those of the default lane, which runs all tests: whole
+# trainings and exports, whose parts are tested, and what a NumPy below 1.24 is needed for.
+QUICK = ("-m", "not slow")
+WITHOUT_MXNET = "--ignore-glob=packages/*/tests/*mxnet*"
+
 # Run with a wheel installed alone in an empty environment, so without TensorFlow.
 SMOKE_TESTS = {
     "ops": """
@@ -54,8 +72,14 @@ else:
     "apps": "import gaudi_apps.ssd_train, gaudi_apps.resnet_train, gaudi_apps.resnext_train",
 }
 TORCH = "torch==2.13.0"
-MXNET = "mxnet"  # its version is in constraints.txt
-PROGRAMS = {"datasets": ("gaudi-datasets",), "apps": ("ssd_train", "resnet_train", "resnext_train")}
+# Gaudi's last stack; the vendor's wheel is under the vendor's licence.
+GAUDI_STACK = ("tensorflow-cpu==2.15.0", "habana-tensorflow==1.14.0.493")
+GAUDI_UNPINNED = ("tensorflow-cpu", "ml-dtypes")  # which TensorFlow 2.15.0 needs in other versions
+PROGRAMS = {
+    "datasets": ("gaudi-datasets",),
+    "distributed": ("gaudi-run",),
+    "apps": ("ssd_train", "resnet_train", "resnext_train"),
+}
 
 
 def install(session: nox.Session, requirements: dict[str, str], *others: str) -> None:
@@ -95,7 +119,14 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check types: strictly in all that ships, and in the tests of each package and of the root."""
     install(session, dict.fromkeys(PACKAGES, "test"), "mypy", "nox", "types-defusedxml", "types-psutil", "types-PyYAML")
-    session.run("mypy", "noxfile.py", "horovod_wheel.py", "benchmarks", *(f"packages/{name}/src" for name in PACKAGES))
+    session.run(
+        "mypy",
+        "noxfile.py",
+        "horovod_wheel.py",
+        "package_checks.py",
+        "benchmarks",
+        *(f"packages/{name}/src" for name in PACKAGES),
+    )
     for folder in ("tests", *(f"packages/{name}/tests" for name in PACKAGES)):
         session.run("mypy", "--allow-untyped-defs", "--allow-incomplete-defs", folder)
 
@@ -154,12 +185,59 @@ def build(session: nox.Session) -> None:
 @nox.session(default=False)
 def scaleout(session: nox.Session) -> None:
     """Test several ranks for real; Open MPI comes from the system, Horovod is built where it is not cached."""
-    install(session, EXTRAS, MXNET)
+    install_everything(session)
     python = Path(session.bin, "python").absolute()
     session.log("Horovod: where it is not in the cache, building it takes minutes")
     output = session.run(sys.executable, "horovod_wheel.py", str(python), external=True, silent=True)
     session.install("-c", CONSTRAINTS, str(output).splitlines()[-1])
     session.run("pytest", "tests/scaleout", *session.posargs)
+
+
+@nox.session(default=False, python="3.10")
+def gaudi_contract(session: nox.Session) -> None:
+    """Test against the vendor's wheel for Gaudi, without a Gaudi; who runs this accepts the licence of that wheel."""
+    session.log(
+        "habana-tensorflow is installed: its licence, which is in the wheel, is the vendor's; by this you accept it"
+    )
+    pins = Path(session.create_tmp()) / "constraints.txt"
+    lines = Path(CONSTRAINTS).read_text(encoding="utf-8").splitlines(keepends=True)
+    pins.write_text("".join(line for line in lines if line.split("==")[0] not in GAUDI_UNPINNED), encoding="utf-8")
+    session.install("-c", str(pins), *(f"-e./packages/{name}" for name in PACKAGES), "pytest", *GAUDI_STACK)
+    session.run("pytest", "tests/gaudi_contract", *session.posargs)
+
+
+@nox.session(default=False, python="3.13")
+def current(session: nox.Session) -> None:
+    """Test all packages with the newest Python, TensorFlow and NumPy that they take, of all else the newest too."""
+    install_unpinned(session, EXTRAS | {"models": "tensorflow-cpu,test"})
+    session.run("python", "-c", CURRENT_LANE)
+    test_quickly(session, WITHOUT_MXNET)
+
+
+@nox.session(default=False, python="3.10")
+def minimums(session: nox.Session) -> None:
+    """Test all packages with the oldest version of each thing that they declare."""
+    install_unpinned(session, EXTRAS | {"models": f"{EXTRAS['models']},hdf5"}, "--resolution=lowest-direct")
+    test_quickly(session)
+
+
+def install_unpinned(session: nox.Session, requirements: dict[str, str], *options: str) -> None:
+    """Install packages of ours (name -> extras) with what their own bounds give, and check that it agrees."""
+    session.env["PYTHONDONTWRITEBYTECODE"] = None
+    session.install(*options, *(f"-e./packages/{name}[{extras}]" for name, extras in requirements.items()))
+    uv(session, "pip", "check", "-p", session.bin)
+
+
+def test_quickly(session: nox.Session, *options: str) -> None:
+    """Test each package in a process of its own; arguments after `--` take the place of the choice of quick tests."""
+    for name in PACKAGES:
+        session.run("pytest", f"packages/{name}/tests", *options, *(session.posargs or QUICK))
+
+
+@nox.session(default=False)
+def packages(session: nox.Session) -> None:
+    """Install each wheel and each extra alone, run the examples of the READMEs, try the ends of version ranges."""
+    session.run(sys.executable, "package_checks.py", session.create_tmp(), external=True)
 
 
 @nox.session(default=False)

@@ -1,39 +1,150 @@
-"""Run benchmarks, each in a process of its own: `python -m benchmarks`, or with names and `--budget_seconds`."""
+"""Measure speed and memory against alternatives, each benchmark in a process of its own, and print one table."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from benchmarks.catalogue import NEED_TORCH, SHARES, deal_seconds
+from benchmarks.measurement import Figure
+from benchmarks.results import (
+    RESULTS,
+    Outcome,
+    compare_with,
+    describe_machine,
+    format_results,
+    format_table,
+    list_rows,
+    read_earlier,
+)
+from benchmarks.torch_process import TORCH, find_torch
 
 FOLDER = Path(__file__).parent
+MINUTES = 25.0
+# Of its seconds, what a benchmark measures in: the rest is for imports, tracing and the preparation of data.
+MEASURED = 0.65
+# One that takes so many times its seconds, and this much longer, is ended.
+PATIENCE, GRACE_SECONDS = 2.0, 240.0
 
 
-def list_benchmarks() -> list[str]:
-    """The modules of this folder that are programs."""
-    modules = sorted(path for path in FOLDER.glob("*.py") if path.stem != "__main__")
-    return [path.stem for path in modules if "main(run)" in path.read_text(encoding="utf-8")]
-
-
-def main() -> int:
-    """Run the named ones, or all; 1 when a figure is not what it must be, or a benchmark failed."""
-    names = list_benchmarks()
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    names = ", ".join(SHARES)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"among {', '.join(names)}; none: all of them")
-    parser.add_argument("--budget_seconds", type=float, default=60.0, help="about how long each measures")
-    arguments = parser.parse_args()
-    if unknown := [name for name in arguments.names if name not in names]:
-        parser.error(f"there is no benchmark {unknown[0]!r}; choose among {', '.join(names)}")
-    failed = []
-    for name in arguments.names or names:
-        print(f"== {name}", flush=True)
-        command = [sys.executable, "-m", f"benchmarks.{name}", "--budget_seconds", f"{arguments.budget_seconds:g}"]
-        if subprocess.run(command, check=False).returncode:
-            failed.append(name)
-    if failed:
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=SHARES, help=f"some of {names}; default: all")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="about how long all take together")
+    parser.add_argument("--json", type=Path, default=Path("runs/bench.json"), help="file for all details")
+    parser.add_argument("--write_results", action="store_true", help=f"write {RESULTS.name}, to be committed")
+    parsed = parser.parse_args(arguments)
+    if not parsed.minutes > 0:
+        parser.error(f"--minutes {parsed.minutes:g}: must be above 0")
+    if parsed.write_results and parsed.only:
+        parser.error("--write_results: is for all benchmarks; leave --only out")
+    return parsed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the named ones, or all; 1 when a figure is not what it must be, or a benchmark failed."""
+    options = parse(arguments)
+    names = [name for name in SHARES if name in (options.only or SHARES)]
+    if NEED_TORCH.intersection(names):
+        prepare_torch()
+    outcomes: list[Outcome] = []
+    started = time.monotonic()
+    for number, name in enumerate(names, 1):
+        left = max(0.0, 60 * options.minutes - (time.monotonic() - started))
+        seconds = deal_seconds(name, names[number:], left)
+        print(f"== {name} ({number} of {len(names)}, about {seconds:.0f} s)", flush=True)
+        outcomes.append(measure(name, seconds))
+        write_json(options.json, outcomes)
+    earlier = read_earlier(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    print(f"\n{format_table(list_rows(outcomes))}\n")
+    print(f"compared with {RESULTS.name}:" if earlier else f"there is no {RESULTS.name} to compare with")
+    for line in compare_with(earlier, outcomes) if earlier else ():
+        print(f"  {line}")
+    minutes = (time.monotonic() - started) / 60
+    print(f"{minutes:.1f} minutes; all details: {options.json}")
+    if options.write_results:
+        RESULTS.write_text(format_results(describe_machine(), outcomes), encoding="utf-8")
+        print(f"written: {RESULTS}")
+    if failed := [outcome.benchmark for outcome in outcomes if not outcome.passed]:
         print(f"not met, or failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def prepare_torch() -> None:
+    """Make the environment of PyTorch before time is counted; what needs it fails by itself where that fails."""
+    try:
+        find_torch()
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"{TORCH} cannot be installed: {error}", file=sys.stderr)
+
+
+def measure(name: str, seconds: float, *, limit: float | None = None, package: str = "benchmarks") -> Outcome:
+    """Run one benchmark in a process of its own, which is ended where it takes much longer than it may.
+
+    Args:
+        name: of the module.
+        seconds: that it should take.
+        limit: seconds after which it is ended; default: `PATIENCE` and `GRACE_SECONDS` say.
+        package: of the module.
+    """
+    limit = PATIENCE * seconds + GRACE_SECONDS if limit is None else limit
+    with tempfile.TemporaryDirectory() as folder:
+        figures, errors = Path(folder) / "figures.json", Path(folder) / "errors"
+        command = [sys.executable, "-m", f"{package}.{name}", "--budget_seconds", f"{MEASURED * seconds:g}"]
+        with errors.open("wb") as stream:
+            process = subprocess.Popen(
+                [*command, "--json", str(figures)], stderr=stream, cwd=FOLDER.parent, start_new_session=True
+            )
+            try:
+                status, ended = process.wait(timeout=limit), ""
+            except subprocess.TimeoutExpired:
+                status, ended = -1, f"took more than {limit:.0f} s and was ended"
+            finally:
+                end_group(process)
+        lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        found = tuple(Figure(**one) for one in _load(figures))
+    missed = any(not figure.passed for figure in found)
+    if status == 0 or (status == 1 and missed and not any("Traceback" in line for line in lines)):
+        return Outcome(name, found)
+    sys.stderr.write("".join(f"{line}\n" for line in lines[-15:]))
+    return Outcome(name, found, ended or (lines[-1] if lines else f"ended with status {status}"))
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """All that is known by now: a run may be stopped."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"benchmark": outcome.benchmark, "error": outcome.error, "figures": [vars(one) for one in outcome.figures]}
+        for outcome in outcomes
+    ]
+    path.write_text(json.dumps({**describe_machine(), "benchmarks": rows}, indent=2) + "\n", encoding="utf-8")
+
+
+def _load(path: Path) -> list[dict[str, Any]]:
+    """The fields of each figure that was written, if any."""
+    if not path.exists():
+        return []
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return [{name: value for name, value in row.items() if name != "passed"} for row in rows]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,15 @@ from typing import Any
 import tensorflow as tf
 from PIL import Image
 
-from benchmarks.measurement import Figure, data_folder, describe_timings, interleave, main, ratio
+from benchmarks.measurement import (
+    Figure,
+    compare,
+    data_folder,
+    describe_rates,
+    describe_timings,
+    interleave,
+    main,
+)
 from gaudi_datasets.classification.class_folders import FolderSource
 from gaudi_datasets.classification.pipeline import MEAN_RGB, train_dataset
 from gaudi_datasets.classification.records import write_records
@@ -66,14 +74,14 @@ def _compare(name: str, records: Path, images: int, budget_seconds: float) -> It
     }
     turns = {key: _reader(dataset, images // BATCH) for key, dataset in datasets.items()}
     timings = interleave(turns, 15, budget_seconds=budget_seconds)
-    details = describe_timings(timings)
-    yield Figure(f"{name}: images/s", images / timings["ours"].median, "images/s", details=details)
+    note, details = describe_rates(timings, images), describe_timings(timings)
     for plain, least in {"decode_and_crop_jpeg": 1.0, "decode_then_crop": None, "decode_float_then_crop": None}.items():
-        yield Figure(f"{name}: times as fast as {plain}", ratio(timings, plain, "ours"), least=least, details=details)
-    share = ratio(timings, "decoding_alone", "ours")
-    yield Figure(f"{name}: speed, of that of decoding alone", share, "of 1", details=details)
-    possible = ratio(timings, "decode_then_crop", "decoding_alone")
-    yield Figure(f"{name}: times as fast as decode_then_crop that decoding allows", possible, details=details)
+        title = f"classification input, {name}: ours over {plain}"
+        yield compare(title, timings, plain, "ours", least=least, note=note, details=details)
+    title = f"classification input, {name}: speed, of that of decoding alone"
+    yield compare(title, timings, "decoding_alone", "ours", unit="of 1", details=details)
+    title = f"classification input, {name}: what decoding allows over decode_then_crop"
+    yield compare(title, timings, "decode_then_crop", "decoding_alone", details=details)
 
 
 def _reader(dataset: Any, batches: int) -> Callable[[], None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
-from benchmarks.measurement import Figure, describe_timings, interleave, main, ratio
+from benchmarks.measurement import Figure, compare, interleave, main
 
 BATCH = 16
 GROUPS = 32
@@ -27,8 +27,9 @@ def run(budget_seconds: float) -> Iterator[Figure]:
             timings = interleave(candidates, REPEATS, budget_seconds=share)
             best = min((name for name in timings if name != "auto"), key=lambda name: timings[name].median)
             milliseconds = 1000 * timings["auto"].median / CALLS
-            name = f"{channels} channels, {size}x{size}, {dtype}: auto ({milliseconds:.1f} ms) over {best}"
-            yield Figure(name, ratio(timings, "auto", best), most=MOST, details=describe_timings(timings))
+            name = f"grouped convolution, {channels} channels, {size}x{size}, {dtype}: auto over the best"
+            note = f"{milliseconds:.1f} ms, the best is {best}"
+            yield compare(name, timings, "auto", best, most=MOST, note=note)
 
 
 def build(implementation: Any, size: int, channels: int, dtype: str) -> Callable[[], None]:

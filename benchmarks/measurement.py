@@ -1,11 +1,12 @@
 """Measuring by ratio: candidates take turns, so that whatever else the machine does hits all of them alike.
 
-A benchmark is a module with `run(budget_seconds) -> list[Figure]`, and `main(run)` makes it a program.
+A benchmark is a module with `run(budget_seconds)`, which gives figures, and `main(run)` makes it a program.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -47,11 +48,13 @@ class Figure:
     """A measured value and what it must be.
 
     Attributes:
-        name: what was measured.
+        name: what was measured, the same in every run: it is how a run is compared with another one.
         value: what came out.
         unit: of the value; "x" for a ratio.
         least: the value must be at least this, where given.
         most: the value must be at most this, where given.
+        note: other numbers of this run, for people.
+        spread: largest minus smallest value of the rounds, where there are rounds.
         details: whatever explains it, for the JSON.
     """
 
@@ -60,6 +63,8 @@ class Figure:
     unit: str = "x"
     least: float | None = None
     most: float | None = None
+    note: str = ""
+    spread: float | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -67,26 +72,38 @@ class Figure:
         """Whether the value is what it must be."""
         return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
 
+    @property
+    def target(self) -> str:
+        """What the value must be, in words; empty where it may be anything."""
+        bounds = (("at least", self.least), ("at most", self.most))
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+
     def describe(self) -> str:
         """The figure in one line."""
-        bounds = [f"{word} {bound:g}" for word, bound in (("at least", self.least), ("at most", self.most)) if bound]
-        target = f", must be {' and '.join(bounds)}: {'yes' if self.passed else 'NO'}" if bounds else ""
-        return f"{self.name}: {self.value:.4g} {self.unit}{target}"
+        spread = "" if self.spread is None else f" (spread {self.spread:.2g})"
+        target = f", must be {self.target}: {'yes' if self.passed else 'NO'}" if self.target else ""
+        note = f"; {self.note}" if self.note else ""
+        return f"{self.name}: {self.value:.4g} {self.unit}{spread}{target}{note}"
 
 
 def interleave(
-    candidates: Mapping[str, Callable[[], object]], repeats: int, *, budget_seconds: float = float("inf")
+    candidates: Mapping[str, Callable[[], object]],
+    repeats: int,
+    *,
+    budget_seconds: float = float("inf"),
+    warm_up: bool = True,
 ) -> dict[str, Timing]:
-    """Time candidates in turns: A B, A B, ... after one round that does not count.
+    """Time candidates in turns: A B, A B, ...
 
     Args:
         candidates: functions that each do the same amount of work.
         repeats: rounds that count; fewer, but at least 3, when the budget is used up.
         budget_seconds: for all rounds together.
+        warm_up: whether there is a round before them that does not count.
     """
     started = time.perf_counter()
     rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
-    for number in range(repeats + 1):
+    for number in range(0 if warm_up else 1, repeats + 1):
         for name, function in candidates.items():
             measured = _time(function)
             if number > 0:
@@ -99,8 +116,30 @@ def interleave(
 
 def ratio(timings: Mapping[str, Timing], slow: str, fast: str) -> float:
     """How many times as fast `fast` is as `slow`: the median over the rounds, each compared with itself."""
+    return statistics.median(_ratios(timings, slow, fast))
+
+
+def compare(name: str, timings: Mapping[str, Timing], slow: str, fast: str, **more: Any) -> Figure:
+    """The figure of `ratio`, with its spread; `more` are fields of the figure."""
+    ratios = _ratios(timings, slow, fast)
+    return Figure(
+        name,
+        statistics.median(ratios),
+        spread=max(ratios) - min(ratios),
+        details=more.pop("details", describe_timings(timings)),
+        **more,
+    )
+
+
+def _ratios(timings: Mapping[str, Timing], slow: str, fast: str) -> list[float]:
     pairs = zip(timings[slow].seconds, timings[fast].seconds, strict=True)
-    return statistics.median(one / other for one, other in pairs)
+    return [one / other for one, other in pairs]
+
+
+def describe_rates(timings: Mapping[str, Timing], amount: float, unit: str = "images/s") -> str:
+    """How much of something each candidate did in a second, for a note."""
+    rates = ", ".join(f"{name} {amount / timing.median:.3g}" for name, timing in timings.items())
+    return f"{rates} {unit}"
 
 
 def describe_timings(timings: Mapping[str, Timing]) -> dict[str, Any]:
@@ -138,8 +177,8 @@ def main(run: Callable[[float], Iterable[Figure]]) -> None:
     for figure in run(arguments.budget_seconds):
         print(figure.describe(), flush=True)
         figures.append({**vars(figure), "passed": figure.passed})
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        if arguments.json:  # anew after each figure: what follows may fail
+            arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     sys.exit(0 if all(figure["passed"] for figure in figures) else 1)
 
 
@@ -154,9 +193,14 @@ def _time(function: Callable[[], object]) -> tuple[float, float]:
 
 
 def _own_seconds() -> float:
-    """Of this process and of those children that have ended."""
+    """Of this process and its children."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    seconds = times.user + times.system + times.children_user + times.children_system
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # one has ended meanwhile
+            its = child.cpu_times()
+            seconds += its.user + its.system
+    return seconds
 
 
 def _busy_seconds() -> float:

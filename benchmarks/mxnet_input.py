@@ -1,12 +1,14 @@
 """The detector's training input for MXNet: this loader against gluon's DataLoader with per-image Python transforms.
 
 Both read the same records of COCO photographs with a long side of 640 pixels on the processors that there are, and hand
-arrays to MXNet.
+arrays to MXNet. The loader's threads are also compared with as many processes, each of which makes its share of the
+same images and hands over nothing: no loader with worker processes can be faster.
 """
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection_input import RepeatedSource, write_photographs
-from benchmarks.measurement import Figure, describe_timings, interleave, main, ratio
+from benchmarks.measurement import Figure, compare, describe_rates, interleave, main
 from gaudi_datasets.sampling import InputOptions
 
 BATCH_SIZE = 32
 EPOCH = 4  # times the photographs
 REPEATS = 9
 LEAST_RATIO = 1.5
+LEAST_OF_PROCESSES = 0.9
 
 
 def repeat(make_batches: Callable[[], Iterable[Any]]) -> Callable[[], None]:
@@ -36,28 +39,76 @@ def repeat(make_batches: Callable[[], Iterable[Any]]) -> Callable[[], None]:
     return run
 
 
-def run(budget_seconds: float) -> list[Figure]:
-    """The ratio of both, and images a second."""
-    from benchmarks.plain_mxnet_input import plain_loader
+class Workers:
+    """Processes that each make their share of the batches whenever they are asked to, and throw it away."""
+
+    def __init__(self, source: RepeatedSource, processors: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self._ends = []
+        for rank in range(processors):
+            end, other = context.Pipe()
+            options = InputOptions(BATCH_SIZE // processors, rank=rank, size=processors, threads=1)
+            context.Process(target=serve, args=(source, options, other), daemon=True).start()
+            self._ends.append(end)
+
+    def work(self) -> None:
+        """Have all do it, and wait for the last."""
+        for end in self._ends:
+            end.send(None)
+        for end in self._ends:
+            end.recv()
+
+
+def serve(source: RepeatedSource, options: InputOptions, end: Any) -> None:
+    """What such a process does."""
     from gaudi_datasets.detection.batches import train_batches
 
+    while True:
+        end.recv()
+        batches = train_batches(source, options)
+        for _ in itertools.islice(batches, len(source) // BATCH_SIZE):
+            pass
+        batches.close()
+        end.send(None)
+
+
+def run(budget_seconds: float) -> list[Figure]:
+    """The ratio to gluon's, images a second, and the ratio to processes."""
     processors = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         source = RepeatedSource(write_photographs(Path(folder)), EPOCH)
+        # First of all, for MXNet's threads are not forked.
+        workers = Workers(source, processors)
+        from benchmarks.plain_mxnet_input import plain_loader
+        from gaudi_datasets.detection.batches import train_batches
+
         steps = len(source) // BATCH_SIZE
         gluon = plain_loader(source, BATCH_SIZE, processors)
 
         def make_ours() -> Iterator[Any]:
             batches = train_batches(source, InputOptions(BATCH_SIZE, threads=processors))
-            yield from (batch.values() for batch in itertools.islice(batches, steps))
+            yield from itertools.islice(batches, steps)
             batches.close()
 
-        candidates = {"ours": repeat(make_ours), "gluon": repeat(lambda: gluon)}
+        def throw_away() -> None:
+            for _ in make_ours():
+                pass
+
+        candidates = {
+            "ours": repeat(lambda: (batch.values() for batch in make_ours())),
+            "gluon": repeat(lambda: gluon),
+            "threads": throw_away,
+            "processes": workers.work,
+        }
         timings = interleave(candidates, REPEATS, budget_seconds=budget_seconds)
     details = describe_timings(timings)
     rates = {name: round(BATCH_SIZE * steps / timing.median, 1) for name, timing in timings.items()}
     name = f"MXNet input: gluon's DataLoader / ours ({rates['gluon']} and {rates['ours']} images/s)"
-    return [Figure(name, ratio(timings, "gluon", "ours"), least=LEAST_RATIO, details=details)]
+    alone = f"MXNet input: processes / threads ({rates['processes']} and {rates['threads']} images/s)"
+    return [
+        Figure(name, ratio(timings, "gluon", "ours"), least=LEAST_RATIO, details=details),
+        Figure(alone, ratio(timings, "processes", "threads"), least=LEAST_OF_PROCESSES, details=details),
+    ]
 
 
 if __name__ == "__main__":

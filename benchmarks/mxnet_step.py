@@ -1,13 +1,17 @@
-"""A training step of the detector in MXNet, batch 8: against plain Gluon; and its memory over many steps."""
+"""A training step of the detector in MXNet, batch 8: against plain Gluon; and memory of training over many steps."""
 
 from __future__ import annotations
 
+import itertools
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.measurement import Figure, describe_timings, interleave, main, ratio
+from benchmarks.detection_input import write_photographs
+from benchmarks.measurement import Figure, compare, describe_rates, describe_timings, interleave, main
 from benchmarks.mxnet_loss import BATCH, CLASSES, make_targets
 
 REPEATS = 12
@@ -28,35 +32,49 @@ def build_plain() -> Callable[[], None]:
     net.initialize(mx.init.Xavier())
     targets = make_targets()
     arrays = [mx.nd.array(targets[name]) for name in ("classes", "target_offsets", "num_matched")]
-    return make_step(net, lambda logits, offsets: loss_function(logits, offsets, *arrays), BATCH)
+    return make_step(net, lambda logits, offsets: loss_function(logits, offsets, *arrays))
 
 
-def build_ours(precision: Any, batch: int = BATCH) -> Callable[[], None]:
+def build_ours(precision: Any) -> Callable[[], None]:
     """Our network and loss."""
     import mxnet as mx
 
     from gaudi_models.mxnet.losses import ssd_loss
-    from gaudi_models.mxnet.ssd import build_ssd
 
-    net = build_ssd(CLASSES, precision=precision)
-    net.initialize(mx.init.Xavier())
-    net.hybridize(static_alloc=True, static_shape=True)
-    targets = {name: values[:batch] for name, values in make_targets().items()}
+    net, targets = build_network(precision), make_targets()
     classes, target_offsets = (mx.nd.array(targets[name]) for name in ("classes", "target_offsets"))
 
     def compute_loss(logits: Any, offsets: Any) -> Any:
         return ssd_loss(logits, offsets, classes, target_offsets, targets["num_matched"])[0]
 
-    return make_step(net, compute_loss, batch)
+    return make_step(net, compute_loss)
 
 
-def make_step(net: Any, compute_loss: Callable[..., Any], batch: int) -> Callable[[], None]:
-    """A training step with momentum and weight decay, as a function that waits for its end."""
+def build_network(precision: Any) -> Any:
+    """Our network, initialised."""
     import mxnet as mx
 
-    images = mx.nd.random.normal(shape=(batch, 3, 300, 300))
+    from gaudi_models.mxnet.ssd import build_ssd
+
+    net = build_ssd(CLASSES, precision=precision)
+    net.initialize(mx.init.Xavier())
+    net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+def make_trainer(net: Any) -> Any:
+    """SGD with momentum and weight decay."""
+    import mxnet as mx
+
     settings = {"learning_rate": 1e-4, "momentum": 0.9, "wd": 5e-4}
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", settings, kvstore=None)
+    return mx.gluon.Trainer(net.collect_params(), "sgd", settings, kvstore=None)
+
+
+def make_step(net: Any, compute_loss: Callable[..., Any]) -> Callable[[], None]:
+    """A training step as a function that waits for its end."""
+    import mxnet as mx
+
+    images, trainer = mx.nd.random.normal(shape=(BATCH, 3, 300, 300)), make_trainer(net)
 
     def step() -> None:
         with mx.autograd.record():
@@ -73,27 +91,41 @@ def run(budget_seconds: float) -> Iterator[Figure]:
     candidates = {"plain": build_plain(), "fp32": build_ours("fp32"), "bf16": build_ours("bf16")}
     timings = interleave(candidates, REPEATS, budget_seconds=0.7 * budget_seconds)
     details = describe_timings(timings)
-    rates = {name: round(BATCH / timing.median, 2) for name, timing in timings.items()}
-    rates_text = f"{rates['plain']}, {rates['fp32']}, bf16 {rates['bf16']} images/s"
-    yield Figure(
-        f"MXNet step fp32: plain Gluon / ours ({rates_text})",
-        ratio(timings, "plain", "fp32"),
-        least=1.0,
-        details=details,
-    )
-    yield Figure("MXNet step: fp32 / bf16", ratio(timings, "fp32", "bf16"), details=details)
+    note = describe_rates(timings, BATCH)
+    name = f"MXNet SSD step, batch {BATCH}"
+    yield compare(f"{name}: fp32 over plain Gluon", timings, "plain", "fp32", least=1.0, note=note, details=details)
+    yield compare(f"{name}: bf16 over fp32", timings, "fp32", "bf16", details=details)
     candidates.clear()
     yield measure_memory()
 
 
 def measure_memory() -> Figure:
-    """Memory of this process after many steps over what it was after a tenth of them."""
-    step, process, used = build_ours("fp32", MEMORY_BATCH), psutil.Process(), []
-    for _ in range(MEMORY_STEPS):
-        step()
-        used.append(process.memory_info().rss)
+    """Memory of this process after many steps over what it was after a tenth of them.
+
+    On photographs by the loader, because each batch has other numbers of matches, so other sizes of arrays.
+    """
+    import mxnet as mx
+
+    from gaudi_datasets.detection.batches import train_batches
+    from gaudi_datasets.sampling import InputOptions
+    from gaudi_models.mxnet.losses import ssd_loss
+
+    net, process, used = build_network("fp32"), psutil.Process(), []
+    trainer = make_trainer(net)
+    with tempfile.TemporaryDirectory() as folder:
+        batches = train_batches(write_photographs(Path(folder)), InputOptions(MEMORY_BATCH))
+        for batch in itertools.islice(batches, MEMORY_STEPS):
+            images, classes, offsets = (mx.nd.array(batch[name]) for name in ("images", "classes", "offsets"))
+            with mx.autograd.record():
+                outputs = net(images)
+                loss = ssd_loss(outputs[0], outputs[1], classes, offsets, batch["num_matched"])[0]
+            loss.backward()
+            trainer.step(1)
+            mx.nd.waitall()
+            used.append(process.memory_info().rss)
+        batches.close()
     details = {"mib": [round(one / MIB) for one in used[:: MEMORY_STEPS // 20]]}
-    name = f"MXNet step: memory after {MEMORY_STEPS} steps over {MEMORY_STEPS // 10}"
+    name = f"MXNet training: memory after {MEMORY_STEPS} steps over {MEMORY_STEPS // 10}"
     return Figure(name, used[-1] / used[MEMORY_STEPS // 10], most=1.02, details=details)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.measurement import Figure, describe_timings, interleave, main, ratio
+from benchmarks.measurement import Figure, compare, interleave, main
 
 MOST = 1.15
 MOMENTUM = 0.9
@@ -20,7 +20,7 @@ def run(budget_seconds: float) -> Iterator[Figure]:
     from gaudi_ops.tf.keras_api import keras
 
     pairs = {
-        "programs": (
+        "the programs": (
             use_core(lambda variables: MomentumSGD(variables, MOMENTUM, WEIGHT_DECAY)),
             use_core(lambda variables: LarsSGD(variables, MOMENTUM, WEIGHT_DECAY)),
         ),
@@ -32,8 +32,8 @@ def run(budget_seconds: float) -> Iterator[Figure]:
     for form, (sgd, lars) in pairs.items():
         timings = interleave({"SGD": sgd, "LARS": lars}, REPEATS, budget_seconds=budget_seconds / len(pairs))
         milliseconds = {name: round(1000 * timing.median / CALLS, 1) for name, timing in timings.items()}
-        name = f"an update in the form of {form}, LARS over SGD ({milliseconds['LARS']} over {milliseconds['SGD']} ms)"
-        yield Figure(name, ratio(timings, "LARS", "SGD"), most=MOST, details=describe_timings(timings))
+        note = f"{milliseconds['LARS']} and {milliseconds['SGD']} ms"
+        yield compare(f"an update in the form of {form}: LARS over SGD", timings, "LARS", "SGD", most=MOST, note=note)
 
 
 def make_weights() -> tuple[list[Any], list[Any]]:

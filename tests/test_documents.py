@@ -17,6 +17,9 @@ import pytest
 import tyro
 from packaging.requirements import Requirement
 
+from gaudi_distributed.doctor.cli import parse_flags as parse_doctor
+from gaudi_distributed.errors import FlagError
+from gaudi_distributed.launch.flags import DOCTOR
 from gaudi_distributed.launch.flags import parse_flags as parse_launch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,11 +127,12 @@ def test_command_in_documents_is_one(command: str, monkeypatch: pytest.MonkeyPat
         "ssd_train --batch_sice 8",
         "gaudi-datasets make-scenes --nothing 1",
         "gaudi-run --np 2 ssd_train --batch_sice 8",
+        "gaudi-run doctor --batch_size 8",
         "curl example",
     ],
 )
 def test_a_wrong_command_is_found(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises((AssertionError, SystemExit)):
+    with pytest.raises((AssertionError, SystemExit, FlagError)):
         check_command(command, monkeypatch)
 
 
@@ -157,6 +161,9 @@ def check_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def check_launch(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail unless the launcher's flags exist, and what they start is one of our programs, with flags that exist."""
     if "--help" in arguments:
+        return
+    if arguments[0] == DOCTOR:
+        parse_doctor(arguments[1:])
         return
     options = parse_launch(arguments)
     if options.command:

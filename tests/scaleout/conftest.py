@@ -11,7 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import pytest
+from PIL import Image
 
 SECONDS = 600
 BIN = Path(sys.executable).parent
@@ -27,6 +29,21 @@ class StartRanks(Protocol):
 def start_ranks() -> StartRanks:
     """The function to start ranks with."""
     return run_ranks
+
+
+@pytest.fixture(scope="session")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train (12 pictures) and validation (6) of three classes, which are colours."""
+    root = tmp_path_factory.mktemp("colours")
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 4), ("validation", 2)):
+        for name, colour in {"blue": (30, 30, 220), "green": (30, 220, 30), "red": (220, 30, 30)}.items():
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                noise = generator.integers(-30, 30, (40, 48, 3))
+                pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{number}.png")
+    return root
 
 
 def run_ranks(way: str, size: int, arguments: list[str], *, seconds: float = SECONDS) -> str:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from failing_program import open_session
+from failing_program import open_session  # type: ignore[import-not-found]
 
 from gaudi_apps import resnet_train
 from gaudi_apps.session import Session

@@ -1,12 +1,14 @@
-"""resnet_train with a network that costs next to nothing, and one fault at a phase that a rank reports.
+"""resnet_train with a fault of one rank at a phase that it reports, and maybe a network that costs next to nothing.
 
-Arguments: the fault as JSON, then those of the program. A fault has `rank`, `phase` and `step`, a `marker`, which is a
-file that the rank makes then, and maybe a `signal` by name, which it sends to itself; else somebody else acts.
+Arguments: the fault as JSON, "small" or "real" for the network, then those of the program. A fault has `rank`, `phase`
+and `step` (null: any), a `marker`, which is a file that the rank makes then, and `act`: the name of a signal that it sends to
+itself, "nan" for a batch that is not finite, or "" where somebody else acts.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -25,8 +27,9 @@ LATE_SECONDS, FAULT_SECONDS = 1.0, 0.4
 _open_session = Session.__init__
 
 
-def main(fault: dict[str, Any], arguments: list[str]) -> None:
-    Session.__init__ = open_session  # type: ignore[method-assign]
+def main(fault: dict[str, Any], network: str, arguments: list[str]) -> None:
+    if network == "small":
+        Session.__init__ = open_session  # type: ignore[method-assign,assignment]
     if fault:
         report = Member.at
         Member.at = lambda self, step, phase: fail_at(fault, report, self, step, phase)  # type: ignore[method-assign]
@@ -38,22 +41,25 @@ def open_session(self: Session, *arguments: Any) -> None:
     _open_session(self, *arguments)
     from gaudi_models import classifiers
 
-    classifiers.build_classifier = build_small_classifier
+    classifiers.build_classifier = build_small_classifier  # type: ignore[assignment]
 
 
 def fail_at(fault: dict[str, Any], report: Any, member: Any, step: int, phase: str) -> None:
     """Report as a rank does, and then fail, or be late so that another one fails while it waits."""
     report(member, step, phase)
-    if (step, phase) != (fault["step"], fault["phase"]) or fault.get("done"):
+    if phase != fault["phase"] or fault["step"] not in (None, step) or fault.get("done"):
         return
     fault["done"] = True
     is_failing = member._place.rank == fault["rank"]
-    if phase in COLLECTIVE:
+    if fault["act"] == "nan":
+        if is_failing:
+            act(fault)
+    elif phase in COLLECTIVE:
         if is_failing:
             threading.Timer(FAULT_SECONDS, act, [fault]).start()
         else:
             time.sleep(LATE_SECONDS)
-    elif is_failing and phase == "checkpoint" and fault["rank"] == 0 and "signal" in fault:
+    elif is_failing and phase == "checkpoint" and fault["rank"] == 0 and fault["act"]:
         fail_between_files(fault)
     elif is_failing:
         act(fault)
@@ -73,23 +79,38 @@ def fail_between_files(fault: dict[str, Any]) -> None:
 
 def act(fault: dict[str, Any]) -> None:
     Path(fault["marker"]).touch()
-    if "signal" in fault:
-        os.kill(os.getpid(), signal.Signals[fault["signal"]])
+    if fault["act"] == "nan":
+        spoil_batches()
+    elif fault["act"]:
+        os.kill(os.getpid(), signal.Signals[fault["act"]])
+
+
+def spoil_batches() -> None:
+    """From now on, no picture of a batch is a number."""
+    from gaudi_apps.keras_task import KerasTask
+
+    train_step = KerasTask.train_step
+
+    def spoil(self: Any, batch: Any, rate: float) -> Any:
+        return train_step(self, {**batch, "images": batch["images"] * math.nan}, rate)
+
+    KerasTask.train_step = spoil  # type: ignore[method-assign,assignment]
 
 
 def build_small_classifier(name: str, num_classes: int, *, image_size: int, **options: Any) -> Any:
     """A model with the inputs, outputs and names of a classifier."""
+    from gaudi_models.batch_norm import make_batch_norm
     from gaudi_ops.tf.keras_api import keras
 
     layers, dtype = keras.layers, options.get("dtype", "float32")
     images = keras.Input([image_size, image_size, 3], name="images")
     x = layers.Rescaling(1 / 128, name="scale", dtype=dtype)(images)
     x = layers.Conv2D(8, 3, 4, use_bias=False, name="conv1", dtype=dtype)(x)
-    x = layers.BatchNormalization(momentum=0.9, name="conv1_bn", dtype=dtype)(x)
+    x = make_batch_norm(options.get("reduce_statistics"), momentum=0.9, name="conv1_bn", dtype=dtype)(x)
     x = layers.ReLU(name="relu", dtype=dtype)(x)
     x = layers.GlobalAveragePooling2D(name="features", dtype="float32")(x)
     return keras.Model(images, layers.Dense(num_classes, name="logits", dtype="float32")(x), name=name)
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), sys.argv[2:])
+    main(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import pytest
 
 from gaudi_distributed import SingleProcess
 
+README = Path(__file__).resolve().parents[2] / "packages" / "distributed" / "README.md"
 SCRIPT = Path(__file__).with_name("communicator_script.py")
 ENGINES = {"mpi": "horovod", "gloo": "horovod", "multi_worker": "multi_worker"}
 SHAPES = ((), (7,), (3, 5), (300, 1000), (64,), (1, 1, 1, 2))
@@ -143,3 +148,25 @@ def test_batch_norm_over_ranks_is_that_of_all_images(results: Results) -> None:
     found = results[0]["trained"]
     difference = np.sqrt(sum(np.square(a - b).sum() for a, b in zip(found, expected, strict=True)))
     assert difference / np.sqrt(sum(np.square(b).sum() for b in expected)) < 1e-5
+
+
+def test_the_program_of_the_readme_is_several_ranks_where_gaudi_run_starts_it(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("".join(re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)))
+    launch = ("-m", "gaudi_distributed.launch", "--np", "2", "--backend", "gloo", "--", sys.executable, str(program))
+    done = subprocess.run([sys.executable, *launch], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {f"rank {rank} of 2: sum 2, 2 answers" for rank in range(2)} <= {*done.stdout.splitlines()}
+
+
+def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("".join(re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)))
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        launch = ("--np", "2", "--backend", "multi_worker", "--first_port", str(taken.getsockname()[1]))
+        words = ("-m", "gaudi_distributed.launch", *launch, sys.executable, str(program))
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode
+    assert "cannot listen at the port that TF_CONFIG names for rank 0, so another run may do so; wait" in done.stderr

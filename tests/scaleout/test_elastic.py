@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from gaudi_apps.checkpoints import Checkpoint, CheckpointFolder
 
@@ -39,21 +38,6 @@ class Ended:
     @property
     def rounds(self) -> list[str]:
         return re.findall(r"gaudi-run: round \d+: (.*)", self.output)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders train (12 pictures) and validation (6) of three colours."""
-    root = tmp_path_factory.mktemp("colours")
-    generator = np.random.default_rng(0)
-    for split, count in (("train", 4), ("validation", 2)):
-        for name, colour in {"blue": (30, 30, 220), "green": (30, 220, 30), "red": (220, 30, 30)}.items():
-            (root / split / name).mkdir(parents=True)
-            for number in range(count):
-                noise = generator.integers(-30, 30, (40, 48, 3))
-                pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(root / split / name / f"{number}.png")
-    return root
 
 
 class Hosts:
@@ -108,9 +92,9 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def uninterrupted(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     folder = tmp_path_factory.mktemp("whole")
-    ended = run(folder, data, Hosts(folder, "localhost:1", "127.0.0.2:1"), step=1, worker=0)
+    ended = run(folder, colours, Hosts(folder, "localhost:1", "127.0.0.2:1"), step=1, worker=0)
     assert ended.rounds == ["rank 0 on localhost, rank 1 on 127.0.0.2"]
     return ended
 
@@ -121,14 +105,14 @@ def check_end(ended: Ended, uninterrupted: Ended) -> None:
     assert ended.steps == list(range(1, STEPS + 1))
     assert ended.checkpoint.facts["image_sequence"] == uninterrupted.checkpoint.facts["image_sequence"]
     for name, tensor in uninterrupted.checkpoint.tensors.items():
-        difference = np.linalg.norm(ended.checkpoint.tensors[name].astype(float) - tensor)
-        assert difference <= 1e-3 * max(np.linalg.norm(tensor.astype(float)), 1e-3), name
+        difference = float(np.linalg.norm(ended.checkpoint.tensors[name].astype(float) - tensor))
+        assert difference <= 1e-3 * max(float(np.linalg.norm(tensor.astype(float))), 1e-3), name
 
 
 @pytest.mark.parametrize("worker", [1, 2])
-def test_lost_worker(tmp_path: Path, data: Path, uninterrupted: Ended, worker: int) -> None:
+def test_lost_worker(tmp_path: Path, colours: Path, uninterrupted: Ended, worker: int) -> None:
     hosts = Hosts(tmp_path, "localhost:1", "127.0.0.2:1")
-    ended = run(tmp_path, data, hosts, step=10, worker=worker)
+    ended = run(tmp_path, colours, hosts, step=10, worker=worker)
     left = "localhost" if worker == 2 else "127.0.0.2"
     assert ended.rounds[1:] == [f"rank 0 on {left}"]
     # Steps were made up to 10, and copied after 8.
@@ -136,16 +120,16 @@ def test_lost_worker(tmp_path: Path, data: Path, uninterrupted: Ended, worker: i
     check_end(ended, uninterrupted)
 
 
-def test_host_that_comes(tmp_path: Path, data: Path, uninterrupted: Ended) -> None:
+def test_host_that_comes(tmp_path: Path, colours: Path, uninterrupted: Ended) -> None:
     hosts = Hosts(tmp_path, "127.0.0.2:1")
-    ended = run(tmp_path, data, hosts, step=3, worker=0, then=lambda: hosts.set("localhost:1", "127.0.0.2:1"))
+    ended = run(tmp_path, colours, hosts, step=3, worker=0, then=lambda: hosts.set("localhost:1", "127.0.0.2:1"))
     assert ended.rounds == ["rank 0 on 127.0.0.2", "rank 0 on 127.0.0.2, rank 1 on localhost"]
     check_end(ended, uninterrupted)
 
 
-def test_host_that_goes(tmp_path: Path, data: Path, uninterrupted: Ended) -> None:
+def test_host_that_goes(tmp_path: Path, colours: Path, uninterrupted: Ended) -> None:
     """It is told so, and leaves after a commit: no step is lost."""
     hosts = Hosts(tmp_path, "localhost:1", "127.0.0.2:1")
-    ended = run(tmp_path, data, hosts, step=3, worker=0, then=lambda: hosts.set("127.0.0.2:1"))
+    ended = run(tmp_path, colours, hosts, step=3, worker=0, then=lambda: hosts.set("127.0.0.2:1"))
     assert ended.rounds[1:] == ["rank 0 on 127.0.0.2"]
     check_end(ended, uninterrupted)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,51 @@ def test_a_host_with_another_key_is_refused(hosts: TwoHosts, tmp_path: Path, bac
     assert "Host key verification failed" in done.stderr
     # The first host has no key to check: it is this machine.
     assert backend == "multi_worker" or not (tmp_path / "canary").exists()
+
+
+def examine(hosts: TwoHosts, *flags: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Return the status of `gaudi-run doctor` on the first host, and its checks by name."""
+    ssh = ["--ssh_config", str(hosts.ssh_config), "--ssh_port", str(PORT)]
+    command = [sys.executable, "-m", "gaudi_distributed.launch", "doctor", "--json", "--hosts", HOSTS, *ssh, *flags]
+    done = subprocess.run(
+        hosts.inside(0, command), env=environment(), capture_output=True, text=True, check=False, timeout=300
+    )
+    return done.returncode, {check["check"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("flags", "starter"),
+    [
+        (["--backend", "openmpi"], "mpirun is there"),
+        (["--backend", "gloo", "--interface", "wire"], "with gaudi-distributed is there"),
+        (["--backend", "multi_worker", "--interface", "10.77.0.0/24"], "with gaudi-distributed is there"),
+    ],
+)
+def test_the_doctor_reaches_the_other_host(hosts: TwoHosts, flags: list[str], starter: str) -> None:
+    status, checks = examine(hosts, *flags)
+    assert status == 0, checks
+    other = checks[f"host {ADDRESSES[1]}"]
+    assert other["level"] == "ok"
+    assert starter in other["text"]
+    assert abs(other["facts"]["skew"]) <= other["facts"]["uncertainty"]  # the clock of both is one
+    assert checks["network"]["facts"]["chosen"] == "wire"
+    assert f"host {ADDRESSES[0]}" not in checks
+
+
+def test_the_doctor_names_what_keeps_ranks_from_another_host(hosts: TwoHosts) -> None:
+    known = hosts.folder / "known_hosts"
+    right = known.read_text()
+    known.write_text(right.splitlines()[0] + "\n")
+    try:
+        status, checks = examine(hosts)
+    finally:
+        known.write_text(right)
+    assert status == 78
+    assert "Host key verification failed" in checks[f"host {ADDRESSES[1]}"]["text"]
+    status, checks = examine(hosts, "--backend", "gloo", "--remote_python", "/nowhere/python", "--interface", "lo")
+    assert status == 78
+    assert "no /nowhere/python with gaudi-distributed" in checks[f"host {ADDRESSES[1]}"]["text"]
+    assert checks["network"]["level"] == "fault"
 
 
 @pytest.mark.parametrize("backend", ["openmpi", "multi_worker"])

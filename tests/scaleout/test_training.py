@@ -17,21 +17,38 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.checkpoints import Checkpoint, CheckpointFolder
+from gaudi_apps.checkpoints import Checkpoint, CheckpointFolder, load_checkpoint
 
 WAYS = {
     "mpi": ("--use_horovod",),
     "gloo": ("--use_horovod",),
     "multi_worker": ("--distribution_strategy", "multi_worker"),
 }
+BACKENDS = ("openmpi", "gloo", "multi_worker")
 STEPS = 5
 GLOBAL_BATCH = 4
-SSD = "gaudi_apps.ssd_train"
-RESNET = "gaudi_apps.resnet_train"
-COMMON = ("--global_batch_size", str(GLOBAL_BATCH), "--dtype", "fp32", "--deterministic")
+SSD = ("-m", "gaudi_apps.ssd_train")
+RESNET = ("-m", "gaudi_apps.resnet_train")
+COMMON = ("--dtype", "fp32", "--deterministic")
+BATCH = ("--global_batch_size", str(GLOBAL_BATCH))
 ALL_TOGETHER = ("--distributed_bn",)
 FLAGS = {"ssd": "scenes", "resnet": "classes"}
 STATE = re.compile(r"step (\d+): state ([0-9a-f]{64})")
+# resnet_train on a machine of its own, as far as files go: arguments are a folder, and then its flags.
+OWN_MACHINE = """
+import os, sys
+from gaudi_distributed.place import find_place
+folder = os.path.join(sys.argv[1], f"machine_{find_place(os.environ).rank}")
+os.makedirs(folder, exist_ok=True)
+os.chdir(folder)
+from gaudi_apps.resnet_train import main
+main(sys.argv[2:])
+"""
+OWN_SEED = """
+import os, sys
+from gaudi_apps.resnet_train import main
+main([*sys.argv[1:], "--seed", os.environ["HOROVOD_RANK"]])
+"""
 
 StartRanks = Callable[..., str]
 
@@ -46,8 +63,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     for split in ("train", "val"):
         flags += [f"--{split}_annotations", str(folder / "annotations" / f"instances_{split}.json")]
         flags += [f"--{split}_images", str(folder / split)]
-    schedule = ("--lr_warmup_steps", "2", "--save_checkpoints_steps", "3", "--threads", "1")
-    return (SSD, *flags, *COMMON, *schedule)
+    return (*flags, *COMMON, "--lr_warmup_steps", "2", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
@@ -64,39 +80,45 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
             cv2.imwrite(str(path), pixels)
     network = ("--model", "resnet18", "--image_size", "64", "--data_dir", str(folder), "--log_steps", "1")
     threads = ("--intra_op_parallelism_threads", "1", "--inter_op_parallelism_threads", "1")
-    # The rate of LARS' preset is another one on several devices.
-    rate = ("--optimizer", "LARS", "--base_learning_rate", "2.5", "--warmup_epochs", ".5")
-    return (RESNET, *network, *threads, *rate, *COMMON, "--save_checkpoint_steps", "3")
+    # The rate of LARS' preset is another one on several devices, and its schedule goes by the last step of a command.
+    rate = ("--optimizer", "LARS", "--base_learning_rate", "2.5", "--lr_schedule", "constant", "--warmup_epochs", ".5")
+    return (*network, *threads, *rate, *COMMON, "--epochs_between_evals", "0", "--save_checkpoint_steps", "3")
 
 
 @pytest.fixture(scope="module")
 def ssd_alone(scenes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process."""
     folder = tmp_path_factory.mktemp("ssd") / "alone"
-    run_alone(*scenes, "--steps", STEPS, "--no_evaluate", "--model_dir", folder)
+    run(*SSD, *scenes, *BATCH, "--steps", STEPS, "--no_evaluate", "--model_dir", folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def resnet_alone(classes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process, scored at its end."""
+    """The run of one process, with checkpoints of steps 3 and 5."""
     folder = tmp_path_factory.mktemp("resnet") / "alone"
-    run_alone(*classes, "--train_steps", STEPS, "--epochs_between_evals", 0, "--model_dir", folder)
+    run(*RESNET, *classes, *BATCH, "--train_steps", STEPS, "--skip_eval", "--model_dir", folder)
     return folder
 
 
-def run_alone(*words: object) -> str:
-    done = subprocess.run([sys.executable, "-m", *map(str, words)], capture_output=True, text=True)
+def run(*words: object) -> str:
+    """What a program prints that ends well."""
+    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def run_together(start_ranks: StartRanks, way: str, size: int, *words: object) -> str:
-    """Start ranks with batch norm over all of them; the lines that they print, of rank 0 only."""
-    return start_ranks(way, size, ["-m", *map(str, words), *WAYS[way], *ALL_TOGETHER], seconds=900)
+def list_launch(backend: str, size: int) -> list[object]:
+    """The beginning of a command that starts ranks by gaudi-run, as one that `run` takes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = min(free.getsockname()[1], 65000)
+    spread = ("--cores_per_rank", 0, "--first_port", port)
+    return ["-m", "gaudi_distributed.launch", "--np", size, "--backend", backend, *spread, "--", sys.executable]
 
 
 def load(folder: Path, step: int = STEPS) -> Checkpoint:
+    """A checkpoint that is the newest one of its run."""
     newest = CheckpointFolder(folder / "checkpoints").load_newest()
     assert newest.step == step
     return newest
@@ -112,15 +134,19 @@ def assert_equal_states(output: str, folder: Path, size: int) -> None:
         assert STATE.findall(log)[-len(of_root) :] == of_root, log
 
 
-def assert_same_training(folder: Path, alone: Path) -> None:
-    """The weights are those of one process, but for rounding; the images are the same in the same order."""
-    one, other = load(alone), load(folder)
-    assert other.facts == one.facts
-    weights = [name for name in one.tensors if not name.startswith("momentum/")]
+def assert_same_training(found: Checkpoint, expected: Checkpoint) -> None:
+    """The weights are the same but for rounding; the images are the same in the same order."""
+    assert found.facts == expected.facts
+    assert find_difference(found, expected) < 1e-4
+
+
+def find_difference(one: Checkpoint, other: Checkpoint) -> float:
+    """The norm of the difference between two networks' weights over the norm of the second ones."""
     assert one.tensors.keys() == other.tensors.keys()
-    pairs = [(one.tensors[name].astype(np.float64), other.tensors[name]) for name in weights]
-    difference = sum(np.square(mine - theirs).sum() for mine, theirs in pairs)
-    assert np.sqrt(difference / sum(np.square(mine).sum() for mine, _ in pairs)) < 1e-4
+    names = [name for name in one.tensors if not name.startswith("momentum/")]
+    pairs = [(one.tensors[name].astype(np.float64), other.tensors[name].astype(np.float64)) for name in names]
+    squares = sum(np.square(mine - theirs).sum() for mine, theirs in pairs)
+    return float(np.sqrt(squares / sum(np.square(theirs).sum() for _, theirs in pairs)))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -128,61 +154,79 @@ def assert_same_training(folder: Path, alone: Path) -> None:
 def test_ssd(
     scenes: tuple[str, ...], ssd_alone: Path, start_ranks: StartRanks, tmp_path: Path, way: str, size: int
 ) -> None:
-    flags = ("--steps", STEPS, "--no_evaluate", "--model_dir", tmp_path)
-    output = run_together(start_ranks, way, size, *scenes, *flags)
+    flags = ("--steps", str(STEPS), "--no_evaluate", "--model_dir", str(tmp_path))
+    output = start_ranks(way, size, [*SSD, *scenes, *BATCH, *flags, *WAYS[way], *ALL_TOGETHER])
     assert_equal_states(output, tmp_path, size)
-    assert_same_training(tmp_path, ssd_alone)
+    assert_same_training(load(tmp_path), load(ssd_alone))
     assert output.count(f"step {STEPS}/{STEPS}") == 1  # others than rank 0 show nothing
     owned = json.loads((tmp_path / "run.json").read_text())["files"]
     assert {f"worker_{rank}/log.txt" for rank in range(1, size)} <= {*owned}
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_resnet_with_lars(
-    classes: tuple[str, ...], resnet_alone: Path, start_ranks: StartRanks, tmp_path: Path, way: str, size: int
+    classes: tuple[str, ...], resnet_alone: Path, tmp_path: Path, backend: str, size: int
 ) -> None:
-    flags = ("--train_steps", STEPS, "--epochs_between_evals", 0, "--model_dir", tmp_path)
-    output = run_together(start_ranks, way, size, *classes, *flags)
+    """Started by gaudi-run, which tells the program what its ranks talk by."""
+    flags = (*BATCH, "--train_steps", STEPS, "--model_dir", tmp_path)
+    output = run(*list_launch(backend, size), *RESNET, *classes, *flags, *ALL_TOGETHER)
     assert_equal_states(output, tmp_path, size)
-    assert_same_training(tmp_path, resnet_alone)
+    assert_same_training(load(tmp_path), load(resnet_alone))
     # Scored at the end, each rank a part.
     assert "11/11 images" in output
 
 
-@pytest.mark.parametrize(("way", "first", "then"), [("gloo", 2, 4), ("multi_worker", 4, 2), ("mpi", 2, 1)])
-def test_a_run_goes_on_with_another_number_of_ranks(
-    classes: tuple[str, ...],
-    resnet_alone: Path,
-    start_ranks: StartRanks,
-    tmp_path: Path,
-    way: str,
-    first: int,
-    then: int,
+def test_batch_norm_over_groups(classes: tuple[str, ...], resnet_alone: Path, tmp_path: Path) -> None:
+    """Over groups of two among four ranks it is that of two ranks by themselves, which have as many images."""
+    three = (*RESNET, *classes, *BATCH, "--train_steps", 3, "--skip_eval", "--model_dir")
+    run(*list_launch("gloo", 4), *three, tmp_path / "groups", *ALL_TOGETHER, "--bn_group", 2)
+    run(*list_launch("gloo", 2), *three, tmp_path / "alone")
+    groups, alone = load(tmp_path / "groups", 3), load(tmp_path / "alone", 3)
+    assert groups.facts["batch_norm_images"] == 2
+    assert_same_training(groups, alone)
+    over_all = load_checkpoint(CheckpointFolder(resnet_alone / "checkpoints").path(3))
+    assert over_all.facts["batch_norm_images"] == 4
+    assert find_difference(groups, over_all) > 1e-2
+
+
+def test_a_run_goes_on_with_other_ranks_which_have_no_files(
+    classes: tuple[str, ...], resnet_alone: Path, tmp_path: Path
 ) -> None:
-    flags = ("--epochs_between_evals", 0, "--lr_schedule", "constant", "--model_dir", tmp_path / "run")
-    alone = (*classes, "--epochs_between_evals", 0, "--lr_schedule", "constant", "--model_dir", tmp_path / "alone")
-    run_alone(*alone, "--train_steps", STEPS, "--skip_eval")
-    run_together(start_ranks, way, first, *classes, *flags, "--train_steps", 3, "--skip_eval")
-    assert load(tmp_path / "run", 3)
-    output = run_together(start_ranks, way, then, *classes, *flags, "--train_steps", STEPS, "--skip_eval")
-    assert "continuing after step 3" in output
-    assert_same_training(tmp_path / "run", tmp_path / "alone")
+    """Each rank has a machine of its own; rank 0's has the checkpoints, and the others get logs."""
+    program = tmp_path / "program.py"
+    program.write_text(OWN_MACHINE)
+    command = (program, tmp_path, *classes, *BATCH, "--skip_eval", "--model_dir", "run", "--train_steps")
+    run(*list_launch("gloo", 2), *command, 2, *ALL_TOGETHER)
+    output = run(*list_launch("openmpi", 4), *command, 4, *ALL_TOGETHER)
+    assert "continuing after step 2" in output
+    assert "continuing after step 4" in run(*command, STEPS)
+    for rank in (1, 2, 3):
+        folder = tmp_path / f"machine_{rank}" / "run"
+        assert [path.name for path in folder.iterdir()] == [f"worker_{rank}"]
+        assert STATE.findall((folder / f"worker_{rank}" / "log.txt").read_text())[-1] == STATE.findall(output)[-1]
+    assert_same_training(load(tmp_path / "machine_0" / "run"), load(resnet_alone))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", ["ssd", "resnet"])
+@pytest.mark.parametrize(
+    ("program", "flags"),
+    [
+        ("ssd", ("--use_horovod", "--hvd_workers", "2")),
+        ("resnet", ("--distribution_strategy", "mirrored", "--num_gpus", "2")),
+    ],
+    ids=["ssd-horovod", "resnet-mirrored"],
+)
 def test_several_ranks_score_as_one(
-    request: pytest.FixtureRequest, start_ranks: StartRanks, tmp_path: Path, program: str, way: str
+    request: pytest.FixtureRequest, tmp_path: Path, program: str, flags: tuple[str, ...]
 ) -> None:
-    """With as many images of a process in a batch, so that not even the rounding differs."""
-    flags, trained = (request.getfixturevalue(name) for name in (FLAGS[program], f"{program}_alone"))
+    """Which the program starts itself, with as many images in a batch of one: not even the rounding differs."""
+    data, trained = (request.getfixturevalue(name) for name in (FLAGS[program], f"{program}_alone"))
     folders = [tmp_path / name for name in ("alone", "together")]
     for folder in folders:
         shutil.copytree(trained, folder)
-    score = (*flags, "--mode", "eval")
-    run_alone(*score, "--global_batch_size", 2, "--model_dir", folders[0])
-    output = run_together(start_ranks, way, 2, *score, "--global_batch_size", 4, "--model_dir", folders[1])
+    score = (*{"ssd": SSD, "resnet": RESNET}[program], *data, "--mode", "eval", "--model_dir")
+    run(*score, folders[0], "--global_batch_size", 2)
+    output = run(*score, folders[1], "--global_batch_size", 4, *flags)
     evaluations = [json.loads((folder / "evaluation.json").read_text()) for folder in folders]
     assert evaluations[0] == evaluations[1]
     assert (evaluations[1]["images"], evaluations[1]["images_total"]) == (11, 11)
@@ -193,18 +237,12 @@ def test_several_ranks_score_as_one(
         assert other == one
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [("--use_horovod", "--hvd_workers", "2"), ("--distribution_strategy", "mirrored", "--num_gpus", "2")],
-    ids=["horovod", "mirrored"],
-)
-def test_a_program_starts_its_processes(
-    classes: tuple[str, ...], resnet_alone: Path, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
-    words = (*classes, "--train_steps", STEPS, "--epochs_between_evals", 0, "--model_dir", tmp_path)
-    output = run_alone(*words, *flags, *ALL_TOGETHER)
+def test_mirrored_trains_as_one_process(classes: tuple[str, ...], resnet_alone: Path, tmp_path: Path) -> None:
+    """The program starts a process for each device itself; --batch_size is that of all of them."""
+    flags = ("--distribution_strategy", "mirrored", "--num_gpus", 2, "--batch_size", GLOBAL_BATCH, "--skip_eval")
+    output = run(*RESNET, *classes, *flags, *ALL_TOGETHER, "--train_steps", STEPS, "--model_dir", tmp_path)
     assert_equal_states(output, tmp_path, 2)
-    assert_same_training(tmp_path, resnet_alone)
+    assert_same_training(load(tmp_path), load(resnet_alone))
 
 
 @pytest.fixture
@@ -214,13 +252,13 @@ def endless(classes: tuple[str, ...], tmp_path: Path) -> Iterator[list[subproces
         for each in (one, two):
             each.bind(("127.0.0.1", 0))
         workers = [f"localhost:{each.getsockname()[1]}" for each in (one, two)]
-    flags = (*WAYS["multi_worker"], "--train_steps", "100000", "--skip_eval", "--model_dir", str(tmp_path))
+    flags = (*BATCH, *WAYS["multi_worker"], "--train_steps", "100000", "--skip_eval", "--model_dir", str(tmp_path))
     processes = []
     for index in range(2):
         config = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-u", "-m", *classes, *flags],
+                [sys.executable, "-u", *RESNET, *classes, *flags],
                 env={**os.environ, "TF_CONFIG": config},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -247,16 +285,14 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(endless: list[subproces
     assert f"stopped by SIGTERM to rank 1 after step {step}" in "".join(outputs)
 
 
-def test_ranks_that_are_not_alike_do_not_begin(
-    classes: tuple[str, ...], start_ranks: StartRanks, tmp_path: Path
-) -> None:
+def test_ranks_that_are_not_alike_do_not_begin(classes: tuple[str, ...], tmp_path: Path) -> None:
     """Each rank has a seed of its own."""
     program = tmp_path / "program.py"
-    program.write_text(
-        "import os, sys\n"
-        "from gaudi_apps.resnet_train import main\n"
-        "main([*sys.argv[1:], '--seed', os.environ['HOROVOD_RANK']])\n"
-    )
-    with pytest.raises(AssertionError, match=r"the ranks differ in configuration.seed: rank 0: 0; rank 1: 1"):
-        start_ranks("gloo", 2, [str(program), *classes[1:], *WAYS["gloo"], "--model_dir", str(tmp_path / "run")])
+    program.write_text(OWN_SEED)
+    words = [*list_launch("gloo", 2), program, *classes, *BATCH, "--model_dir", tmp_path / "run"]
+    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 78, done.stderr
+    named = "the ranks differ in configuration.seed: rank 0: 0; rank 1: 1; start all of them with the same"
+    assert named in done.stderr.strip().splitlines()[-1]
+    assert done.stderr.count("the ranks differ") == 1
     assert not (tmp_path / "run").exists()

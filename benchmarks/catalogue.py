@@ -1,0 +1,35 @@
+"""Which benchmarks there are, in the order in which they run, and how a run's time is dealt to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+# Shares of the time. Some measure by rounds, as many as there is time for; others need what they need.
+SHARES: Mapping[str, float] = {
+    "matrix_peak": 0.5,
+    "ssd_step": 6,
+    "resnet_step": 5,
+    "resnext_step": 3,
+    "ssd_loss": 1.5,
+    "ssd_inference": 2.5,
+    "coco_scoring": 4,
+    "end_to_end": 3,
+    "startup": 3,
+    "growth": 2.5,
+    "detection_input": 2.5,
+    "classification_input": 3,
+    "mxnet_input": 2,
+    "mxnet_loss": 1,
+    "mxnet_step": 3,
+    "conversion": 3,
+    "loader_memory": 3,
+    "grouped_convolution": 1.5,
+    "optimizers": 1.5,
+    "collectives": 2.5,
+}
+NEED_TORCH = frozenset({"ssd_step", "resnet_step", "resnext_step"})
+
+
+def deal_seconds(name: str, following: Sequence[str], seconds_left: float) -> float:
+    """The seconds of a benchmark, of those that are left for it and the following ones."""
+    return seconds_left * SHARES[name] / sum(SHARES[each] for each in (name, *following))

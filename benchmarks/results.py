@@ -1,0 +1,149 @@
+"""The results of a run: a table for people, what changed since the last committed one, and the file to commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.measurement import Figure
+
+RESULTS = Path(__file__).with_name("results.md")
+COLUMNS = ("benchmark", "figure", "value", "spread", "target", "met", "note")
+DISTRIBUTIONS = ("tensorflow-cpu", "tensorflow", "numpy", "opencv-python-headless", "pycocotools", "mxnet", "horovod")
+NOTICED = 0.1  # part by which a value has to change to be pointed out
+# Others kept that many processors busy while a figure was measured.
+BUSY = 0.2
+
+Earlier = Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one benchmark gave: figures, and the reason where it failed before its end."""
+
+    benchmark: str
+    figures: tuple[Figure, ...]
+    error: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it came to its end, and everything is what it must be."""
+        return not self.error and all(figure.passed for figure in self.figures)
+
+
+def list_rows(outcomes: Iterable[Outcome]) -> list[tuple[str, ...]]:
+    """The rows of the table, as texts for `COLUMNS`."""
+    rows = []
+    for outcome in outcomes:
+        for one in outcome.figures:
+            spread = "" if one.spread is None else f"{one.spread:.2g}"
+            met = ("yes" if one.passed else "NO") if one.target else ""
+            note = "; ".join(filter(None, (one.note, _describe_others(one.details))))
+            rows.append(
+                (outcome.benchmark, one.name, f"{format_number(one.value)} {one.unit}", spread, one.target, met, note)
+            )
+        if outcome.error:
+            rows.append((outcome.benchmark, "failed", "", "", "", "NO", outcome.error))
+    return [tuple(cell.replace("|", "/").replace("\n", " ") for cell in row) for row in rows]
+
+
+def format_table(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS) -> str:
+    """A table in Markdown with columns of one width, so that it is read as it is, too."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    lines = [columns, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    )
+
+
+def read_earlier(text: str) -> Earlier:
+    """The values of a committed table by benchmark and figure."""
+    values = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) == len(COLUMNS) and (number := re.match(r"[-+.\de]+", cells[2])):
+            values[cells[0], cells[1]] = float(number[0])
+    return values
+
+
+def compare_with(earlier: Earlier, outcomes: Iterable[Outcome]) -> list[str]:
+    """A line for each figure that changed by a tenth or more, that is new, or that is no longer there.
+
+    Benchmarks that did not run are left out.
+    """
+    outcomes = list(outcomes)
+    lines = []
+    now = {(outcome.benchmark, one.name): one for outcome in outcomes for one in outcome.figures}
+    for key, one in now.items():
+        if key not in earlier:
+            lines.append(f"new: {one.name}: {format_number(one.value)} {one.unit}")
+        elif abs(one.value - earlier[key]) >= NOTICED * abs(earlier[key]) and one.value != earlier[key]:
+            word = _judge(one, earlier[key])
+            lines.append(f"{word}: {one.name}: {format_number(one.value)} {one.unit}, was {earlier[key]:g}")
+    ran = {outcome.benchmark for outcome in outcomes}
+    lines += [
+        f"gone: {name}, was {earlier[where, name]:g}" for where, name in earlier.keys() - now.keys() if where in ran
+    ]
+    return lines
+
+
+def _judge(one: Figure, before: float) -> str:
+    if (one.least is None) == (one.most is None):
+        return "changed"
+    return "better" if (one.value > before) == (one.least is not None) else "worse"
+
+
+def describe_machine() -> dict[str, str]:
+    """Processor, cores, memory, date and versions of this run."""
+    memory = psutil.virtual_memory().total / 2**30
+    versions = {"Python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "machine": f"{_find_processor()}, {len(os.sched_getaffinity(0))} processors, {memory:.0f} GiB",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+
+
+def format_results(machine: Mapping[str, str], outcomes: Iterable[Outcome]) -> str:
+    """The file that is committed."""
+    facts = "\n".join(f"- {name}: {value}" for name, value in machine.items())
+    explanation = (
+        "Written by `nox -s bench -- --write_results`; later runs are compared with it. Candidates took turns (A B,\n"
+        "A B); a ratio is the median over the rounds, its spread the largest minus the smallest one."
+    )
+    return f"# Results of the benchmarks\n\n{explanation}\n\n{facts}\n\n{format_table(list_rows(outcomes))}\n"
+
+
+def format_number(value: float) -> str:
+    """Four digits, without an exponent where one can do without."""
+    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def _find_processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
+def _describe_others(details: Mapping[str, Any]) -> str:
+    """A warning where other programs kept the machine busy."""
+    timings = [each for each in details.values() if isinstance(each, Mapping)]
+    busy = max((each.get("others_processors", 0.0) for each in timings), default=0.0)
+    return f"others kept {busy:.1f} processors busy" if busy > BUSY else ""

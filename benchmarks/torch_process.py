@@ -1,0 +1,55 @@
+"""PyTorch beside this process, in an environment of its own that is made once in .nox; TORCH_PYTHON names another."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH = "torch==2.13.0"
+FOLDER = ROOT / ".nox" / "torch_benchmark"
+
+
+def find_torch() -> Path:
+    """The Python of an environment with PyTorch, which is made if there is none yet.
+
+    Raises:
+        CalledProcessError: it cannot be made.
+    """
+    if "TORCH_PYTHON" in os.environ:
+        return Path(os.environ["TORCH_PYTHON"])
+    python, ready = FOLDER / "bin" / "python", FOLDER / "ready"
+    if not ready.exists():
+        # venv and pip, because pip's settings say where PyTorch for CPUs is.
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(FOLDER)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", TORCH, "numpy"], check=True)
+        ready.touch()
+    return python
+
+
+@contextmanager
+def start_torch(network: str, dtype: str, batch: int) -> Iterator[Callable[[], None]]:
+    """A function that has a process with PyTorch do one training step and waits for it; see torch_step.py."""
+    command = [str(find_torch()), str(ROOT / "benchmarks" / "torch_step.py"), network, dtype, str(batch)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    )
+
+    def step() -> None:
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("PyTorch's process has no pipes")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        if not process.stdout.readline():
+            raise RuntimeError(f"PyTorch's process ended with status {process.wait()}")
+
+    try:
+        yield step
+    finally:
+        process.kill()
+        process.communicate()
