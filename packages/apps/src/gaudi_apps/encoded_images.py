@@ -17,8 +17,8 @@ class SizedSource(Protocol):
         """Of all encoded images together."""
 
 
-def keep_if_it_fits(source: SizedSource, options: InputOptions) -> InputOptions:
-    """The options with the decision in them, which is printed."""
-    decision = decide_cache(source.num_bytes)
+def keep_if_it_fits(source: SizedSource, options: InputOptions, processes: int) -> InputOptions:
+    """The options with the decision in them, which is printed; so many processes of this machine keep the images."""
+    decision = decide_cache(source.num_bytes, processes=processes)
     print(decision.describe())
     return replace(options, cache_encoded=decision.keeps)

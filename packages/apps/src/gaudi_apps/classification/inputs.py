@@ -48,7 +48,7 @@ def _open_images(recipe: Recipe) -> TrainingData:
 
     source, options = open_source(recipe.data.data_dir, recipe.data.train_splits), input_options(recipe)
     if recipe.data.caches_encoded:
-        options = keep_if_it_fits(source, options)
+        options = keep_if_it_fits(source, options, recipe.run.distribution.place.local_size)
     if len(source.class_names) < 2:
         raise DataError(f"{source.name}: has the class {source.class_names[0]} only; a classifier needs two or more")
     if recipe.data.caches_decoded:

@@ -36,7 +36,9 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
     options = input_options(config, run)
     if config.data.use_fake_data:
         return _open_fake(options)
-    return _open_static(config, options) if config.data.static else _open_images(config, options)
+    if config.data.static:
+        return _open_static(config, options)
+    return _open_images(config, options, run.distribution.place.local_size)
 
 
 def open_source(config: SSDConfig, split: Split) -> DetectionSource:
@@ -100,13 +102,13 @@ def note_categories(categories: Sequence[Category]) -> Facts:
     return {"categories": [asdict(category) for category in categories]}
 
 
-def _open_images(config: SSDConfig, options: InputOptions) -> TrainingData:
+def _open_images(config: SSDConfig, options: InputOptions, processes: int) -> TrainingData:
     from gaudi_datasets.detection.pipeline import train_dataset
     from gaudi_datasets.tf_input import read_batches
 
     source = open_source(config, "train")
     if config.data.cache == "auto":
-        options = keep_if_it_fits(source, options)
+        options = keep_if_it_fits(source, options, processes)
 
     def batches(first_step: int) -> Batches:
         return read_batches(train_dataset(source, options, first_step=first_step), source)
