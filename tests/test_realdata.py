@@ -57,6 +57,18 @@ def test_blood_cells_are_learnt(tmp_path: Path) -> None:
     assert len(list((model_dir / "pictures").glob("*.png"))) == 8
 
 
+def test_a_resnext_begins_to_learn_clothes(tmp_path: Path) -> None:
+    """ResNeXt-101 for 30 steps: from the loss of a guess among ten classes, by more than batches differ."""
+    flags = "--batch_size 32 --image_size 64 --max_train_steps 30 --zero_gamma --dtype bf16 --display_steps 1"
+    schedule = "--base_learning_rate 0.064 --warmup_epochs 0.25 --disable_eval"
+    arguments = [*flags.split(), *schedule.split(), "--data_dir", FOLDER / "clothing", "--model_dir", tmp_path / "run"]
+    run("gaudi_apps.resnext_train", *arguments)
+    losses = read_losses(tmp_path / "run")
+    assert len(losses) == 30
+    assert losses[0] == pytest.approx(2.303, abs=0.15)
+    assert sum(losses[-10:]) < sum(losses[:10]) - 0.5
+
+
 def test_numbers_that_are_none_end_a_training(tmp_path: Path) -> None:
     voc: list[str | Path] = ["--voc_dir", FOLDER / "bccd" / "BCCD", "--output_dir", tmp_path / "records"]
     run("gaudi_datasets", "convert", "voc", *voc, "--split", "train", "--image_sets", "train", "val")

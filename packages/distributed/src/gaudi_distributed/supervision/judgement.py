@@ -124,7 +124,7 @@ class Judgement:
         return self._certain or doubtful or self._stopped
 
     def _is_any_quiet(self, now: float) -> bool:
-        """Whether a rank missed signs of life, so that it may be why others cannot reach it: it speaks, or is silent."""
+        """Whether a rank misses signs of life: it may be the one that others cannot reach."""
         return any(now - state.heard > _QUIET_BEATS * self._bounds.beat_seconds for state in self._ranks.values())
 
     def _find_silent(self, now: float) -> Cause | None:
