@@ -98,6 +98,14 @@ def install_everything(session: nox.Session) -> None:
     install(session, EXTRAS)
 
 
+def install_horovod(session: nox.Session) -> None:
+    """Install Horovod beside TensorFlow and MXNet; Open MPI comes from the system."""
+    python = Path(session.bin, "python").absolute()
+    session.log("Horovod: where it is not in the cache, building it takes minutes")
+    output = session.run(sys.executable, "horovod_wheel.py", str(python), external=True, silent=True)
+    session.install("-c", CONSTRAINTS, str(output).splitlines()[-1])
+
+
 @nox.session
 @nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 def tests(session: nox.Session, package: str) -> None:
@@ -186,10 +194,7 @@ def build(session: nox.Session) -> None:
 def scaleout(session: nox.Session) -> None:
     """Test several ranks for real; Open MPI comes from the system, Horovod is built where it is not cached."""
     install_everything(session)
-    python = Path(session.bin, "python").absolute()
-    session.log("Horovod: where it is not in the cache, building it takes minutes")
-    output = session.run(sys.executable, "horovod_wheel.py", str(python), external=True, silent=True)
-    session.install("-c", CONSTRAINTS, str(output).splitlines()[-1])
+    install_horovod(session)
     session.run("pytest", "tests/scaleout", *session.posargs)
 
 
@@ -251,16 +256,15 @@ def torch_weights(session: nox.Session) -> None:
     session.run(str(writer), "-m", "pip", "install", "--quiet", TORCH, "numpy", external=True)
     session.run(str(writer), "packages/models/tests/torch_resnets.py", str(written), external=True)
     install(session, {"ops": "", "models": EXTRAS["models"]})
-    session.run(
-        "pytest", "packages/models/tests/test_torch_weights.py", *session.posargs, env={"TORCH_WEIGHTS": str(written)}
-    )
+    tests = [f"packages/models/tests/{name}.py" for name in ("test_torch_weights", "mxnet/test_torch_backbone")]
+    session.run("pytest", *tests, *session.posargs, env={"TORCH_WEIGHTS": str(written)})
 
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure speed and memory against alternatives, in one run; names choose among them, REAL_DATA is needed."""
+    """Measure speed and memory against alternatives, in one run; REAL_DATA is needed, `-- --help` tells the choices."""
     install_everything(session)
-    session.install("-c", CONSTRAINTS, "psutil")
+    install_horovod(session)
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 

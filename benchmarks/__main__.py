@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if NEED_TORCH.intersection(names):
         prepare_torch()
     outcomes: list[Outcome] = []
+    # So that a benchmark ends with this program.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     started = time.monotonic()
     for number, name in enumerate(names, 1):
         left = max(0.0, 60 * options.minutes - (time.monotonic() - started))

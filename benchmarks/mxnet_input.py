@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection_input import RepeatedSource, write_photographs
-from benchmarks.measurement import Figure, compare, describe_rates, interleave, main
+from benchmarks.measurement import Figure, compare, describe_rates, describe_timings, interleave, main
 from gaudi_datasets.sampling import InputOptions
 
 BATCH_SIZE = 32
@@ -101,13 +101,12 @@ def run(budget_seconds: float) -> list[Figure]:
             "processes": workers.work,
         }
         timings = interleave(candidates, REPEATS, budget_seconds=budget_seconds)
-    details = describe_timings(timings)
-    rates = {name: round(BATCH_SIZE * steps / timing.median, 1) for name, timing in timings.items()}
-    name = f"MXNet input: gluon's DataLoader / ours ({rates['gluon']} and {rates['ours']} images/s)"
-    alone = f"MXNet input: processes / threads ({rates['processes']} and {rates['threads']} images/s)"
+    note, details = describe_rates(timings, BATCH_SIZE * steps), describe_timings(timings)
+    name = "MXNet detection input: ours over gluon's DataLoader"
+    alone = "MXNet detection input: threads over processes"
     return [
-        Figure(name, ratio(timings, "gluon", "ours"), least=LEAST_RATIO, details=details),
-        Figure(alone, ratio(timings, "processes", "threads"), least=LEAST_OF_PROCESSES, details=details),
+        compare(name, timings, "gluon", "ours", least=LEAST_RATIO, note=note, details=details),
+        compare(alone, timings, "processes", "threads", least=LEAST_OF_PROCESSES, details=details),
     ]
 
 

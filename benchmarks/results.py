@@ -53,7 +53,7 @@ def list_rows(outcomes: Iterable[Outcome]) -> list[tuple[str, ...]]:
             )
         if outcome.error:
             rows.append((outcome.benchmark, "failed", "", "", "", "NO", outcome.error))
-    return [tuple(cell.replace("|", "/").replace("\n", " ") for cell in row) for row in rows]
+    return [tuple(map(_clean, row)) for row in rows]
 
 
 def format_table(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS) -> str:
@@ -70,7 +70,7 @@ def read_earlier(text: str) -> Earlier:
     values = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if len(cells) == len(COLUMNS) and (number := re.match(r"[-+.\de]+", cells[2])):
+        if len(cells) == len(COLUMNS) and (number := re.match(r"-?\d[\d.e+-]*", cells[2])):
             values[cells[0], cells[1]] = float(number[0])
     return values
 
@@ -82,7 +82,7 @@ def compare_with(earlier: Earlier, outcomes: Iterable[Outcome]) -> list[str]:
     """
     outcomes = list(outcomes)
     lines = []
-    now = {(outcome.benchmark, one.name): one for outcome in outcomes for one in outcome.figures}
+    now = {(outcome.benchmark, _clean(one.name)): one for outcome in outcomes for one in outcome.figures}
     for key, one in now.items():
         if key not in earlier:
             lines.append(f"new: {one.name}: {format_number(one.value)} {one.unit}")
@@ -91,9 +91,15 @@ def compare_with(earlier: Earlier, outcomes: Iterable[Outcome]) -> list[str]:
             lines.append(f"{word}: {one.name}: {format_number(one.value)} {one.unit}, was {earlier[key]:g}")
     ran = {outcome.benchmark for outcome in outcomes}
     lines += [
-        f"gone: {name}, was {earlier[where, name]:g}" for where, name in earlier.keys() - now.keys() if where in ran
+        f"gone: {name}, was {earlier[where, name]:g}"
+        for where, name in earlier
+        if where in ran and (where, name) not in now
     ]
     return lines
+
+
+def _clean(cell: str) -> str:
+    return cell.replace("|", "/").replace("\n", " ")
 
 
 def _judge(one: Figure, before: float) -> str:

@@ -21,6 +21,7 @@ from gaudi_distributed.doctor.cli import parse_flags as parse_doctor
 from gaudi_distributed.errors import FlagError
 from gaudi_distributed.launch.flags import DOCTOR
 from gaudi_distributed.launch.flags import parse_flags as parse_launch
+from gaudi_models.weights.__main__ import make_parser as parse_weights
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
@@ -40,6 +41,7 @@ PROGRAMS = {
     "python -m gaudi_datasets": "gaudi_datasets.cli",
 }
 LAUNCHER = "gaudi-run"
+CONVERTER = ["python", "-m", "gaudi_models.weights"]
 # What nobody runs here, and why.
 # They need a network, do nothing, never end, or need a cluster.
 NOT_RUN = {"git clone", "cd", "tensorboard --logdir", "sbatch", "kubectl apply"}
@@ -127,6 +129,7 @@ def test_command_in_documents_is_one(command: str, monkeypatch: pytest.MonkeyPat
         "ssd_train --batch_sice 8",
         "gaudi-datasets make-scenes --nothing 1",
         "gaudi-run --np 2 ssd_train --batch_sice 8",
+        "python -m gaudi_models.weights a.pth",
         "gaudi-run doctor --batch_size 8",
         "curl example",
     ],
@@ -143,7 +146,9 @@ def check_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         words = words[1:]
     words[0] = Path(words[0]).name
     program = next((name for name in PROGRAMS if words[: len(name.split())] == name.split()), None)
-    if words[0] == LAUNCHER:
+    if words[:3] == CONVERTER:
+        parse_weights().parse_args(words[3:])
+    elif words[0] == LAUNCHER:
         check_launch(words[1:], monkeypatch)
     elif program is not None:
         parse_with_program(PROGRAMS[program], words[len(program.split()) :], monkeypatch)

@@ -184,10 +184,10 @@ def test_figures_of_what_was_trained_are_the_same(tmp_path: Path, sources: dict[
         files += ["--images", folder / f"{split}2017", "--output_dir", tmp_path / "records", "--split", split]
         run("gaudi_datasets", "convert", "coco", *files)
     paths: list[str | Path] = ["--data_dir", tmp_path / "records", "--model_dir", tmp_path / "run"]
-    schedule = ["--batch_size", "4", "--steps", "24", "--base_lr", "0.032", "--lr_warmup_steps", "4"]
+    schedule = ["--batch_size", "4", "--steps", "12", "--base_lr", "0.032", "--lr_warmup_steps", "4"]
     run("gaudi_apps.ssd_train", *paths, *schedule, "--dtype", "fp32", "--no_evaluate")
 
-    weights = read_weights(CheckpointFolder(tmp_path / "run" / "checkpoints").path(24))
+    weights = read_weights(CheckpointFolder(tmp_path / "run" / "checkpoints").path(12))
     net, model = build(81, "same")
     for report in (assign_weights(net, weights), assign_keras_weights(model, weights)):
         assert report.initial == ()

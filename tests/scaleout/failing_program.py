@@ -1,8 +1,8 @@
 """resnet_train with a fault of one rank at a phase that it reports, and maybe a network that costs next to nothing.
 
 Arguments: the fault as JSON, "small" or "real" for the network, then those of the program. A fault has `rank`, `phase`
-and `step` (null: any), a `marker`, which is a file that the rank makes then, and `act`: the name of a signal that it sends to
-itself, "nan" for a batch that is not finite, or "" where somebody else acts.
+and `step` (null: any), a `marker`, which is a file that the rank makes then, and `act`: the name of a signal that it
+sends to itself, "nan" for a batch that is not finite, or "" where somebody else acts.
 """
 
 from __future__ import annotations

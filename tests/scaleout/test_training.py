@@ -24,7 +24,7 @@ WAYS = {
     "gloo": ("--use_horovod",),
     "multi_worker": ("--distribution_strategy", "multi_worker"),
 }
-BACKENDS = ("openmpi", "gloo", "multi_worker")
+MIRRORED = ("--distribution_strategy", "mirrored", "--num_gpus", "2")
 STEPS = 5
 GLOBAL_BATCH = 4
 SSD = ("-m", "gaudi_apps.ssd_train")
@@ -163,14 +163,18 @@ def test_ssd(
     assert {f"worker_{rank}/log.txt" for rank in range(1, size)} <= {*owned}
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_resnet_with_lars(
-    classes: tuple[str, ...], resnet_alone: Path, tmp_path: Path, backend: str, size: int
-) -> None:
-    """Started by gaudi-run, which tells the program what its ranks talk by."""
-    flags = (*BATCH, "--train_steps", STEPS, "--model_dir", tmp_path)
-    output = run(*list_launch(backend, size), *RESNET, *classes, *flags, *ALL_TOGETHER)
+@pytest.mark.parametrize(
+    ("start", "size"),
+    [("openmpi", 2), ("openmpi", 4), ("gloo", 2), ("gloo", 4), ("mirrored", 2), ("multi_worker", 4)],
+)
+def test_resnet_with_lars(classes: tuple[str, ...], resnet_alone: Path, tmp_path: Path, start: str, size: int) -> None:
+    """Started by gaudi-run, which tells the program what its ranks talk by, or, mirrored, by the program itself."""
+    flags: tuple[object, ...] = (*classes, *ALL_TOGETHER, "--train_steps", STEPS, "--model_dir", tmp_path)
+    if start == "mirrored":
+        command = [*RESNET, *flags, *MIRRORED, "--batch_size", GLOBAL_BATCH]
+    else:
+        command = [*list_launch(start, size), *RESNET, *flags, *BATCH]
+    output = run(*command)
     assert_equal_states(output, tmp_path, size)
     assert_same_training(load(tmp_path), load(resnet_alone))
     # Scored at the end, each rank a part.
@@ -212,7 +216,7 @@ def test_a_run_goes_on_with_other_ranks_which_have_no_files(
     ("program", "flags"),
     [
         ("ssd", ("--use_horovod", "--hvd_workers", "2")),
-        ("resnet", ("--distribution_strategy", "mirrored", "--num_gpus", "2")),
+        ("resnet", MIRRORED),
     ],
     ids=["ssd-horovod", "resnet-mirrored"],
 )
@@ -235,14 +239,6 @@ def test_several_ranks_score_as_one(
         one, other = (json.loads((folder / "detections.json").read_text()) for folder in folders)
         assert one
         assert other == one
-
-
-def test_mirrored_trains_as_one_process(classes: tuple[str, ...], resnet_alone: Path, tmp_path: Path) -> None:
-    """The program starts a process for each device itself; --batch_size is that of all of them."""
-    flags = ("--distribution_strategy", "mirrored", "--num_gpus", 2, "--batch_size", GLOBAL_BATCH, "--skip_eval")
-    output = run(*RESNET, *classes, *flags, *ALL_TOGETHER, "--train_steps", STEPS, "--model_dir", tmp_path)
-    assert_equal_states(output, tmp_path, 2)
-    assert_same_training(load(tmp_path), load(resnet_alone))
 
 
 @pytest.fixture

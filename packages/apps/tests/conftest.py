@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,8 +157,22 @@ class Done:
 
 
 @pytest.fixture
+def run_main(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Calls the `main` of a program with arguments."""
+
+    def run(main: Callable[..., None], argv: Sequence[object]) -> Done:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([*map(str, argv)])
+        out, err = capsys.readouterr()
+        return Done(int(end.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
 def ssd_train(
-    small_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, run_main: Callable[..., Done]
 ) -> Callable[..., Done]:
     """The program within this process, with the small network: TensorFlow has started, so it is not started anew."""
     from gaudi_apps import ssd_train as program
@@ -172,11 +186,4 @@ def ssd_train(
     monkeypatch.setattr("gaudi_apps.tensorflow_framework.start_tensorflow", start_tensorflow)
     monkeypatch.setattr("gaudi_apps.ssd.task.build_ssd", small_network)
 
-    def run(*argv: object) -> Done:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            program.main([*map(str, argv)])
-        out, err = capsys.readouterr()
-        return Done(int(end.value.code or 0), out, err)
-
-    return run
+    return lambda *argv: run_main(program.main, argv)

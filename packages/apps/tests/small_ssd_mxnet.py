@@ -1,4 +1,4 @@
-"""The program ssd_mxnet_train with a network that costs next to nothing, for tests of all that is around the network."""
+"""The program ssd_mxnet_train with a network that costs next to nothing, for tests of all around the network."""
 
 from __future__ import annotations
 

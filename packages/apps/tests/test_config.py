@@ -121,7 +121,7 @@ def test_good_configurations_pass() -> None:
         ({"evaluation": {"target_ap": 0.5}}, "--target_ap and --patience: need --eval_epochs"),
         ({"evaluation": {"patience": -1}}, "--patience -1"),
         ({"evaluation": {"eval_epochs": 1.0}}, "--eval_epochs: needs records with a truth"),
-        ({"run": {"checkpoint": "best"}}, "--checkpoint best: is for --mode eval, predict and export; mode is train"),
+        ({"run": {"checkpoint": "best"}}, "--checkpoint best: is for --mode eval, predict, export and parity"),
         (
             {"data": {"data_dir": "d"}, "run": {"mode": "eval", "checkpoint": "latest"}},
             "--checkpoint latest: must be newest, best, all or a step, with --mode eval",

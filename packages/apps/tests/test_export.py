@@ -86,7 +86,7 @@ def test_a_difference_is_an_error_and_leaves_nothing(
         (folder / "model.onnx").touch()
         return agreement
 
-    monkeypatch.setattr(export, "require_onnx", lambda: None)
+    monkeypatch.setattr("gaudi_apps.exporting.require_onnx", lambda: None)
     monkeypatch.setitem(export._EXPORTS, "onnx", differ)
     with pytest.raises(ExportError, match=r"onnx: differs from the network by .*; nothing is exported") as caught:
         run(detector_network, noise_pictures, tmp_path / "new", "safetensors", "onnx")
@@ -122,7 +122,7 @@ def test_a_missing_converter_is_told_before_anything_is_done(
     def refuse() -> None:
         raise MissingExtraError("onnx")
 
-    monkeypatch.setattr(export, "require_onnx", refuse)
+    monkeypatch.setattr("gaudi_apps.exporting.require_onnx", refuse)
     with pytest.raises(MissingExtraError):
         run(None, noise_pictures, tmp_path / "new", "saved_model", "onnx")
     assert list(tmp_path.iterdir()) == []

@@ -8,17 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mxnet as mx
 import numpy as np
 import pytest
 
 from gaudi_models.classifiers import build_classifier
 from gaudi_models.errors import UnsafeWeightsError
-from gaudi_models.mxnet.ssd import build_ssd
-from gaudi_models.mxnet.weights import assign_weights as assign_to_gluon
 from gaudi_models.resnet import ResNetTrunk
 from gaudi_models.weights import WeightsFile, assign_weights, read_weights
-from gaudi_models.weights.conversion import convert_weights
 from gaudi_ops.tf.keras_api import keras
 
 pytestmark = pytest.mark.skipif(
@@ -57,21 +53,6 @@ def test_features_are_those_of_pytorch(name: str, folder: Path) -> None:
     assert difference < 1e-4
     assert not report.initial
     assert {"logits/kernel", "logits/bias", "stage4_block1_conv1/kernel"} <= set(report.skipped)
-
-
-def test_features_of_mxnet_are_those_of_pytorch(folder: Path, tmp_path: Path) -> None:
-    """The backbone as it comes from torchvision, converted, and read again."""
-    with np.load(folder / "features.npz") as arrays:
-        images, expected = arrays["images"], arrays["outputs"]
-    convert_weights(folder / "resnet34.pth", tmp_path / "resnet34.safetensors")
-    net = build_ssd(3, pool_padding="symmetric")
-    net.initialize()
-    report = assign_to_gluon(net, read_weights(tmp_path / "resnet34.safetensors"))
-    assert (len(report.loaded), report.other_shape) == (29 * 5, {})
-    features = net.levels[0](mx.nd.array(images.transpose(0, 3, 1, 2))).asnumpy().transpose(0, 2, 3, 1)
-    difference = np.abs(features - expected).max()
-    print(f"MXNet: features differ by {difference:.2e} at most; they are {expected.std():.2f} wide")
-    assert difference < 1e-4
 
 
 def test_the_other_padding_gives_other_features(folder: Path) -> None:

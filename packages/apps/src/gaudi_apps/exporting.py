@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gaudi_apps.coco_table import write_json
+from gaudi_apps.converters import require_onnx
 from gaudi_apps.exported_models import ExportError
 from gaudi_apps.inputs import VIDEO_ENDINGS, find_files
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
@@ -96,6 +97,19 @@ def choose_pictures(inference: Sequence[str], source: PictureSource | None) -> l
     if source is None:
         raise FlagError("--mode export: needs pictures to check the export on; give --inference or --data_dir")
     return [source.read(place).encoded for place in _spread(len(source))]
+
+
+def require_possible(output_dir: Path, formats: Sequence[str]) -> None:
+    """See, before a network is run, which takes a while, that exports of it can be written.
+
+    Raises:
+        MissingExtraError: a converter is not installed.
+        UnsafeError: a folder to be replaced holds files that no export wrote.
+    """
+    if "onnx" in formats:
+        require_onnx()
+    for name in formats:
+        refuse_foreign(output_dir / name)
 
 
 def write_exports(

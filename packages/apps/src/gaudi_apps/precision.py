@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from gaudi_models.weights import assign_weights, read_weights
 from gaudi_ops.tf.keras_api import keras
 
 
@@ -17,4 +21,13 @@ def to_float32(model: Any) -> Any:
     weights = {variable.name: variable for variable in model.variables}
     for variable in copy.variables:
         variable.assign(weights[variable.name])
+    return copy
+
+
+def reload_float32(model: Any, path: Path) -> Any:
+    """The same with the weights of a file, and zero where the file has none."""
+    copy = to_float32(model)
+    for variable in copy.variables:
+        variable.assign(np.zeros(variable.shape, np.float32))
+    assign_weights(copy, read_weights(path))
     return copy

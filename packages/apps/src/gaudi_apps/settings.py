@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gaudi_apps.distribution import Distribution
 from gaudi_apps.profiling import StepRange
@@ -96,3 +97,24 @@ class RunSettings:
     steps_per_call: int = 1
     scores_aside: bool = False
     distribution: Distribution = field(default_factory=Distribution)
+
+
+def make_device_settings(
+    config: Any, distribution: Distribution, *, intra_threads: int, inter_threads: int
+) -> DeviceSettings:
+    """What TensorFlow programs call alike: of the flags in the groups `run` and `device`, for one of the processes."""
+    run, device = config.run, config.device
+    return DeviceSettings(
+        device=device.device,
+        use_hpu=not device.no_hpu,
+        dtype=device.dtype,
+        recipe_cache=device.recipe_cache,
+        intra_threads=intra_threads,
+        inter_threads=inter_threads,
+        max_cpus=device.max_cpus,
+        seed=run.seed,
+        deterministic=run.deterministic,
+        local_rank=distribution.place.local_rank,
+        is_rank=distribution.place.size > 1,
+        checks_shapes=device.check_static_shapes,
+    )

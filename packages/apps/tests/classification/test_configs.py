@@ -95,7 +95,7 @@ def test_resnext_is_its_own_recipe() -> None:
         ("resnet", "--data_dir x --skip_eval --stop_threshold .7", "need evaluations; leave out --skip_eval"),
         ("resnext", "--data_dir x --disable_eval --patience 3", "need evaluations; leave out --disable_eval"),
         ("resnext", "--use_synthetic_data --stop_threshold .7", "leave out --use_synthetic_data"),
-        ("resnet", "--data_dir x --checkpoint best", "--checkpoint best: is for --mode eval, predict and export"),
+        ("resnet", "--data_dir x --checkpoint best", "best: is for --mode eval, predict, export and parity"),
         ("resnet", "--data_dir x --mode verify-resume --train_steps 3", "--kills 3: must be at least 1, and below"),
         ("resnet", "--use_synthetic_data --enable_checkpoint_and_export", "an export is checked on pictures"),
         ("resnext", "--data_dir x -rs 34", "--resnet_size 34: a resnext has 50, 101 or 152"),

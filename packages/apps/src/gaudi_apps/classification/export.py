@@ -20,13 +20,12 @@ from gaudi_apps.classification.serving import (
     export_saved_model,
     export_tflite,
 )
-from gaudi_apps.converters import require_onnx
 from gaudi_apps.exported_models import decode_pixels, run_onnx, run_saved_model, run_tflite
-from gaudi_apps.exporting import TOLERANCE, Exporter, ExportReport, refuse_foreign, write_exports
-from gaudi_apps.precision import to_float32
+from gaudi_apps.exporting import TOLERANCE, Exporter, ExportReport, require_possible, write_exports
+from gaudi_apps.precision import reload_float32, to_float32
 from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
 from gaudi_models.classifiers import feature_extractor
-from gaudi_models.weights import WeightsMetadata, assign_weights, read_weights, write_weights
+from gaudi_models.weights import WeightsMetadata, write_weights
 
 Floats = npt.NDArray[np.float32]
 
@@ -112,10 +111,7 @@ def run_export(
         ExportError: an export cannot be run, or differs from the network by more than 1e-3.
         OSError: it cannot be written.
     """
-    if "onnx" in formats:
-        require_onnx()
-    for name in formats:  # before the network is run, which takes a while
-        refuse_foreign(output_dir / name)
+    require_possible(output_dir, formats)
     classifier = to_float32(model)
     images = _prepare(pictures, facts["image_size"])
     networks = {"": (classifier, PROBABILITIES)}
@@ -163,10 +159,7 @@ def _export_tflite(check: _Check, folder: Path, scratch: Path) -> Agreement:
 def _export_safetensors(check: _Check, folder: Path, scratch: Path) -> Agreement:
     path, network = folder / "weights.safetensors", check.network
     write_weights(network.model, path, metadata=check.metadata)
-    restored = to_float32(network.model)
-    for variable in restored.variables:
-        variable.assign(np.zeros(variable.shape, np.float32))
-    assign_weights(restored, read_weights(path))
+    restored = reload_float32(network.model, path)
     again = ServedNetwork(restored, network.output, network.image_size, network.class_names)
     images = check.images.of_encoded
     return check.compare(images, again.compute(images)[network.output].numpy())

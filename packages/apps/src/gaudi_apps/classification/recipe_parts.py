@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gaudi_apps.classification.recipe import DataRecipe, PruningRecipe, UseRecipe
+from gaudi_apps.classification.recipe import DataRecipe, ModelRecipe, PruningRecipe, UseRecipe
 from gaudi_apps.distribution import Distribution, share_batch
 from gaudi_apps.parity.flags import PARITY_FLAGS
 from gaudi_apps.profiling import parse_step_range
-from gaudi_apps.settings import DeviceSettings, RunSettings
+from gaudi_apps.settings import RunSettings, make_device_settings
 
 # Flags of both programs that may change between two starts of a run, because the weights don't depend on them.
 FREE_FLAGS = frozenset(
@@ -106,19 +106,11 @@ def run_settings(
     """What the machinery has to know."""
     run, device, report = config.run, config.device, config.report
     return RunSettings(
-        device=DeviceSettings(
-            device=device.device,
-            use_hpu=not device.no_hpu,
-            dtype=device.dtype,
-            recipe_cache=device.recipe_cache,
+        device=make_device_settings(
+            config,
+            distribution,
             intra_threads=device.intra_op_parallelism_threads,
             inter_threads=device.inter_op_parallelism_threads,
-            max_cpus=device.max_cpus,
-            seed=run.seed,
-            deterministic=run.deterministic,
-            local_rank=distribution.place.local_rank,
-            is_rank=distribution.place.size > 1,
-            checks_shapes=device.check_static_shapes,
         ),
         model_dir=Path(run.model_dir),
         clean=run.clean,
@@ -138,6 +130,19 @@ def run_settings(
         kills=run.kills,
         steps_per_call=steps_per_call,
         distribution=distribution,
+    )
+
+
+def model_recipe(config: Any, name: str, weights_flag: str) -> ModelRecipe:
+    """The network, from the group `weights` and its form, from `device`."""
+    weights = config.weights
+    return ModelRecipe(
+        name=name,
+        padding=weights.padding,
+        zero_gamma=weights.zero_gamma,
+        head_only=weights.fine_tune,
+        grouped_convolution=config.device.grouped_convolution,
+        weights_flag=weights_flag,
     )
 
 

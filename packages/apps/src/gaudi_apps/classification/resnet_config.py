@@ -10,11 +10,12 @@ from tyro.conf import arg
 from gaudi_apps.classification import flags
 from gaudi_apps.classification.checks import check_above, check_common, check_least, check_share
 from gaudi_apps.classification.flags import Switch
-from gaudi_apps.classification.recipe import LearningRecipe, ModelRecipe, OptimizerKind, RateKind, RateRecipe, Recipe
+from gaudi_apps.classification.recipe import LearningRecipe, OptimizerKind, RateKind, RateRecipe, Recipe
 from gaudi_apps.classification.recipe_parts import (
     FREE_FLAGS,
     SHORT_RUN,
     data_recipe,
+    model_recipe,
     pruning_recipe,
     run_settings,
     use_recipe,
@@ -200,14 +201,7 @@ def make_recipe(config: ResNetConfig, distribution: Distribution | None = None) 
             steps_per_call=report.steps_per_loop,
         ),
         data=data,
-        model=ModelRecipe(
-            name=SAME_MODELS.get(weights.model, weights.model),
-            padding=weights.padding,
-            zero_gamma=weights.zero_gamma,
-            head_only=weights.fine_tune,
-            grouped_convolution=config.device.grouped_convolution,
-            weights_flag=WEIGHTS_FLAG,
-        ),
+        model=model_recipe(config, SAME_MODELS.get(weights.model, weights.model), WEIGHTS_FLAG),
         rate=rate,
         learning=LearningRecipe(
             optimizer=schedule.optimizer or preset.optimizer,

@@ -10,11 +10,12 @@ from tyro.conf import arg
 from gaudi_apps.classification import flags
 from gaudi_apps.classification.checks import check_above, check_common, check_least, check_share
 from gaudi_apps.classification.flags import Switch
-from gaudi_apps.classification.recipe import LearningRecipe, ModelRecipe, RateKind, RateRecipe, Recipe
+from gaudi_apps.classification.recipe import LearningRecipe, RateKind, RateRecipe, Recipe
 from gaudi_apps.classification.recipe_parts import (
     FREE_FLAGS,
     SHORT_RUN,
     data_recipe,
+    model_recipe,
     pruning_recipe,
     run_settings,
     use_recipe,
@@ -176,14 +177,7 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None)
             steps=run.max_train_steps,
         ),
         data=data,
-        model=ModelRecipe(
-            name=f"{weights.model_type}{weights.resnet_size}",
-            padding=weights.padding,
-            zero_gamma=weights.zero_gamma,
-            head_only=weights.fine_tune,
-            grouped_convolution=config.device.grouped_convolution,
-            weights_flag=WEIGHTS_FLAG,
-        ),
+        model=model_recipe(config, f"{weights.model_type}{weights.resnet_size}", WEIGHTS_FLAG),
         rate=rate,
         learning=LearningRecipe(
             optimizer="LARS" if schedule.enable_lars else "SGD",

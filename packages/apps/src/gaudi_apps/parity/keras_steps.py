@@ -1,8 +1,9 @@
 """The first training steps of a Keras network with everything in them laid open, as the mode parity compares it.
 
 The side that is compared is led by the one that was recorded: each layer is given what the recorded layers before it
-gave. So a layer is compared on equal inputs, and what differs is its own doing. Without, rounding alone would tear two
-sides apart: a deep network with batch norm over a small batch makes other gradients of the last bits of bfloat16.
+gave, and each step begins with the weights that the recorded one began with. So a layer is compared on equal inputs,
+and what differs is its own doing. Without, rounding alone would tear two sides apart: a deep network with batch norm
+over a small batch makes other gradients of the last bits of bfloat16.
 """
 
 from __future__ import annotations
@@ -10,14 +11,25 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from gaudi_apps.keras_task import KerasTask, name_of
-from gaudi_apps.parity.tensors import Array, Lead, LedStep, StepTensor, note_tensor
-from gaudi_distributed.errors import ConfigurationError
+from gaudi_apps.parity.tensors import (
+    Array,
+    Lead,
+    LedStep,
+    StepTensor,
+    list_outputs,
+    note_tensor,
+    require_shape,
+    wrapped,
+)
+
+# Names and values of the variables of each layer.
+Weights: TypeAlias = Mapping[str, list[tuple[str, Array]]]
 
 
 def replay_steps(
@@ -43,18 +55,18 @@ def replay_steps(
     before = _read_weights(task.model)
     for number in range(1, steps + 1):
         batch = next(batches)
-        led = lead(number) if lead else LedStep({}, {})
+        led = lead(number) if lead else LedStep({}, {}, {})
         used = {name: _take(name, values, led.batch.get(name)) for name, values in batch.items()}
         outputs, scalars, gradients = open_step(used, learning_rate(number - 1), led.outputs)
         after = _read_weights(task.model)
         yield [
             *(note_tensor(number, "batch", name, _to_array(values)) for name, values in sorted(batch.items())),
-            *_list_outputs(number, outputs, before if number == 1 else {}),
+            *list_outputs(number, outputs, before if number == 1 else {}),
             *(note_tensor(number, "loss", name, values) for name, values in _with_total_last(scalars)),
             *(note_tensor(number, "gradient", name, values, layer) for name, layer, values in gradients),
             *_list_updates(number, before, after),
         ]
-        before = after
+        before = _follow(task.model, before, led.updates) if led.updates else after
 
 
 class _OpenStep:
@@ -107,14 +119,8 @@ def _noting_outputs(layers: Sequence[Any], lead: Mapping[str, Any]) -> Iterator[
     def call(layer: Any, own_call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         return tf.nest.map_structure(functools.partial(note, layer), own_call(*arguments, **keywords))
 
-    for layer in layers:
-        # Not by an assignment, which Keras would track.
-        vars(layer)["call"] = functools.partial(call, layer, layer.call)
-    try:
+    with wrapped(layers, "call", call):
         yield noted
-    finally:
-        for layer in layers:
-            del vars(layer)["call"]
 
 
 def _replace(name: str, output: Any, given: Any) -> Any:
@@ -131,35 +137,27 @@ def _take(name: str, own: Any, given: Any) -> Any:
     """The other side's values in the type of this side's; this side's where there are no others."""
     if given is None:
         return own
-    if tuple(own.shape) != tuple(given.shape):
-        raise ConfigurationError(
-            f"recording: {name} has shape {list(given.shape)} there and {list(own.shape)} here; record it anew"
-        )
+    require_shape(name, own.shape, given.shape)
     return tf.cast(given, own.dtype)
 
 
-def _list_outputs(
-    number: int, outputs: Sequence[tuple[str, Array]], weights: Mapping[str, list[tuple[str, Array]]]
-) -> Iterator[StepTensor]:
-    """Before what a layer gives, the weights that it begins with, if they are to be noted."""
-    left = dict(weights)
-    for name, values in outputs:
-        layer = name.partition("#")[0]
-        for variable, content in left.pop(layer, []):
-            yield note_tensor(number, "weight", variable, content, layer)
-        yield note_tensor(number, "output", name, values, layer)
+def _follow(model: Any, before: Weights, updates: Mapping[str, Array]) -> Weights:
+    """Take the other side's step in place of the own one; returns the weights after it."""
+    for layer in model.layers:
+        for variable, (name, old) in zip(layer.variables, before[layer.name], strict=True):
+            require_shape(name, old.shape, updates[name].shape)
+            variable.assign(old + updates[name])
+    return _read_weights(model)
 
 
-def _list_updates(
-    number: int, before: Mapping[str, list[tuple[str, Array]]], after: Mapping[str, list[tuple[str, Array]]]
-) -> Iterator[StepTensor]:
+def _list_updates(number: int, before: Weights, after: Weights) -> Iterator[StepTensor]:
     """What the step added to each variable: weights and moving statistics."""
     for layer, variables in after.items():
         for (name, new), (_, old) in zip(variables, before[layer], strict=True):
             yield note_tensor(number, "update", name, new - old, layer)
 
 
-def _read_weights(model: Any) -> dict[str, list[tuple[str, Array]]]:
+def _read_weights(model: Any) -> Weights:
     """Names and values of the variables of each layer."""
     return {
         layer.name: [(name_of(variable), _to_array(variable)) for variable in layer.variables] for layer in model.layers

@@ -125,4 +125,4 @@ def _read_lead(recording: Recording, step: int) -> LedStep:
     def read(part: str) -> dict[str, Any]:
         return {one.name: recording.read(one) for one in recording.list_step(step) if one.part == part}
 
-    return LedStep(read("batch"), read("output"))
+    return LedStep(read("batch"), read("output"), read("update"))

@@ -11,7 +11,7 @@ from gaudi_apps.distribution import Distribution
 from gaudi_apps.parity.flags import PARITY_FLAGS
 from gaudi_apps.plan import Plan
 from gaudi_apps.profiling import parse_step_range
-from gaudi_apps.settings import DeviceSettings, RunSettings
+from gaudi_apps.settings import RunSettings, make_device_settings
 from gaudi_apps.ssd.config import SIDE_FLAGS, SSDConfig
 from gaudi_apps.ssd.plan import make_plan
 from gaudi_apps.ssd.training_data import categories_of, input_options, open_source, open_training_data
@@ -193,20 +193,7 @@ def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
     run, device, report, evaluation = config.run, config.device, config.report, config.evaluation
     has_truth = not (config.data.use_fake_data or config.data.static)
     return RunSettings(
-        device=DeviceSettings(
-            device=device.device,
-            use_hpu=not device.no_hpu,
-            dtype=device.dtype,
-            recipe_cache=device.recipe_cache,
-            intra_threads=device.threads,
-            inter_threads=device.threads,
-            max_cpus=device.max_cpus,
-            seed=run.seed,
-            deterministic=run.deterministic,
-            local_rank=distribution.place.local_rank,
-            is_rank=distribution.place.size > 1,
-            checks_shapes=device.check_static_shapes,
-        ),
+        device=make_device_settings(config, distribution, intra_threads=device.threads, inter_threads=device.threads),
         model_dir=Path(run.model_dir),
         clean=run.clean,
         checkpoint=run.checkpoint,

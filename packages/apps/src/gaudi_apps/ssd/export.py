@@ -11,9 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.converters import require_onnx
-from gaudi_apps.exporting import Exporter, ExportReport, refuse_foreign, write_exports
-from gaudi_apps.precision import to_float32
+from gaudi_apps.exporting import Exporter, ExportReport, require_possible, write_exports
+from gaudi_apps.precision import reload_float32, to_float32
 from gaudi_apps.ssd.agreement import Agreement, Detections, compare_detections, compare_rows, find_worst
 from gaudi_apps.ssd.converters import export_onnx, export_tflite
 from gaudi_apps.ssd.detector import Detector
@@ -22,7 +21,7 @@ from gaudi_apps.ssd.serving import export_saved_model, find_raw, list_classes
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_models.padding import SSD_PADDINGS, PoolPadding
-from gaudi_models.weights import WeightsMetadata, assign_weights, read_weights, write_weights
+from gaudi_models.weights import WeightsMetadata, write_weights
 from gaudi_ops import SSD300
 
 ExportFormat = Literal["saved_model", "onnx", "tflite", "safetensors"]
@@ -69,10 +68,7 @@ def run_export(
         ExportError: an export cannot be run, or differs from the network by more than 1e-3.
         OSError: it cannot be written.
     """
-    if "onnx" in formats:
-        require_onnx()
-    for name in formats:  # before the network is run, which takes a while
-        refuse_foreign(output_dir / name)
+    require_possible(output_dir, formats)
     network = to_float32(model)
     images = np.stack([prepare_image(picture).numpy() for picture in pictures])
     reference = Detections(*Detector(network).detect(images))
@@ -104,10 +100,7 @@ def _export_safetensors(check: _Check, folder: Path, scratch: Path) -> Agreement
     classes = [asdict(category) for category in check.categories]
     metadata = WeightsMetadata(SSD_PADDINGS[check.pool_padding], classes, SSD300.image_size)
     write_weights(check.model, path, metadata=metadata)
-    restored = to_float32(check.model)
-    for variable in restored.variables:
-        variable.assign(np.zeros(variable.shape, np.float32))
-    assign_weights(restored, read_weights(path))
+    restored = reload_float32(check.model, path)
     return compare_detections(check.reference, Detections(*Detector(restored).detect(check.images)))
 
 

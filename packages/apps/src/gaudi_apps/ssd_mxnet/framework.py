@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +49,7 @@ class MXNet:
             UnsupportedError: the device cannot.
         """
         # Videos' damaged frames are told by our own errors.
-        apply_environment({"OPENCV_FFMPEG_LOGLEVEL": "-8", "MXNET_LOG_LEVEL": os.environ.get("MXNET_LOG_LEVEL", "40")})
+        apply_environment({"OPENCV_FFMPEG_LOGLEVEL": "-8"})
         try:
             from gaudi_models.mxnet.precision import require_support
         except ImportError as error:

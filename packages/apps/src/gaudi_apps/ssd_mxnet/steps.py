@@ -6,16 +6,23 @@ Tensors have the names, and their axes the order, that they have in the TensorFl
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 
-from gaudi_apps.parity.tensors import Array, Lead, LedStep, StepTensor, note_tensor
+from gaudi_apps.parity.tensors import (
+    Array,
+    Lead,
+    LedStep,
+    StepTensor,
+    list_outputs,
+    note_tensor,
+    require_shape,
+    wrapped,
+)
 from gaudi_apps.ssd_mxnet.task import MXNetTask
-from gaudi_distributed.errors import ConfigurationError
 from gaudi_models.mxnet.layers import BatchNorm, Convolution
 
 _TRANSPOSITIONS: Mapping[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
@@ -42,10 +49,10 @@ def replay_steps(
     """
     task.model.hybridize(active=False)  # so that each layer is called
     to_nhwc, from_nhwc = _TRANSPOSITIONS[task.model.layout]
-    before = task.read_weights()
+    before: Mapping[str, Array] = task.read_weights()
     for number in range(1, steps + 1):
         batch = next(batches)
-        led = lead(number) if lead else LedStep({}, {})
+        led = lead(number) if lead else LedStep({}, {}, {})
         own = {**batch, "images": to_nhwc(batch["images"])}
         used = {name: _take(name, values, led.batch.get(name)) for name, values in own.items()}
         used["images"] = from_nhwc(used["images"])
@@ -59,17 +66,22 @@ def replay_steps(
         scalars = dict(zip(LOSSES, losses.asnumpy(), strict=True))
         yield [
             *(note_tensor(number, "batch", name, np.array(values)) for name, values in sorted(own.items())),
-            *_list_outputs(number, outputs, before if number == 1 else {}),
+            *list_outputs(number, outputs.items(), _by_layers(before) if number == 1 else {}),
             *(note_tensor(number, "loss", name, np.asarray(scalars[name])) for name in (*LOSSES[1:], LOSSES[0])),
             *(note_tensor(number, "gradient", name, gradients[name], _layer_of(name)) for name in backwards),
             *(
-                note_tensor(number, "update", name, after[name] - before[name], _layer_of(name))
-                for layer in outputs
-                for name in sorted(after)
-                if _layer_of(name) == layer
+                note_tensor(number, "update", name, values - before[name], layer)
+                for layer, variables in sorted(_by_layers(after).items(), key=lambda item: order[item[0]])
+                for name, values in variables
             ),
         ]
-        before = after
+        before = _follow(task, before, led.updates) if led.updates else after
+
+
+def _follow(task: MXNetTask, before: Mapping[str, Array], updates: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Take the other side's step in place of the own one; returns the weights after it."""
+    task.write_weights({name: old + _take(name, old, updates[name]) for name, old in before.items()})
+    return task.read_weights()
 
 
 @contextlib.contextmanager
@@ -81,33 +93,16 @@ def _noting_outputs(model: Any, lead: Mapping[str, Array]) -> Iterator[dict[str,
 
     def call(layer: Any, own_forward: Callable[..., Any], *arguments: Any) -> Any:
         output, name = own_forward(*arguments), layer.prefix.removesuffix("_")
-        noted[name] = to_nhwc(mx.nd.amp_cast(output, dtype="float32").asnumpy())
+        exact = mx.nd.amp_cast(output, dtype="float32")
+        noted[name] = to_nhwc(exact.asnumpy())
         if name not in lead:
             return output
         given = mx.nd.array(from_nhwc(_take(name, noted[name], lead[name])), ctx=output.context)
-        return _Replacement(mx.nd.amp_cast(given, dtype=output.dtype))(output)
+        # Other values, whose gradient is that of the output; in float32, which all operations know.
+        return mx.nd.amp_cast(given + (exact - mx.nd.stop_gradient(exact)), dtype=output.dtype)
 
-    for layer in layers:
-        vars(layer)["forward"] = functools.partial(call, layer, layer.forward)
-    try:
+    with wrapped(layers, "forward", call):
         yield noted
-    finally:
-        for layer in layers:
-            del vars(layer)["forward"]
-
-
-class _Replacement(mx.autograd.Function):
-    """Other values in place of an output, whose gradient stays that of the output."""
-
-    def __init__(self, values: Any) -> None:
-        super().__init__()
-        self._values = values
-
-    def forward(self, output: Any) -> Any:
-        return self._values
-
-    def backward(self, upstream: Any) -> Any:
-        return upstream
 
 
 def _list_blocks(block: Any) -> Iterator[Any]:
@@ -116,13 +111,11 @@ def _list_blocks(block: Any) -> Iterator[Any]:
         yield from _list_blocks(child)
 
 
-def _list_outputs(number: int, outputs: Mapping[str, Array], weights: Mapping[str, Array]) -> Iterator[StepTensor]:
-    """Before what a layer gives, the weights that it begins with, if they are to be noted."""
-    for layer, values in outputs.items():
-        for name in sorted(weights):
-            if _layer_of(name) == layer:
-                yield note_tensor(number, "weight", name, weights[name], layer)
-        yield note_tensor(number, "output", layer, values, layer)
+def _by_layers(weights: Mapping[str, Array]) -> dict[str, list[tuple[str, Array]]]:
+    layers: dict[str, list[tuple[str, Array]]] = {}
+    for name in sorted(weights):
+        layers.setdefault(_layer_of(name), []).append((name, weights[name]))
+    return layers
 
 
 def _layer_of(name: str) -> str:
@@ -133,8 +126,5 @@ def _take(name: str, own: Array, given: Array | None) -> Array:
     """The other side's values in the type of this side's; this side's where there are no others."""
     if given is None:
         return own
-    if own.shape != given.shape:
-        raise ConfigurationError(
-            f"recording: {name} has shape {list(given.shape)} there and {list(own.shape)} here; record it anew"
-        )
+    require_shape(name, own.shape, given.shape)
     return given.astype(own.dtype)

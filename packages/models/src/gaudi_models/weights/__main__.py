@@ -19,12 +19,18 @@ class _Parser(argparse.ArgumentParser):
         self.exit(_BAD_FLAG, f"{self.prog}: error: {message} (see --help)\n")
 
 
-def main() -> int:
-    """Convert one file; the exit status says what was wrong with it."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the flags."""
     parser = _Parser(prog="python -m gaudi_models.weights", description=__doc__)
     parser.add_argument("source", type=Path, help="PyTorch, pickle of arrays, .npz, .h5, checkpoint or safetensors")
     parser.add_argument("target", type=Path, help="the safetensors file to write")
     parser.add_argument("--padding", choices=PADDING_RULES, help="of the network, where the file does not tell")
+    return parser
+
+
+def main() -> int:
+    """Convert one file; the exit status says what was wrong with it."""
+    parser = make_parser()
     arguments = parser.parse_args()
     try:
         weights = convert_weights(arguments.source, arguments.target, padding=arguments.padding)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gaudi_apps.config_file import list_flags
+from gaudi_apps.ssd_mxnet.application import FREE_FLAGS
+from gaudi_apps.ssd_mxnet.config import SSDMXNetConfig
+from gaudi_datasets.flags import parse_flags
+
+
+def test_values_are_taken_in_any_case_and_flags_with_hyphens() -> None:
+    words = ["--mode", "TRAIN", "--data-layout", "nhwc", "--Precision".lower(), "FP16", "--val_epochs", "1", "2"]
+    config = parse_flags(SSDMXNetConfig, words, prog="ssd_mxnet_train")
+    assert (config.run.mode, config.network.data_layout, config.network.precision) == ("train", "NHWC", "fp16")
+    assert config.validation.val_epochs == (1, 2)
+
+
+def test_free_flags_are_flags() -> None:
+    assert {name for name, _ in list_flags(SSDMXNetConfig())} >= FREE_FLAGS
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--mode", "trian"], "trian: must be one of train_val, train, val, "),
+        (["--batch-sice", "2"], "unknown flag --batch-sice; did you mean"),
+        (["--epochs", "0"], "--epochs 0: must be a finite number above 0"),
+        (["--lr", "-1"], "--lr -1: must be a finite number above 0"),
+        (["--weight-decay", "nan"], "--weight_decay nan: must be at least 0"),
+        (["--target-map", "101"], "--target_map 101: must be in 0..100"),
+        (["--val-epochs", "5", "3"], "--val_epochs 5 3: must be epochs of at least 1, in rising order"),
+        (["--lr-decay-epochs", "0", "3"], "--lr_decay_epochs 0 3: must be epochs of at least 1"),
+        (["--use-tfrecord"], "--use_tfrecord and --tfrecord_root: give both or none"),
+        (["--synthetic"], "--coco_root and --synthetic: contradict each other"),
+        (["--mode", "predict"], "--mode predict: needs --inference"),
+        (["--inference", "a.jpg"], "--inference a.jpg: is for --mode predict; mode is train_val"),
+        (["--json"], "--json: is for --mode plan"),
+        (["--checkpoint", "best"], "--checkpoint best: is for --mode val, predict"),
+        (["--mode", "val", "--checkpoint", "last"], "--checkpoint last: must be newest, best, all or a step"),
+        (["--mode", "val", "--dry_run"], "--dry_run: is for --mode train and train_val; mode is val"),
+        (["--clean", "--dry_run"], "--clean: contradicts --dry_run"),
+        (["--profile-start", "3"], "--profile_start and --profile_stop: give both or none"),
+        (["--profile-start", "3", "--profile-stop", "2"], "must be at least 1, the smaller one first"),
+        (["--precision", "fp32", "--fp16-loss-scale", "64"], "--fp16_loss_scale 64: is for fp16; precision is fp32"),
+        (["--hvd_workers", "2"], "--hvd_workers: is for processes that train together; give --use_horovod too"),
+        (["--use_horovod"], "--use_horovod: no processes were launched"),
+        (["--gradient-predivide-factor", "0"], "--gradient_predivide_factor 0: must be above 0"),
+        (["--bn-group", "3"], "bn_group"),
+    ],
+)
+def test_a_wrong_flag_is_named(ssd_mxnet_train: Callable[..., Any], flags: list[str], message: str) -> None:
+    done = ssd_mxnet_train(*flags)
+    assert (done.status, done.out) == (64, "")
+    assert done.err.startswith("ssd_mxnet_train: error: ")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_images_have_to_come_from_somewhere(ssd_mxnet_train: Callable[..., Any]) -> None:
+    done = ssd_mxnet_train(data=False)
+    assert done.status == 64
+    assert "--mode train_val: needs images: --coco_root, or --use_tfrecord with --tfrecord_root" in done.err
+    assert "random images have no truth" in ssd_mxnet_train("--mode", "val", "--synthetic", data=False).err
+    assert ssd_mxnet_train("--coco-root", "nowhere", data=False).status == 66
+
+
+def test_hosts_that_come_and_go_are_refused(
+    ssd_mxnet_train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gaudi_distributed.elastic import WORKER
+
+    monkeypatch.setenv(WORKER, "0")
+    done = ssd_mxnet_train()
+    assert done.status == 64
+    assert "cannot train while hosts come and go" in done.err
+
+
+def test_processes_for_tensorflow_are_refused(
+    ssd_mxnet_train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GAUDI_RUN_ENGINE", "multi_worker")
+    done = ssd_mxnet_train()
+    assert done.status == 78
+    assert "this program trains by Horovod; leave out --backend" in done.err

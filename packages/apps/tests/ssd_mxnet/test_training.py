@@ -1,0 +1,215 @@
+"""The program from its flags to its files, with a small network."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_apps.checkpoints import CheckpointFolder
+from gaudi_models.weights import read_weights
+
+STEPS = 6  # of 2 of 5 images: epochs end after 2.5 and 5 steps
+
+
+def read_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def load(folder: Path) -> Any:
+    return CheckpointFolder(folder / "checkpoints").load_newest()
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    """The same weights, bit for bit, after the same images in the same order."""
+    first, second = load(one), load(other)
+    assert (first.step, first.sha256) == (second.step, second.sha256)
+    assert first.facts["image_sequence"] == second.facts["image_sequence"] != ""
+
+
+@pytest.fixture
+def trained(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> Path:
+    """A run that validated after each epoch and wrote MLPerf's log."""
+    flags = ("--val-interval", 1, "--target-map", 0, "--mlperf", "--profile-start", 2, "--profile-stop", 3)
+    done = ssd_mxnet_train("--steps", STEPS, *flags, "--model_dir", tmp_path / "whole")
+    assert done.status == 0, done.err
+    assert f"step {STEPS}/{STEPS}  loss" in done.out
+    assert "5/5 images" in done.out
+    return tmp_path / "whole"
+
+
+def test_a_run_leaves_what_all_programs_leave(trained: Path) -> None:
+    losses = [row["loss"] for row in read_lines(trained / "history.jsonl")]
+    assert len(losses) == STEPS
+    assert losses[-1] < losses[0]
+    assert [row["step"] for row in read_lines(trained / "evaluations.jsonl")] == [2, 5, 6]
+    evaluation = json.loads((trained / "evaluation.json").read_text())
+    assert (evaluation["step"], evaluation["images"], evaluation["images_total"]) == (STEPS, 5, 5)
+    assert load(trained).facts["position"] == {"epoch": 2, "image": 2}
+    assert load(trained).facts["settings"]["precision"] == "fp32"  # which auto is here
+    owned = json.loads((trained / "run.json").read_text())["files"]
+    there = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
+    assert {name for name in there if not name.startswith(("checkpoints", "best", "run.json"))} <= {*owned}
+    trace = json.loads((trained / "summaries" / "trace.json").read_text())
+    assert any("Convolution" in event.get("name", "") for event in trace["traceEvents"])
+
+
+def test_the_log_of_mlperf_passes_the_parser_of_the_official_checker(trained: Path) -> None:
+    from mlperf_logging.compliance_checker.mlp_compliance import make_checker
+    from mlperf_logging.compliance_checker.mlp_parser import parse_file
+
+    path = str(trained / "mlperf.log")
+    lines, errors = parse_file(path, ruleset="0.7.0")
+    assert errors == []
+    keys = [line.key for line in lines if not line.key.startswith(("opt_", "submission_", "block"))]
+    epochs = ["epoch_start", "eval_start", "eval_accuracy", "eval_stop", "epoch_stop", "run_start", "run_stop"]
+    order = [key for key in keys if key in epochs]
+    evaluation = ["eval_start", "eval_accuracy", "eval_stop"]
+    first, second = ["epoch_start", *evaluation, "epoch_stop"], ["epoch_start", "epoch_stop", "epoch_start"]
+    assert order == ["run_start", *first, *second, *evaluation, *evaluation, "run_stop"]
+    assert lines[-1].value["metadata"]["status"] == "aborted"  # there was no target
+    facts = {line.key: line.value["value"] for line in lines}
+    assert (facts["global_batch_size"], facts["train_samples"], facts["eval_samples"]) == (2, 5, 5)
+    # Of all checks of the open division the short run fails that of its accuracy alone.
+    checker = make_checker("training", "0.7.0", quiet=True, werror=False)
+    checker.check_loglines(lines, "training_0.7.0/common.yaml")
+    assert [*checker.overwritable, *checker.not_overwritable] == [
+        "Failed checks for eval_accuracy : v['value'] >= 0.230 and v['value'] < 1.0"
+    ]
+
+
+def test_a_continued_run_is_the_uninterrupted_one(
+    ssd_mxnet_train: Callable[..., Any], trained: Path, tmp_path: Path
+) -> None:
+    flags = ("--val-interval", 1, "--target-map", 0, "--mlperf", "--model_dir", tmp_path / "parts")
+    for steps in (1, 4, STEPS):  # the first two end within an epoch
+        assert ssd_mxnet_train("--steps", steps, *flags).status == 0
+    assert_equal_runs(trained, tmp_path / "parts")
+    history = [[row["loss"] for row in read_lines(path / "history.jsonl")] for path in (trained, tmp_path / "parts")]
+    assert history[0] == history[1]
+    log = (tmp_path / "parts" / "mlperf.log").read_text()
+    assert log.count('"run_start"') == 1
+    assert "nothing to train" in ssd_mxnet_train("--steps", STEPS, *flags).out
+
+
+def test_validation_aside_finds_the_same_in_the_same_order(trained: Path, coco_root: Path, tmp_path: Path) -> None:
+    """As a process, whose network for the process beside it is the small one, too."""
+    folder = tmp_path / "aside"
+    script = Path(__file__).parents[1] / "small_ssd_mxnet.py"
+    flags = ["--dataset", "plain", "--coco-root", coco_root, "--batch-size", 2, "--log-interval", 1, "-j", 2]
+    flags += ["--steps", STEPS, "--val-interval", 1, "--target-map", 0, "--async-val", "--model_dir", folder]
+    command = [sys.executable, script, *flags]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "evaluations.jsonl").read_text() == (trained / "evaluations.jsonl").read_text()
+    assert_equal_runs(trained, folder)
+    assert json.loads((folder / "evaluation.json").read_text())["step"] == STEPS
+
+
+def test_a_target_ends_training(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> None:
+    flags = ("--val-epochs", 1, "--mlperf", "--model_dir", tmp_path)
+    # No box is found so soon, but any is good enough for a target of next to nothing.
+    done = ssd_mxnet_train("--steps", 40, "--lr", 0.05, *flags, "--target-map", 1e-30)
+    assert done.status == 0, done.err
+    if "training ends: the target of 1e-32 is reached" in done.out:
+        assert load(tmp_path).step == 2
+        assert '"status": "success"' in (tmp_path / "mlperf.log").read_text()
+
+
+def test_checkpoints_are_scored_used_and_exported(
+    ssd_mxnet_train: Callable[..., Any], trained: Path, pictures: Path, tmp_path: Path
+) -> None:
+    flags = ("--model_dir", trained)
+    done = ssd_mxnet_train("--mode", "val", "--checkpoint", "all", *flags)
+    assert done.status == 0, done.err
+    scores = json.loads((trained / "checkpoint_scores.json").read_text())
+    steps = [row["step"] for row in scores]
+    assert steps[-1] == STEPS
+    assert len(steps) > 1
+    assert done.out.count("5/5 images") == len(steps)
+
+    out = tmp_path / "predictions"
+    use = ("--mode", "predict", "--inference", pictures / "1.png", pictures, "--output_dir", out)
+    done = ssd_mxnet_train(*use, "--score-threshold", 0, *flags, data=False)
+    assert done.status == 0, done.err
+    assert done.out.count(f"{pictures / '1.png'}: 0.") == 10  # boxes that are drawn of a picture at most
+    assert len(list(out.glob("*.png"))) == 5
+    table = json.loads((out / "files.json").read_text())
+    assert [one["file_name"] for one in table["images"]] == [f"{number}.png" for number in range(1, 6)]
+    assert [one["name"] for one in table["categories"]] == ["red", "blue"]
+    found = json.loads((out / "detections.json").read_text())
+    assert {one["category_id"] for one in found} <= {1, 2}
+
+    done = ssd_mxnet_train("--mode", "export", "--output_dir", tmp_path / "export", *flags, data=False)
+    assert done.status == 0, done.err
+    weights = read_weights(tmp_path / "export" / "weights.safetensors")
+    newest = load(trained)
+    for name, values in weights.tensors.items():
+        np.testing.assert_array_equal(values, newest.tensors[name], err_msg=name)
+    assert weights.pool_padding == "symmetric"
+    # A checkpoint is a file of weights for a new run, too.
+    start = ("--pretrained-backbone", newest_path(trained), "--steps", 1, "--mode", "train")
+    done = ssd_mxnet_train(*start, "--model_dir", tmp_path / "next")
+    assert "variables loaded" in done.out, done.err
+
+
+def newest_path(folder: Path) -> Path:
+    return CheckpointFolder(folder / "checkpoints").path(STEPS)
+
+
+def test_a_dry_run_makes_a_step_and_writes_nothing(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> None:
+    done = ssd_mxnet_train("--dry_run", "--steps", STEPS, "--model_dir", tmp_path / "run")
+    assert done.status == 0, done.err
+    assert f"dry run: step 1/{STEPS} of {tmp_path / 'run'} would be made" in done.out
+    assert "5 images an epoch, 2 a step, loss" in done.out
+    assert not (tmp_path / "run").exists()
+    assert ssd_mxnet_train("--dry_run", "--lr", "inf", "--model_dir", tmp_path / "run").status == 70
+
+
+def test_random_images_measure_speed(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> None:
+    done = ssd_mxnet_train("--synthetic", "--steps", 3, "--model_dir", tmp_path, data=False)
+    assert done.status == 0, done.err
+    assert "images/s" in done.out
+    assert load(tmp_path).facts["settings"]["data"] == "random images"
+    assert not (tmp_path / "evaluation.json").exists()  # there is nothing to find in them
+
+
+def test_numbers_that_are_none_end_the_run(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> None:
+    done = ssd_mxnet_train("--lr", "inf", "--steps", 3, "--model_dir", tmp_path)
+    assert done.status == 70
+    assert "step 1: loss" in done.err
+    assert "at rate inf, or its gradient, is not finite; image ids" in done.err
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_another_run_is_not_mixed_in(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> None:
+    assert ssd_mxnet_train("--mode", "train", "--steps", 1, "--model_dir", tmp_path).status == 0
+    done = ssd_mxnet_train("--mode", "train", "--steps", 2, "--seed", 1, "--model_dir", tmp_path)
+    assert done.status == 78
+    assert "has seed 0, this one 1" in done.err
+    # From the configuration that the run left it goes on.
+    config = ("--config", tmp_path / "config.yaml")
+    assert ssd_mxnet_train("--mode", "train", *config, "--steps", 2).status == 0
+    assert load(tmp_path).step == 2
+
+
+@pytest.mark.parametrize("flags", [("--precision", "fp16"), ("--data-layout", "NHWC")])
+def test_what_the_device_cannot_is_said_at_the_start(
+    ssd_mxnet_train: Callable[..., Any], tmp_path: Path, flags: tuple[str, str]
+) -> None:
+    done = ssd_mxnet_train(*flags, "--device", "cpu", "--steps", 1, "--model_dir", tmp_path / "run")
+    assert done.status == 78
+    assert "use fp32 with NCHW or bf16 with NCHW" in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_gpu_is_said(ssd_mxnet_train: Callable[..., Any]) -> None:
+    done = ssd_mxnet_train("--device", "gpu", "--steps", 1)
+    assert done.status == 78
+    assert "MXNet finds no GPU" in done.err

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+
+from gaudi_apps.background import BackgroundError, BackgroundScoring, Job
+
+
+def open_slow(seconds: float) -> Callable[[Mapping[str, Any]], Any]:
+    def score(tensors: Mapping[str, Any]) -> Any:
+        time.sleep(seconds)
+        if tensors["value"] < 0:
+            raise ValueError(f"value is {tensors['value']}")
+        if tensors["value"] == 99:
+            os._exit(3)
+        return tensors["value"] * 10, os.getpid()
+
+    return score
+
+
+def test_scores_come_in_order_and_nobody_waits_for_them() -> None:
+    with BackgroundScoring(partial(open_slow, 0.3)) as scoring:
+        for step in (2, 4, 6):
+            scoring.submit(Job(step, {"value": step}, {"step": step}))
+        assert list(scoring.take()) == []  # which would take a second and more
+        assert scoring.pending_steps == [2, 4, 6]
+        jobs = list(scoring.take(wait=True))
+        assert [(job.step, job.result.result()[0], job.facts["step"]) for job in jobs] == [
+            (step, 10 * step, step) for step in (2, 4, 6)
+        ]
+        (process,) = {job.result.result()[1] for job in jobs}
+        assert process != os.getpid()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_an_error_of_one_does_not_keep_the_next_from_being_scored() -> None:
+    with BackgroundScoring(partial(open_slow, 0)) as scoring:
+        for value in (-1, 1, 99, 2):
+            scoring.submit(Job(value, {"value": value}, {}))
+        wrong, right, last, after = scoring.take(wait=True)
+        with pytest.raises(ValueError, match="value is -1"):
+            wrong.result.result()
+        assert right.result.result()[0] == 10
+        for job in (last, after):
+            with pytest.raises(BackgroundError, match="has ended"):
+                job.result.result()
