@@ -21,14 +21,14 @@ def build_small_ssd(
     from gaudi_models.mxnet.layers import BatchNorm, Convolution
     from gaudi_models.padding import SSD_PADDINGS
 
-    options = {"layout": layout, "dtype": "float32"}
+    options: dict[str, Any] = {"layout": layout, "dtype": "float32"}
 
     class SmallSSD(HybridBlock):
         def __init__(self) -> None:
             super().__init__(prefix="")
             self.padding, self.layout = SSD_PADDINGS[pool_padding], layout  # type: ignore[index]
             self.norm = BatchNorm(3, layout=layout, prefix="conv1_bn_", reduce_statistics=reduce_statistics)
-            hidden = {"channels": 3, "pad": 0, "prefix": "conv1_"}
+            hidden: dict[str, Any] = {"channels": 3, "pad": 0, "prefix": "conv1_"}
             self.hidden = Convolution(64, 300 // SIDE, **hidden, **options)
             self.class_head = Convolution(num_classes, 1, channels=64, prefix="class_", use_bias=True, **options)
             self.box_head = Convolution(4, 1, channels=64, prefix="box_", use_bias=True, **options)

@@ -160,6 +160,14 @@ def test_a_call_of_several_steps_ends_where_something_is_due() -> None:
     assert [len(LoopOptions(10).next_steps(done)) for done in (0, 9)] == [1, 1]
 
 
+def test_evaluations_at_given_steps() -> None:
+    options = LoopOptions(10, 10, 10, evaluate_at=(3, 4, 9), steps_per_call=8)
+    assert [done for done in range(1, 11) if options.evaluates(done)] == [3, 4, 9]
+    assert [options.next_steps(done).stop for done in (0, 3, 4, 9)] == [3, 4, 9, 10]
+    both = LoopOptions(10, evaluate_every=4, evaluate_at=(3,))
+    assert [done for done in range(1, 11) if both.evaluates(done)] == [3, 4, 8, 10]
+
+
 def test_without_evaluations_there_is_none_at_the_end(tmp_path: Path) -> None:
     run = Run(tmp_path, Slope())
     run.train(LoopOptions(total_steps=2))

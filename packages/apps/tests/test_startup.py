@@ -9,10 +9,13 @@ from gaudi_apps.classification.resnet_config import ResNetConfig
 from gaudi_apps.classification.resnext_config import ResNeXtConfig
 from gaudi_apps.config_file import list_flags
 from gaudi_apps.ssd.config import DataFlags, RunFlags, SSDConfig
+from gaudi_apps.ssd_mxnet.config import SSDMXNetConfig
 from gaudi_apps.startup import OF_A_RANK, hash_code, list_start_facts
 from gaudi_apps.tensorflow_framework import TensorFlow
 from gaudi_distributed import Precision
 from gaudi_distributed.agreement import find_difference
+
+CONFIGS = (SSDConfig(), ResNetConfig(), ResNeXtConfig(), SSDMXNetConfig())
 
 
 def make_session(config: SSDConfig) -> Any:
@@ -21,7 +24,7 @@ def make_session(config: SSDConfig) -> Any:
 
 
 def test_flags_that_ranks_may_differ_in_are_flags() -> None:
-    flags = {name for config in (SSDConfig(), ResNetConfig(), ResNeXtConfig()) for name, _ in list_flags(config)}
+    flags = {name for config in CONFIGS for name, _ in list_flags(config)}
     assert flags >= OF_A_RANK
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from gaudi_distributed import ConfigurationError
+from gaudi_distributed import ConfigurationError, horovod_mxnet_engine
 from gaudi_distributed.horovod_engine import is_rank_lost, load_horovod
 
 
@@ -36,6 +36,12 @@ def test_horovod_that_is_not_there(monkeypatch: pytest.MonkeyPatch, version: str
         load_horovod()
     assert "\n" not in str(caught.value)
     assert caught.value.exit_status == 78
+
+
+def test_horovod_for_mxnet_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    with pytest.raises(ConfigurationError, match="built with HOROVOD_WITH_MXNET=1 where MXNet 1.9.1 is installed"):
+        horovod_mxnet_engine.load_horovod()
 
 
 def test_loss_of_a_rank_is_told_by_the_kind_of_error() -> None:

@@ -19,6 +19,7 @@ from gaudi_apps.framework import Framework
 from gaudi_apps.loop import Task
 from gaudi_apps.plan import Plan
 from gaudi_apps.run_folder import RunFolder
+from gaudi_apps.scores import Score
 from gaudi_apps.settings import RunSettings
 from gaudi_apps.tensorflow_framework import TensorFlow
 from gaudi_apps.watching import TrainingWatcher
@@ -48,21 +49,6 @@ class TrainingData:
     num_images: int
     fingerprint: str
     batches: Callable[[int], Batches]
-
-
-@dataclass(frozen=True)
-class Score:
-    """What an evaluation found.
-
-    Attributes:
-        value: the one figure that should rise, in 0..1.
-        figures: all figures by name.
-        text: the figures in a line.
-    """
-
-    value: float
-    figures: Mapping[str, float]
-    text: str
 
 
 class TrainableTask(Task, Protocol):

@@ -108,18 +108,25 @@ def _serve(connection: Connection, open_scoring: OpenScoring) -> None:
     """Score what comes, until the other process ends."""
     # Ctrl-C is sent to this process, too; it is for the other one to say what follows.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=lambda: (parent.join(), os._exit(0)), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     score: Callable[[Tensors], Any] | None = None
     while True:
         try:
             tensors = connection.recv()
         except EOFError:
             return
+        answer: tuple[Exception | None, Any]
         try:
             score = score or open_scoring()
             answer = None, score(tensors)
         except Exception as error:
             answer = error, None
         connection.send(answer)
+
+
+def _end_with_parent() -> None:
+    """However the other process ends, this one is not left behind."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(0)

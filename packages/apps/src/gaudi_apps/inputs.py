@@ -125,9 +125,10 @@ def _read(path: Path, prepare: Preparation) -> Iterator[tuple[int | None, float,
             yield frame.number, frame.rate, np.asarray(prepare.of_pixels(frame.pixels)), frame.pixels
         return
     encoded = read_image(path).encoded
+    errors: tuple[type[Exception], ...] = (cv2.error, *prepare.errors)
     try:
         image, pixels = np.asarray(prepare.of_encoded(encoded)), decode_picture(encoded)
-    except (cv2.error, *prepare.errors) as error:
+    except errors as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path}: cannot be decoded ({reason}); fetch it again or leave it out") from None
     yield None, 0.0, image, pixels

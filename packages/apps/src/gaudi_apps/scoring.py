@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.application import Score
 from gaudi_apps.checkpoints import Checkpoint, load_checkpoint
 from gaudi_apps.coco_table import write_json
+from gaudi_apps.scores import Score
 from gaudi_apps.session import Session
 from gaudi_apps.sharing import from_root
 from gaudi_apps.startup import require_equal_start

@@ -19,7 +19,8 @@ OF_A_RANK = frozenset(
     {
         *("task_index", "config", "debug", "recipe_cache"),
         *("data_dir", "jpeg_data_dir", "train_annotations", "train_images", "val_annotations", "val_images"),
-        *("max_cpus", "threads", "threadpool_size", "num_parallel_calls", "dataset_parallel_calls"),
+        *("coco_root", "tfrecord_root", "max_cpus", "threads", "threadpool_size", "dali_workers"),
+        *("num_parallel_calls", "dataset_parallel_calls"),
         *("intra_op_parallelism_threads", "inter_op_parallelism_threads", "datasets_num_private_threads"),
     }
 )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import yaml
 from rich.console import Console
 
-from gaudi_apps.application import Application, Score, TaskScorer, TrainingData
+from gaudi_apps.application import Application, TaskScorer, TrainingData
 from gaudi_apps.background import BackgroundScoring, Job
 from gaudi_apps.beginning import Beginning, begin_or_continue
 from gaudi_apps.checkpoints import Checkpoint
@@ -25,6 +25,7 @@ from gaudi_apps.history import HistoryWriter, read_history
 from gaudi_apps.loop import LoopOptions, Reporters, Wishes, require_finite, require_finite_state, train
 from gaudi_apps.plan import Plan
 from gaudi_apps.progress import TrainingProgress
+from gaudi_apps.scores import Score
 from gaudi_apps.session import WORKER, Session, warn
 from gaudi_apps.sharing import from_root
 from gaudi_apps.signals import StoppedError, StopRequest
@@ -230,7 +231,7 @@ class _Training:
             train(self._task, batches, self._plan.learning_rate, self._options(), reporters, self, start_step=start)
             if self._background is not None and (late := self._background.pending_steps):
                 warn(f"the validation of step {late[0]} was not awaited")
-            if not self._stop:
+            if self._progress.step == self._plan.total_steps or self._progress.early_stop.reason:
                 self._watcher.end(self._progress.step)
 
     def _open_background(self, stack: ExitStack) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from gaudi_apps.application import Score
+from gaudi_apps.scores import Score
 
 
 class TrainingWatcher:

@@ -50,6 +50,10 @@ def fail(fault: str, member: Member) -> None:
         exit_now(member.report("allreduce failed", 75, certain=False).status)
     elif fault == "unforeseen":
         raise ZeroDivisionError("nobody reports this")
+    elif fault == "go on":  # waits for nobody, so only a report can end it at once
+        for step in range(100000):
+            member.at(step, "step")
+            time.sleep(STEP_SECONDS)
     elif fault == "hang":
         threading.Lock().acquire()
         threading.Event().wait()

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,14 @@ def test_error_that_nobody_reports(start_ranks: START) -> None:
         run = start_ranks("launched", coordinator.environment, faults={0: ("unforeseen", 7)})
         assert finish(coordinator).rank == 0
         assert run.wait() == [1, 75]
+
+
+def test_rank_that_could_go_on_ends_at_its_next_report(start_ranks: START) -> None:
+    bounds = replace(QUICK, leave_seconds=30.0)
+    with Coordinator(2, bounds=bounds) as coordinator:
+        run = start_ranks("launched", coordinator.environment, faults={0: ("go on", 3), 1: ("SIGKILL", 3)})
+        finish(coordinator)
+        assert run.wait(SECONDS) == [75, -signal.SIGKILL]
 
 
 def test_rank_that_stands_still(start_ranks: START) -> None:

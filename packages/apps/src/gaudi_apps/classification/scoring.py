@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gaudi_apps.application import Score
 from gaudi_apps.classification.evaluation import (
     Answers,
     Classifier,
@@ -17,6 +16,7 @@ from gaudi_apps.classification.evaluation import (
 from gaudi_apps.classification.report import as_json, draw_report, print_figures
 from gaudi_apps.coco_table import write_json
 from gaudi_apps.run_folder import RunFolder
+from gaudi_apps.scores import Score
 from gaudi_apps.scoring import Scorer
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.errors import DataError

@@ -152,19 +152,12 @@ class SSDApplication(Application):
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Detect on the user's pictures and videos."""
-        from gaudi_apps.inputs import find_files
         from gaudi_apps.ssd.detector import Detector
-        from gaudi_apps.ssd.predict import PredictOptions, predict
+        from gaudi_apps.ssd.predict import predict_by_flags
         from gaudi_apps.ssd.preparation import PREPARATION
 
-        use = self.config.use
-        files = find_files(use.inference)
-        restored = restore()
-        output_dir = Path(use.output_dir or self.settings.model_dir / "predictions")
-        options = PredictOptions(self.config.data.batch_size, use.score_threshold, use.strict)
-        detector, categories = Detector(restored.task.model), categories_of(restored.facts)
-        report = predict(detector, files, categories, output_dir, options, prepare=PREPARATION)
-        print(report.describe())
+        batch_size, folder = self.config.data.batch_size, self.settings.model_dir
+        predict_by_flags(self.config.use, restore, Detector, folder, batch_size=batch_size, prepare=PREPARATION)
 
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the detector, checked on pictures of the user's or of the validation images."""

@@ -14,6 +14,7 @@ from tyro.conf import FlagCreatePairsOff, arg
 from gaudi_apps.distribution_flags import DistributionFlags, check_distribution
 from gaudi_apps.parity.flags import ParityFlags, check_parity
 from gaudi_apps.profiling import parse_step_range
+from gaudi_apps.ssd.picture_flags import PictureFlags
 from gaudi_datasets.errors import FlagError
 
 Switch = FlagCreatePairsOff[bool]
@@ -115,17 +116,9 @@ class EvaluationFlags:
 
 
 @dataclass(frozen=True)
-class UseFlags:
+class UseFlags(PictureFlags):
     """Pictures for --mode predict, and --mode export."""
 
-    inference: tuple[str, ...] = ()
-    """Pictures, videos, folders, or patterns such as 'in/*.jpg', to predict on, or to check an export on."""
-    score_threshold: float = 0.3
-    """Least score of a detection that is drawn and listed."""
-    strict: Switch = False
-    """End with the first file that cannot be read, in place of naming and skipping it."""
-    output_dir: str | None = None
-    """Folder of the results; predictions or export in --model_dir when not given."""
     export_format: tuple[Literal["saved_model", "onnx", "tflite", "safetensors"], ...] = ("saved_model",)
     """One or more formats; onnx needs the extra gaudi-apps[export]."""
 

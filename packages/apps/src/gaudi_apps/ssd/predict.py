@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gaudi_apps.application import Restored
 from gaudi_apps.coco_table import write_json
-from gaudi_apps.inputs import InputPicture, Preparation
+from gaudi_apps.inputs import InputPicture, Preparation, find_files
 from gaudi_apps.pictures import draw_detections
 from gaudi_apps.predictions import Results, predict_files
 from gaudi_apps.ssd.evaluation import Detection, Detects, to_records
+from gaudi_apps.ssd.picture_flags import PictureFlags
 from gaudi_apps.ssd.report import DRAWN_PER_IMAGE, DRAWN_SCORE
+from gaudi_apps.ssd.training_data import categories_of
 from gaudi_datasets.detection.coco import Category
 
 
@@ -51,6 +54,33 @@ class PredictReport:
         if self.bad_files:
             lines.append(f"{self.bad_files} of {self.files} files could not be used; files.json says why")
         return "\n".join(lines)
+
+
+def predict_by_flags(
+    flags: PictureFlags,
+    restore: Callable[[], Restored],
+    open_detector: Callable[[Any], Detects],
+    model_dir: Path,
+    *,
+    batch_size: int,
+    prepare: Preparation,
+) -> None:
+    """The mode predict: see `predict`.
+
+    Args:
+        flags: which pictures, and how.
+        restore: gives the network; called once the pictures are found.
+        open_detector: of a network.
+        model_dir: folder of the run.
+        batch_size: pictures at once, at most.
+        prepare: makes pictures what the detector takes.
+    """
+    files = find_files(flags.inference)
+    restored = restore()
+    output_dir = Path(flags.output_dir or model_dir / "predictions")
+    options = PredictOptions(batch_size, flags.score_threshold, flags.strict)
+    detector, categories = open_detector(restored.task.model), categories_of(restored.facts)
+    print(predict(detector, files, categories, output_dir, options, prepare=prepare).describe())
 
 
 def predict(

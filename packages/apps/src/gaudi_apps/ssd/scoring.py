@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gaudi_apps.application import Score
 from gaudi_apps.coco_table import print_scores, write_evaluation, write_json
 from gaudi_apps.run_folder import RunFolder
+from gaudi_apps.scores import Score
 from gaudi_apps.scoring import Scorer
 from gaudi_apps.ssd.evaluation import (
     Detection,

@@ -39,7 +39,8 @@ FREE_FLAGS = frozenset(
         *("log_interval", "mlperf", "mlperf_division", "mlperf_org", "mlperf_platform", "mlperf_status", "mode"),
         *("model_dir", "nms_overlap_thresh", "nms_topk", "nms_valid_thresh", "output_dir", "post_nms"),
         *("profile_start", "profile_stop", "save_checkpoints_minutes", "save_checkpoints_steps", "save_interval"),
-        *("score_threshold", "steps", "strict", "system", "target_map", "tfrecord_root", "use_tfrecord"),
+        *("gradient_predivide_factor", "horovod_num_groups", "score_threshold", "steps", "strict", "system"),
+        *("target_map", "tfrecord_root", "use_tfrecord"),
         *("val_epochs", "val_interval", "vis_dataloader", *PARITY_FLAGS),
     }
 )
@@ -186,19 +187,12 @@ class SSDMXNetApplication(Application):
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Detect on the user's pictures and videos."""
-        from gaudi_apps.inputs import find_files
-        from gaudi_apps.ssd.predict import PredictOptions, predict
+        from gaudi_apps.ssd.predict import predict_by_flags
         from gaudi_apps.ssd_mxnet.preparation import make_preparation
 
-        use = self.config.use
-        files = find_files(use.inference)
-        restored = restore()
-        output_dir = Path(use.output_dir or self.settings.model_dir / "predictions")
-        options = PredictOptions(self.config.data.batch_size, use.score_threshold, use.strict)
-        detector, categories = self._open_detector(restored.task.model), categories_of(restored.facts)
+        batch_size, folder = self.config.data.batch_size, self.settings.model_dir
         prepare = make_preparation(self._mxnet.layout)
-        report = predict(detector, files, categories, output_dir, options, prepare=prepare)
-        print(report.describe())
+        predict_by_flags(self.config.use, restore, self._open_detector, folder, batch_size=batch_size, prepare=prepare)
 
     def export(self, restore: Callable[[], Restored]) -> None:
         """Write the weights for either framework to read; their image size and classes are in the file, too."""

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from tyro.conf import FlagCreatePairsOff, arg
 
 from gaudi_apps.parity.flags import ParityFlags
+from gaudi_apps.ssd.picture_flags import PictureFlags
 from gaudi_apps.ssd_mxnet.choices import choose_among
 
 Switch = FlagCreatePairsOff[bool]
@@ -146,20 +147,6 @@ class ValidationFlags:
 
 
 @dataclass(frozen=True)
-class UseFlags:
-    """Pictures for --mode predict, and --mode export."""
-
-    inference: tuple[str, ...] = ()
-    """Pictures, videos, folders, or patterns such as 'in/*.jpg'."""
-    score_threshold: float = 0.3
-    """Least score of a detection that is drawn and listed."""
-    strict: Switch = False
-    """End with the first file that cannot be read, in place of naming and skipping it."""
-    output_dir: str | None = None
-    """Folder of the results; predictions or export in --model_dir when not given."""
-
-
-@dataclass(frozen=True)
 class HorovodFlags:
     """Several processes that train together by Horovod, one for each device.
 
@@ -247,7 +234,7 @@ class SSDMXNetConfig:
     network: NetworkFlags = field(default_factory=NetworkFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
     validation: ValidationFlags = field(default_factory=ValidationFlags)
-    use: UseFlags = field(default_factory=UseFlags)
+    use: PictureFlags = field(default_factory=PictureFlags)
     device: DeviceFlags = field(default_factory=DeviceFlags)
     distribution: HorovodFlags = field(default_factory=HorovodFlags)
     report: ReportFlags = field(default_factory=ReportFlags)

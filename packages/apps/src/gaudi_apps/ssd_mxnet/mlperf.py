@@ -9,8 +9,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from gaudi_apps.application import Score
 from gaudi_apps.plan import Plan
+from gaudi_apps.scores import Score
 from gaudi_apps.ssd_mxnet.config import SSDMXNetConfig
 from gaudi_apps.watching import TrainingWatcher
 from gaudi_datasets.detection.augmentation import PROPOSALS_PER_PASS

@@ -28,7 +28,8 @@ class MXNetTracer:
         from mxnet import profiler
 
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        profiler.set_config(profile_all=True, filename=str(self._path))
+        # Its own dumping now and then ends in an error where a process traces twice.
+        profiler.set_config(profile_all=True, continuous_dump=False, filename=str(self._path))
         profiler.set_state("run")
         self._is_tracing = True
 

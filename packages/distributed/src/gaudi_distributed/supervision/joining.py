@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable, Mapping
 
 from gaudi_distributed.communicator import Communicator
@@ -109,3 +110,8 @@ class _HostingMember(Member):
         super().leave(text, status)
         self._coordinator.wait()
         return self._coordinator.cause
+
+    def _end(self, cause: Cause) -> None:
+        """Stay until the others have heard of it."""
+        time.sleep(self._bounds.leave_seconds)
+        super()._end(cause)

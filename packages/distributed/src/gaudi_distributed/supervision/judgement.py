@@ -138,7 +138,7 @@ class Judgement:
 
     def _find_still(self, now: float) -> Cause | None:
         """The rank that all wait for, if none has got any further."""
-        if not self._ranks or self.left:
+        if not self._ranks or self.left or self._is_any_quiet(now):
             return None
         patience = max(state.patience for state in self._ranks.values())
         bound = self._bounds.stall_seconds * patience

@@ -56,8 +56,8 @@ class Keeper:
 class Member:
     """One rank's end of the connection, kept by two daemon threads.
 
-    Once the run is over, the main thread has some seconds to leave; then the process is ended from here, whatever the
-    main thread waits in.
+    Once the run is over, the main thread leaves at its next report, or has some seconds to leave by itself; then the
+    process is ended from here, whatever the main thread waits in.
 
     Args:
         place: of the rank.
@@ -96,10 +96,14 @@ class Member:
     def at(self, step: int, phase: str) -> None:
         """Say that so many steps are done, and what comes next; it takes microseconds and never waits.
 
+        Once the run is over, the process ends here: what it would compute is not wanted.
+
         Phases are ``"start"``, ``"broadcast"``, ``"step"``, ``"evaluation"`` (at each batch), ``"scoring"``,
         ``"checkpoint"`` and ``"export"``. From the second report of a phase on, the run is over that makes no other
         for too long.
         """
+        if self._cause is not None:
+            self._end(self._cause)
         self._state = State(step, phase, self._state.reports + 1)
         self._send(self._state)
 
@@ -121,6 +125,9 @@ class Member:
             self._has_left = True
             self._send(Left(status, text))
         return self._cause
+
+    def _end(self, cause: Cause) -> None:
+        exit_now(cause.status)
 
     def _send(self, message: State | Failed | Left) -> None:
         """Send what the connection takes; where the other end no longer reads, where this rank is is not news."""
