@@ -33,7 +33,7 @@ EXTRAS = {
     "datasets": "tensorflow-cpu,scenes,plots,imagenet,test",
     "models": "tensorflow-cpu,mxnet,test",
     "distributed": "test",
-    "apps": "tensorflow-cpu,export,test",
+    "apps": "tensorflow-cpu,mxnet,mlperf,export,test",
 }
 
 # What the session `current` is there for; a TensorFlow that is older would be tested without anybody seeing it.
@@ -69,7 +69,9 @@ else:
     "datasets": "import gaudi_datasets, gaudi_datasets.cli",
     "models": "import gaudi_models",
     "distributed": "import gaudi_distributed; print(gaudi_distributed.choose_device())",
-    "apps": "import gaudi_apps.ssd_train, gaudi_apps.resnet_train, gaudi_apps.resnext_train",
+    "apps": """
+import gaudi_apps.ssd_train, gaudi_apps.resnet_train, gaudi_apps.resnext_train, gaudi_apps.ssd_mxnet_train
+""",
 }
 TORCH = "torch==2.13.0"
 # Gaudi's last stack; the vendor's wheel is under the vendor's licence.
@@ -78,7 +80,7 @@ GAUDI_UNPINNED = ("tensorflow-cpu", "ml-dtypes")  # which TensorFlow 2.15.0 need
 PROGRAMS = {
     "datasets": ("gaudi-datasets",),
     "distributed": ("gaudi-run",),
-    "apps": ("ssd_train", "resnet_train", "resnext_train"),
+    "apps": ("ssd_train", "resnet_train", "resnext_train", "ssd_mxnet_train"),
 }
 
 
@@ -214,7 +216,7 @@ def gaudi_contract(session: nox.Session) -> None:
 @nox.session(default=False, python="3.13")
 def current(session: nox.Session) -> None:
     """Test all packages with the newest Python, TensorFlow and NumPy that they take, of all else the newest too."""
-    install_unpinned(session, EXTRAS | {"models": "tensorflow-cpu,test"})
+    install_unpinned(session, EXTRAS | {"models": "tensorflow-cpu,test", "apps": "tensorflow-cpu,export,test"})
     session.run("python", "-c", CURRENT_LANE)
     test_quickly(session, WITHOUT_MXNET)
 

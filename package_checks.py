@@ -37,6 +37,8 @@ IMPORTS = {
     ("models", "mxnet"): "gaudi_models.mxnet.ssd",
     ("apps", "tensorflow-cpu"): "gaudi_apps.training, gaudi_apps.ssd.task, gaudi_apps.classification.task",
     ("apps", "export"): "onnx, onnxruntime",
+    ("apps", "mxnet"): "gaudi_apps.training, gaudi_apps.ssd_mxnet.task",
+    ("apps", "mlperf"): "mlperf_logging.mllog",
 }
 # What the examples of a README need before they run, beside the package and its extras.
 EXAMPLES: Mapping[str, tuple[str, tuple[str, ...]]] = {

@@ -179,7 +179,9 @@ def main(run: Callable[[float], Iterable[Figure]]) -> None:
         figures.append({**vars(figure), "passed": figure.passed})
         if arguments.json:  # anew after each figure: what follows may fail
             arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    sys.exit(0 if all(figure["passed"] for figure in figures) else 1)
+    sys.stdout.flush()
+    # At once: at Python's own end, a tf.data iterator that is still there can wait for threads that are gone.
+    os._exit(0 if all(figure["passed"] for figure in figures) else 1)
 
 
 def _time(function: Callable[[], object]) -> tuple[float, float]:

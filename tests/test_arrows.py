@@ -20,6 +20,8 @@ ARROWS: dict[str, set[str]] = {
 }
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc"}
 VENDORS = {"horovod", "habana_frameworks"}
+# Horovod's module for each framework is imported by one of ours.
+PARTS = {"horovod": ("horovod.tensorflow", "horovod.mxnet")}
 TENSORFLOW = {"tensorflow", "tf_keras", "keras"}
 
 
@@ -99,8 +101,10 @@ def check_vendors(modules: dict[str, Module]) -> Iterator[str]:
         for module in users:
             if module.package != "gaudi_distributed":
                 yield f"{module.name} imports {vendor}: only gaudi_distributed may"
-        if len(users) > 1:
-            yield f"{vendor} is imported by {', '.join(m.name for m in users)}: one module may"
+        for part in PARTS.get(vendor, (vendor,)):
+            names = [m.name for m in users if any(f"{name}.".startswith(f"{part}.") for name in m.imports)]
+            if len(names) > 1:
+                yield f"{part} is imported by {', '.join(names)}: one module may"
 
 
 def find_cycles(modules: dict[str, Module]) -> list[list[str]]:
@@ -135,6 +139,8 @@ CLEAN = {
     "ops/src/gaudi_ops/tf/__init__.py": "import tensorflow\nfrom gaudi_ops import boxes\n",
     "datasets/src/gaudi_datasets/__init__.py": "def f():\n    from gaudi_ops.boxes import g\n",
     "distributed/src/gaudi_distributed/habana.py": "import habana_frameworks.tensorflow\n",
+    "distributed/src/gaudi_distributed/horovod.py": "import horovod.tensorflow\n",
+    "distributed/src/gaudi_distributed/mxnet.py": "import horovod.mxnet\n",
 }
 
 
@@ -170,6 +176,11 @@ CLEAN = {
             "distributed/src/gaudi_distributed/a.py",
             "def f():\n    import habana_frameworks",
             "habana_frameworks is imported by gaudi_distributed.a, gaudi_distributed.habana: one module may",
+        ),
+        (
+            "distributed/src/gaudi_distributed/a.py",
+            "import horovod.mxnet as hvd",
+            "horovod.mxnet is imported by gaudi_distributed.a, gaudi_distributed.mxnet: one module may",
         ),
         (
             "ops/src/gaudi_ops/nms.py",

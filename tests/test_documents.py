@@ -37,6 +37,7 @@ PROGRAMS = {
     "python -m gaudi_apps.ssd_train": "gaudi_apps.ssd_train",
     "resnet_train": "gaudi_apps.resnet_train",
     "resnext_train": "gaudi_apps.resnext_train",
+    "ssd_mxnet_train": "gaudi_apps.ssd_mxnet_train",
     "gaudi-datasets": "gaudi_datasets.cli",
     "python -m gaudi_datasets": "gaudi_datasets.cli",
 }

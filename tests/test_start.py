@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"tensorflow", "tf_keras", "cv2", "matplotlib", "sklearn", "pycocotools"}
+HEAVY = {"tensorflow", "mxnet", "tf_keras", "cv2", "matplotlib", "sklearn", "pycocotools"}
 PLAN = ["gaudi_apps.ssd_train", "--mode", "plan", "--use_fake_data"]
 MOST_SECONDS = 0.5
 
@@ -32,6 +32,9 @@ def start(arguments: list[str], folder: Path) -> tuple[subprocess.CompletedProce
         (["gaudi_apps.resnet_train", "--mode", "plan", "--use_synthetic_data"], 0),
         (["gaudi_apps.resnext_train", "--mode", "plan", "--use_synthetic_data"], 0),
         (["gaudi_apps.resnext_train", "-bs", "0"], 64),
+        (["gaudi_apps.ssd_mxnet_train", "--help"], 0),
+        (["gaudi_apps.ssd_mxnet_train", "--mode", "plan", "--synthetic", "--system", "DSS8440"], 0),
+        (["gaudi_apps.ssd_mxnet_train", "--batch-size", "0"], 64),
         (["gaudi_datasets", "--help"], 0),
         (["gaudi_datasets", "make-scenes", "--sede", "1"], 64),
     ],

@@ -1,0 +1,53 @@
+"""One rank: calls all of an MXNet communicator, and writes what it got to FOLDER/rank_R.npz. Argument: FOLDER."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from gaudi_distributed import CommunicationOptions, apply_environment, communication_environment, find_place
+from gaudi_distributed.opening import open_communicator
+
+SHAPES = ((3,), (2, 5), (1, 1, 4))
+
+
+def main() -> None:
+    folder, place = Path(sys.argv[1]), find_place(os.environ)
+    options = CommunicationOptions("horovod_mxnet")
+    apply_environment(communication_environment(options, place, os.environ))
+    communicator: Any = open_communicator(options)
+    assert (communicator.rank, communicator.size) == (place.rank, place.size)
+    assert (communicator.local_rank, communicator.local_size) == (place.local_rank, place.local_size)
+    tensors = make_tensors(place.rank)
+    arrays = [mx.nd.array(tensor) for tensor in tensors]
+    results = {
+        "mean": communicator.allreduce(tensors),
+        "sum": [one.asnumpy() for one in communicator.allreduce(arrays, average=False)],
+        "last": communicator.broadcast(tensors, root=place.size - 1),
+        "pair": [communicator.sum_within(2)(one, f"pair_{i}").asnumpy() for i, one in enumerate(arrays)],
+    }
+    contents = communicator.gather(bytes([place.rank]) * place.rank)
+    assert contents == [bytes([rank]) * rank for rank in range(place.size)]
+    np.savez(folder / f"rank_{place.rank}.npz", **flatten(results))
+    communicator.barrier()
+    communicator.close()
+
+
+def make_tensors(rank: int) -> list[Any]:
+    """Tensors of all shapes, other ones on each rank."""
+    generator = np.random.default_rng(100 + rank)
+    return [generator.normal(size=shape).astype(np.float32) for shape in SHAPES]
+
+
+def flatten(results: dict[str, list[Any]]) -> dict[str, Any]:
+    """Every array by its call and number."""
+    return {f"{name}_{i}": array for name, arrays in results.items() for i, array in enumerate(arrays)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Real ranks of ssd_mxnet_train train, score and go on together as one process does alone, with the real network."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_apps.checkpoints import CheckpointFolder
+
+PROGRAM = "gaudi_apps.ssd_mxnet_train"
+STEPS, GLOBAL_BATCH = 3, 4
+
+StartRanks = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Flags for a data set of 24 scenes to train on and 5 to score on, which no batch divides."""
+    folder = tmp_path_factory.mktemp("data") / "scenes"
+    command = ["-m", "gaudi_datasets", "make-scenes", "--output_dir", str(folder), "--train", "24", "--val", "5"]
+    subprocess.run([sys.executable, *command], check=True)
+    data = ("--coco-root", str(folder), "--dataset", "plain", "-j", "1", "--log-interval", "1")
+    return (*data, "--lr-warmup-epochs", "0.4", "--steps", str(STEPS), "--save_checkpoints_steps", "2")
+
+
+@pytest.fixture(scope="module")
+def alone(flags: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    run_alone(*flags, "--batch-size", GLOBAL_BATCH, "--model_dir", folder)
+    return folder
+
+
+def run_alone(*words: object) -> str:
+    done = subprocess.run([sys.executable, "-m", PROGRAM, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run_together(start_ranks: StartRanks, way: str, *words: object) -> str:
+    arguments = ["-m", PROGRAM, *map(str, words), "--batch-size", str(GLOBAL_BATCH // 2), "--bn-group", "2"]
+    return start_ranks(way, 2, arguments, seconds=900)
+
+
+def load(folder: Path) -> Any:
+    return CheckpointFolder(folder / "checkpoints").load_newest()
+
+
+def assert_equal_ranks(output: str, folder: Path) -> None:
+    """Both have the same bits, by the hashes in what rank 0 printed and in the log of the other."""
+    states = [line.rpartition("state ")[2] for line in output.splitlines() if f"step {STEPS}: state " in line]
+    assert len(states) == 1, output
+    assert f"step {STEPS}: state {states[0]}" in (folder / "worker_1" / "log.txt").read_text()
+
+
+def assert_same_training(folder: Path, alone: Path) -> None:
+    """Weights and momentum are those of one process, but for rounding; the images are the same in the same order."""
+    one, other = load(alone), load(folder)
+    for fact in ("image_sequence", "position", "categories", "batch_norm_images"):
+        assert one.facts[fact] == other.facts[fact], fact
+    assert one.tensors.keys() == other.tensors.keys()
+    pairs = [(one.tensors[name].astype(np.float64), other.tensors[name]) for name in one.tensors]
+    difference = sum(np.square(mine - theirs).sum() for mine, theirs in pairs)
+    assert np.sqrt(difference / sum(np.square(mine).sum() for mine, _ in pairs)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("way", "more"),
+    [("gloo", ("--gradient-predivide-factor", "2")), ("mpi", ("--horovod-num-groups", "3"))],
+    ids=["gloo", "mpi"],
+)
+def test_two_ranks_train_as_one_process(
+    flags: tuple[str, ...], alone: Path, start_ranks: StartRanks, tmp_path: Path, way: str, more: tuple[str, ...]
+) -> None:
+    output = run_together(start_ranks, way, *flags, *more, "--model_dir", tmp_path)
+    assert_equal_ranks(output, tmp_path)
+    assert_same_training(tmp_path, alone)
+    assert "5/5 images" in output  # each rank scored a part
+    figures = [json.loads((folder / "evaluation.json").read_text())["figures"] for folder in (tmp_path, alone)]
+    for name, value in figures[0].items():
+        assert (value is None) == (figures[1][name] is None), name
+        assert value is None or value == pytest.approx(figures[1][name], abs=1e-3), name
+
+
+def test_a_run_of_two_ranks_goes_on_and_validates_aside(
+    flags: tuple[str, ...], alone: Path, start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    run_together(start_ranks, "gloo", *flags, "--steps", "2", "--mode", "train", "--model_dir", tmp_path)
+    output = run_together(start_ranks, "gloo", *flags, "--async-val", "--model_dir", tmp_path)
+    assert "continuing after step 2" in output
+    assert_equal_ranks(output, tmp_path)
+    assert_same_training(tmp_path, alone)
+    rows = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [STEPS]
+
+
+def test_ranks_that_are_not_alike_do_not_begin(flags: tuple[str, ...], start_ranks: StartRanks, tmp_path: Path) -> None:
+    """Each rank has a rate of its own."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "from gaudi_apps.ssd_mxnet_train import main\n"
+        "main([*sys.argv[1:], '--lr', f\"0.00{5 + int(os.environ['HOROVOD_RANK'])}\"])\n"
+    )
+    words = [str(program), *flags, "--batch-size", "2", "--model_dir", str(tmp_path / "run")]
+    with pytest.raises(AssertionError, match=r"the ranks differ in configuration.lr: rank 0: 0.005; rank 1: 0.006"):
+        start_ranks("gloo", 2, words)
+    assert not (tmp_path / "run").exists()
