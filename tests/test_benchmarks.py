@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from benchmarks.catalogue import NEED_TORCH, SHARES, deal_seconds  # noqa: E402
 from benchmarks.measurement import Figure, Timing, compare, interleave, ratio  # noqa: E402
 from benchmarks.results import (  # noqa: E402
     COLUMNS,
+    RESULTS,
     Outcome,
     compare_with,
     describe_machine,
@@ -78,7 +80,7 @@ def test_selection(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_candidates_take_turns() -> None:
     calls: list[str] = []
-    timings = interleave({name: lambda name=name: calls.append(name) for name in "ab"}, 3)
+    timings = interleave({name: functools.partial(calls.append, name) for name in "ab"}, 3)
     assert "".join(calls) == "abababab"
     assert {name: len(timing.seconds) for name, timing in timings.items()} == {"a": 3, "b": 3}
     calls.clear()
@@ -195,6 +197,6 @@ def test_the_machine_is_described() -> None:
 
 
 def test_committed_results_can_be_compared_with() -> None:
-    path = program.RESULTS
+    path = RESULTS
     if path.exists():
         assert {where for where, _ in read_earlier(path.read_text(encoding="utf-8"))} <= SHARES.keys()

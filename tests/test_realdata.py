@@ -61,8 +61,8 @@ def test_a_resnext_begins_to_learn_clothes(tmp_path: Path) -> None:
     """ResNeXt-101 for 30 steps: from the loss of a guess among ten classes, by more than batches differ."""
     flags = "--batch_size 32 --image_size 64 --max_train_steps 30 --zero_gamma --dtype bf16 --display_steps 1"
     schedule = "--base_learning_rate 0.064 --warmup_epochs 0.25 --disable_eval"
-    arguments = [*flags.split(), *schedule.split(), "--data_dir", FOLDER / "clothing", "--model_dir", tmp_path / "run"]
-    run("gaudi_apps.resnext_train", *arguments)
+    folders: list[str | Path] = ["--data_dir", FOLDER / "clothing", "--model_dir", tmp_path / "run"]
+    run("gaudi_apps.resnext_train", *flags.split(), *schedule.split(), *folders)
     losses = read_losses(tmp_path / "run")
     assert len(losses) == 30
     assert losses[0] == pytest.approx(2.303, abs=0.15)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 SCRIPT = Path(__file__).with_name("mxnet_communicator_script.py")
@@ -28,7 +29,7 @@ def test_all_ranks_get_the_same(tmp_path: Path, start_ranks: Callable[..., str],
             np.testing.assert_allclose(found[f"pair_{number}"], own[first] + own[first + 1], rtol=1e-6, atol=1e-6)
 
 
-def rank_tensors(rank: int) -> list[np.ndarray]:
+def rank_tensors(rank: int) -> list[npt.NDArray[np.float32]]:
     """What a rank has, as in the script, which is no module that a test could import."""
     generator = np.random.default_rng(100 + rank)
     return [generator.normal(size=shape).astype(np.float32) for shape in ((3,), (2, 5), (1, 1, 4))]

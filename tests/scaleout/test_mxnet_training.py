@@ -20,6 +20,12 @@ STEPS, GLOBAL_BATCH = 3, 4
 StartRanks = Callable[..., str]
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the real network takes long where tests share a machine with others."""
+    monkeypatch.setenv("GAUDI_RUN_STALL_SECONDS", "600")
+
+
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Flags for a data set of 24 scenes to train on and 5 to score on, which no batch divides."""

@@ -40,7 +40,7 @@ def test_horovod_that_is_not_there(monkeypatch: pytest.MonkeyPatch, version: str
 
 def test_horovod_for_mxnet_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod", None)
-    with pytest.raises(ConfigurationError, match="built with HOROVOD_WITH_MXNET=1 where MXNet 1.9.1 is installed"):
+    with pytest.raises(ConfigurationError, match=r"built with HOROVOD_WITH_MXNET=1 where MXNet 1\.9\.1 is installed"):
         horovod_mxnet_engine.load_horovod()
 
 

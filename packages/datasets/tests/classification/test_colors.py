@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from gaudi_datasets.classification.colors import ColorRange, draw_colors
@@ -11,7 +12,7 @@ from gaudi_datasets.sampling import image_generator
 MIDDLE = np.array([120, 110, 100], np.float32)
 
 
-def draw(colors: ColorRange, count: int = 200) -> np.ndarray:
+def draw(colors: ColorRange, count: int = 200) -> npt.NDArray[np.float32]:
     return draw_colors([image_generator(3, 0, number) for number in range(count)], colors, MIDDLE)
 
 
