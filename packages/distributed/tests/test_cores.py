@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.cores import Binding, Topology, choose_binding, read_topology
+from gaudi_distributed.cores import Binding, Topology, choose_binding, count_processors, read_topology
 
 
 def make(root: Path, processors: dict[int, tuple[int, int]]) -> Path:
@@ -34,7 +35,37 @@ def test_without_sys_every_processor_is_a_core(tmp_path: Path) -> None:
     assert read_topology(tmp_path, {0, 3}) == Topology((((0,), (3,)),))
 
 
+def limit(root: Path, group: str, **limits: str) -> Path:
+    """A folder in which this process is in a control group, some of which have a limit; `_` is the outermost."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(f"12:cpu:/old\n0::{group}\n")
+    for name, text in limits.items():
+        folder = root / "sys/fs/cgroup" / name.replace("_", "/").strip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.max").write_text(text)
+    return root
+
+
+def test_a_container_may_have_less_than_its_processors(tmp_path: Path) -> None:
+    assert count_processors(limit(tmp_path / "whole", "/", _="200000 100000\n"), range(64)) == 2
+    assert count_processors(limit(tmp_path / "part", "/", _="250000 100000\n"), range(64)) == 3
+    assert count_processors(limit(tmp_path / "little", "/", _="20000 100000\n"), range(64)) == 1
+    assert count_processors(limit(tmp_path / "more", "/", _="900000 100000\n"), range(4)) == 4
+
+
+def test_the_least_limit_of_all_groups_holds(tmp_path: Path) -> None:
+    root = limit(tmp_path, "/a/b/c", a="400000 100000\n", a_b="max 100000\n", a_b_c="600000 100000\n")
+    assert count_processors(root, range(64)) == 4
+
+
+@pytest.mark.parametrize("text", ["max 100000\n", "", "two\n", "1 0\n", "-5 100\n"])
+def test_without_a_limit_all_processors_count(tmp_path: Path, text: str) -> None:
+    assert count_processors(tmp_path, range(8)) == 8
+    assert count_processors(limit(tmp_path / "made", "/", _=text), range(8)) == 8
+
+
 def test_this_machine() -> None:
+    assert 1 <= count_processors() <= len(os.sched_getaffinity(0))
     assert read_topology().cores >= 1
 
 

@@ -13,6 +13,7 @@ from gaudi_distributed import (
     SingleProcess,
     communication_environment,
     open_communicator,
+    polling_environment,
 )
 from gaudi_distributed.opening import ENGINES, find_engine
 
@@ -31,6 +32,11 @@ def test_horovod_does_not_fuse_again() -> None:
     }
     plain = CommunicationOptions("horovod")
     assert communication_environment(plain, FOUR, {"HOROVOD_FUSION_THRESHOLD": "1024"}) == {}
+
+
+def test_horovod_polls_seldom_where_it_takes_time_from_the_ranks() -> None:
+    assert polling_environment({}) == {"HOROVOD_CYCLE_TIME": "25"}
+    assert polling_environment({"HOROVOD_CYCLE_TIME": "3.5"}) == {}
 
 
 @pytest.mark.parametrize("engine", ["multi_worker", "hpu"])

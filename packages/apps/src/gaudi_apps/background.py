@@ -9,7 +9,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent import futures
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, ClassVar, TypeAlias
@@ -17,6 +17,9 @@ from typing import Any, ClassVar, TypeAlias
 Tensors: TypeAlias = Mapping[str, Any]
 # Opened in the process that scores; gives what is called there with the weights.
 OpenScoring: TypeAlias = Callable[[], Callable[[Tensors], Any]]
+
+
+SECONDS_BETWEEN_CALLS = 5.0
 
 
 class BackgroundError(RuntimeError):
@@ -38,7 +41,7 @@ class Job:
     step: int
     state: Tensors
     facts: Mapping[str, Any]
-    result: Future[Any] = field(default_factory=Future)
+    result: futures.Future[Any] = field(default_factory=futures.Future)
 
 
 class BackgroundScoring:
@@ -70,15 +73,17 @@ class BackgroundScoring:
         self._pending.append(job)
         self._jobs.put(job)
 
-    def take(self, *, wait: bool = False) -> Iterator[Job]:
-        """Those of the jobs that are done, in the order of their steps; with `wait` all of them.
+    def take(self, *, wait: bool = False, waiting: Callable[[], None] = lambda: None) -> Iterator[Job]:
+        """Those of the jobs that are done, in the order of their steps, whose results may be errors.
 
-        Raises:
-            BackgroundError: the process has ended.
-            Exception: what scoring raised.
+        Args:
+            wait: take all of them.
+            waiting: called every now and then meanwhile.
         """
         while self._pending and (wait or self._pending[0].result.done()):
-            self._pending[0].result.exception()  # waits
+            while not self._pending[0].result.done():
+                waiting()
+                futures.wait([self._pending[0].result], timeout=SECONDS_BETWEEN_CALLS)
             yield self._pending.popleft()
 
     def _exchange(self) -> None:

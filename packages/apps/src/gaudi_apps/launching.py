@@ -137,8 +137,9 @@ def _device_finder(config: Any) -> Callable[[], DeviceKind]:
 def _compute(mode: str, app: Application, supervised: Supervised, commits: Commits | None = None) -> int:
     # Imported here: help and plans need none of it.
     from gaudi_apps.scoring import run_evaluation
+    from gaudi_apps.rehearsal import rehearse_training
     from gaudi_apps.session import Session
-    from gaudi_apps.training import rehearse_training, run_training
+    from gaudi_apps.training import run_training
 
     with Session(app, supervised, commits or Commits()) as session:
         modes: dict[str, Callable[[], None]] = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gaudi_apps.distribution import Distribution
 from gaudi_apps.profiling import StepRange
+from gaudi_distributed.cores import count_processors
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class DeviceSettings:
     @property
     def usable_cpus(self) -> int:
         """Processors that the program may use."""
-        available = len(os.sched_getaffinity(0))
+        available = count_processors()
         return min(available, self.max_cpus or available)
 
 

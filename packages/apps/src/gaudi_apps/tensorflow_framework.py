@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from gaudi_apps.profiling import Profiler, StepRange
 from gaudi_apps.settings import DeviceSettings
 from gaudi_apps.summaries import SummaryWriter
-from gaudi_distributed import Precision, apply_environment, choose_device, choose_precision, open_device
+from gaudi_distributed import (
+    Precision,
+    apply_environment,
+    choose_device,
+    choose_precision,
+    open_device,
+    polling_environment,
+)
 from gaudi_distributed.hccl import module_environment
 
 if TYPE_CHECKING:
@@ -68,7 +75,8 @@ def start_tensorflow(settings: DeviceSettings) -> Precision:
     quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"), "OPENCV_FFMPEG_LOGLEVEL": "-8"}
     # A process that trains alone takes whichever Gaudi is free, or the one that the user names.
     module = module_environment(settings.local_rank, os.environ) if kind == "hpu" and settings.is_rank else {}
-    apply_environment({**quiet, **precision.environment, **module})
+    polling = polling_environment(os.environ) if kind == "cpu" and settings.is_rank else {}
+    apply_environment({**quiet, **precision.environment, **module, **polling})
     import tensorflow as tf
 
     from gaudi_ops.tf.keras_api import keras

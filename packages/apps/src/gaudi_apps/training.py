@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,30 +12,32 @@ import numpy.typing as npt
 import yaml
 from rich.console import Console
 
-from gaudi_apps.application import Application, TaskScorer, TrainingData
+from gaudi_apps.application import TrainingData
 from gaudi_apps.background import BackgroundScoring, Job
-from gaudi_apps.beginning import Beginning, begin_or_continue
 from gaudi_apps.checkpoints import Checkpoint
 from gaudi_apps.config_file import list_flags
 from gaudi_apps.curves import plot_curves
-from gaudi_apps.distribution_flags import DISTRIBUTION_FLAGS
 from gaudi_apps.elastic import RanksChangedError
 from gaudi_apps.history import HistoryWriter, read_history
-from gaudi_apps.loop import LoopOptions, Reporters, Wishes, require_finite, require_finite_state, train
-from gaudi_apps.plan import Plan
+from gaudi_apps.loop import LoopOptions, Reporters, Wishes, require_finite_state, train
+from gaudi_apps.preparing import (
+    CONFIG,
+    CURVES,
+    DATALOADER,
+    EVALUATIONS,
+    HISTORY,
+    SUMMARIES,
+    PreparedTraining,
+    prepare_training,
+)
 from gaudi_apps.progress import TrainingProgress
 from gaudi_apps.scores import Score
 from gaudi_apps.session import WORKER, Session, warn
 from gaudi_apps.sharing import from_root
 from gaudi_apps.signals import StoppedError, StopRequest
-from gaudi_apps.startup import require_equal_start
 from gaudi_apps.watching import TrainingWatcher
 from gaudi_distributed import Communicator
 
-HISTORY, EVALUATIONS, CURVES, CONFIG = "history.jsonl", "evaluations.jsonl", "curves.png", "config.yaml"
-SUMMARIES, DATALOADER = "summaries", "dataloader"
-FILES = (HISTORY, EVALUATIONS, CURVES, CONFIG)
-FOLDERS = (SUMMARIES, DATALOADER)
 # What a configuration left beside a run does not say, because the next command does.
 _OF_A_COMMAND = ("config", "clean", "debug", "json", "mode", "task_index")
 
@@ -49,7 +50,7 @@ def run_training(session: Session) -> None:
         RunChangedError: the folder holds a run of other settings.
     """
     app, run, communicator = session.app, session.settings, session.communicator
-    start = _prepare(session)
+    start = prepare_training(session)
     task, progress = start.beginning.task, start.beginning.progress
     from_root(communicator, lambda: _begin_folder(session, start))
     with session.showing(), StopRequest(lambda: session.supervised.asked_by) as stop:
@@ -73,82 +74,7 @@ def run_training(session: Session) -> None:
         app.finish(session.restore_newest)
 
 
-def rehearse_training(session: Session) -> None:
-    """Do what training does up to its first step, and this step, on all ranks together; nothing is written or removed.
-
-    Raises:
-        NonFiniteError: loss, gradient or rate of the step is not finite.
-        Exception: what training would raise.
-    """
-    start = _prepare(session)
-    task, done, rate = start.beginning.task, start.beginning.progress.step, start.plan.learning_rate
-    for text in start.plan.warnings:
-        warn(text)
-    batch = next(start.data.batches(done))
-    scalars = task.train_step(batch, rate(done))
-    require_finite(done + 1, rate(done), scalars, np.asarray(batch["image_ids"]))
-    workers = f" on {session.communicator.size} processes" * (session.communicator.size > 1)
-    print(f"dry run{workers}: step {done + 1}/{start.plan.total_steps} of {session.model_dir} would be made")
-    print(f"{start.data.num_images} images an epoch, {start.plan.global_batch} a step, loss {scalars['loss']:.4g}")
-
-
-@dataclass(frozen=True)
-class _Start:
-    """What a training begins with.
-
-    Attributes:
-        data: to learn from.
-        plan: what to do.
-        settings: what decides the result.
-        own: files and folders that are the run's own, see `RunFolder.look`.
-        batch_norm_images: over so many images batch norm goes.
-        beginning: the network.
-        scorer: scores it, if somebody wants scores.
-    """
-
-    data: TrainingData
-    plan: Plan
-    settings: Mapping[str, Any]
-    own: Mapping[str, Any]
-    batch_norm_images: int
-    beginning: Beginning
-    scorer: TaskScorer | None
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What all checkpoints note."""
-        run = {"settings": self.settings, "batch_norm_images": self.batch_norm_images}
-        return {**self.beginning.facts, **run}
-
-
-def _prepare(session: Session) -> _Start:
-    """All that can fail before the first step, on all ranks; nothing is changed."""
-    app, run, communicator = session.app, session.settings, session.communicator
-    data = app.open_training_data()
-    plan = app.make_plan(data.num_images)
-    require_equal_start(session, data.fingerprint)
-    settings = _settings(app, data, plan)
-    own = {"files": (*FILES, *app.files), "folders": (*FOLDERS, *app.folders)}
-    if not run.clean:
-        from_root(communicator, lambda: session.folder.look(settings, **own))
-    # Before anything is written or removed: a wrong file of weights leaves all as it was.
-    batch_norm_images = plan.global_batch // communicator.size * run.distribution.batch_norm_group
-    beginning = begin_or_continue(session, data, batch_norm_images)
-    # Opened before training, so that missing validation data is no surprise after hours.
-    scorer = app.open_scorer(session.folder, beginning.facts, communicator) if run.scores else None
-    if scorer is not None:
-        scorer.watch(session.supervised.begin)
-    return _Start(data, plan, settings, own, batch_norm_images, beginning, scorer)
-
-
-def _settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any]:
-    """What decides the weights of a run, on however many processes; its batch is that of all of them."""
-    free = app.free_flags | DISTRIBUTION_FLAGS
-    flags = {name: value for name, value in list_flags(app.config) if name not in free}
-    return {"data": data.fingerprint, **flags, "batch_size": plan.global_batch}
-
-
-def _begin_folder(session: Session, start: _Start) -> None:
+def _begin_folder(session: Session, start: PreparedTraining) -> None:
     """Have the folder hold this run, and say what is rarely meant."""
     if session.settings.clean:
         print(f"{session.model_dir}: removed {session.folder.clean()} files of the run, and its checkpoints")
@@ -184,7 +110,7 @@ def _draw_input(session: Session, data: TrainingData) -> None:
 class _Training:
     """The hooks of the loop, and what they share."""
 
-    def __init__(self, session: Session, start: _Start, stop: StopRequest) -> None:
+    def __init__(self, session: Session, start: PreparedTraining, stop: StopRequest) -> None:
         self._session, self._plan, self._data, self._scorer, self._stop = (
             session,
             start.plan,
@@ -304,15 +230,23 @@ class _Training:
 
     def save(self, done: int) -> None:
         """Write a checkpoint, on rank 0; several ranks compare what each of them would write."""
-        if done == self._plan.total_steps:
-            self._await_scores(done)
         self._session.supervised.at(done, "checkpoint")
-        state, facts = self._read_state(), self._note_facts()
-        if self._session.is_root:
-            path = self._session.checkpoints.save(done, state, facts)
-            self._display.note(f"checkpoint {path}")
+        state = self._read_state()
+        self._write_checkpoint(done, state)
         if self._communicator.size > 1:
             self._compare_states(done, state)
+        if done == self._plan.total_steps and self._scorer is not None and self._session.settings.scores_aside:
+            # The scores that are still to come are part of the last checkpoint; until then it is one without them.
+            self._session.supervised.at(done, "scoring")
+            self._scorer.adopt(done, self._take_scores(wait=True))
+            self._write_checkpoint(done, state)
+        if self._session.is_root:
+            self._display.note(f"checkpoint {self._session.checkpoints.path(done)}")
+
+    def _write_checkpoint(self, done: int, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        facts = self._note_facts()
+        if self._session.is_root:
+            self._session.checkpoints.save(done, state, facts)
 
     def evaluate(self, done: int) -> bool:
         """Score, keep the best checkpoint, and say whether to end; or have it scored aside, and go on."""
@@ -348,17 +282,13 @@ class _Training:
         """Note the scores that were found aside since, in the order of steps; the result of the last one."""
         result = None
         if self._background is not None and self._scorer is not None:
-            for job in self._background.take(wait=wait):
+            # Nobody else gets any further meanwhile, so this is said to go on.
+            say = lambda: self._session.supervised.begin("scoring")  # noqa: E731
+            for job in self._background.take(wait=wait, waiting=say):
                 result = job.result.result()
                 if self._note_score(job.step, self._scorer.summarize(result)):
                     self._save_best(job.step, job.state, job.facts)
         return result
-
-    def _await_scores(self, done: int) -> None:
-        """At the end, wait for what is scored aside; the report takes the last result."""
-        if self._scorer is not None and self._session.settings.scores_aside:
-            self._session.supervised.at(done, "scoring")
-            self._scorer.adopt(done, self._take_scores(wait=True))
 
     @property
     def _ends_aside(self) -> bool:

@@ -32,7 +32,7 @@ def plan(batch: int = 32, images: int = 320, **flags: Any) -> Any:
 def test_the_systems_have_the_rates_and_steps_of_the_submission(
     ssd_mxnet_train: Callable[..., Any], tmp_path: Path, system: str, batch: int, rate: float, warmup_steps: int
 ) -> None:
-    flags = ("--mode", "plan", "--json", "--synthetic", "--system", system, "--model_dir", tmp_path / "run")
+    flags = ("--mode", "plan", "--json", "--dataset-size", COCO, "--system", system, "--model_dir", tmp_path / "run")
     # The batch of one process is the system's.
     done = ssd_mxnet_train(*flags, "--batch-size", SYSTEMS[system]["batch_size"], data=False)
     found = json.loads(done.out)

@@ -13,7 +13,13 @@ from gaudi_distributed.devices import (
 )
 from gaudi_distributed.errors import ConfigurationError, DeviceError
 from gaudi_distributed.groups import allreduce_within
-from gaudi_distributed.opening import CommunicationOptions, communication_environment, find_engine, open_communicator
+from gaudi_distributed.opening import (
+    CommunicationOptions,
+    communication_environment,
+    find_engine,
+    open_communicator,
+    polling_environment,
+)
 from gaudi_distributed.place import Place, find_place, write_tf_config
 from gaudi_distributed.precision import (
     PRECISION_NAMES,
@@ -45,6 +51,7 @@ __all__ = [
     "find_place",
     "open_communicator",
     "open_device",
+    "polling_environment",
     "require_agreement",
     "write_tf_config",
 ]

@@ -1,10 +1,11 @@
-"""The physical cores of this machine, from /sys, and which of them each rank of it gets."""
+"""The processors and physical cores that there are to use, from /sys, and which of them each rank gets."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,15 @@ def read_topology(root: Path = Path("/"), usable: Collection[int] | None = None)
     return Topology(tuple(tuple(tuple(core) for core in cores.values()) for _, cores in sorted(sockets.items())))
 
 
+def count_processors(root: Path = Path("/"), usable: Collection[int] | None = None) -> int:
+    """Return how many processors this process may keep busy: those it may run on, or fewer by a container's limit.
+
+    More threads than that are stopped by the kernel, all at once, until the limit's period is over.
+    """
+    usable = os.sched_getaffinity(0) if usable is None else usable
+    return max(1, min([len(usable), *(math.ceil(limit) for limit in _read_limits(root))]))
+
+
 def choose_binding(topology: Topology, slots: int, at_most: int | None = None) -> Binding:
     """Deal the cores to `slots` ranks, socket by socket in turn as Open MPI's `--map-by socket` does.
 
@@ -61,6 +71,25 @@ def choose_binding(topology: Topology, slots: int, at_most: int | None = None) -
         taken = sockets[socket][turn * cores : (turn + 1) * cores]
         processors.append(tuple(sorted(number for core in taken for number in core)))
     return Binding(cores, tuple(processors))
+
+
+def _read_limits(root: Path) -> Iterator[float]:
+    """Yield the processors' worth of time of this process's control group and of those around it (cgroup version 2)."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    base = root / "sys/fs/cgroup"
+    inner = next((line[3:].strip("/") for line in groups if line.startswith("0::")), "")
+    for folder in (base / inner, *(base / inner).parents):
+        if folder == base.parent:
+            return
+        try:
+            text = (folder / "cpu.max").read_text()
+        except OSError:
+            continue
+        if found := re.fullmatch("([0-9]{1,15}) ([1-9][0-9]{0,15})\\s*", text):
+            yield int(found[1]) / int(found[2])
 
 
 def _read_number(path: Path, default: int) -> int:

@@ -19,6 +19,8 @@ COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 FIRST_PORT = 2410
 # What gaudi-run tells the processes that it starts: the engine that they are started for.
 ENGINE_VARIABLE = "GAUDI_RUN_ENGINE"
+CYCLE_VARIABLE = "HOROVOD_CYCLE_TIME"
+PROCESSOR_CYCLE_MS = 25
 _WIRES: Mapping[str, str | None] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -82,6 +84,15 @@ def communication_environment(
         )
     workers = [f"localhost:{options.first_port + rank}" for rank in range(place.size)]
     return {"TF_CONFIG": write_tf_config(workers, place.rank)}
+
+
+def polling_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ranks that compute on processors, to be set before the communicator is opened.
+
+    Horovod asks all ranks each millisecond what is ready, and spins until the last has answered, on the very cores that
+    compute: two ranks of one core each lost a quarter of their speed.
+    """
+    return {} if CYCLE_VARIABLE in environ else {CYCLE_VARIABLE: str(PROCESSOR_CYCLE_MS)}
 
 
 def open_communicator(options: CommunicationOptions) -> Communicator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from gaudi_apps.settings import DeviceSettings
 from gaudi_apps.ssd_mxnet.summaries import EventsWriter
 from gaudi_apps.ssd_mxnet.tracing import MXNetTracer
 from gaudi_datasets.errors import MissingExtraError
-from gaudi_distributed import Precision, apply_environment
+from gaudi_distributed import Precision, apply_environment, polling_environment
 from gaudi_distributed.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class MXNet:
 
         self.device = _choose_device(settings.device, settings.local_rank)
         is_gpu = self.device.device_type == "gpu"
+        apply_environment(polling_environment(os.environ) if settings.is_rank and not is_gpu else {})
         by_device = {"auto": "fp16" if is_gpu else "fp32", "amp": "fp16" if is_gpu else "bf16"}
         self.precision = by_device.get(self._network.precision, self._network.precision)
         self.layout = {"auto": "NHWC" if is_gpu else "NCHW"}.get(self._network.data_layout, self._network.data_layout)

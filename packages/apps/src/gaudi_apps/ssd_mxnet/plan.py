@@ -64,8 +64,8 @@ def _count_steps(epochs: float, num_images: int, batch: int) -> int:
 
 
 def _list_validations(config: SSDMXNetConfig, num_images: int, batch: int, total_steps: int) -> tuple[int, ...]:
-    """Steps after which train_val validates; the last one of a run is among them."""
-    if config.run.mode == "train":
+    """Steps after which train_val validates; the last one of a run is among them. Random images have no truth."""
+    if config.run.mode == "train" or config.data.synthetic:
         return ()
     epochs = config.validation.val_epochs
     if (interval := config.validation.val_interval) is not None:
