@@ -136,8 +136,8 @@ def _device_finder(config: Any) -> Callable[[], DeviceKind]:
 
 def _compute(mode: str, app: Application, supervised: Supervised, commits: Commits | None = None) -> int:
     # Imported here: help and plans need none of it.
-    from gaudi_apps.scoring import run_evaluation
     from gaudi_apps.rehearsal import rehearse_training
+    from gaudi_apps.scoring import run_evaluation
     from gaudi_apps.session import Session
     from gaudi_apps.training import run_training
 

@@ -20,6 +20,9 @@ def rehearse_training(session: Session) -> None:
     task, done, rate = start.beginning.task, start.beginning.progress.step, start.plan.learning_rate
     for text in start.plan.warnings:
         warn(text)
+    if done >= start.plan.total_steps:
+        print(f"dry run: nothing to train: the checkpoint has {done} of {start.plan.total_steps} steps")
+        return
     batch = next(start.data.batches(done))
     scalars = task.train_step(batch, rate(done))
     require_finite(done + 1, rate(done), scalars, np.asarray(batch["image_ids"]))

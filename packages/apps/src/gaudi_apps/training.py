@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,7 @@ class _Training:
         self._communicator = session.communicator
         self._traced = session.settings.traced
         self._background: BackgroundScoring | None = None
+        self._latest_result: Any = None  # that was found aside
         self._watcher = TrainingWatcher()
 
     def run(self) -> None:
@@ -233,15 +235,16 @@ class _Training:
         self._session.supervised.at(done, "checkpoint")
         state = self._read_state()
         self._write_checkpoint(done, state)
+        if self._session.is_root:
+            self._display.note(f"checkpoint {self._session.checkpoints.path(done)}")
         if self._communicator.size > 1:
             self._compare_states(done, state)
         if done == self._plan.total_steps and self._scorer is not None and self._session.settings.scores_aside:
             # The scores that are still to come are part of the last checkpoint; until then it is one without them.
             self._session.supervised.at(done, "scoring")
-            self._scorer.adopt(done, self._take_scores(wait=True))
+            self._take_scores(wait=True)
+            self._scorer.adopt(done, self._latest_result)
             self._write_checkpoint(done, state)
-        if self._session.is_root:
-            self._display.note(f"checkpoint {self._session.checkpoints.path(done)}")
 
     def _write_checkpoint(self, done: int, state: Mapping[str, npt.NDArray[Any]]) -> None:
         facts = self._note_facts()
@@ -278,17 +281,14 @@ class _Training:
         if self._session.is_root:
             self._session.best.save(step, state, {**facts, "early_stop": self._progress.early_stop.state()})
 
-    def _take_scores(self, *, wait: bool = False) -> Any:
-        """Note the scores that were found aside since, in the order of steps; the result of the last one."""
-        result = None
+    def _take_scores(self, *, wait: bool = False) -> None:
+        """Note the scores that were found aside since, in the order of steps."""
         if self._background is not None and self._scorer is not None:
-            # Nobody else gets any further meanwhile, so this is said to go on.
-            say = lambda: self._session.supervised.begin("scoring")  # noqa: E731
-            for job in self._background.take(wait=wait, waiting=say):
-                result = job.result.result()
-                if self._note_score(job.step, self._scorer.summarize(result)):
+            # At the end nobody gets any further meanwhile, so that it goes on is said.
+            for job in self._background.take(wait=wait, waiting=partial(self._session.supervised.begin, "scoring")):
+                self._latest_result = job.result.result()
+                if self._note_score(job.step, self._scorer.summarize(self._latest_result)):
                     self._save_best(job.step, job.state, job.facts)
-        return result
 
     @property
     def _ends_aside(self) -> bool:
