@@ -161,7 +161,7 @@ class DeviceFlags:
     """End, naming the tensor, where a training step has a shape that is not static or is traced again; always on
     Gaudi, which compiles anew for every shape."""
     cross_entropy: Literal["auto", "mme", "plain"] = "auto"
-    """Form of the loss's cross entropy: mme, sums on the matrix engine; plain, ordinary ones; auto: mme on Gaudi."""
+    """Form of the loss's cross entropy: mme, sums on the matrix engine; plain, a softmax; auto: mme on Gaudi."""
     threads: int = 0
     """Threads of TensorFlow within and between operations; 0: as many as processors."""
 

@@ -19,9 +19,9 @@ def softmax_cross_entropy_mme(logits: Any, labels: Any, implementation: Implemen
         labels: int32 or int64 [batch, boxes], from 0 to classes - 1.
         implementation: ``"mme"`` turns the sums over classes into 1x1 convolutions with a filter of ones, so that on
             Gaudi they run on the matrix engine beside the vector engine, and takes the maximum over the transposed
-            tensor; ``"plain"`` has ordinary sums, which on CPUs take half the time of TensorFlow's fused kernel;
-            ``"auto"`` is mme where TensorFlow has a device of type HPU, and plain elsewhere. Values and gradients are
-            the same.
+            tensor; ``"plain"`` is made of TensorFlow's softmax, which on CPUs takes less than half the time of its
+            kernel for the cross entropy; ``"auto"`` is mme where TensorFlow has a device of type HPU, and plain
+            elsewhere. Values and gradients are the same.
 
     Returns:
         float32 [batch, boxes]. The gradient with respect to ``logits`` is (softmax - one_hot(labels)), in their dtype;
@@ -51,14 +51,14 @@ def _sum_over_classes(values: Any) -> Any:
 
 @tf.custom_gradient
 def _plain_form(logits: Any, labels: Any) -> Any:
-    shifted = logits - tf.reduce_max(logits, axis=-1, keepdims=True)
-    exponentials = tf.exp(shifted)
-    total = tf.reduce_sum(exponentials, axis=-1, keepdims=True)
-    loss = tf.math.log(total[..., 0]) - tf.gather(shifted, labels, axis=2, batch_dims=2)
+    probabilities = tf.nn.softmax(logits)
+    # The largest of them is 1 over the sum of the exponentials, so nothing is lost where the label's own vanishes.
+    log_total = -tf.math.log(tf.reduce_max(probabilities, axis=-1))
+    loss = log_total + tf.reduce_max(logits, axis=-1) - tf.gather(logits, labels, axis=2, batch_dims=2)
 
     def gradient(upstream: Any) -> tuple[Any, None]:
         one_hot = tf.one_hot(labels, tf.shape(logits)[-1], dtype=logits.dtype)
-        return (exponentials / total - one_hot) * upstream[..., tf.newaxis], None
+        return (probabilities - one_hot) * upstream[..., tf.newaxis], None
 
     return loss, gradient
 
