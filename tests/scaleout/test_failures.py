@@ -196,7 +196,7 @@ class Runs:
 
     def make(self, name: str, backend: str, network: str = "small", launcher: tuple[str, ...] = ()) -> Run:
         folder = self._folder / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         return Run(self._data, folder, backend, network, launcher)
 
     def uninterrupted(self, backend: str, network: str = "small") -> dict[int, str]:
