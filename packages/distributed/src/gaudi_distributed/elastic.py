@@ -17,6 +17,7 @@ ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 SCOPE = "/gaudi_run"
 # What Horovod itself looks up when it is begun anew in its elastic mode: the same numbers once more.
 HOROVOD_SCOPE = "/rank_and_size"
+CYCLE_VARIABLE, FUSION_VARIABLE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"
 _POLL_SECONDS, _TIMEOUT = 0.1, 30.0
 
 
@@ -32,7 +33,7 @@ class Seats:
         environ: of the process.
 
     Raises:
-        ConfigurationError: the variables are not those of a launcher.
+        ConfigurationError: the variables are not those of a launcher, or Horovod could not begin a second time.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -41,6 +42,12 @@ class Seats:
             raise ConfigurationError(
                 f"{WORKER} is {environ[WORKER]!r} and {', '.join(missing) or PORT} not as gaudi-run sets it; start the "
                 "run through gaudi-run, or unset it"
+            )
+        if CYCLE_VARIABLE in environ:
+            # With this and the other both fixed, nothing is left to tune, and Horovod 0.28.1 writes past the end of it.
+            raise ConfigurationError(
+                f"{CYCLE_VARIABLE} is set, and {FUSION_VARIABLE} is for every run; with both, Horovod ends by signal 11 "
+                "when the processes change; unset the first"
             )
         self._worker = environ[WORKER]
         self._address = environ[ADDRESS], int(environ[PORT])

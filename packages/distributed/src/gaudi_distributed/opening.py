@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from gaudi_distributed.buckets import BYTES_PER_MB, DEFAULT_MB, Packing
 from gaudi_distributed.communicator import Communicator, SingleProcess
+from gaudi_distributed.elastic import CYCLE_VARIABLE, FUSION_VARIABLE, is_elastic
 from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.place import Place, find_place, write_tf_config
 
@@ -19,7 +20,6 @@ COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 FIRST_PORT = 2410
 # What gaudi-run tells the processes that it starts: the engine that they are started for.
 ENGINE_VARIABLE = "GAUDI_RUN_ENGINE"
-CYCLE_VARIABLE = "HOROVOD_CYCLE_TIME"
 PROCESSOR_CYCLE_MS = 25
 _WIRES: Mapping[str, str | None] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
 
@@ -71,7 +71,7 @@ def communication_environment(
     _check_options(options, place)
     if options.engine in ("horovod", "horovod_mxnet"):
         # Tensors come to Horovod in buckets: its own fusion would add them in an order that changes from run to run.
-        variables = {} if "HOROVOD_FUSION_THRESHOLD" in environ else {"HOROVOD_FUSION_THRESHOLD": "0"}
+        variables = {} if FUSION_VARIABLE in environ else {FUSION_VARIABLE: "0"}
         if options.hierarchical_allreduce:
             variables["HOROVOD_HIERARCHICAL_ALLREDUCE"] = "1"
         return variables
@@ -90,9 +90,11 @@ def polling_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ranks that compute on processors, to be set before the communicator is opened.
 
     Horovod asks all ranks each millisecond what is ready, and spins until the last has answered, on the very cores that
-    compute: two ranks of one core each lost a quarter of their speed.
+    compute: two ranks of one core each lost a quarter of their speed. Where processes come and go it stays so: see
+    `gaudi_distributed.elastic.Seats`.
     """
-    return {} if CYCLE_VARIABLE in environ else {CYCLE_VARIABLE: str(PROCESSOR_CYCLE_MS)}
+    leave = CYCLE_VARIABLE in environ or is_elastic(environ)
+    return {} if leave else {CYCLE_VARIABLE: str(PROCESSOR_CYCLE_MS)}
 
 
 def open_communicator(options: CommunicationOptions) -> Communicator:
