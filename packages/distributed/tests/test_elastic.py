@@ -65,7 +65,7 @@ def test_variables_that_are_not_a_launchers(environ: dict[str, str]) -> None:
 
 
 def test_what_would_crash_at_the_second_beginning_is_refused_at_the_first() -> None:
-    with pytest.raises(ConfigurationError, match="HOROVOD_CYCLE_TIME is set, and HOROVOD_FUSION_THRESHOLD is for every"):
+    with pytest.raises(ConfigurationError, match="CYCLE_TIME is set, and HOROVOD_FUSION_THRESHOLD is for every"):
         Seats({WORKER: "3", ADDRESS: "127.0.0.1", PORT: "1", "HOROVOD_CYCLE_TIME": "5"})
 
 

@@ -46,8 +46,8 @@ class Seats:
         if CYCLE_VARIABLE in environ:
             # With this and the other both fixed, nothing is left to tune, and Horovod 0.28.1 writes past the end of it.
             raise ConfigurationError(
-                f"{CYCLE_VARIABLE} is set, and {FUSION_VARIABLE} is for every run; with both, Horovod ends by signal 11 "
-                "when the processes change; unset the first"
+                f"{CYCLE_VARIABLE} is set, and {FUSION_VARIABLE} is for every run; with both, Horovod ends by "
+                "signal 11 when the processes change; unset the first"
             )
         self._worker = environ[WORKER]
         self._address = environ[ADDRESS], int(environ[PORT])
