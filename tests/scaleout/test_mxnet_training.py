@@ -119,3 +119,34 @@ def test_ranks_that_are_not_alike_do_not_begin(flags: tuple[str, ...], start_ran
     with pytest.raises(AssertionError, match=r"the ranks differ in configuration.lr: rank 0: 0.005; rank 1: 0.006"):
         start_ranks("gloo", 2, words)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("backend", "lost"), [("gloo", 1), ("openmpi", 0)])
+def test_a_lost_rank_ends_the_run_which_then_goes_on(
+    flags: tuple[str, ...], alone: Path, tmp_path: Path, backend: str, lost: int
+) -> None:
+    """It is lost in the last step, while the other waits for its gradients, and after a checkpoint."""
+    program, model_dir = tmp_path / "program.py", tmp_path / "run"
+    program.write_text(
+        "import os, signal, sys, threading\n"
+        "from gaudi_apps.ssd_mxnet_train import main\n"
+        "from gaudi_distributed.supervision import Member\n"
+        "report = Member.at\n"
+        "def at(self, step, phase):\n"
+        "    report(self, step, phase)\n"
+        f"    if (phase, step) == ('step', {STEPS - 1}):\n"
+        "        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGKILL]).start()\n"
+        f"if os.environ.get('HOROVOD_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '{lost}':\n"
+        "    Member.at = at\n"
+        "main(sys.argv[1:])\n"
+    )
+    words = (*flags, "--batch-size", str(GLOBAL_BATCH // 2), "--bn-group", "2", "--model_dir", str(model_dir))
+    launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--np", "2", "--backend", backend]
+    launcher += ["--cores_per_rank", "0", "--no_jemalloc", "--", sys.executable]
+    done = subprocess.run([*launcher, str(program), *words], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 75, done.stdout + done.stderr
+    (cause,) = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert f"rank {lost} on " in cause
+    assert f" at step {STEPS - 1} (step): its process ended without a word" in cause
+    subprocess.run([*launcher, "-m", PROGRAM, *words], check=True, capture_output=True, timeout=600)
+    assert_same_training(model_dir, alone)
