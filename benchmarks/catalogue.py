@@ -26,6 +26,7 @@ SHARES: Mapping[str, float] = {
     "grouped_convolution": 1.5,
     "optimizers": 1.5,
     "collectives": 2.5,
+    "weak_scaling": 4,
 }
 NEED_TORCH = frozenset({"ssd_step", "resnet_step", "resnext_step"})
 
