@@ -102,6 +102,15 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return figures
 
 
+def test_mpirun_gets_plain_lines(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if the terminal that it opens were one
+    for name, value in {"RANK": "0", "SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    done = train(tmp_path, "--steps", 1)
+    assert "\nstep 1/1  loss" in done.out
+    assert "\x1b[2K" not in done.out
+
+
 def test_a_run_leaves_what_belongs_to_it(train: Program, tmp_path: Path) -> None:
     done = train(tmp_path, "--steps", 3, "--vis_dataloader", "--profile", "2,2", scored=True)
     assert done.status == 0, done.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -168,9 +169,9 @@ class _Training:
             self._background = None if background is None else stack.enter_context(background)
 
     def _make_console(self) -> Console | None:
-        """Plain lines for several processes: mpirun gives them a terminal that is none."""
-        several = self._communicator.size > 1
-        return Console(highlight=False, soft_wrap=True, force_terminal=False) if several else None
+        """Plain lines under a launcher: mpirun gives even a single rank a terminal that is none."""
+        is_launched = self._communicator.size > 1 or "OMPI_COMM_WORLD_SIZE" in os.environ
+        return Console(highlight=False, soft_wrap=True, force_terminal=False) if is_launched else None
 
     def _own_logs(self) -> None:
         """Note what TensorBoard's writers made, whose names are theirs to choose, and what other ranks wrote here."""
