@@ -9,7 +9,8 @@ from typing import Literal, get_args
 
 from gaudi_distributed.buckets import BYTES_PER_MB, DEFAULT_MB, Packing
 from gaudi_distributed.communicator import Communicator, SingleProcess
-from gaudi_distributed.elastic import CYCLE_VARIABLE, FUSION_VARIABLE, is_elastic
+from gaudi_distributed.elastic import ADDRESS as GLOO_ADDRESS
+from gaudi_distributed.elastic import CYCLE_VARIABLE, FUSION_VARIABLE
 from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.place import Place, find_place, write_tf_config
 
@@ -89,11 +90,10 @@ def communication_environment(
 def polling_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ranks that compute on processors, to be set before the communicator is opened.
 
-    Horovod asks all ranks each millisecond what is ready, and spins until the last has answered, on the very cores that
-    compute: two ranks of one core each lost a quarter of their speed. Where processes come and go it stays so: see
-    `gaudi_distributed.elastic.Seats`.
+    Horovod asks all ranks each millisecond what is ready, and MPI spins until the last has answered, on the very cores
+    that compute: two ranks of one core each lost a quarter of their speed. Gloo sleeps meanwhile.
     """
-    leave = CYCLE_VARIABLE in environ or is_elastic(environ)
+    leave = CYCLE_VARIABLE in environ or GLOO_ADDRESS in environ
     return {} if leave else {CYCLE_VARIABLE: str(PROCESSOR_CYCLE_MS)}
 
 
