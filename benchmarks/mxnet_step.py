@@ -32,22 +32,31 @@ def build_plain() -> Callable[[], None]:
     net.initialize(mx.init.Xavier())
     targets = make_targets()
     arrays = [mx.nd.array(targets[name]) for name in ("classes", "target_offsets", "num_matched")]
-    return make_step(net, lambda logits, offsets: loss_function(logits, offsets, *arrays))
+
+    def differentiate(images: Any) -> None:
+        with mx.autograd.record():
+            loss = loss_function(*net(images), *arrays)
+        loss.backward()
+
+    return make_step(net, differentiate)
 
 
 def build_ours(precision: Any) -> Callable[[], None]:
     """Our network and loss."""
     import mxnet as mx
 
-    from gaudi_models.mxnet.losses import ssd_loss
+    from gaudi_models.mxnet.losses import SSDLoss
 
-    net, targets = build_network(precision), make_targets()
+    net, loss_function, targets = build_network(precision), SSDLoss(), make_targets()
     classes, target_offsets = (mx.nd.array(targets[name]) for name in ("classes", "target_offsets"))
 
-    def compute_loss(logits: Any, offsets: Any) -> Any:
-        return ssd_loss(logits, offsets, classes, target_offsets, targets["num_matched"])[0]
+    def differentiate(images: Any) -> None:
+        with mx.autograd.record():
+            logits, offsets = net(images)
+        _, gradients = loss_function(logits, offsets, classes, target_offsets, targets["num_matched"])
+        mx.autograd.backward([logits, offsets], gradients)
 
-    return make_step(net, compute_loss)
+    return make_step(net, differentiate)
 
 
 def build_network(precision: Any) -> Any:
@@ -70,16 +79,14 @@ def make_trainer(net: Any) -> Any:
     return mx.gluon.Trainer(net.collect_params(), "sgd", settings, kvstore=None)
 
 
-def make_step(net: Any, compute_loss: Callable[..., Any]) -> Callable[[], None]:
+def make_step(net: Any, differentiate: Callable[[Any], None]) -> Callable[[], None]:
     """A training step as a function that waits for its end."""
     import mxnet as mx
 
     images, trainer = mx.nd.random.normal(shape=(BATCH, 3, 300, 300)), make_trainer(net)
 
     def step() -> None:
-        with mx.autograd.record():
-            loss = compute_loss(*net(images))
-        loss.backward()
+        differentiate(images)
         trainer.step(1)
         mx.nd.waitall()
 
@@ -108,18 +115,18 @@ def measure_memory() -> Figure:
 
     from gaudi_datasets.detection.batches import train_batches
     from gaudi_datasets.sampling import InputOptions
-    from gaudi_models.mxnet.losses import ssd_loss
+    from gaudi_models.mxnet.losses import SSDLoss
 
     net, process, used = build_network("fp32"), psutil.Process(), []
-    trainer = make_trainer(net)
+    loss_function, trainer = SSDLoss(), make_trainer(net)
     with tempfile.TemporaryDirectory() as folder:
         batches = train_batches(write_photographs(Path(folder)), InputOptions(MEMORY_BATCH))
         for batch in itertools.islice(batches, MEMORY_STEPS):
-            images, classes, offsets = (mx.nd.array(batch[name]) for name in ("images", "classes", "offsets"))
+            images, classes, targets = (mx.nd.array(batch[name]) for name in ("images", "classes", "offsets"))
             with mx.autograd.record():
-                outputs = net(images)
-                loss = ssd_loss(outputs[0], outputs[1], classes, offsets, batch["num_matched"])[0]
-            loss.backward()
+                logits, offsets = net(images)
+            _, gradients = loss_function(logits, offsets, classes, targets, batch["num_matched"])
+            mx.autograd.backward([logits, offsets], gradients)
             trainer.step(1)
             mx.nd.waitall()
             used.append(process.memory_info().rss)

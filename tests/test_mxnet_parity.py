@@ -27,7 +27,7 @@ from gaudi_datasets.detection.scoring import score_detections
 from gaudi_datasets.detection.sources import CocoSource, ground_truth
 from gaudi_datasets.sampling import PADDING_ID, InputOptions
 from gaudi_models.mxnet.detection import Detector
-from gaudi_models.mxnet.losses import ssd_loss
+from gaudi_models.mxnet.losses import SSDLoss
 from gaudi_models.mxnet.ssd import SSD, build_ssd
 from gaudi_models.mxnet.weights import assign_weights, name_parameters, read_tensors, write_weights
 from gaudi_models.padding import SSD_PADDINGS, PoolPadding
@@ -144,8 +144,8 @@ def test_losses_and_gradients_are_the_same(pair: Pair) -> None:
     before = WeightsFile("before", read_tensors(pair.net), pair.net.padding, {})
     with mx.autograd.record():
         logits, offsets = pair.net(arrays["images"])
-        losses = ssd_loss(logits, offsets, arrays["classes"], arrays["offsets"], batch["num_matched"])
-    losses[0].backward()
+    losses, by_outputs = SSDLoss()(logits, offsets, arrays["classes"], arrays["offsets"], batch["num_matched"])
+    mx.autograd.backward([logits, offsets], by_outputs)
     with tf.GradientTape() as tape:
         logits, offsets = pair.model(put_channels_last(batch["images"]), training=True)
         expected = gaudi_ops.tf.ssd_loss(logits, offsets, batch["classes"], batch["offsets"], batch["num_matched"])

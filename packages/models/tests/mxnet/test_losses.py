@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gaudi_ops.tf
-from gaudi_models.mxnet.losses import largest_rows, ssd_loss
+from gaudi_models.mxnet.losses import SSDLoss, largest_rows, set_apart
 from gaudi_ops import reference
 
 VALUES = st.sampled_from([0.0, 1e-38, 1e-7, 0.3, 0.30000001, 1.0, 1.0000001, 87.0])
@@ -20,7 +20,7 @@ VALUES = st.sampled_from([0.0, 1e-38, 1e-7, 0.3, 0.30000001, 1.0, 1.0000001, 87.
 @settings(max_examples=60, deadline=None)
 def test_largest_rows_are_those_of_the_mask(values: list[list[float]], count: int) -> None:
     array = np.array(values, np.float32)
-    rows = largest_rows(mx.nd.array(array), count).asnumpy()
+    rows = largest_rows(set_apart(mx.nd, mx.nd.array(array)), count).asnumpy()
     assert rows.dtype == np.int32
     expected = np.argsort(-array, axis=1, kind="stable")[:, :count]
     np.testing.assert_array_equal(rows, expected)
@@ -33,7 +33,7 @@ def test_neighbouring_numbers_are_told_apart_in_long_rows() -> None:
     """The last of 8732 rows is larger by one unit in the last place: it comes first, and then the others in order."""
     values = np.full([1, 8732], 1.9999999, np.float32)
     values[0, -1] = np.nextafter(values[0, 0], np.float32(3))
-    rows = largest_rows(mx.nd.array(values), 100).asnumpy()[0]
+    rows = largest_rows(set_apart(mx.nd, mx.nd.array(values)), 100).asnumpy()[0]
     assert rows.tolist() == [8731, *range(99)]
 
 
@@ -49,17 +49,12 @@ def make_batch(seed: int, images: int = 3, boxes: int = 200, classes: int = 5, s
     }
 
 
-def compute(batch: dict[str, Any]) -> tuple[list[float], list[Any]]:
+def compute(batch: dict[str, Any], loss_function: SSDLoss | None = None) -> tuple[list[float], list[Any]]:
     """The three losses, and the gradients of the sum with respect to logits and offsets."""
     num_matched = batch["num_matched"]
     arrays = {name: mx.nd.array(values, dtype=values.dtype) for name, values in batch.items() if name != "num_matched"}
-    for name in ("logits", "offsets"):
-        arrays[name].attach_grad()
-    with mx.autograd.record():
-        losses = ssd_loss(**arrays, num_matched=num_matched)
-    losses[0].backward()
-    gradients = [arrays[name].grad.asnumpy() for name in ("logits", "offsets")]
-    return [float(loss.asscalar()) for loss in losses], gradients
+    losses, gradients = (loss_function or SSDLoss())(**arrays, num_matched=num_matched)
+    return [float(loss.asscalar()) for loss in losses], [each.asnumpy() for each in gradients]
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.005, 0.1, 0.3, 1.0]))
@@ -117,3 +112,38 @@ def test_a_class_without_any_probability_has_its_loss() -> None:
     batch["classes"][0, 4], batch["num_matched"] = 1, np.array([1])
     batch["logits"][0, 4, 2] = 1000
     assert compute(batch)[0][1] == pytest.approx(1000 + 3 * np.log(5), rel=1e-6)
+
+
+def test_one_object_takes_batches_of_any_shape_one_after_the_other() -> None:
+    """What it keeps from a batch has no part in the next one."""
+    loss_function = SSDLoss()
+    for seed, images, boxes, share in [(5, 3, 200, 0.1), (6, 3, 200, 0.02), (7, 2, 200, 0.1), (8, 2, 90, 0.9)]:
+        batch = make_batch(seed, images, boxes, share=share)
+        losses, gradients = compute(batch, loss_function)
+        expected, expected_gradients = compute(batch)
+        assert losses == expected
+        for ours, theirs in zip(gradients, expected_gradients, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_scale_is_of_the_gradients_alone() -> None:
+    batch = make_batch(9)
+    losses, gradients = compute(batch)
+    scaled_losses, scaled = compute(batch, SSDLoss(128.0))
+    assert scaled_losses == losses
+    for ours, theirs in zip(scaled, gradients, strict=True):
+        np.testing.assert_array_equal(ours, 128 * theirs)
+
+
+def test_gradients_go_on_to_what_the_outputs_come_from() -> None:
+    batch = make_batch(10)
+    weight = mx.nd.array([2.0])
+    weight.attach_grad()
+    logits, offsets = (mx.nd.array(batch[name]) for name in ("logits", "offsets"))
+    with mx.autograd.record():
+        first, second = [mx.nd.broadcast_mul(values, weight.reshape((1, 1, 1))) for values in (logits, offsets)]
+    classes, targets = (mx.nd.array(batch[name]) for name in ("classes", "target_offsets"))
+    _, gradients = SSDLoss()(first, second, classes, targets, batch["num_matched"])
+    mx.autograd.backward([first, second], gradients)
+    expected = sum((gradients[i].asnumpy() * batch[name]).sum() for i, name in enumerate(("logits", "offsets")))
+    assert weight.grad.asscalar() == pytest.approx(expected, rel=1e-4)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gaudi_apps.ssd_mxnet.initial import draw_weights
 from gaudi_apps.state import require_names, require_shape
-from gaudi_models.mxnet.losses import ssd_loss
+from gaudi_models.mxnet.losses import SSDLoss
 from gaudi_models.mxnet.precision import Layout, Precision
 from gaudi_models.mxnet.ssd import build_ssd
 from gaudi_models.mxnet.statistics import ReduceStatistics
@@ -102,6 +102,7 @@ class MXNetTask:
         self._statistics = [one.data() for one in named.values() if one.grad_req == "null"]
         self._trained = {name: one for name, one in sorted(named.items()) if one.grad_req != "null"}
         self._gradients = [one.grad() for one in self._trained.values()]
+        self._compute_loss = SSDLoss(numbers.loss_scale)
         self._trainer, self._velocities = self._open_trainer(descent)
         self._wishes = [0.0, 0.0]
 
@@ -128,9 +129,8 @@ class MXNetTask:
         images, classes, offsets = (mx.nd.array(batch[name], ctx=device) for name in ("images", "classes", "offsets"))
         with mx.autograd.record():
             logits, boxes = self.model(images)
-            losses = ssd_loss(logits, boxes, classes, offsets, batch["num_matched"])
-            scaled = losses[0] * self._numbers.loss_scale
-        scaled.backward()
+        losses, gradients = self._compute_loss(logits, boxes, classes, offsets, batch["num_matched"])
+        mx.autograd.backward([logits, boxes], gradients)
         return mx.nd.concat(*losses, dim=0)
 
     def read_gradients(self) -> dict[str, npt.NDArray[Any]]:

@@ -10,71 +10,105 @@ import numpy.typing as npt
 
 from gaudi_ops.reference import HUBER_DELTA, NEGATIVES_PER_POSITIVE
 
-# By what share of its value the last row may be less than the first: neighbouring float32 differ by at least as much.
-_SHARE_OF_ALL_ROWS = 2.0**-24
+# By what share of its value each row is put below the one before: small enough that the last of 2**20 rows stays above
+# the next smaller float32, and large enough for a float64.
+_SHARE_OF_A_ROW = 2.0**-44
 
 
-def ssd_loss(
-    logits: Any, offsets: Any, classes: Any, target_offsets: Any, num_matched: npt.ArrayLike
-) -> tuple[Any, Any, Any]:
-    """Loss of `gaudi_ops.tf.ssd_loss`; call it within `mxnet.autograd.record()`.
+class SSDLoss:
+    """Loss of `gaudi_ops.tf.ssd_loss` and its gradients, which `mxnet.autograd.backward` takes from there.
 
     Per image: the cross entropy of the positives and of the hardest negatives, 3 for each positive, plus Huber's loss
     of the positives' offsets, both over the number of matches; then the mean over images. Among negatives of the same
     entropy those of lower rows count. An image without positives gives 0.
 
-    The hardest are found by one partial sort of probabilities that take no part in the gradient, and only they and the
-    positives are gathered for what does: gradients of 8732 rows of 81 classes would be nearly all zeros.
+    The hardest are found by one partial sort of probabilities. All else is computed for them and the positives alone,
+    gradients too, by their formulas: autograd would allocate those of 8732 rows of 81 classes anew in each step, and
+    copy them, which costs more than the loss.
 
     Args:
-        logits: float32 [batch, boxes, classes].
-        offsets: float32 [batch, boxes, 4].
-        classes: int32 or float32 [batch, boxes], 0 for background.
-        target_offsets: float32 [batch, boxes, 4].
-        num_matched: integers [batch], no array of MXNet's: how many of each row of classes are not 0, as the loader
-            tells. The largest sizes what is gathered, and to ask the device for it would mean to wait.
-
-    Returns:
-        loss, class loss and box loss, float32 [1]; the first is the sum of the others.
+        scale: what gradients are multiplied by; the losses are not.
     """
-    most, boxes = max(int(np.max(num_matched, initial=0)), 1), logits.shape[1]
-    count = min((1 + NEGATIVES_PER_POSITIVE) * most, boxes)
-    with mx.autograd.pause():
-        hardness, positives = _hardness(logits, classes)
-        places = mx.nd.arange(count, ctx=logits.context).reshape((1, -1))
-        is_counted = mx.nd.broadcast_lesser(places, (1 + NEGATIVES_PER_POSITIVE) * positives)
-        is_positive = mx.nd.broadcast_lesser(places[:, :most], positives)
-        weights = 1 / mx.nd.maximum(positives, 1)
-        firsts = mx.nd.arange(0, len(logits) * boxes, boxes, ctx=logits.context, dtype="int32").reshape((-1, 1))
-        rows = mx.nd.broadcast_add(largest_rows(hardness, count), firsts)
-        of_positives = rows[:, :most]
-    entropy = -mx.nd.pick(mx.nd.log_softmax(_take(logits, rows)), _take(classes, rows))
-    class_loss = _mean_of_images(mx.nd.where(is_counted, entropy, mx.nd.zeros_like(entropy)), weights)
-    errors = _take(offsets, of_positives) - _take(target_offsets, of_positives)
-    huber = mx.nd.sum(_huber(errors), axis=2)
-    box_loss = _mean_of_images(mx.nd.where(is_positive, huber, mx.nd.zeros_like(huber)), weights)
-    return class_loss + box_loss, class_loss, box_loss
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self._order, self._rows = _Order(), _Rows(scale)
+        # The probabilities of a batch take 23 MB, which would be allocated anew each time.
+        self._order.hybridize(static_alloc=True, static_shape=True)
+        self._rows.hybridize()
+        self._gradients: list[Any] = []
+
+    def __call__(
+        self, logits: Any, offsets: Any, classes: Any, target_offsets: Any, num_matched: npt.ArrayLike
+    ) -> tuple[tuple[Any, Any, Any], list[Any]]:
+        """Compute both; what autograd records has no part in it.
+
+        Args:
+            logits: float32 [batch, boxes, classes].
+            offsets: float32 [batch, boxes, 4].
+            classes: int32 or float32 [batch, boxes], 0 for background.
+            target_offsets: float32 [batch, boxes, 4].
+            num_matched: integers [batch], no array of MXNet's: how many of each row of classes are not 0, as the loader
+                tells. The largest sizes what is looked at, and to ask the device for it would mean to wait.
+
+        Returns:
+            loss, class loss and box loss, float32 [1], of which the first is the sum of the others; and the gradients
+            of the loss with respect to logits and offsets. The next call writes over these.
+        """
+        boxes = logits.shape[1]
+        most = max(int(np.max(num_matched, initial=0)), 1)
+        count = min((1 + NEGATIVES_PER_POSITIVE) * most, boxes)
+        with mx.autograd.pause():
+            order, positives = self._order(logits, classes)
+            rows = largest_rows(order, count)
+            firsts = mx.nd.arange(0, len(logits) * boxes, boxes, ctx=logits.context, dtype="int32")
+            flat = [_flatten(each) for each in (logits, offsets, classes, target_offsets)]
+            *losses, by_logits, by_offsets, places = self._rows(*flat, rows, positives, firsts)
+            return (losses[0], losses[1], losses[2]), self._spread(
+                (logits, offsets), (by_logits, by_offsets), places.reshape((1, -1))
+            )
+
+    def _spread(self, values: tuple[Any, ...], parts: tuple[Any, ...], places: Any) -> list[Any]:
+        """Put rows of gradients to their places among zeros."""
+        if [each.shape for each in self._gradients] != [each.shape for each in values]:
+            self._gradients = [mx.nd.zeros_like(each) for each in values]
+        for gradient, part in zip(self._gradients, parts, strict=True):
+            flat = _flatten(gradient)
+            mx.nd.scatter_nd(_flatten(part), places, shape=flat.shape, out=flat)
+        return self._gradients
 
 
-def largest_rows(values: Any, count: int) -> Any:
-    """The rows of the largest of each line, largest first; ties go to the lower row.
+def largest_rows(order: Any, count: int) -> Any:
+    """The rows of the largest numbers of each line, largest first.
 
     Args:
-        values: float32 [lines, n], without NaN; other than 0 they are at least 1.2e-38 in size.
+        order: float64 [lines, n], see `set_apart`.
         count: how many of each line.
 
     Returns:
         int32 [lines, count].
     """
-    # MXNet's own order of equal values is any. In float64 there is room to make them differ.
-    wide = values.astype("float64")
-    row = mx.nd.arange(values.shape[1], dtype="float64", ctx=values.context).reshape((1, -1))
-    ordered = wide - mx.nd.broadcast_mul(mx.nd.abs(wide) + 1e-300, row * (_SHARE_OF_ALL_ROWS / values.shape[1]))
-    return mx.nd.topk(ordered, k=count, axis=1, ret_typ="indices", dtype="int32")
+    return mx.nd.topk(order, k=count, axis=1, ret_typ="indices", dtype="int32")
 
 
-class _Hardness(mx.gluon.HybridBlock):
-    """What to order default boxes by, [batch, boxes], and the number of positives, [batch, 1].
+def set_apart(F: Any, values: Any) -> Any:  # noqa: N803 - Gluon's name
+    """Numbers in the order of the values of each line, none twice: of equal values, that of the lower row is larger.
+
+    MXNet's own order of equal values is any. In float64 there is room to make them differ.
+
+    Args:
+        F: `mxnet.nd` or `mxnet.sym`.
+        values: float32 [lines, n], without NaN; other than 0 they are at least 1.2e-38 in size.
+
+    Returns:
+        float64 [lines, n].
+    """
+    wide = F.cast(values, "float64")
+    shares = F.expand_dims(F.contrib.arange_like(wide, step=_SHARE_OF_A_ROW, axis=1), axis=0)
+    return wide - F.broadcast_mul(F.abs(wide) + 1e-300, shares)
+
+
+class _Order(mx.gluon.HybridBlock):
+    """What to order default boxes by, float64 [batch, boxes], and the number of positives, [batch, 1].
 
     Positives come first, then what has the least probability of its class.
     """
@@ -84,27 +118,69 @@ class _Hardness(mx.gluon.HybridBlock):
         # A probability that is no number counts as none, so that its loss is looked at, and tells.
         hardness = F.where(probabilities > 0, -probabilities, F.zeros_like(probabilities))
         positive = F.cast(classes > 0, "float32")
-        return F.where(positive, F.ones_like(hardness), hardness), F.sum(positive, axis=1, keepdims=True)
+        order = set_apart(F, F.where(positive, F.ones_like(hardness), hardness))
+        return order, F.sum(positive, axis=1, keepdims=True)
 
 
-_hardness = _Hardness()
-# The probabilities of a batch take 23 MB, which would be allocated anew each time.
-_hardness.hybridize(static_alloc=True, static_shape=True)
+class _Rows(mx.gluon.HybridBlock):
+    """Losses, and gradients of the rows that count: by logits and by offsets, and the places of these rows.
 
-
-def _take(values: Any, rows: Any) -> Any:
-    """Rows [batch, n] of values [batch, boxes, ...], counted over the whole batch.
-
-    By `take`, whose gradient costs a third of that of `gather_nd`.
+    Takes logits, offsets, classes and target offsets as rows of the whole batch; of each image the rows that may count,
+    [batch, count], how many are positive, [batch, 1], and the place of the first, [batch].
     """
-    return mx.nd.take(values.reshape((-1, *values.shape[2:])), rows)
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self._scale = scale
+
+    def hybrid_forward(
+        self,
+        F: Any,  # noqa: N803 - Gluon's name
+        logits: Any,
+        offsets: Any,
+        classes: Any,
+        target_offsets: Any,
+        rows: Any,
+        positives: Any,
+        firsts: Any,
+    ) -> tuple[Any, ...]:
+        places = F.broadcast_add(rows, F.expand_dims(firsts, axis=1))
+        number = F.expand_dims(F.cast(F.contrib.arange_like(rows, axis=1), "float32"), axis=0)
+        weights = F.broadcast_div(1 / F.maximum(positives, 1), F.sum(F.ones_like(positives)))
+        of_class = F.broadcast_mul(F.broadcast_lesser(number, (1 + NEGATIVES_PER_POSITIVE) * positives), weights)
+        of_box = F.broadcast_mul(F.broadcast_lesser(number, positives), weights)
+        class_loss, by_logits = _cross_entropy(F, F.take(logits, places), F.take(classes, places))
+        box_loss, by_offsets = _huber(F, F.take(offsets, places) - F.take(target_offsets, places))
+        class_loss, box_loss = _weigh(F, class_loss, of_class), _weigh(F, box_loss, of_box)
+        by_logits, by_offsets = (
+            F.broadcast_mul(gradient, F.expand_dims(self._scale * weight, axis=2))
+            for gradient, weight in ((by_logits, of_class), (by_offsets, of_box))
+        )
+        return class_loss + box_loss, class_loss, box_loss, by_logits, by_offsets, places
 
 
-def _mean_of_images(losses: Any, weights: Any) -> Any:
-    """The mean over images of the sum [batch, n] of each, times its weight."""
-    return mx.nd.mean(mx.nd.broadcast_mul(losses, weights).sum(axis=1))
+def _cross_entropy(F: Any, logits: Any, classes: Any) -> tuple[Any, Any]:  # noqa: N803 - Gluon's name
+    """Of logits [batch, n, classes] and classes [batch, n]: the loss of each row, and its gradient."""
+    numbers = F.cast(F.contrib.arange_like(logits, axis=2), "float32")
+    labels = F.cast(F.expand_dims(classes, axis=2), "float32")
+    is_class = F.broadcast_equal(labels, F.reshape(numbers, shape=(1, 1, -1)))
+    return -F.pick(F.log_softmax(logits), classes), F.softmax(logits) - is_class
 
 
-def _huber(errors: Any) -> Any:
-    """Huber's loss of each error; MXNet has it over delta, of which it takes the root's reciprocal."""
-    return HUBER_DELTA * mx.nd.smooth_l1(errors, scalar=HUBER_DELTA**-0.5)
+def _huber(F: Any, errors: Any) -> tuple[Any, Any]:  # noqa: N803 - Gluon's name
+    """Of errors [batch, n, 4]: Huber's loss of each row, and its gradient.
+
+    MXNet has the loss over delta, of which it takes the root's reciprocal.
+    """
+    losses = HUBER_DELTA * F.smooth_l1(errors, scalar=HUBER_DELTA**-0.5)
+    return F.sum(losses, axis=2), F.clip(errors, -HUBER_DELTA, HUBER_DELTA)
+
+
+def _weigh(F: Any, losses: Any, weights: Any) -> Any:  # noqa: N803 - Gluon's name
+    """The sum of losses times weights; one without weight does not count, whatever it is."""
+    return F.sum(F.where(weights, losses * weights, F.zeros_like(losses)))
+
+
+def _flatten(values: Any) -> Any:
+    """The rows of a whole batch: [batch, n, ...] as [batch * n, ...], in the same memory."""
+    return values.reshape((-1, *values.shape[2:]))
