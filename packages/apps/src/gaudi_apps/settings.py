@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from gaudi_apps.distribution import Distribution
 from gaudi_apps.profiling import StepRange
 from gaudi_distributed.cores import count_processors
+
+# Threads: a number, 0 for as many as there are processors to use, or the measured best.
+ThreadFlag: TypeAlias = Literal["auto"] | int
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,8 @@ class DeviceSettings:
         use_hpu: whether ``"auto"`` may take a Gaudi.
         dtype: precision by name, see `gaudi_distributed.choose_precision`.
         recipe_cache: folder of compiled graphs on Gaudi.
-        intra_threads: within an operation; 0: as many as usable processors.
-        inter_threads: between operations; 0: as many as usable processors.
+        intra_threads: within an operation; 0: as many as usable processors; ``"auto"``: the fastest.
+        inter_threads: between operations; the same.
         max_cpus: processors the program may use at most; 0: all.
         seed: of weights, order and augmentation.
         deterministic: whether every operation has to give the same bits at every run.
@@ -34,8 +37,8 @@ class DeviceSettings:
     use_hpu: bool
     dtype: str
     recipe_cache: str | None
-    intra_threads: int
-    inter_threads: int
+    intra_threads: ThreadFlag
+    inter_threads: ThreadFlag
     max_cpus: int
     seed: int
     deterministic: bool
@@ -100,7 +103,7 @@ class RunSettings:
 
 
 def make_device_settings(
-    config: Any, distribution: Distribution, *, intra_threads: int, inter_threads: int
+    config: Any, distribution: Distribution, *, intra_threads: ThreadFlag, inter_threads: ThreadFlag
 ) -> DeviceSettings:
     """What TensorFlow programs call alike: of the flags in the groups `run` and `device`, for one of the processes."""
     run, device = config.run, config.device

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
 from gaudi_apps.config_file import list_flags
 from gaudi_apps.session import Session
+from gaudi_apps.versions import find_version
 from gaudi_distributed.agreement import require_agreement
 
 OURS = ("gaudi_apps", "gaudi_datasets", "gaudi_distributed", "gaudi_models", "gaudi_ops")
@@ -49,7 +50,7 @@ def list_start_facts(session: Session, data: str) -> dict[str, Any]:
         "device": session.app.framework.list_devices(),
         "precision": session.precision.name,
         "python": platform.python_version(),
-        "versions": {name: _find_version(name) for name in OTHERS},
+        "versions": {name: find_version(name) for name in OTHERS},
         "code": hash_code(),
     }
 
@@ -64,10 +65,3 @@ def hash_code() -> str:
             content = path.read_bytes()
             digest.update(f"{package}/{path.relative_to(folder)} {len(content)}\n".encode() + content)
     return digest.hexdigest()
-
-
-def _find_version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "none"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gaudi_apps.profiling import Profiler, StepRange
 from gaudi_apps.settings import DeviceSettings
 from gaudi_apps.summaries import SummaryWriter
+from gaudi_apps.threads import find_threads
 from gaudi_distributed import (
     Precision,
     apply_environment,
@@ -77,12 +78,19 @@ def start_tensorflow(settings: DeviceSettings) -> Precision:
     module = module_environment(settings.local_rank, os.environ) if kind == "hpu" and settings.is_rank else {}
     polling = polling_environment(os.environ) if kind == "cpu" and settings.is_rank else {}
     apply_environment({**quiet, **precision.environment, **module, **polling})
+    threads = find_threads(
+        settings.intra_threads,
+        settings.inter_threads,
+        settings.usable_cpus,
+        dtype="bfloat16" if settings.dtype == "bf16" else "float32",
+        on_cpu=kind == "cpu",
+    )
     import tensorflow as tf
 
     from gaudi_ops.tf.keras_api import keras
 
-    tf.config.threading.set_intra_op_parallelism_threads(settings.intra_threads or settings.usable_cpus)
-    tf.config.threading.set_inter_op_parallelism_threads(settings.inter_threads or settings.usable_cpus)
+    tf.config.threading.set_intra_op_parallelism_threads(threads.intra)
+    tf.config.threading.set_inter_op_parallelism_threads(threads.inter)
     open_device(kind, or_cpu=settings.device == "auto", local_rank=settings.local_rank)
     keras.utils.set_random_seed(settings.seed)
     if settings.deterministic:

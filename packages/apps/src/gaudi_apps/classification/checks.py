@@ -54,6 +54,10 @@ def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | 
     if config.use.top > LISTED:
         raise FlagError(f"--top {config.use.top}: must be at most {LISTED}")
     check_least(32, {"image_size": data.image_size})
+    threads = {
+        "intra_op_parallelism_threads": device.intra_op_parallelism_threads,
+        "inter_op_parallelism_threads": device.inter_op_parallelism_threads,
+    }
     at_least_zero = {
         "seed": config.run.seed,
         "num_examples_per_epoch": data.num_examples_per_epoch,
@@ -63,8 +67,7 @@ def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | 
         "eval_samples": evaluation.eval_samples,
         "patience": evaluation.patience,
         "max_cpus": device.max_cpus,
-        "intra_op_parallelism_threads": device.intra_op_parallelism_threads,
-        "inter_op_parallelism_threads": device.inter_op_parallelism_threads,
+        **{name: 0 if value == "auto" else value for name, value in threads.items()},
         "save_checkpoint_steps": config.report.save_checkpoint_steps,
         "save_checkpoints_minutes": config.report.save_checkpoints_minutes,
     }

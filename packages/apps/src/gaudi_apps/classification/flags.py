@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
+from gaudi_apps.settings import ThreadFlag
+
 Switch = FlagCreatePairsOff[bool]
 
 
@@ -168,10 +170,11 @@ class DeviceFlags:
     grouped_convolution: Literal["auto", "native", "split", "block_diagonal"] = "auto"
     """Form of convolutions in groups: native, TensorFlow's own; split, one for each group; block_diagonal, dense ones
     of neighbouring groups; auto: what suits the device."""
-    intra_op_parallelism_threads: Annotated[int, arg(aliases=["-intra"])] = 0
-    """Threads of TensorFlow within an operation; 0: as many as processors."""
-    inter_op_parallelism_threads: Annotated[int, arg(aliases=["-inter"])] = 0
-    """Threads of TensorFlow between operations; 0: as many as processors."""
+    intra_op_parallelism_threads: Annotated[ThreadFlag, arg(aliases=["-intra"])] = 0
+    """Threads of TensorFlow within an operation; 0: as many as processors; auto: the fastest on this machine, measured
+    once, for some seconds."""
+    inter_op_parallelism_threads: Annotated[ThreadFlag, arg(aliases=["-inter"])] = 0
+    """Threads of TensorFlow between operations; 0: as many as processors; auto: as above."""
 
 
 @dataclass(frozen=True)

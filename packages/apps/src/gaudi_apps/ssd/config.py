@@ -14,6 +14,7 @@ from tyro.conf import FlagCreatePairsOff, arg
 from gaudi_apps.distribution_flags import DistributionFlags, check_distribution
 from gaudi_apps.parity.flags import ParityFlags, check_parity
 from gaudi_apps.profiling import parse_step_range
+from gaudi_apps.settings import ThreadFlag
 from gaudi_apps.ssd.picture_flags import PictureFlags
 from gaudi_datasets.errors import FlagError
 
@@ -162,8 +163,9 @@ class DeviceFlags:
     Gaudi, which compiles anew for every shape."""
     cross_entropy: Literal["auto", "mme", "plain"] = "auto"
     """Form of the loss's cross entropy: mme, sums on the matrix engine; plain, a softmax; auto: mme on Gaudi."""
-    threads: int = 0
-    """Threads of TensorFlow within and between operations; 0: as many as processors."""
+    threads: ThreadFlag = 0
+    """Threads of TensorFlow within and between operations; 0: as many as processors; auto: the fastest on this machine,
+    measured once, for some seconds."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ def _check_ranges(config: SSDConfig) -> None:
         "lr_warmup_steps": (schedule.lr_warmup_steps, 0),
         "weight_decay": (schedule.weight_decay, 0),
         "max_cpus": (device.max_cpus, 0),
-        "threads": (device.threads, 0),
+        "threads": (0 if device.threads == "auto" else device.threads, 0),
         "threadpool_size": (data.threadpool_size, 0),
         "save_checkpoints_steps": (report.save_checkpoints_steps, 0),
         "save_checkpoints_minutes": (report.save_checkpoints_minutes, 0),

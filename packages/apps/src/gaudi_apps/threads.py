@@ -1,0 +1,147 @@
+"""TensorFlow's threads on a processor: as many as the user says, or the fastest choice of those that are tried."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, TypeAlias
+
+from gaudi_apps.settings import ThreadFlag
+from gaudi_apps.versions import find_version
+from gaudi_distributed.cores import read_topology
+from gaudi_distributed.doctor.machine import Machine
+from gaudi_distributed.doctor.processor import gather_processor
+
+FILE = "threads.json"
+_MOST, _SECONDS = 4096, 120
+
+
+class ThreadTrialError(RuntimeError):
+    """A choice of threads could not be measured."""
+
+    exit_status: ClassVar[int] = 70
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Of TensorFlow, `intra` within an operation and `inter` between operations."""
+
+    intra: int
+    inter: int
+
+
+# Measures one choice, in seconds.
+Measure: TypeAlias = Callable[[Threads], float]
+
+
+def list_choices(processors: int, cores: int) -> list[Threads]:
+    """What is worth trying: a thread for each processor or for each core, and one to all of them between operations."""
+    within = sorted({processors, min(cores, processors)}, reverse=True)
+    between = sorted({1, min(2, processors), processors})
+    return [Threads(intra, inter) for intra in within for inter in between]
+
+
+def choose_fastest(choices: list[Threads], measure: Measure, cache: Path, key: str) -> tuple[Threads, str]:
+    """Return the fastest, and a sentence that says so.
+
+    Args:
+        choices: what to try.
+        measure: takes seconds, for all of the choices.
+        cache: file of earlier answers; what it holds is used only where it is one of `choices`.
+        key: of this machine and what else the answer depends on.
+    """
+    answers = _read_answers(cache)
+    if (known := answers.get(key)) is not None and Threads(*known) in choices:
+        threads = Threads(*known)
+        return threads, f"{_describe(threads)}, the fastest as measured before ({cache})"
+    seconds = {threads: measure(threads) for threads in choices}
+    fastest = min(choices, key=lambda threads: seconds[threads])
+    gain = max(seconds.values()) / seconds[fastest]
+    _write_answers(cache, {**answers, key: (fastest.intra, fastest.inter)})
+    return fastest, (
+        f"{_describe(fastest)}, the fastest of {len(choices)} choices measured here, {gain:.2f} times the slowest "
+        f"(kept in {cache})"
+    )
+
+
+def find_threads(intra: ThreadFlag, inter: ThreadFlag, processors: int, *, dtype: str, on_cpu: bool) -> Threads:
+    """Return what the flags stand for, having printed what was chosen where they leave it open.
+
+    Args:
+        intra: of the user, within operations.
+        inter: of the user, between operations.
+        processors: that may be used.
+        dtype: in which is computed.
+        on_cpu: whether it is computed on the processors; a device leaves them little to do, and nothing is measured.
+
+    Raises:
+        ThreadTrialError: TensorFlow does not run as it is asked to be tried.
+    """
+    fastest = Threads(processors, processors)
+    if "auto" in (intra, inter) and on_cpu:
+        facts = gather_processor(Machine(), os.sched_getaffinity(0))
+        versions = "-".join(find_version(name) for name in ("tensorflow", "tensorflow-cpu"))
+        key = f"{facts.model}, {processors} processors, {facts.cores} cores, TensorFlow {versions}, {dtype}"
+        choices = list_choices(processors, read_topology().cores)
+        fastest, text = choose_fastest(choices, lambda threads: measure(threads, dtype), cache_file(os.environ), key)
+        print(f"threads: {text}", flush=True)
+    elif "auto" in (intra, inter):
+        print(f"threads: {_describe(fastest)}; they are measured where a CPU computes", flush=True)
+    return Threads(
+        fastest.intra if intra == "auto" else intra or processors,
+        fastest.inter if inter == "auto" else inter or processors,
+    )
+
+
+def measure(threads: Threads, dtype: str) -> float:
+    """Seconds, by `gaudi_apps.thread_trial`.
+
+    Raises:
+        ThreadTrialError: it failed.
+    """
+    command = [sys.executable, "-m", "gaudi_apps.thread_trial", str(threads.intra), str(threads.inter), dtype]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
+        return float(done.stdout)
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
+        last = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
+        raise ThreadTrialError(f"threads auto: {_describe(threads)}: {last}; give numbers in place of auto") from error
+
+
+def cache_file(environ: Mapping[str, str]) -> Path:
+    """Return the file of earlier answers, below the user's cache."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gaudi" / FILE
+
+
+def _describe(threads: Threads) -> str:
+    return f"{threads.intra} within and {threads.inter} between operations"
+
+
+def _read_answers(path: Path) -> dict[str, tuple[int, int]]:
+    """What is there and has the right form; anybody may have written it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    answers = found.items() if isinstance(found, dict) else ()
+    return {
+        key: (value[0], value[1])
+        for key, value in answers
+        if isinstance(value, list) and len(value) == 2 and all(type(n) is int and 0 < n <= _MOST for n in value)
+    }
+
+
+def _write_answers(path: Path, answers: Mapping[str, tuple[int, int]]) -> None:
+    """Replace the file in one step; a folder that cannot be written costs the next run the measurement."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(answers, indent=1), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        print(f"threads: not kept: {path}: {error.strerror}", flush=True)

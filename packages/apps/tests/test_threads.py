@@ -1,0 +1,107 @@
+"""Which threads are chosen, from figures that the tests give, and that a choice can be measured for real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gaudi_apps.threads import (
+    Threads,
+    ThreadTrialError,
+    cache_file,
+    choose_fastest,
+    find_threads,
+    list_choices,
+    measure,
+)
+
+SECONDS = {Threads(2, 1): 0.3, Threads(2, 2): 0.2}
+
+
+def choose(cache: Path, seconds: dict[Threads, float] = SECONDS) -> tuple[Threads, str]:
+    return choose_fastest(list(seconds), seconds.__getitem__, cache, "this machine")
+
+
+@pytest.mark.parametrize(
+    ("processors", "cores", "choices"),
+    [
+        (1, 1, [(1, 1)]),
+        (2, 2, [(2, 1), (2, 2)]),
+        (16, 8, [(16, 1), (16, 2), (16, 16), (8, 1), (8, 2), (8, 16)]),
+        (4, 8, [(4, 1), (4, 2), (4, 4)]),  # --max_cpus 4
+    ],
+)
+def test_choices(processors: int, cores: int, choices: list[tuple[int, int]]) -> None:
+    assert list_choices(processors, cores) == [Threads(*each) for each in choices]
+
+
+def test_the_fastest_is_measured_once(tmp_path: Path) -> None:
+    cache = tmp_path / "gaudi" / "threads.json"
+    threads, text = choose(cache)
+    assert threads == Threads(2, 2)
+    assert text.startswith("2 within and 2 between operations, the fastest of 2 choices measured here, 1.50 times the")
+    slower = dict.fromkeys(SECONDS, 1.0) | {Threads(2, 2): 2.0}
+    threads, text = choose(cache, slower)
+    assert (threads, text) == (
+        Threads(2, 2),
+        f"2 within and 2 between operations, the fastest as measured before ({cache})",
+    )
+    assert [path.name for path in cache.parent.iterdir()] == ["threads.json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        '{"this machine": [2]}',
+        '{"this machine": ["2", 2]}',
+        '{"this machine": [9, 9]}',
+        '{"this machine": [true, 2]}',
+    ],
+)
+def test_a_file_of_another_form_is_measured_anew(tmp_path: Path, content: str) -> None:
+    cache = tmp_path / "threads.json"
+    cache.write_text(content)
+    assert choose(cache)[0] == Threads(2, 2)
+    assert json.loads(cache.read_text()) == {"this machine": [2, 2]}
+
+
+def test_other_machines_answers_stay(tmp_path: Path) -> None:
+    cache = tmp_path / "threads.json"
+    cache.write_text('{"another": [64, 1]}')
+    choose(cache)
+    assert json.loads(cache.read_text()) == {"another": [64, 1], "this machine": [2, 2]}
+
+
+def test_what_cannot_be_kept_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gaudi").touch()
+    assert choose(tmp_path / "gaudi" / "threads.json")[0] == Threads(2, 2)
+    assert "threads: not kept: " in capsys.readouterr().out
+
+
+def test_the_users_cache_is_where_the_system_says() -> None:
+    assert cache_file({"XDG_CACHE_HOME": "/somewhere"}) == Path("/somewhere/gaudi/threads.json")
+    assert cache_file({}) == Path.home() / ".cache/gaudi/threads.json"
+
+
+def test_numbers_are_taken_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert find_threads(0, 3, 8, dtype="float32", on_cpu=True) == Threads(8, 3)
+    assert not capsys.readouterr().out
+
+
+def test_nothing_is_measured_for_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert find_threads("auto", 3, 8, dtype="float32", on_cpu=False) == Threads(8, 3)
+    assert "8 within and 8 between operations; they are measured where a CPU computes" in capsys.readouterr().out
+
+
+def test_a_choice_is_measured_in_a_process_of_its_own() -> None:
+    assert 1e-4 < measure(Threads(1, 1), "bfloat16") < 100
+
+
+def test_a_trial_that_fails_is_told() -> None:
+    with pytest.raises(ThreadTrialError, match=r"1 within and 1 between .*float7.*; give numbers in place of"):
+        measure(Threads(1, 1), "float7")
