@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -161,6 +160,8 @@ def _only_tensorflow_cpu() -> bool:
 
 
 def _is_installed(distribution: str) -> bool:
+    from importlib import metadata  # 30 ms, which --help does not need
+
     try:
         metadata.version(distribution)
     except metadata.PackageNotFoundError:

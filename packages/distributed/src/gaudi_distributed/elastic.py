@@ -5,7 +5,6 @@ The launcher keeps Gloo's meeting point, a store of names and values over HTTP; 
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Mapping
@@ -74,6 +73,8 @@ class Seats:
 
     def _request(self, method: str, path: str, content: bytes | None = None) -> bytes:
         """The value, empty where there is none."""
+        import http.client  # 15 ms, which --help does not need
+
         connection = http.client.HTTPConnection(*self._address, timeout=_TIMEOUT)
         try:
             connection.request(method, path, content)
