@@ -52,6 +52,13 @@ def test_values_and_gradients_are_the_references(form: Literal["mme", "plain"], 
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_large_logits_leave_a_small_loss_its_digits(form: Literal["mme", "plain"]) -> None:
+    logits = tf.constant([[[1024.0, 1016.0]]])
+    entropy = softmax_cross_entropy_mme(logits, tf.zeros([1, 1], tf.int32), form)
+    np.testing.assert_allclose(entropy[0, 0], np.log1p(np.exp(-8.0)), rtol=1e-3)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_bfloat16_logits_are_computed_in_float32(form: Literal["mme", "plain"]) -> None:
     logits, labels = batch(2, 30)
     rounded = tf.cast(logits, tf.bfloat16)

@@ -52,9 +52,9 @@ def _sum_over_classes(values: Any) -> Any:
 @tf.custom_gradient
 def _plain_form(logits: Any, labels: Any) -> Any:
     probabilities = tf.nn.softmax(logits)
+    behind = tf.reduce_max(logits, axis=-1) - tf.gather(logits, labels, axis=2, batch_dims=2)
     # The largest of them is 1 over the sum of the exponentials, so nothing is lost where the label's own vanishes.
-    log_total = -tf.math.log(tf.reduce_max(probabilities, axis=-1))
-    loss = log_total + tf.reduce_max(logits, axis=-1) - tf.gather(logits, labels, axis=2, batch_dims=2)
+    loss = behind - tf.math.log(tf.reduce_max(probabilities, axis=-1))
 
     def gradient(upstream: Any) -> tuple[Any, None]:
         one_hot = tf.one_hot(labels, tf.shape(logits)[-1], dtype=logits.dtype)
