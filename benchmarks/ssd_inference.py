@@ -1,5 +1,7 @@
 """Detecting with suppression, bf16, batch 1 and 16: ours against the plain form, and what suppression takes of it.
 
+The plain form has a turn in float32 as well, which is what Keras computes in unless it is told otherwise.
+
 The weights are random, so the network's outputs are replaced by those of a trained one: suppression takes the longer,
 the more scores are above its threshold.
 """
@@ -24,13 +26,15 @@ def run(budget_seconds: float) -> Iterator[Figure]:
     from benchmarks.plain_keras_ssd import build_plain_ssd
     from gaudi_models.ssd import build_ssd
 
-    models = build_ssd(CLASSES, dtype=POLICY), build_plain_ssd(CLASSES, POLICY)
+    plain_models = build_plain_ssd(CLASSES, POLICY), build_plain_ssd(CLASSES, "float32")
+    model = build_ssd(CLASSES, dtype=POLICY)
     for batch in BATCHES:
-        candidates = build_candidates(*models, batch)
+        candidates = build_candidates(model, *plain_models, batch)
         timings = interleave(candidates, REPEATS, budget_seconds=budget_seconds / len(BATCHES))
         name = f"SSD inference, bf16, batch {batch}"
         note = describe_rates(timings, batch)
         yield compare(f"{name}: ours over the plain form", timings, "plain", "ours", least=LEAST, note=note)
+        yield compare(f"{name}: ours over the plain form in fp32", timings, "plain fp32", "ours", note=note)
         network = compare("", timings, "network", "ours")  # network / whole
         yield Figure(
             f"{name}: share of decoding and suppression",
@@ -43,8 +47,8 @@ def run(budget_seconds: float) -> Iterator[Figure]:
         )
 
 
-def build_candidates(model: Any, plain_model: Any, batch: int) -> dict[str, Callable[[], object]]:
-    """Our network alone, our network and all that follows, and the plain form of both."""
+def build_candidates(model: Any, plain_model: Any, plain_fp32: Any, batch: int) -> dict[str, Callable[[], object]]:
+    """Our network alone, our network and all that follows, and the plain form of both in two precisions."""
     import tensorflow as tf
 
     from benchmarks import plain_keras_ssd
@@ -63,11 +67,16 @@ def build_candidates(model: Any, plain_model: Any, batch: int) -> dict[str, Call
 
     whole = tf.function(lambda images: find_boxes(trained(model), images))
     alone = tf.function(lambda images: trained(model)(images))
-    plain = tf.function(lambda images: plain_keras_ssd.find_boxes(*trained(plain_model)(images)))
+    plain, fp32 = (
+        tf.function(lambda images, network=network: plain_keras_ssd.find_boxes(*trained(network)(images)))
+        for network in (plain_model, plain_fp32)
+    )
+    wide = tf.cast(images, tf.float32)
     return {
         "network": lambda: alone(images)[1].numpy(),
         "ours": lambda: [one.numpy() for one in whole(images)],
         "plain": lambda: [one.numpy() for one in plain(images)],
+        "plain fp32": lambda: [one.numpy() for one in fp32(wide)],
     }
 
 
