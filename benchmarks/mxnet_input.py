@@ -2,7 +2,8 @@
 
 Both read the same records of COCO photographs with a long side of 640 pixels on the processors that there are, and hand
 arrays to MXNet. The loader's threads are also compared with as many processes, each of which makes its share of the
-same images and hands over nothing: no loader with worker processes can be faster.
+same images and hands over nothing: no loader with worker processes can be faster. What they would cost is told in
+`gaudi_datasets.detection.batches`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from benchmarks.measurement import Figure, compare, describe_rates, describe_tim
 from gaudi_datasets.sampling import InputOptions
 
 BATCH_SIZE = 32
-EPOCH = 4  # times the photographs
+EPOCH = 8  # times the photographs: the beginning of an iteration must not count
 REPEATS = 9
 LEAST_RATIO = 1.5
-LEAST_OF_PROCESSES = 0.9
 
 
 def repeat(make_batches: Callable[[], Iterable[Any]]) -> Callable[[], None]:
@@ -106,7 +106,7 @@ def run(budget_seconds: float) -> list[Figure]:
     alone = "MXNet detection input: threads over processes"
     return [
         compare(name, timings, "gluon", "ours", least=LEAST_RATIO, note=note, details=details),
-        compare(alone, timings, "processes", "threads", least=LEAST_OF_PROCESSES, details=details),
+        compare(alone, timings, "processes", "threads", details=details),
     ]
 
 
