@@ -36,6 +36,7 @@ class SSDLoss:
         self._order.hybridize(static_alloc=True, static_shape=True)
         self._rows.hybridize()
         self._gradients: list[Any] = []
+        self._places: Any = None  # of what is not 0 in the gradients
 
     def __call__(
         self, logits: Any, offsets: Any, classes: Any, target_offsets: Any, num_matched: npt.ArrayLike
@@ -52,7 +53,8 @@ class SSDLoss:
 
         Returns:
             loss, class loss and box loss, float32 [1], of which the first is the sum of the others; and the gradients
-            of the loss with respect to logits and offsets. The next call writes over these.
+            of the loss with respect to logits and offsets. The next call writes over these, and takes it that none but
+            it does.
         """
         boxes = logits.shape[1]
         most = max(int(np.max(num_matched, initial=0)), 1)
@@ -68,12 +70,18 @@ class SSDLoss:
             )
 
     def _spread(self, values: tuple[Any, ...], parts: tuple[Any, ...], places: Any) -> list[Any]:
-        """Put rows of gradients to their places among zeros."""
+        """Put rows of gradients to their places among zeros.
+
+        Zeros are put to the former places alone: to fill all takes as long as a fourth of the loss.
+        """
         if [each.shape for each in self._gradients] != [each.shape for each in values]:
-            self._gradients = [mx.nd.zeros_like(each) for each in values]
+            self._gradients, self._places = [mx.nd.zeros_like(each) for each in values], None
         for gradient, part in zip(self._gradients, parts, strict=True):
             flat = _flatten(gradient)
-            mx.nd.scatter_nd(_flatten(part), places, shape=flat.shape, out=flat)
+            if self._places is not None:
+                _put_rows(flat, mx.nd.zeros((self._places.shape[1], flat.shape[1]), ctx=flat.context), self._places)
+            _put_rows(flat, _flatten(part), places)
+        self._places = places
         return self._gradients
 
 
@@ -179,6 +187,11 @@ def _huber(F: Any, errors: Any) -> tuple[Any, Any]:  # noqa: N803 - Gluon's name
 def _weigh(F: Any, losses: Any, weights: Any) -> Any:  # noqa: N803 - Gluon's name
     """The sum of losses times weights; one without weight does not count, whatever it is."""
     return F.sum(F.where(weights, losses * weights, F.zeros_like(losses)))
+
+
+def _put_rows(values: Any, rows: Any, places: Any) -> None:
+    """Write rows [n, m] to places [1, n] of values [boxes, m]: `values[places] = rows` in a third of the time."""
+    mx.nd._internal._scatter_set_nd(values, rows, places, shape=values.shape, out=values)
 
 
 def _flatten(values: Any) -> Any:
