@@ -97,6 +97,7 @@ def test_any_number_of_processes_writes_the_same(tmp_path: Path) -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_to_the_same_files(tmp_path: Path) -> None:
     """Kills one program after the other until 20 were killed; those that come to their end must have done it right."""
     assert start(tmp_path / "whole", 1).wait(60) == 0

@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
 SMALL = str(Path(__file__).parents[1] / "small_ssd_mxnet.py")
 
 # Runs a program with every import of TensorFlow, of Keras and of what of ours needs them an error.

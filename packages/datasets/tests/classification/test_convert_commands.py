@@ -42,14 +42,23 @@ def test_folders_are_converted(class_tree: Path, tmp_path: Path, capsys: pytest.
 def test_imagenet_is_converted_from_tars_and_folders_alike(
     command: tuple[str, ...], imagenet_tars: Path, imagenet_folders: Path, tmp_path: Path
 ) -> None:
+    flags = ("--shards", 5, "--processes", 1)
     for source in (imagenet_tars, imagenet_folders):
-        assert run(*command, "--from", source, "--output_dir", tmp_path / f"{source.name}-out", "--processes", 1) == 0
+        assert run(*command, "--from", source, "--output_dir", tmp_path / f"{source.name}-out", *flags) == 0
     written = hash_shards(tmp_path / "tars-out")
     assert written == hash_shards(tmp_path / "folders-out")
-    assert len(written) == 1024 + 128
-    assert {"train-01023-of-01024", "validation-00127-of-00128"} <= written.keys()
+    assert len(written) == 5 + 5
     assert len(RecordSource(tmp_path / "tars-out", "train")) == 9
     assert len(RecordSource(tmp_path / "tars-out", "val")) == 4
+
+
+@pytest.mark.slow
+def test_imagenet_has_the_originals_shards(imagenet_tars: Path, tmp_path: Path) -> None:
+    assert run("imagenet", "--from", imagenet_tars, "--output_dir", tmp_path / "out", "--processes", 1) == 0
+    written = hash_shards(tmp_path / "out").keys()
+    assert len(written) == 1024 + 128
+    assert {"train-01023-of-01024", "validation-00127-of-00128"} <= written
+    assert len(RecordSource(tmp_path / "out", "train")) == 9
 
 
 def test_all_splits_are_looked_through_before_any_is_written(
