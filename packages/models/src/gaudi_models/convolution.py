@@ -1,10 +1,12 @@
-"""A convolution in groups as a Keras layer, in whichever way is fastest on the device."""
+"""A convolution, in groups or not, as a Keras layer, in whichever way is fastest on the device."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gaudi_ops.tf import grouped_conv2d
+import tensorflow as tf
+
+from gaudi_ops.tf import grouped_conv2d, pointwise_conv2d
 from gaudi_ops.tf.grouped_convolution import Implementation
 from gaudi_ops.tf.keras_api import keras
 
@@ -24,6 +26,8 @@ class Convolution2D(keras.layers.Conv2D):
 
     def call(self, inputs: Any) -> Any:
         """Convolve images [batch, height, width, channels]."""
+        if self.groups == 1 and self.kernel_size == self.strides == (1, 1):
+            return pointwise_conv2d(inputs, tf.cast(self.kernel, inputs.dtype))
         if self.groups == 1:
             return super().call(inputs)
         return grouped_conv2d(

@@ -23,6 +23,7 @@ from gaudi_ops.tf.lars import LARS, LARS_SKIP, LarsSGD
 from gaudi_ops.tf.losses import ssd_loss
 from gaudi_ops.tf.masks import topk_mask
 from gaudi_ops.tf.optimizers import MomentumSGD
+from gaudi_ops.tf.pointwise_convolution import pointwise_conv2d
 from gaudi_ops.tf.pruning import MagnitudePruning, magnitude_mask
 from gaudi_ops.tf.regularization import l2_loss
 from gaudi_ops.tf.schedules import TensorSchedule
@@ -43,6 +44,7 @@ __all__ = [
     "magnitude_mask",
     "mixup",
     "non_max_suppression",
+    "pointwise_conv2d",
     "smoothed_softmax_cross_entropy",
     "softmax_cross_entropy_mme",
     "ssd_loss",
