@@ -16,6 +16,9 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "types", "tests", "integration", "build"]
 
+# Where this is set, Python compiles TensorFlow anew at every start: 5 seconds in place of 2.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 CONSTRAINTS = str(ROOT / "constraints.txt")
@@ -50,9 +53,13 @@ else:
     raise SystemExit("Horovod works with this TensorFlow?")
 """
 # Left out where packages are tested with other versions than those of the default lane, which runs all tests: whole
-# trainings and exports, whose parts are tested, and what a NumPy below 1.24 is needed for.
-QUICK = ("-m", "not slow")
+# trainings and exports, whose parts are tested, real data, and what a NumPy below 1.24 is needed for.
+QUICK = ("-m", "not slow and not realdata")
 WITHOUT_MXNET = "--ignore-glob=packages/*/tests/*mxnet*"
+# Two processes take the files of tests in turn: most tests keep one core busy, or the disk. With a user's arguments
+# there is one, in which a debugger works.
+XDIST = "pytest-xdist>=3.8"
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile")
 
 # Run with a wheel installed alone in an empty environment, so without TensorFlow.
 SMOKE_TESTS = {
@@ -87,8 +94,6 @@ PROGRAMS = {
 def install(session: nox.Session, requirements: dict[str, str], *others: str) -> None:
     """Install packages of ours (name -> extras) as editable, with pinned versions of everything else."""
     session.env["UV_BUILD_CONSTRAINT"] = CONSTRAINTS
-    # Where this is set, Python compiles TensorFlow anew at every start: 5 seconds in place of 2.
-    session.env["PYTHONDONTWRITEBYTECODE"] = None
     arguments: list[str] = []
     for name, extras in requirements.items():
         arguments += ["-e", f"./packages/{name}[{extras}]" if extras else f"./packages/{name}"]
@@ -113,8 +118,8 @@ def install_horovod(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """Test one package, installed with its declared dependencies alone."""
     needed = dict.fromkeys(PACKAGES[package], "")
-    install(session, needed | {package: EXTRAS[package]})
-    session.run("pytest", f"packages/{package}/tests", *session.posargs)
+    install(session, needed | {package: EXTRAS[package]}, XDIST)
+    session.run("pytest", f"packages/{package}/tests", *(session.posargs or SIDE_BY_SIDE))
 
 
 @nox.session
@@ -144,8 +149,8 @@ def types(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Test what crosses packages, and what the documents say."""
-    install_everything(session)
-    session.run("pytest", "tests", *session.posargs)
+    install(session, EXTRAS, XDIST)
+    session.run("pytest", "tests", *(session.posargs or SIDE_BY_SIDE))
 
 
 @nox.session
@@ -209,8 +214,8 @@ def gaudi_contract(session: nox.Session) -> None:
     pins = Path(session.create_tmp()) / "constraints.txt"
     lines = Path(CONSTRAINTS).read_text(encoding="utf-8").splitlines(keepends=True)
     pins.write_text("".join(line for line in lines if line.split("==")[0] not in GAUDI_UNPINNED), encoding="utf-8")
-    session.install("-c", str(pins), *(f"-e./packages/{name}" for name in PACKAGES), "pytest", *GAUDI_STACK)
-    session.run("pytest", "tests/gaudi_contract", *session.posargs)
+    session.install("-c", str(pins), *(f"-e./packages/{name}" for name in PACKAGES), XDIST, *GAUDI_STACK)
+    session.run("pytest", "tests/gaudi_contract", *(session.posargs or SIDE_BY_SIDE))
 
 
 @nox.session(default=False, python="3.13")
@@ -230,15 +235,14 @@ def minimums(session: nox.Session) -> None:
 
 def install_unpinned(session: nox.Session, requirements: dict[str, str], *options: str) -> None:
     """Install packages of ours (name -> extras) with what their own bounds give, and check that it agrees."""
-    session.env["PYTHONDONTWRITEBYTECODE"] = None
-    session.install(*options, *(f"-e./packages/{name}[{extras}]" for name, extras in requirements.items()))
-    uv(session, "pip", "check", "-p", session.bin)
+    session.install(*options, XDIST, *(f"-e./packages/{name}[{extras}]" for name, extras in requirements.items()))
+    uv(session, "pip", "check", "-p", str(Path(session.bin, "python")))
 
 
 def test_quickly(session: nox.Session, *options: str) -> None:
-    """Test each package in a process of its own; arguments after `--` take the place of the choice of quick tests."""
+    """Test each package by itself; arguments after `--` take the place of the choice of quick tests."""
     for name in PACKAGES:
-        session.run("pytest", f"packages/{name}/tests", *options, *(session.posargs or QUICK))
+        session.run("pytest", f"packages/{name}/tests", *options, *(session.posargs or (*QUICK, *SIDE_BY_SIDE)))
 
 
 @nox.session(default=False)

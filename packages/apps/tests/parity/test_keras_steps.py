@@ -190,6 +190,7 @@ def test_bfloat16_is_within_its_tolerance() -> None:
     assert "step1/output/conv1" in compare(led, exact, ["fp32", "fp32"])
 
 
+@pytest.mark.slow
 def test_the_detector_in_bfloat16_is_within_its_tolerance() -> None:
     from gaudi_apps.ssd.task import SSDTask
     from gaudi_datasets.detection.pipeline import fake_dataset

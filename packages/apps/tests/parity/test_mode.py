@@ -149,6 +149,7 @@ def test_the_other_sides_flags_are_checked_first(
     assert named in done.err
 
 
+@pytest.mark.slow
 def test_the_other_side_is_a_process_of_its_own(
     ssd_train: Callable[..., Any],
     checkpoints: CheckpointFolder,
