@@ -38,6 +38,7 @@ class FolderCommunicator:
 
 
 def announce(text: str) -> None:
+    time.sleep(0.1)  # as a terminal may take; nobody leaves before the line is there
     print(f"announced: {text}", file=sys.stderr, flush=True)
 
 

@@ -105,6 +105,12 @@ class _HostingMember(Member):
         self._coordinator = coordinator
         super().__init__(place, keeper, coordinator.token, announce)
 
+    def report(self, text: str, status: int, *, certain: bool = True) -> Cause:
+        """Report an error of this rank, and wait until the line about what ended the run is shown."""
+        cause = super().report(text, status, certain=certain)
+        self._coordinator.wait(self._bounds.leave_seconds)
+        return cause
+
     def leave(self, text: str = "", status: int = 0) -> Cause | None:
         """Say that this rank is done, and wait for the others."""
         super().leave(text, status)
