@@ -57,16 +57,16 @@ def time_steps(ranks: int, backend: str) -> float:
             *("--model_dir", str(Path(folder) / "run")),
         ]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
-        begun, lines = 0.0, []
+        begun, ended, lines = 0.0, 0.0, []
         for line in process.stdout or ():
             lines.append(line)
             if line.startswith(f"step {FIRST}/"):
                 begun = time.perf_counter()
             if line.startswith(f"step {FIRST + STEPS}/"):
-                seconds = time.perf_counter() - begun
-        if process.wait() != 0:
+                ended = time.perf_counter()
+        if process.wait() != 0 or not ended:
             raise RuntimeError(f"training ended with {process.returncode}: {''.join(lines[-3:])}")
-        return seconds
+        return ended - begun
 
 
 if __name__ == "__main__":

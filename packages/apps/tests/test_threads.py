@@ -37,6 +37,11 @@ def test_choices(processors: int, cores: int, choices: list[tuple[int, int]]) ->
     assert list_choices(processors, cores) == [Threads(*each) for each in choices]
 
 
+def test_what_the_user_gives_is_in_all_choices() -> None:
+    assert list_choices(8, 4, intra=3) == [Threads(3, 1), Threads(3, 2), Threads(3, 8)]
+    assert list_choices(8, 4, inter=0) == [Threads(8, 8), Threads(4, 8)]
+
+
 def test_the_fastest_is_measured_once(tmp_path: Path) -> None:
     cache = tmp_path / "gaudi" / "threads.json"
     threads, text = choose(cache)
@@ -95,7 +100,7 @@ def test_numbers_are_taken_as_they_are(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_nothing_is_measured_for_a_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert find_threads("auto", 3, 8, dtype="float32", on_cpu=False) == Threads(8, 3)
-    assert "8 within and 8 between operations; they are measured where a CPU computes" in capsys.readouterr().out
+    assert "8 within and 3 between operations; they are measured where a CPU computes" in capsys.readouterr().out
 
 
 def test_a_choice_is_measured_in_a_process_of_its_own() -> None:

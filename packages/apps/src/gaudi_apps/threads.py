@@ -13,7 +13,6 @@ from typing import ClassVar, TypeAlias
 
 from gaudi_apps.settings import ThreadFlag
 from gaudi_apps.versions import find_version
-from gaudi_distributed.cores import read_topology
 from gaudi_distributed.doctor.machine import Machine
 from gaudi_distributed.doctor.processor import gather_processor
 
@@ -39,11 +38,13 @@ class Threads:
 Measure: TypeAlias = Callable[[Threads], float]
 
 
-def list_choices(processors: int, cores: int) -> list[Threads]:
-    """What is worth trying: a thread for each processor or for each core, and one to all of them between operations."""
-    within = sorted({processors, min(cores, processors)}, reverse=True)
-    between = sorted({1, min(2, processors), processors})
-    return [Threads(intra, inter) for intra in within for inter in between]
+def list_choices(processors: int, cores: int, intra: ThreadFlag = "auto", inter: ThreadFlag = "auto") -> list[Threads]:
+    """What is worth trying where the user leaves it open: within an operation a thread for each processor or for each
+    core, between operations one to all of them.
+    """
+    within = sorted({processors, min(cores, processors)}, reverse=True) if intra == "auto" else [intra or processors]
+    between = sorted({1, min(2, processors), processors}) if inter == "auto" else [inter or processors]
+    return [Threads(each, other) for each in within for other in between]
 
 
 def choose_fastest(choices: list[Threads], measure: Measure, cache: Path, key: str) -> tuple[Threads, str]:
@@ -82,20 +83,20 @@ def find_threads(intra: ThreadFlag, inter: ThreadFlag, processors: int, *, dtype
     Raises:
         ThreadTrialError: TensorFlow does not run as it is asked to be tried.
     """
-    fastest = Threads(processors, processors)
-    if "auto" in (intra, inter) and on_cpu:
-        facts = gather_processor(Machine(), os.sched_getaffinity(0))
-        versions = "-".join(find_version(name) for name in ("tensorflow", "tensorflow-cpu"))
-        key = f"{facts.model}, {processors} processors, {facts.cores} cores, TensorFlow {versions}, {dtype}"
-        choices = list_choices(processors, read_topology().cores)
-        fastest, text = choose_fastest(choices, lambda threads: measure(threads, dtype), cache_file(os.environ), key)
-        print(f"threads: {text}", flush=True)
-    elif "auto" in (intra, inter):
-        print(f"threads: {_describe(fastest)}; they are measured where a CPU computes", flush=True)
-    return Threads(
-        fastest.intra if intra == "auto" else intra or processors,
-        fastest.inter if inter == "auto" else inter or processors,
-    )
+    plain = Threads(*(processors if flag == "auto" else flag or processors for flag in (intra, inter)))
+    if "auto" not in (intra, inter):
+        return plain
+    if not on_cpu:
+        print(f"threads: {_describe(plain)}; they are measured where a CPU computes", flush=True)
+        return plain
+    facts = gather_processor(Machine(), os.sched_getaffinity(0))
+    versions = "-".join(find_version(name) for name in ("tensorflow", "tensorflow-cpu"))
+    machine = f"{facts.model}, {processors} processors, {facts.cores} cores, TensorFlow {versions}, {dtype}"
+    choices = list_choices(processors, facts.cores, intra, inter)
+    key = f"{machine}, {intra} within, {inter} between"
+    fastest, text = choose_fastest(choices, lambda threads: measure(threads, dtype), cache_file(os.environ), key)
+    print(f"threads: {text}", flush=True)
+    return fastest
 
 
 def measure(threads: Threads, dtype: str) -> float:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+
+from gaudi_distributed.doctor.control_groups import read_processor_quota
+from gaudi_distributed.doctor.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ def count_processors(root: Path = Path("/"), usable: Collection[int] | None = No
     More threads than that are stopped by the kernel, all at once, until the limit's period is over.
     """
     usable = os.sched_getaffinity(0) if usable is None else usable
-    return max(1, min([len(usable), *(math.ceil(limit) for limit in _read_limits(root))]))
+    quota = read_processor_quota(Machine(root))
+    return len(usable) if quota is None else max(1, min(len(usable), math.ceil(quota)))
 
 
 def choose_binding(topology: Topology, slots: int, at_most: int | None = None) -> Binding:
@@ -71,25 +75,6 @@ def choose_binding(topology: Topology, slots: int, at_most: int | None = None) -
         taken = sockets[socket][turn * cores : (turn + 1) * cores]
         processors.append(tuple(sorted(number for core in taken for number in core)))
     return Binding(cores, tuple(processors))
-
-
-def _read_limits(root: Path) -> Iterator[float]:
-    """Yield the processors' worth of time of this process's control group and of those around it (cgroup version 2)."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    base = root / "sys/fs/cgroup"
-    inner = next((line[3:].strip("/") for line in groups if line.startswith("0::")), "")
-    for folder in (base / inner, *(base / inner).parents):
-        if folder == base.parent:
-            return
-        try:
-            text = (folder / "cpu.max").read_text()
-        except OSError:
-            continue
-        if found := re.fullmatch("([0-9]{1,15}) ([1-9][0-9]{0,15})\\s*", text):
-            yield int(found[1]) / int(found[2])
 
 
 def _read_number(path: Path, default: int) -> int:
