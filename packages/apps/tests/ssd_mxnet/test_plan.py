@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from gaudi_apps.config_file import parse_config
 from gaudi_apps.ssd_mxnet.config import RunFlags, ScheduleFlags, SSDMXNetConfig, ValidationFlags
 from gaudi_apps.ssd_mxnet.plan import make_plan
-from gaudi_apps.ssd_mxnet.systems import SYSTEMS
+from gaudi_apps.ssd_mxnet.systems import SYSTEMS, list_preset
 
 COCO = 117266
 
@@ -53,6 +54,15 @@ def test_flags_win_over_those_of_a_system(ssd_mxnet_train: Callable[..., Any], t
     assert found["peak_learning_rate"] == 2.5e-3 * 16
     assert found["warmup_steps"] == int(5.25 * COCO / 256)
     assert "must be one of DSS8440" in ssd_mxnet_train(*flags, "--system", "C4141", data=False).err
+
+
+def test_systems_have_their_own_threads() -> None:
+    def threads(*argv: str) -> int:
+        config = parse_config(SSDMXNetConfig, argv, prog="x", description="", list_preset=list_preset)
+        return config.data.dali_workers
+
+    assert [threads("--system", system) for system in SYSTEMS] == [6, 6, 6, 3]
+    assert threads("--system", "4xC4140", "-j", "5") == 5
 
 
 def test_rates_are_whole_multiples() -> None:

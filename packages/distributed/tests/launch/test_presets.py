@@ -46,9 +46,9 @@ _FOLDERS = {"DATADIR": "/usr/lib", "LOGDIR": "/tmp"}
 _NODES = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "10.0.0.[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)"}
 ENVIRONMENTS = {
     "submission": {"SYSTEM": "DSS8440", "NEXP": "2", **_FOLDERS},
-    "submission-docker": {"SYSTEM": "C4140", "CONT": "registry/ssd:1", **_FOLDERS},
+    "submission-docker": {"SYSTEM": "C4140", "CONT": "registry/ssd:1", "NEXP": "1", **_FOLDERS},
     "submission-slurm": {"SYSTEM": "2xC4140", "CONT": "ssd.sif", "NEXP": "5", **_FOLDERS},
-    "submission-singularity": {"SYSTEM": "2xC4140", "CONT": "ssd.sif", **_FOLDERS, **_NODES},
+    "submission-singularity": {"SYSTEM": "2xC4140", "CONT": "ssd.sif", "NEXP": "1", **_FOLDERS, **_NODES},
 }
 
 

@@ -66,7 +66,8 @@ def test_experiments_in_docker(variables: dict[str, str], tmp_path: Path) -> Non
 
 
 def test_without_a_container_the_folders_are_taken_as_they_are(variables: dict[str, str], tmp_path: Path) -> None:
-    del variables["CONT"], variables["NEXP"]
+    del variables["CONT"]
+    variables["NEXP"] = "1"
     (only,) = list_options("--submission", variables)
     assert only.command == (
         *("ssd_mxnet_train", "--seed", "1", "--coco_root", f"{tmp_path}/coco"),
@@ -77,8 +78,14 @@ def test_without_a_container_the_folders_are_taken_as_they_are(variables: dict[s
 
 
 def test_what_is_not_set_is_left_to_the_program() -> None:
-    (only,) = list_options("--submission ssd_mxnet_train --seed 7", {"SYSTEM": "2xc4140"})
+    (only,) = list_options("--submission ssd_mxnet_train --seed 7", {"SYSTEM": "2xc4140", "NEXP": "1"})
     assert (only.preset, only.command) == ("2xc4140", ("ssd_mxnet_train", "--seed", "1", "--seed", "7"))
+
+
+def test_there_are_five_experiments_unless_told_otherwise(variables: dict[str, str]) -> None:
+    del variables["NEXP"]
+    seeds = [each.command[each.command.index("--seed") + 1] for each in list_options("--submission", variables)]
+    assert seeds == ["1", "2", "3", "4", "5"]
 
 
 def test_the_systems_program_runs_behind_the_preset(plan: Plan, variables: dict[str, str]) -> None:
@@ -87,7 +94,7 @@ def test_the_systems_program_runs_behind_the_preset(plan: Plan, variables: dict[
     inner = text.partition("    registry/ssd:1\n")[2].split()
     assert inner[:4] == ["gaudi-run", "--preset", "dss8440", "ssd_mxnet_train"]
     assert text.count("docker\n    run\n") == 2
-    direct = plan("--submission", {name: variables[name] for name in ("SYSTEM", "DATADIR")})
+    direct = plan("--submission", {name: variables[name] for name in ("SYSTEM", "DATADIR", "NEXP")})
     assert f"--system\n    DSS8440\n    --seed\n    1\n    --coco_root\n    {variables['DATADIR']}\n" in direct
 
 
@@ -149,9 +156,9 @@ def test_several_files_of_weights_are_refused(plan: Plan, variables: dict[str, s
 
 def test_a_line_of_results() -> None:
     line = describe_result(
-        "OBJECT_DETECTION", datetime(2020, 6, 1, 13, 5), datetime(2020, 6, 1, 13, 40, 1), {"USER": "me"}
+        "SINGLE_STAGE_DETECTOR", datetime(2020, 6, 1, 13, 5), datetime(2020, 6, 1, 13, 40, 1), {"USER": "me"}
     )
-    assert line == "RESULT,OBJECT_DETECTION,,2101,me,2020-06-01 01:05:00 PM"
+    assert line == "RESULT,SINGLE_STAGE_DETECTOR,,2101,me,2020-06-01 01:05:00 PM"
 
 
 @pytest.mark.parametrize("status", [0, 3])
@@ -172,4 +179,4 @@ def test_each_experiment_that_ends_well_has_its_line(tmp_path: Path, status: int
         return
     for number, experiment in ((1, lines[:5]), (2, lines[5:])):
         assert experiment[:4] == [f"--system C4140 --seed {number}"] * 4
-        assert re.fullmatch(r"RESULT,OBJECT_DETECTION,,\d+,me,\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [AP]M", experiment[4])
+        assert re.fullmatch(r"RESULT,SINGLE_STAGE_DETECTOR,,\d+,me,\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [AP]M", experiment[4])

@@ -106,8 +106,8 @@ class ScheduleFlags:
     """Learning rate and optimizer. The rate of a run is 2.5e-3 max(1, round(lr / 2.5e-3 * images of a step / 32))."""
 
     system: str | None = None
-    """DSS8440, C4140, 2xC4140 or 4xC4140: batch size, processes, warm-up, rate and weight decay of the submission on
-    it, where no other flag gives them."""
+    """DSS8440, C4140, 2xC4140 or 4xC4140: batch size, processes, warm-up, rate, weight decay and threads of the
+    submission on it, where no other flag gives them."""
     lr: float | None = None
     """Learning rate of 32 images a step; none: 2.5e-3."""
     lr_decay_factor: float = 0.1

@@ -69,9 +69,8 @@ _RESNEXT = "resnext_train --use_horovod --dtype bf16 --batch_size 128 --train_ep
 def _mxnet(system: str, hosts: int, slots: int) -> Preset:
     """A system of the submission; the program knows its batch size and schedule."""
     about = f"MXNet SSD as MLPerf's submission trained it on {system}"
-    return Preset(
-        about, hosts, slots, "gpu", command=("ssd_mxnet_train", "--system", system), result="OBJECT_DETECTION"
-    )
+    command = ("ssd_mxnet_train", "--system", system)
+    return Preset(about, hosts, slots, "gpu", command=command, result="SINGLE_STAGE_DETECTOR")
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(

@@ -13,6 +13,7 @@ from gaudi_distributed.launch.presets import PRESETS
 
 VARIABLES = ("SYSTEM", "CONT", "DATADIR", "LOGDIR", "PRETRAINED_DIR", "NEXP")
 _FLAG = "--submission"
+_EXPERIMENTS = "5"  # where NEXP is unset, as in the submission's scripts
 _MOST_EXPERIMENTS = 100
 _WEIGHTS = (".npz", ".pickle", ".pth", ".safetensors")
 # Each folder by its variable: where it is mounted, and how.
@@ -35,7 +36,7 @@ def list_launches(options: Options, environ: Mapping[str, str]) -> list[Options]
     if options.preset is not None or options.host_discovery_script is not None or options.mpijob is not None:
         raise FlagError(f"{_FLAG}: goes without --preset, which SYSTEM names, --host_discovery_script and --mpijob")
     system = _find_system(environ)
-    count = environ.get("NEXP", "1")
+    count = environ.get("NEXP", _EXPERIMENTS)
     if not (count.isascii() and count.isdigit() and 1 <= int(count) <= _MOST_EXPERIMENTS):
         raise ConfigurationError(f"NEXP is {count!r}; set it to a number of experiments from 1 to {_MOST_EXPERIMENTS}")
     folders = {name: _find_folder(name, environ) for name in _PLACES if environ.get(name)}
