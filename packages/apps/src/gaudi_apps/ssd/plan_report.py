@@ -46,7 +46,8 @@ def print_plan(config: SSDConfig, workers: int = 1, console: Console | None = No
     """Print what training by this configuration on so many processes would do, as tables or (--json) as JSON."""
     training_set = describe_training_set(config, workers)
     plan = make_plan(config, training_set.images, workers)
-    needs = Needs(training_set, plan, config.report.keep_ckpt_max, BYTES_PER_VALUE[config.device.dtype])
+    decay, bytes_per_value = config.schedule.weight_decay, BYTES_PER_VALUE[config.device.dtype]
+    needs = Needs(training_set, plan, config.report.keep_ckpt_max, bytes_per_value, decay)
     if config.run.json:
         print_json(needs.as_json(), console)
     else:
@@ -150,12 +151,14 @@ class Needs:
         plan: of its training.
         keep_checkpoints: how many of the newest are kept.
         bytes_per_value: of what the forward pass keeps.
+        weight_decay: of all trainable variables.
     """
 
     training_set: TrainingSet
     plan: Plan
     keep_checkpoints: int
     bytes_per_value: int
+    weight_decay: float
 
     @property
     def size(self) -> NetworkSize:
@@ -171,6 +174,7 @@ class Needs:
         """What `--json` prints: names as in Plan, with the data set, rates, disk (bytes) and memory (bytes)."""
         return {
             **self.plan.as_json(),
+            "weight_decay": self.weight_decay,
             "data": asdict(self.training_set),
             "parameters": self.size.parameters,
             "checkpoint_bytes": self.size.checkpoint_bytes,
@@ -187,6 +191,7 @@ class Needs:
             yield "boxes", part_of(training_set.boxes, training_set.boxes_found)
         yield "classes", f"{training_set.num_classes}"
         yield from list_plan(self.plan, self.keep_checkpoints)
+        yield "optimizer", f"SGD, weight decay {self.weight_decay:g}"
         kept = self.plan.count_checkpoints(self.keep_checkpoints)
         disk = f"{format_bytes(kept * self.size.checkpoint_bytes)} of checkpoints"
         if training_set.record_bytes is not None:

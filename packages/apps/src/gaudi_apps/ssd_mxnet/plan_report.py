@@ -27,7 +27,8 @@ def print_plan(config: SSDMXNetConfig, workers: int = 1, console: Console | None
     """Print what training by this configuration on so many processes would do, as tables or (--json) as JSON."""
     training_set = describe_training_set(config)
     plan = make_plan(config, training_set.images, workers)
-    needs = Needs(training_set, plan, config.report.keep_ckpt_max, _BYTES_PER_VALUE[config.network.precision])
+    decay, bytes_per_value = config.schedule.weight_decay, _BYTES_PER_VALUE[config.network.precision]
+    needs = Needs(training_set, plan, config.report.keep_ckpt_max, bytes_per_value, decay)
     if config.run.json:
         print_json(needs.as_json(), console)
         return

@@ -57,13 +57,26 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_SSD = "ssd_train --use_horovod --dtype bf16 --batch_size 128 --epochs 50"
-_RESNET = (
-    "resnet_train --dtype bf16 --data_loader_image_type bf16 --batch_size 256 --train_epochs 40 --optimizer LARS "
-    "--base_learning_rate 9.5 --warmup_epochs 3 --lr_schedule polynomial --label_smoothing 0.1 --weight_decay 0.0001 "
-    "--single_l2_loss_op"
+# The command lines of the originals' documents, but for the folders of data and results. A batch is that of a rank with
+# Horovod and that of all ranks with tf.distribute.
+_SSD = (
+    "ssd_train --use_horovod --epochs 64 --batch_size 128 --dtype bf16 --save_summary_steps 10 "
+    "--save_checkpoints_epochs 64"
 )
-_RESNEXT = "resnext_train --use_horovod --dtype bf16 --batch_size 128 --train_epochs 90"
+# What the original's launcher adds where LARS is asked for on several devices.
+_LARS = (
+    "--optimizer LARS --base_learning_rate 9.5 --warmup_epochs 3 --lr_schedule polynomial --label_smoothing 0.1 "
+    "--weight_decay 0.0001 --single_l2_loss_op"
+)
+_RESNET = (
+    f"resnet_train --dtype bf16 --data_loader_image_type bf16 --train_epochs 40 --epochs_between_evals 40 {_LARS}"
+)
+_RESNET_HOROVOD = f"{_RESNET} --batch_size 256 --use_horovod"
+_RESNET_STRATEGY = f"{_RESNET} --batch_size 2048 --distribution_strategy hpu"
+_RESNEXT = (
+    "resnext_train --use_horovod --dtype bf16 --data_loader_image_type bf16 --batch_size 128 --train_epochs 90 "
+    "--epochs_between_evals 90"
+)
 
 
 def _mxnet(system: str, hosts: int, slots: int) -> Preset:
@@ -80,18 +93,18 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "habana-16-tcp": Preset("two servers of 8, HCCL over TCP", 2, 8, scale_out="tcp"),
         "habana-16-hierarchical": Preset("two servers of 8, hierarchical allreduce", 2, 8, scale_out="hierarchical"),
         "ssd-habana-8": Preset("SSD on 8 Gaudis", 1, 8, command=_words(_SSD)),
-        "resnet-habana-8": Preset("ResNet-50 with LARS on 8 Gaudis", 1, 8, command=_words(f"{_RESNET} --use_horovod")),
+        "resnet-habana-8": Preset("ResNet-50 with LARS on 8 Gaudis", 1, 8, command=_words(_RESNET_HOROVOD)),
         "resnet-habana-16-tcp": Preset(
             "ResNet-50 with LARS on two servers, HCCL over TCP",
             *(2, 8),
             scale_out="tcp",
-            command=_words(f"{_RESNET} --use_horovod"),
+            command=_words(_RESNET_HOROVOD),
         ),
         "resnet-habana-8-tf": Preset(
             "ResNet-50 with LARS on 8 Gaudis by tf.distribute",
             *(1, 8),
             backend="multi_worker",
-            command=_words(f"{_RESNET} --distribution_strategy hpu"),
+            command=_words(_RESNET_STRATEGY),
         ),
         "resnext-habana-8": Preset("ResNeXt-101 on 8 Gaudis", 1, 8, command=_words(_RESNEXT)),
         "dss8440": _mxnet("DSS8440", 1, 8),
