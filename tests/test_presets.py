@@ -101,8 +101,11 @@ def test_the_batch_is_that_of_a_rank_with_horovod_and_of_all_with_a_strategy() -
         if "--batch_size" in preset.command:
             batches[name] = int(preset.command[preset.command.index("--batch_size") + 1])
     assert batches == {
-        **{"ssd-habana-8": 128, "resnet-habana-8": 256, "resnet-habana-16-tcp": 256},
-        **{"resnet-habana-8-tf": 2048, "resnext-habana-8": 128},
+        "ssd-habana-8": 128,
+        "resnet-habana-8": 256,
+        "resnet-habana-16-tcp": 256,
+        "resnet-habana-8-tf": 2048,
+        "resnext-habana-8": 128,
     }
 
 

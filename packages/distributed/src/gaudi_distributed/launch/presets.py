@@ -68,9 +68,7 @@ _LARS = (
     "--optimizer LARS --base_learning_rate 9.5 --warmup_epochs 3 --lr_schedule polynomial --label_smoothing 0.1 "
     "--weight_decay 0.0001 --single_l2_loss_op"
 )
-_RESNET = (
-    f"resnet_train --dtype bf16 --data_loader_image_type bf16 --train_epochs 40 --epochs_between_evals 40 {_LARS}"
-)
+_RESNET = f"resnet_train --dtype bf16 --data_loader_image_type bf16 --train_epochs 40 --epochs_between_evals 40 {_LARS}"
 _RESNET_HOROVOD = f"{_RESNET} --batch_size 256 --use_horovod"
 _RESNET_STRATEGY = f"{_RESNET} --batch_size 2048 --distribution_strategy hpu"
 _RESNEXT = (
