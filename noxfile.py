@@ -137,6 +137,7 @@ def types(session: nox.Session) -> None:
     session.run(
         "mypy",
         "noxfile.py",
+        "conftest.py",
         "horovod_wheel.py",
         "package_checks.py",
         "benchmarks",

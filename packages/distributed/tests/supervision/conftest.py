@@ -6,26 +6,37 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 RANK = Path(__file__).with_name("rank_process.py")
+# Ends a test that would never end.
+SECONDS = 600
 
 
 @dataclass
 class Run:
-    """The processes of a run, by rank."""
+    """The processes of a run, by rank.
+
+    Attributes:
+        processes: by rank.
+        told: the channel on which they say that they joined, and that they are at the step of their fault.
+    """
 
     processes: list[subprocess.Popen[str]]
+    told: Any
 
-    def wait(self, seconds: float = 20) -> list[int]:
-        """Status of each; TimeoutExpired if one is still there."""
-        limit = time.monotonic() + seconds
-        return [process.wait(max(limit - time.monotonic(), 0.01)) for process in self.processes]
+    def wait(self) -> list[int]:
+        """Wait for the end of all; returns the status of each."""
+        return [process.wait(SECONDS) for process in self.processes]
+
+    def wait_for_all(self) -> None:
+        """Wait until every rank was told that it is welcome."""
+        self.told.wait_for(*(f"rank {rank} has joined" for rank in range(len(self.processes))))
 
     def announced(self) -> list[str]:
         """Lines that ranks showed as the end of the run."""
@@ -34,8 +45,8 @@ class Run:
 
 
 @pytest.fixture
-def start_ranks(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Start the ranks of a run, with a fault at a step of one of them."""
+def start_ranks(tmp_path: Path, make_channel: Callable[[str], Any]) -> Iterator[Callable[..., Run]]:
+    """Start the ranks of a run, with a fault at a step of one of them; its folder is that of the test and `run0`..."""
     runs: list[Run] = []
 
     def start(
@@ -43,11 +54,14 @@ def start_ranks(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         environment: Mapping[str, str],
         *,
         size: int = 2,
-        steps: int = 100000,
+        steps: int = 10**9,
         faults: Mapping[int, tuple[str, int]] | None = None,
     ) -> Run:
         folder = tmp_path / f"run{len(runs)}"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
+        for rank in range(size):
+            os.mkfifo(folder / f"rank{rank}")
+        told = make_channel(f"{folder.name}/told")
         processes = []
         for rank in range(size):
             fault, step = (faults or {}).get(rank, ("none", -1))
@@ -61,7 +75,7 @@ def start_ranks(tmp_path: Path) -> Iterator[Callable[..., Run]]:
                     text=True,
                 )
             )
-        runs.append(Run(processes))
+        runs.append(Run(processes, told))
         return runs[-1]
 
     yield start

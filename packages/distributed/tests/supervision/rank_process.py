@@ -1,44 +1,48 @@
-"""A rank that only pretends to compute: it meets the others at every step through files, and fails as it is told."""
+"""A rank that only pretends to compute: it meets the others at every step through pipes, and fails as it is told."""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import signal
 import sys
-import threading
-import time
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 from gaudi_distributed.place import Place
 from gaudi_distributed.supervision import Member, exit_now, host_supervision, join_supervision
 
-STEP_SECONDS = 0.03
 
-
-class FolderCommunicator:
-    """Gathers through a folder, and waits for ever for a rank that does not come."""
+class PipeCommunicator:
+    """Gathers through a named pipe of each rank, and waits for ever for a rank that does not come."""
 
     def __init__(self, folder: Path, rank: int, size: int) -> None:
-        self._folder, self.rank, self.size, self.local_rank, self.local_size = folder, rank, size, rank, size
+        self.rank, self.size, self.local_rank, self.local_size = rank, size, rank, size
+        # For reading and writing: a pipe whose rank is lost takes what is written, as a network does.
+        self._pipes = [os.open(folder / f"rank{number}", os.O_RDWR) for number in range(size)]
+        self._own = os.fdopen(os.dup(self._pipes[rank]), "rb")
         self._calls = 0
+        self._came: defaultdict[int, dict[int, bytes]] = defaultdict(dict)
 
     def gather(self, content: bytes) -> list[bytes]:
         self._calls += 1
-        own = self._path(self.rank)
-        draft = own.with_suffix(".draft")
-        draft.write_bytes(content)
-        draft.rename(own)
-        paths = [self._path(rank) for rank in range(self.size)]
-        while not all(path.exists() for path in paths):
-            time.sleep(0.002)
-        return [path.read_bytes() for path in paths]
-
-    def _path(self, rank: int) -> Path:
-        return self._folder / f"{self._calls}-{rank}"
+        line = json.dumps([self._calls, self.rank, content.decode()]).encode() + b"\n"
+        for pipe in self._pipes:
+            os.write(pipe, line)
+        while len(self._came[self._calls]) < self.size:
+            call, rank, text = json.loads(self._own.readline())
+            self._came[call][rank] = text.encode()
+        came = self._came.pop(self._calls)
+        return [came[rank] for rank in range(self.size)]
 
 
-def announce(text: str) -> None:
-    time.sleep(0.1)  # as a terminal may take; nobody leaves before the line is there
+def announce(folder: Path, text: str) -> None:
+    """Show it, on a terminal that takes nothing before its gate is open, if it has one."""
+    if (folder / "terminal").exists():
+        with (folder / "terminal").open() as gate:
+            fcntl.flock(gate, fcntl.LOCK_SH)
     print(f"announced: {text}", file=sys.stderr, flush=True)
 
 
@@ -52,36 +56,37 @@ def fail(fault: str, member: Member) -> None:
     elif fault == "unforeseen":
         raise ZeroDivisionError("nobody reports this")
     elif fault == "go on":  # waits for nobody, so only a report can end it at once
-        for step in range(100000):
-            member.at(step, "step")
-            time.sleep(STEP_SECONDS)
+        while True:
+            member.at(1, "step")
     elif fault == "hang":
-        threading.Lock().acquire()
-        threading.Event().wait()
+        signal.pause()
 
 
-def main(kind: str, folder: str, rank: int, size: int, steps: int, fault: str, fault_step: int) -> None:
+def main(kind: str, folder: Path, rank: int, size: int, steps: int, fault: str, fault_step: int) -> None:
     host = f"host{rank}"
     place = Place(rank, size, rank, size, host)
-    communicator = FolderCommunicator(Path(folder), rank, size)
+    communicator = PipeCommunicator(folder, rank, size)
+    show = partial(announce, folder)
     if kind == "hosted":
-        member = host_supervision(communicator, place, os.environ, announce)  # type: ignore[arg-type]
+        member = host_supervision(communicator, place, os.environ, show)  # type: ignore[arg-type]
     else:
-        member = join_supervision(place, os.environ, announce)
+        member = join_supervision(place, os.environ, show)
     assert member is not None
-    for step in range(steps):
-        member.at(step, "step")
-        if step == fault_step:
-            fail(fault, member)
-        time.sleep(STEP_SECONDS)
-        stops = communicator.gather(b"stop" if member.stop_requested else b"")
-        if b"stop" in stops:
-            member.leave("stopped by SIGTERM; it is saved", 75)
-            sys.exit(75)
+    with (folder / "told").open("w", buffering=1) as told:
+        told.write(f"rank {rank} has joined\n")
+        for step in range(steps):
+            member.at(step, "step")
+            if step == fault_step:
+                told.write(f"rank {rank} is at step {step}\n")
+                fail(fault, member)
+            stops = communicator.gather(b"stop" if member.stop_requested else b"")
+            if b"stop" in stops:
+                member.leave("stopped by SIGTERM; it is saved", 75)
+                sys.exit(75)
     cause = member.leave()
     sys.exit(0 if cause is None else cause.status)
 
 
 if __name__ == "__main__":
     _, kind, folder, rank, size, steps, fault, fault_step = sys.argv
-    main(kind, folder, int(rank), int(size), int(steps), fault, int(fault_step))
+    main(kind, Path(folder), int(rank), int(size), int(steps), fault, int(fault_step))

@@ -6,10 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +17,11 @@ from gaudi_distributed.place import Place
 from gaudi_distributed.supervision import Bounds, Cause, Coordinator, join_supervision
 
 START = Callable[..., Any]
-QUICK = Bounds(stall_seconds=1.5, leave_seconds=0.3, beat_seconds=0.2, settle_seconds=0.5)
-# What a process needs to start, on a machine that has much else to do.
-SECONDS = 15
+# Ends a test that would never end.
+SECONDS = 600
+# On a busy machine processes may be silent for a while: only what silence ends has a short bound for it.
+PATIENT = Bounds(stall_seconds=2 * SECONDS, leave_seconds=0.3, beat_seconds=0.2, settle_seconds=0.5)
+QUICK = replace(PATIENT, stall_seconds=3)
 
 
 def finish(coordinator: Coordinator) -> Cause:
@@ -30,18 +30,11 @@ def finish(coordinator: Coordinator) -> Cause:
     return coordinator.cause
 
 
-def wait_for_all(coordinator: Coordinator, size: int) -> None:
-    limit = time.monotonic() + SECONDS
-    while len(coordinator.present) < size:
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGABRT"])
 def test_killed_rank(start_ranks: START, rank: int, name: str) -> None:
     step = random.randrange(1, 40)
-    with Coordinator(2, bounds=QUICK) as coordinator:
+    with Coordinator(2, bounds=PATIENT) as coordinator:
         run = start_ranks("launched", coordinator.environment, faults={rank: (name, step)})
         cause = finish(coordinator)
         statuses = run.wait()
@@ -55,20 +48,18 @@ def test_killed_rank(start_ranks: START, rank: int, name: str) -> None:
 
 
 def test_kill_at_random_times(start_ranks: START) -> None:
+    """At whatever the rank does some steps after it was welcome, and long before its silence would be noticed."""
     for _ in range(4):
-        with Coordinator(3, bounds=QUICK) as coordinator:
-            run = start_ranks("launched", coordinator.environment, size=3)
-            wait_for_all(coordinator, 3)
-            rank = random.randrange(3)
-            time.sleep(random.uniform(0, 0.5))
-            before = time.monotonic()
+        rank, step = random.randrange(3), random.randrange(500)
+        with Coordinator(3, bounds=PATIENT) as coordinator:
+            run = start_ranks("launched", coordinator.environment, size=3, faults={rank: ("none", step)})
+            run.wait_for_all()
+            run.told.wait_for(f"rank {rank} is at step {step}")
             run.processes[rank].kill()
-            statuses = run.wait(SECONDS)
-            took = time.monotonic() - before
+            statuses = run.wait()
         assert statuses[rank] == -signal.SIGKILL
         assert coordinator.cause is not None
         assert coordinator.cause.rank == rank
-        assert took < 3
 
 
 def test_stopped_rank(start_ranks: START) -> None:
@@ -78,12 +69,12 @@ def test_stopped_rank(start_ranks: START) -> None:
         status = run.processes[0].wait(SECONDS)
         assert run.processes[1].poll() is None  # the launcher's to kill
     assert cause.describe().startswith("rank 1 on host1 at step ")
-    assert "has not answered for 1.5 s" in cause.text
+    assert "has not answered for 3 s" in cause.text
     assert status == cause.status == 75
 
 
 def test_error_of_a_rank(start_ranks: START) -> None:
-    with Coordinator(2, bounds=QUICK) as coordinator:
+    with Coordinator(2, bounds=PATIENT) as coordinator:
         run = start_ranks("launched", coordinator.environment, faults={0: ("raise", 7)})
         cause = finish(coordinator)
         assert run.wait() == [65, 65]
@@ -92,18 +83,18 @@ def test_error_of_a_rank(start_ranks: START) -> None:
 
 
 def test_error_that_nobody_reports(start_ranks: START) -> None:
-    with Coordinator(2, bounds=QUICK) as coordinator:
+    with Coordinator(2, bounds=PATIENT) as coordinator:
         run = start_ranks("launched", coordinator.environment, faults={0: ("unforeseen", 7)})
         assert finish(coordinator).rank == 0
         assert run.wait() == [1, 75]
 
 
 def test_rank_that_could_go_on_ends_at_its_next_report(start_ranks: START) -> None:
-    bounds = replace(QUICK, leave_seconds=30.0)
-    with Coordinator(2, bounds=bounds) as coordinator:
+    """And not when its time to leave is over, which is longer than this test may take."""
+    with Coordinator(2, bounds=replace(PATIENT, leave_seconds=2 * SECONDS)) as coordinator:
         run = start_ranks("launched", coordinator.environment, faults={0: ("go on", 3), 1: ("SIGKILL", 3)})
         finish(coordinator)
-        assert run.wait(SECONDS) == [75, -signal.SIGKILL]
+        assert run.wait() == [75, -signal.SIGKILL]
 
 
 def test_rank_that_stands_still(start_ranks: START) -> None:
@@ -111,13 +102,13 @@ def test_rank_that_stands_still(start_ranks: START) -> None:
         run = start_ranks("launched", coordinator.environment, size=3, faults={1: ("hang", 9)})
         cause = finish(coordinator)
         assert run.wait() == [75, 75, 75]
-    assert "no rank has got any further for 1.5 s" in cause.text
+    assert "no rank has got any further for 3 s" in cause.text
     assert cause.step == 9
 
 
 def test_failed_communication_yields_to_the_death_it_follows_from(start_ranks: START) -> None:
     for _ in range(3):
-        with Coordinator(2, bounds=QUICK) as coordinator:
+        with Coordinator(2, bounds=replace(PATIENT, settle_seconds=SECONDS)) as coordinator:
             faults = {0: ("communication", 5), 1: ("SIGKILL", 5)}
             run = start_ranks("launched", coordinator.environment, faults=faults)
             cause = finish(coordinator)
@@ -126,14 +117,14 @@ def test_failed_communication_yields_to_the_death_it_follows_from(start_ranks: S
 
 
 def test_failed_communication_alone_is_the_cause(start_ranks: START) -> None:
-    with Coordinator(2, bounds=QUICK) as coordinator:
+    with Coordinator(2, bounds=PATIENT) as coordinator:
         run = start_ranks("launched", coordinator.environment, faults={0: ("communication", 5)})
         assert finish(coordinator).text == "allreduce failed"
         assert run.wait() == [75, 75]
 
 
 def test_run_that_ends_well(start_ranks: START) -> None:
-    with Coordinator(3, bounds=QUICK) as coordinator:
+    with Coordinator(3, bounds=PATIENT) as coordinator:
         run = start_ranks("launched", coordinator.environment, size=3, steps=20)
         assert coordinator.wait(SECONDS)
         assert run.wait() == [0, 0, 0]
@@ -141,9 +132,9 @@ def test_run_that_ends_well(start_ranks: START) -> None:
 
 
 def test_stop_on_request_lets_all_save(start_ranks: START) -> None:
-    with Coordinator(2, bounds=QUICK) as coordinator:
+    with Coordinator(2, bounds=PATIENT) as coordinator:
         run = start_ranks("launched", coordinator.environment)
-        wait_for_all(coordinator, 2)
+        run.wait_for_all()
         coordinator.request_stop()
         cause = finish(coordinator)
         assert run.wait() == [75, 75]
@@ -151,39 +142,35 @@ def test_stop_on_request_lets_all_save(start_ranks: START) -> None:
 
 
 def test_end_by_the_launcher(start_ranks: START) -> None:
-    with Coordinator(2, bounds=QUICK) as coordinator:
+    with Coordinator(2, bounds=PATIENT) as coordinator:
         run = start_ranks("launched", coordinator.environment)
-        wait_for_all(coordinator, 2)
+        run.wait_for_all()
         coordinator.end("mpirun was killed; start again", 75)
         assert finish(coordinator).describe() == "mpirun was killed; start again"
         assert run.wait() == [75, 75]
 
 
 LAUNCHER = """
-    import json, time
+    import json, signal, sys
     from gaudi_distributed.supervision import Bounds, Coordinator
-    coordinator = Coordinator(3, bounds=Bounds(stall_seconds=1.5, leave_seconds=0.3, beat_seconds=0.2))
+    bounds = Bounds(stall_seconds=float(sys.argv[1]), leave_seconds=0.3, beat_seconds=0.2)
+    coordinator = Coordinator(3, bounds=bounds)
     print(json.dumps(coordinator.environment), flush=True)
-    time.sleep(60)
+    signal.pause()
 """
 
 
-def wait_for_first_step(folder: Path, size: int) -> None:
-    """Wait until all ranks met: each was told then that it is welcome, which the coordinator alone does not know."""
-    limit = time.monotonic() + SECONDS
-    while len(list(folder.glob("run0/1-?"))) < size:
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize(("name", "what"), [("SIGKILL", "ended without a word"), ("SIGSTOP", "has not answered")])
-def test_lost_launcher(start_ranks: START, tmp_path: Path, name: str, what: str) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(LAUNCHER)]
+@pytest.mark.parametrize(
+    ("name", "bounds", "what"),
+    [("SIGKILL", PATIENT, "ended without a word"), ("SIGSTOP", QUICK, "has not answered for 3 s")],
+)
+def test_lost_launcher(start_ranks: START, name: str, bounds: Bounds, what: str) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(LAUNCHER), f"{bounds.stall_seconds}"]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert launcher.stdout is not None
         run = start_ranks("launched", json.loads(launcher.stdout.readline()), size=3)
-        wait_for_first_step(tmp_path, 3)
+        run.wait_for_all()
         launcher.send_signal(signal.Signals[name])
         assert run.wait() == [75, 75, 75]
     finally:
@@ -213,9 +200,20 @@ def test_no_variables_no_supervision() -> None:
     assert join_supervision(Place(), {}, print) is None
 
 
+class Clock:
+    """A minute passes each time that somebody looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 60
+        return self.now
+
+
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gaudi_distributed.supervision.member._CONNECT_SECONDS", 0.5)
-    with Coordinator(2, bounds=QUICK) as coordinator:
+    monkeypatch.setattr("gaudi_distributed.supervision.member.time", Clock())
+    with Coordinator(2, bounds=PATIENT) as coordinator:
         environment = coordinator.environment
         with pytest.raises(PeerLostError, match=r"rank 0 on localhost: .* closed the connection; see that"):
             join_supervision(Place(size=2), {**environment, "GAUDI_RUN_TOKEN": "wrong"}, print)

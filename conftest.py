@@ -1,0 +1,158 @@
+"""What tests of all packages wait by: events, never a time that they guess.
+
+No test sleeps or reads a clock (tests/test_waiting.py sees to it). Programs that a test starts write lines to a channel
+and wait at a gate; one that is to hang blocks in `signal.pause` or the like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+with contextlib.suppress(ImportError):  # tests/gaudi_contract is run without it
+    from hypothesis import HealthCheck, settings
+
+    # Both limits of time would be missed beside other work.
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
+
+# It ends only what would never end, so it is far more than a busy machine takes.
+PATIENCE_SECONDS = 600.0
+
+
+class Channel:
+    """Lines that programs write to a FIFO, or read from it.
+
+    A program writes with ``open(path, "a")``, a line at a time, and reads with ``open(path).readline()``; neither waits
+    for the test.
+
+    Args:
+        path: of the FIFO, which is made.
+
+    Attributes:
+        path: the same.
+        lines: all that were read here, in their order.
+    """
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self.lines: list[str] = []
+        # Both ends, so that opening it never waits and reading it never meets an end.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._rest = b""
+
+    def read(self, process: subprocess.Popen[str] | subprocess.Popen[bytes] | None = None) -> str:
+        """Wait for the next line, of which `process` may be the writer.
+
+        Raises:
+            AssertionError: nothing came in time, or the process ended before it wrote.
+        """
+        while b"\n" not in self._rest:
+            with open_process(process) as ended:
+                ready = select.select([self._descriptor, *ended], [], [], PATIENCE_SECONDS)[0]
+            assert ready, f"{self.path.name}: nothing came but {self.lines}"
+            assert self._descriptor in ready, f"{self.path.name}: its writer ended after {self.lines}"
+            self._rest += os.read(self._descriptor, 65536)
+        line, _, self._rest = self._rest.partition(b"\n")
+        self.lines.append(line.decode())
+        return self.lines[-1]
+
+    def wait_for(self, *lines: str, process: subprocess.Popen[str] | subprocess.Popen[bytes] | None = None) -> None:
+        """Read until each of the lines has come, before or now, in whatever order."""
+        while not set(lines) <= set(self.lines):
+            self.read(process)
+
+    def write(self, line: str) -> None:
+        """Write a line, for the program that reads."""
+        os.write(self._descriptor, f"{line}\n".encode())
+
+    def close(self) -> None:
+        """Leave it; nothing can be read or written any more."""
+        os.close(self._descriptor)
+
+
+class Gate:
+    """A lock at which programs wait until it is opened; who comes later passes at once.
+
+    A program waits with ``fcntl.flock(open(path), fcntl.LOCK_SH)``.
+
+    Args:
+        path: of the file, which is made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("w")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def open(self) -> None:
+        """Let all pass."""
+        self._file.close()
+
+
+@contextlib.contextmanager
+def open_process(process: subprocess.Popen[str] | subprocess.Popen[bytes] | None) -> Iterator[list[int]]:
+    """A descriptor that can be read once the process has ended; none without a process."""
+    if process is None:
+        yield []
+        return
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        yield [descriptor]
+    finally:
+        os.close(descriptor)
+
+
+def wait_for_end_of(find: Callable[[], Iterable[int]]) -> None:
+    """Wait until there are no processes of those that `find` lists, by their ids.
+
+    Raises:
+        AssertionError: one lives on.
+    """
+    while pids := list(find()):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                ended = select.select([descriptor], [], [], PATIENCE_SECONDS)[0]
+                os.close(descriptor)
+                assert ended, f"process {pid} lives on"
+
+
+@pytest.fixture
+def make_channel(tmp_path: Path) -> Iterator[Callable[[str], Channel]]:
+    """Make channels in the test's folder, by their names."""
+    with contextlib.ExitStack() as stack:
+
+        def make(name: str) -> Channel:
+            channel = Channel(tmp_path / name)
+            stack.callback(channel.close)
+            return channel
+
+        yield make
+
+
+@pytest.fixture
+def make_gate(tmp_path: Path) -> Iterator[Callable[[str], Gate]]:
+    """Make gates in the test's folder, by their names; in the end they are open."""
+    with contextlib.ExitStack() as stack:
+
+        def make(name: str) -> Gate:
+            gate = Gate(tmp_path / name)
+            stack.callback(gate.open)
+            return gate
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def wait_for_end() -> Callable[[Callable[[], Iterable[int]]], None]:
+    """`wait_for_end_of`, which no test can import."""
+    return wait_for_end_of
