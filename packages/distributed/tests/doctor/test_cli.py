@@ -64,7 +64,7 @@ def run(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess
         env=environ,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
 

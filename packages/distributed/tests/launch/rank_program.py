@@ -1,51 +1,59 @@
-"""What a rank of the tests does: `python rank_program.py MARK FOLDER WAY...`, the way of each rank by its number."""
+"""What a rank of the tests does: `python rank_program.py MARK FOLDER WAY...`, the way of each rank by its number.
+
+It says on the channel `told` of the folder what it does, and waits at the folder's gates `all_here` and `disk`.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 
 def main() -> int:
     """Say that it is there, then do what it is told to."""
-    mark, folder, *ways = sys.argv[1:]
+    mark, name, *ways = sys.argv[1:]
+    folder = Path(name)
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     way, _, number = ways[rank].partition("=")
     if way == "save":
-        signal.signal(signal.SIGTERM, lambda *_: save(Path(folder), rank, int(number)))
+        signal.signal(signal.SIGTERM, lambda *_: save(folder, rank, int(number)))
     if way == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: tell(folder, f"rank {rank} is asked to end"))
     if way == "parent":
-        code = "import sys, time; time.sleep(120)"
+        code = "import signal; signal.pause()"
         subprocess.Popen([sys.executable, "-c", code, mark], start_new_session=True)
     print(f"rank {rank} is here", flush=True)
-    (Path(folder) / f"here{rank}").touch()
+    tell(folder, f"rank {rank} is here")
     if way in ("exit", "parent"):
         return int(number or 0)
     if way == "kill":
-        wait_for_all(Path(folder), len(ways))
+        pass_gate(folder / "all_here")
         os.kill(os.getpid(), int(number))
     if way == "fail":
-        wait_for_all(Path(folder), len(ways))
+        pass_gate(folder / "all_here")
         return int(number)
-    time.sleep(120)
-    return 0
+    while True:
+        signal.pause()
 
 
-def wait_for_all(folder: Path, count: int) -> None:
-    """Wait until all ranks have come."""
-    while len(list(folder.glob("here*"))) < count:
-        time.sleep(0.02)
+def tell(folder: Path, line: str) -> None:
+    (folder / "told").write_text(f"{line}\n")
+
+
+def pass_gate(path: Path) -> None:
+    with path.open() as gate:
+        fcntl.flock(gate, fcntl.LOCK_SH)
 
 
 def save(folder: Path, rank: int, status: int) -> None:
-    """Take a while to save, and end."""
-    time.sleep(0.5)
+    """Save for as long as the disk takes, and end."""
+    tell(folder, f"rank {rank} saves")
+    pass_gate(folder / "disk")
     (folder / f"saved{rank}").touch()
     sys.exit(status)
 

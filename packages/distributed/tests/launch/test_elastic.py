@@ -5,22 +5,24 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 PROGRAM = Path(__file__).with_name("worker_program.py")
-SECONDS = 30.0
+# Ends a test that would never end.
+SECONDS = 600
 BOTH = ("localhost:1", "127.0.0.2:1")
 
 
 class Run:
-    """A run of at most two workers."""
+    """A run of at most two workers at a time, which have a channel for orders each; each look at the hosts is one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, told: Any, orders: dict[int, Any]) -> None:
         self.folder = folder
+        self._told, self._orders = told, orders
         self._process: subprocess.Popen[str] | None = None
 
     def list_hosts(self, *lines: str) -> None:
@@ -31,26 +33,23 @@ class Run:
     def start(self, *hosts: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         self.list_hosts(*hosts)
         script = self.folder / "hosts.sh"
-        script.write_text(f'#!/bin/sh\ncat "{self.folder}/hosts"\n')
+        looks = "".join(f'echo look > "{orders.path}"\n' for orders in self._orders.values())
+        script.write_text(f'#!/bin/sh\ncat "{self.folder}/hosts"\n{looks}')
         script.chmod(0o755)
         launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--no_jemalloc", "--max_np", "2", *flags]
         command = [*launcher, "--host_discovery_script", str(script), sys.executable, str(PROGRAM), str(self.folder)]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         return self._process
 
-    def order(self, name: str, text: str = "") -> None:
-        draft = self.folder / f"{name}.draft"
-        draft.write_text(text)
-        draft.rename(self.folder / name)
+    def order(self, worker: int, order: str) -> None:
+        self._orders[worker].write(order)
 
     def seat(self, number: int, worker: int) -> str:
         """The rank of a worker in the round that is its own so many-th, once it has it."""
-        path = self.folder / f"round_{number}_of_{worker}"
-        limit = time.monotonic() + SECONDS
-        while not path.exists() or not path.read_text():
-            assert time.monotonic() < limit, path
-            time.sleep(0.02)
-        return path.read_text()
+        beginning = f"worker {worker} in round {number}: "
+        while not (found := [line for line in self._told.lines if line.startswith(beginning)]):
+            self._told.read(self._process)
+        return str(found[0]).removeprefix(beginning)
 
     def end(self) -> tuple[int, list[str], str]:
         """Return exit status, what the rounds were, and the last line."""
@@ -65,8 +64,8 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path)
+def run(tmp_path: Path, make_channel: Callable[[str], Any]) -> Iterator[Run]:
+    run = Run(tmp_path, make_channel("told"), {worker: make_channel(f"orders_{worker}") for worker in (1, 2)})
     yield run
     run.kill()
 
@@ -74,10 +73,10 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_lost_worker(run: Run) -> None:
     run.start(*BOTH)
     assert [run.seat(1, worker) for worker in (1, 2)] == ["rank 0 of 2", "rank 1 of 2"]
-    run.order("end_1", "-9")
-    run.order("again_1")
+    run.order(1, "end -9")
+    run.order(2, "again 1")
     assert run.seat(2, 2) == "rank 0 of 1"
-    run.order("done")
+    run.order(2, "done")
     status, rounds, _ = run.end()
     assert status == 0
     assert rounds == [
@@ -93,7 +92,7 @@ def test_host_that_comes_and_one_that_goes(run: Run) -> None:
     assert [run.seat(2, 1), run.seat(1, 2)] == ["rank 0 of 2", "rank 1 of 2"]
     run.list_hosts(BOTH[1])
     assert run.seat(2, 2) == "rank 0 of 1"
-    run.order("done")
+    run.order(2, "done")
     status, rounds, _ = run.end()
     assert status == 0
     assert rounds[1:] == [
@@ -106,7 +105,7 @@ def test_error_that_another_worker_would_meet(run: Run) -> None:
     run.start(*BOTH)
     run.seat(1, 1)
     run.seat(1, 2)
-    run.order("end_2", "65")
+    run.order(2, "end 65")
     status, _, last = run.end()
     assert status == 65
     assert last == "gaudi-run: error: worker 2 on 127.0.0.2: ended with status 65; see what it said above"
@@ -116,8 +115,8 @@ def test_all_are_lost(run: Run) -> None:
     run.start(*BOTH)
     run.seat(1, 1)
     run.seat(1, 2)
-    run.order("end_1", "-9")
-    run.order("end_2", "-9")
+    run.order(1, "end -9")
+    run.order(2, "end -9")
     status, _, last = run.end()
     assert status == 75
     assert "ended by signal 9; the same command continues from the last checkpoint" in last

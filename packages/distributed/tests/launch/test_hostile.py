@@ -187,5 +187,5 @@ def run(arguments: list[str], environ: dict[str, str]) -> subprocess.CompletedPr
     """Run gaudi-run as a process of its own, in the working folder."""
     command = [sys.executable, "-m", "gaudi_distributed.launch", *arguments]
     return subprocess.run(
-        command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60, check=False
+        command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=600, check=False
     )

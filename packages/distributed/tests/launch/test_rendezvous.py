@@ -10,7 +10,7 @@ from gaudi_distributed.launch.rendezvous import Rendezvous
 def connect(place: Rendezvous) -> HTTPConnection:
     environment = place.environment
     port = int(environment["HOROVOD_GLOO_RENDEZVOUS_PORT"])
-    return HTTPConnection(environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"], port, timeout=5)
+    return HTTPConnection(environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"], port, timeout=600)
 
 
 def ask(place: Rendezvous, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:

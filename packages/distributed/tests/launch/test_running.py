@@ -1,4 +1,4 @@
-"""Real processes: how a launch ends, in which time, and that nothing is left of it."""
+"""Real processes: how a launch ends, and that nothing is left of it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
+# Ends a test that would never end; what is to happen at once would else happen after twice this time.
+SECONDS = 600
 
 
 class Run:
     """A launch of the program, whose processes are known by a mark among their arguments."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, told: Any, all_here: Any, disk: Any) -> None:
         self.folder, self.mark = folder, uuid.uuid4().hex
+        self.told, self.all_here, self.disk = told, all_here, disk
         self.ranks = 0
         self.process: subprocess.Popen[str] | None = None
 
@@ -42,12 +45,13 @@ class Run:
         return self.process
 
     def wait_for_ranks(self) -> None:
-        wait_until(lambda: len(list(self.folder.glob("here*"))) == self.ranks, 30)
+        self.told.wait_for(*(f"rank {rank} is here" for rank in range(self.ranks)), process=self.process)
+        self.all_here.open()
 
-    def end(self, seconds: float) -> tuple[int, str, str]:
+    def end(self) -> tuple[int, str, str]:
         """Return exit status, output and errors of the launch, after which none of its processes is there."""
         assert self.process is not None
-        out, err = self.process.communicate(timeout=seconds)
+        out, err = self.process.communicate(timeout=SECONDS)
         assert self.left() == []
         return self.process.returncode, out, err
 
@@ -64,8 +68,8 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    made = Run(tmp_path)
+def run(tmp_path: Path, make_channel: Callable[[str], Any], make_gate: Callable[[str], Any]) -> Iterator[Run]:
+    made = Run(tmp_path, make_channel("told"), make_gate("all_here"), make_gate("disk"))
     yield made
     for pid in made.left():
         os.kill(pid, signal.SIGKILL)
@@ -74,17 +78,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
         made.process.wait()
 
 
-def wait_until(is_so: object, seconds: float) -> None:
-    assert callable(is_so)
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_all_ranks_end_well(run: Run) -> None:
     run.start("exit=0", "exit=0", "exit=0")
-    status, out, err = run.end(30)
+    status, out, err = run.end()
     assert status == 0
     assert sorted(out.splitlines()) == ["rank 0 is here", "rank 1 is here", "rank 2 is here"]
     assert all(line.startswith("gaudi-run: ") for line in err.splitlines())
@@ -92,38 +88,41 @@ def test_all_ranks_end_well(run: Run) -> None:
 
 def test_tags(run: Run) -> None:
     run.start("exit=0", "exit=0", flags=("--tag_output",))
-    assert sorted(run.end(30)[1].splitlines()) == ["[0] rank 0 is here", "[1] rank 1 is here"]
+    assert sorted(run.end()[1].splitlines()) == ["[0] rank 0 is here", "[1] rank 1 is here"]
 
 
 @pytest.mark.parametrize(
     ("ways", "status", "words"),
     [
         (("fail=3",), 3, "rank 0 on localhost: ended with status 3; see what it said above"),
-        (("sleep", "fail=70"), 70, "rank 1 on localhost: ended with status 70"),
-        (("kill=9", "sleep"), 75, "rank 0 on localhost: ended by signal 9; the same command continues"),
-        (("sleep", "kill=11"), 75, "rank 1 on localhost: ended by signal 11"),
+        (("stay", "fail=70"), 70, "rank 1 on localhost: ended with status 70"),
+        (("kill=9", "stay"), 75, "rank 0 on localhost: ended by signal 9; the same command continues"),
+        (("stay", "kill=11"), 75, "rank 1 on localhost: ended by signal 11"),
         (("stubborn", "fail=1"), 1, "rank 1 on localhost: ended with status 1"),
     ],
 )
 def test_one_that_fails_ends_all(run: Run, ways: tuple[str, ...], status: int, words: str) -> None:
     """Also one that does not hear SIGTERM."""
     run.start(*ways)
-    found, _, err = run.end(30)
+    run.wait_for_ranks()
+    found, _, err = run.end()
     assert found == status
     assert err.splitlines()[-1].startswith(f"gaudi-run: error: {words}")
 
 
 def test_what_a_rank_leaves_behind_is_ended(run: Run) -> None:
     run.start("parent")
-    assert run.end(30)[0] == 0
+    assert run.end()[0] == 0
 
 
-@pytest.mark.parametrize("ways", [("sleep", "sleep"), ("stubborn", "parent=0")])
-def test_a_killed_launcher_leaves_nothing(run: Run, ways: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("ways", [("stay", "stay"), ("stubborn", "parent=0")])
+def test_a_killed_launcher_leaves_nothing(
+    run: Run, ways: tuple[str, ...], wait_for_end: Callable[[Callable[[], list[int]]], None]
+) -> None:
     process = run.start(*ways)
     run.wait_for_ranks()
     process.kill()
-    wait_until(lambda: run.left() == [], 10)
+    wait_for_end(run.left)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -131,30 +130,32 @@ def test_asked_to_end_ranks_may_save_first(run: Run, number: signal.Signals) -> 
     process = run.start("save=75", "save=75")
     run.wait_for_ranks()
     process.send_signal(number)
-    status, _, err = run.end(30)
+    run.told.wait_for("rank 0 saves", "rank 1 saves", process=process)
+    run.disk.open()
+    status, _, err = run.end()
     assert status == 75
     assert f"gaudi-run: error: ended by {number.name}; the same command continues" in err
     assert sorted(path.name for path in run.folder.glob("saved*")) == ["saved0", "saved1"]
 
 
 def test_who_takes_too_long_to_save_is_ended(run: Run) -> None:
-    process = run.start("stubborn", "sleep", flags=("--grace", "0.5"))
+    process = run.start("stubborn", "stay", flags=("--grace", "0.5"))
     run.wait_for_ranks()
     process.terminate()
-    assert run.end(10)[0] == 75
+    assert run.end()[0] == 75
 
 
 def test_asked_twice_all_ends_at_once(run: Run) -> None:
-    process = run.start("stubborn", "sleep")
+    process = run.start("stubborn", "stay", flags=("--grace", f"{2 * SECONDS}"))
     run.wait_for_ranks()
     process.terminate()
-    time.sleep(0.3)
+    run.told.wait_for("rank 0 is asked to end", process=process)
     process.terminate()
-    assert run.end(4)[0] == 75
+    assert run.end()[0] == 75
 
 
 def test_a_frozen_rank_is_ended_with_the_others(run: Run) -> None:
-    process = run.start("sleep", "sleep", flags=("--grace", "1"))
+    process = run.start("stay", "stay", flags=("--grace", "1"))
     run.wait_for_ranks()
     os.kill(
         next(
@@ -163,12 +164,12 @@ def test_a_frozen_rank_is_ended_with_the_others(run: Run) -> None:
         19,
     )
     process.terminate()
-    assert run.end(20)[0] == 75
+    assert run.end()[0] == 75
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gaudi_distributed.launch", "--np", "1", "--backend", "gloo", "no_such_program"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     assert done.returncode == 66
     assert done.stderr.startswith("gaudi-run: error: program 'no_such_program': is not in PATH, nor beside ")
 
@@ -178,7 +179,7 @@ def test_ranks_get_named_variables_only_and_the_token_by_no_command_line(tmp_pat
     environ = {**os.environ, "MY_SETTING": "1", "AWS_SESSION": "x", "TF_API_KEY": "x", "TF_SETTING": "1", "OWN": "1"}
     command = [sys.executable, "-m", "gaudi_distributed.launch", "--np", "1", "--backend", "gloo", "--forward", "OWN"]
     done = subprocess.run(
-        [*command, sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True, timeout=30
+        [*command, sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True, timeout=SECONDS
     )
     names = set(done.stdout.split())
     assert {"TF_SETTING", "OWN", "GAUDI_RUN_TOKEN", "GAUDI_RUN_COORDINATOR", "HOROVOD_RANK"} <= names

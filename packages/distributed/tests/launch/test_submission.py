@@ -171,7 +171,7 @@ def test_each_experiment_that_ends_well_has_its_line(tmp_path: Path, status: int
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     environ |= {"SYSTEM": "c4140", "NEXP": "2", "USER": "me", "PATH": f"{program.parent}:{os.environ['PATH']}"}
     launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--submission", "--backend", "multi_worker"]
-    done = subprocess.run(launcher, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(launcher, env=environ, capture_output=True, text=True, timeout=600)
     lines = done.stdout.splitlines()
     assert done.returncode == status
     if status:

@@ -1,36 +1,36 @@
-"""What a worker of the tests does: `python worker_program.py FOLDER`, where files tell it to end a round, or itself."""
+"""What a worker of the tests does: `python worker_program.py FOLDER`, as it reads from its channel in the folder."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 from gaudi_distributed.elastic import WORKER, Seats
 
 
 def main() -> int:
-    """Take part in rounds until the file `done` is there.
+    """Take part in rounds, whose ranks it tells, until it is told to end.
 
-    The file `again_N` ends round N; `end_N` has the status that worker N ends with, or a signal's number below zero.
+    Orders are ``done``, ``again N`` to end round N, ``end S`` with the status S or, below zero, a signal, and ``look``
+    to see whether others wait to take part.
     """
     folder, worker = Path(sys.argv[1]), os.environ[WORKER]
     seats, number = Seats(os.environ), 0
-    while (variables := seats.take()) is not None:
-        number += 1
-        rank, size = variables["HOROVOD_RANK"], variables["HOROVOD_SIZE"]
-        (folder / f"round_{number}_of_{worker}").write_text(f"rank {rank} of {size}")
-        is_over = False
-        while not is_over:
-            # Looked at first: what a test orders before it ends the round is there by then.
-            is_over = (folder / f"again_{number}").exists() or seats.are_changing()
-            if (folder / "done").exists():
-                return 0
-            if (order := folder / f"end_{worker}").exists():
-                end(int(order.read_text()))
-            time.sleep(0.02)
+    with (folder / f"orders_{worker}").open() as orders, (folder / "told").open("w", buffering=1) as told:
+        while (variables := seats.take()) is not None:
+            number += 1
+            rank, size = variables["HOROVOD_RANK"], variables["HOROVOD_SIZE"]
+            told.write(f"worker {worker} in round {number}: rank {rank} of {size}\n")
+            is_over = False
+            while not is_over:
+                order, _, argument = orders.readline().strip().partition(" ")
+                if order == "done":
+                    return 0
+                if order == "end":
+                    end(int(argument))
+                is_over = (order == "look" and seats.are_changing()) or (order == "again" and int(argument) == number)
     return 0
 
 
