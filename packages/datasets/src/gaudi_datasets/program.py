@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from gaudi_datasets.streams import tolerate_closed_readers
+
 EX_SOFTWARE = 70
 EX_IOERR = 74
 EX_TEMPFAIL = 75
@@ -22,8 +24,10 @@ def run_program(main: Callable[[], int | None], *, prog: str, debug: bool = Fals
         debug: show the traceback of an error before its message.
 
     An exception that carries an integer `exit_status` ends the program with it; otherwise an OSError (disk full, no
-    permission) ends it with 74, an interrupt with 75, a missing module with 78, and anything unforeseen with 70.
+    permission) ends it with 74, an interrupt with 75, a missing module with 78, and anything unforeseen with 70. A
+    reader that leaves early, as `head` does, changes nothing.
     """
+    tolerate_closed_readers()
     try:
         status = main() or 0
         sys.stdout.flush()

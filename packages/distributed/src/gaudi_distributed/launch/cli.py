@@ -17,6 +17,7 @@ from gaudi_distributed.launch.job_files import is_job_file, write_job_file
 from gaudi_distributed.launch.planning import plan_launch
 from gaudi_distributed.launch.starting import start
 from gaudi_distributed.launch.submission import describe_result, list_launches
+from gaudi_distributed.streams import tolerate_closed_readers
 
 _SOFTWARE, _IO, _STOPPED = 70, 74, 75
 
@@ -24,6 +25,7 @@ _SOFTWARE, _IO, _STOPPED = 70, 74, 75
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the program with the given arguments (those of the command line when None) and leave the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    tolerate_closed_readers()
     sys.exit(launch(arguments, os.environ))
 
 

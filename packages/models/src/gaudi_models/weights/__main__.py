@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -30,6 +32,21 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Convert one file; the exit status says what was wrong with it."""
+    try:
+        return _convert()
+    finally:
+        _flush_output()
+
+
+def _flush_output() -> None:
+    """Write what is left to standard output, or drop it where whoever read it has left, as `head` does."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _convert() -> int:
     parser = make_parser()
     arguments = parser.parse_args()
     try:
@@ -40,9 +57,10 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"{parser.prog}: error: {error.filename or arguments.target}: {error.strerror}\n")
         return _IO
-    sys.stdout.write(f"{weights.source}: {len(weights.tensors)} tensors are in {arguments.target}\n")
-    for name, reason in weights.skipped.items():
-        sys.stdout.write(f"  {name} is not: {reason}\n")
+    lines = [f"{weights.source}: {len(weights.tensors)} tensors are in {arguments.target}"]
+    lines += [f"  {name} is not: {reason}" for name, reason in weights.skipped.items()]
+    with contextlib.suppress(BrokenPipeError):  # the file is what matters
+        sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 

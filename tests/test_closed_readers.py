@@ -1,0 +1,66 @@
+"""`PROGRAM | head -1`: no program complains where its reader leaves, and its exit status is that of its work."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+MODULES = {
+    "ssd_train": "gaudi_apps.ssd_train",
+    "resnet_train": "gaudi_apps.resnet_train",
+    "resnext_train": "gaudi_apps.resnext_train",
+    "ssd_mxnet_train": "gaudi_apps.ssd_mxnet_train",
+    "gaudi-datasets": "gaudi_datasets",
+    "gaudi-run": "gaudi_distributed.launch",
+    "weights": "gaudi_models.weights",
+    "demo": "gaudi_apps.demo",
+}
+COMMANDS = [
+    *(f"{program} --help" for program in MODULES),
+    "gaudi-datasets convert coco --help",
+    "gaudi-run doctor --help",
+    "gaudi-run doctor --json",
+    "gaudi-run --np 2 --dry_run ssd_train",
+    "ssd_train --mode plan --num_examples_per_epoch 117266",
+    "ssd_mxnet_train --mode plan --synthetic --json",
+    "resnext_train --mode plan --use_synthetic_data",
+]
+
+
+def start(command: str, *, stdout: int | None = None, stderr: int | None = None) -> subprocess.Popen[str]:
+    """Start a program; its output is written at once, as behind PYTHONUNBUFFERED, or when it ends, which both fail."""
+    program, *arguments = shlex.split(command)
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1" if "--json" in command else ""}
+    words = [sys.executable, "-m", MODULES[program], *arguments]
+    return subprocess.Popen(words, stdout=stdout, stderr=stderr, text=True, env=environ)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nobody_reads_the_output(command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with start(command, stdout=writer, stderr=subprocess.PIPE) as process:
+        os.close(writer)
+        assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == (78 if "doctor --json" in command and has_fault() else 0)
+
+
+def has_fault() -> bool:
+    """Whether gaudi-run doctor finds a fault in this machine."""
+    with start("gaudi-run doctor --json", stdout=subprocess.PIPE) as process:
+        process.communicate(timeout=60)
+    return process.returncode == 78
+
+
+@pytest.mark.parametrize("program", ["ssd_train", "gaudi-datasets", "gaudi-run"])
+def test_nobody_reads_the_error(program: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with start(f"{program} --no_such_flag", stderr=writer, stdout=subprocess.PIPE) as process:
+        os.close(writer)
+        assert process.communicate(timeout=60)[0] == ""
+    assert process.returncode == 64
