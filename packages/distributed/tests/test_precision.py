@@ -31,6 +31,17 @@ def test_hpu_keeps_what_the_user_does_not_cluster() -> None:
     assert precision.environment == {"TF_BF16_CONVERSION": "0"}
 
 
+@pytest.mark.parametrize("variable", ["of/the/user", ""])
+def test_the_environment_wins_over_the_recipe_cache_of_the_flag(variable: str) -> None:
+    precision = choose_precision("fp32", "hpu", recipe_cache="a", environ={"TF_RECIPE_CACHE_PATH": variable})
+    assert "TF_RECIPE_CACHE_PATH" not in precision.environment
+
+
+@pytest.mark.parametrize("flag", [None, ""])
+def test_there_may_be_no_recipe_cache(flag: str | None) -> None:
+    assert "TF_RECIPE_CACHE_PATH" not in choose_precision("fp32", "hpu", recipe_cache=flag, environ={}).environment
+
+
 def test_unknown_name() -> None:
     with pytest.raises(ConfigurationError, match="precision is 'fp8'; choose one of fp32, bf16") as caught:
         choose_precision("fp8", "cpu")

@@ -44,7 +44,7 @@ def choose_precision(
     """Return what `fp32` or `bf16` means on the device.
 
     `recipe_cache` is the folder for compiled graphs on a Gaudi; other devices have none. `environ` is what is
-    set already (default: the environment of the process) and is only read.
+    set already (default: the environment of the process) and is only read; its TF_RECIPE_CACHE_PATH wins.
 
     Raises:
         ConfigurationError: no precision has that name.
@@ -62,7 +62,8 @@ def hpu_environment(recipe_cache: str | Path | None, environ: Mapping[str, str])
     variables = {"TF_BF16_CONVERSION": "0"}
     if "TF_DONT_CLUSTER" not in environ:
         variables["TF_DONT_CLUSTER"] = "add_1"
-    if recipe_cache is not None:
+    # A variable of the user's wins over the program's flag, as in the original.
+    if recipe_cache and "TF_RECIPE_CACHE_PATH" not in environ:
         variables["TF_RECIPE_CACHE_PATH"] = str(recipe_cache)
     return variables
 

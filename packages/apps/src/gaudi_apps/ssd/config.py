@@ -157,7 +157,7 @@ class DeviceFlags:
     max_cpus: int = 16
     """Processors the program may use at most; 0: all."""
     recipe_cache: str | None = None
-    """Folder of compiled graphs on Gaudi, kept between runs."""
+    """Folder of compiled graphs on Gaudi, kept between runs; TF_RECIPE_CACHE_PATH of the environment wins."""
     check_static_shapes: Switch = False
     """End, naming the tensor, where a training step has a shape that is not static or is traced again; always on
     Gaudi, which compiles anew for every shape."""
