@@ -354,6 +354,16 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(
         assert json.loads((tmp_path / "evaluation.json").read_text())["step"] == steps[-1]
     rows = json.loads((tmp_path / "checkpoint_scores.json").read_text())
     assert [(row["step"], row["AP"]) for row in rows] == [(3, pytest.approx(0.3)), (4, pytest.approx(0.4))]
+    # As in the original, which scores all of them without being asked; what is damaged is passed over.
+    damage = tmp_path / "checkpoints" / "step-00000003" / "manifest.json"
+    scores[:] = [0.6, 0.7]
+    for steps, content in (([3, 4], damage.read_bytes()), ([4], b"")):
+        damage.write_bytes(content)
+        done = ssd_train("--mode", "eval", "--data_dir", records, "--model_dir", tmp_path)
+        assert (done.status, "step-00000003" in done.err) == (0, not content), done.err
+        rows = json.loads((tmp_path / "checkpoint_scores.json").read_text())
+        assert [row["step"] for row in rows] == steps
+        scores[:] = [0.8]
     done = ssd_train("--mode", "eval", "--data_dir", records, "--model_dir", tmp_path, "--checkpoint", 2)
     assert done.status == 66
     assert "checkpoints: has no checkpoint 2" in done.err
@@ -429,7 +439,7 @@ def test_the_average_of_the_weights_is_what_is_scored(
     assert np.abs(tensors["average/class/kernel"] - tensors["class/kernel"]).max() > 1e-4
     assert len(seen) == 1  # once for the end of training and for the epoch that ends there
     np.testing.assert_array_equal(seen[0], tensors["average/class/kernel"])
-    done = ssd_train("--mode", "eval", "--data_dir", records, "--model_dir", tmp_path)
+    done = ssd_train("--mode", "eval", "--checkpoint", "newest", "--data_dir", records, "--model_dir", tmp_path)
     assert done.status == 0, done.err
     np.testing.assert_array_equal(seen[1], tensors["average/class/kernel"])
     np.testing.assert_array_equal(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gaudi_apps.checkpoints import Checkpoint, load_checkpoint
 from gaudi_apps.coco_table import write_json
 from gaudi_apps.scores import Score
-from gaudi_apps.session import Session
+from gaudi_apps.session import Session, warn
 from gaudi_apps.sharing import from_root
 from gaudi_apps.startup import require_equal_start
 from gaudi_datasets.errors import DataError
@@ -140,7 +140,12 @@ def find_order(positions: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int
 def run_evaluation(session: Session) -> None:
     """Mode eval: score the checkpoints that --checkpoint names, in the order of steps, on all ranks together.
 
-    For ``all``, the figures of each go into ``checkpoint_scores.json``, too.
+    For ``all``, the figures of each go into ``checkpoint_scores.json``, too, and one that is damaged is named and
+    passed over.
+
+    Raises:
+        MissingInputError: there is no checkpoint.
+        DataError: none can be read.
     """
     require_equal_start(session)
     if session.settings.checkpoint != "all":
@@ -150,12 +155,26 @@ def run_evaluation(session: Session) -> None:
     # The paths are rank 0's: other ranks count them, and load nothing.
     paths = from_root(session.communicator, lambda: [str(path) for path in session.select_checkpoints()])
     for path in map(Path, paths):
-        step, score = _score_checkpoint(session, partial(load_checkpoint, path))
-        rows.append({"step": step, **score.figures})
+        found: list[Checkpoint] = []
+        loaded = from_root(session.communicator, partial(_load_readable, path, found))
+        if loaded:
+            step, score = _score_checkpoint(session, found.pop)
+            rows.append({"step": step, **score.figures})
+    if not rows:
+        raise DataError(f"{session.checkpoints.folder}: none of its checkpoints can be read; restore one from a copy")
     if session.is_root:
         table = session.model_dir / CHECKPOINT_SCORES
         write_json(table, rows)
         session.folder.own(table)
+
+
+def _load_readable(path: Path, found: list[Checkpoint]) -> bool:
+    """Add a checkpoint to those found, and return whether it can be read."""
+    try:
+        found.append(load_checkpoint(path))
+    except DataError as error:
+        warn(f"{error}")
+    return bool(found)
 
 
 def _score_checkpoint(session: Session, load: Callable[[], Checkpoint]) -> tuple[int, Score]:

@@ -12,7 +12,7 @@ from gaudi_apps.parity.flags import PARITY_FLAGS
 from gaudi_apps.plan import Plan
 from gaudi_apps.profiling import parse_step_range
 from gaudi_apps.settings import RunSettings, make_device_settings
-from gaudi_apps.ssd.config import SIDE_FLAGS, SSDConfig
+from gaudi_apps.ssd.config import SIDE_FLAGS, SSDConfig, find_checkpoint
 from gaudi_apps.ssd.plan import make_plan
 from gaudi_apps.ssd.training_data import categories_of, input_options, open_source, open_training_data
 from gaudi_distributed import Communicator
@@ -189,7 +189,7 @@ def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
         device=make_device_settings(config, distribution, intra_threads=device.threads, inter_threads=device.threads),
         model_dir=Path(run.model_dir),
         clean=run.clean,
-        checkpoint=run.checkpoint,
+        checkpoint=find_checkpoint(run),
         keep_checkpoints=report.keep_ckpt_max,
         checkpoint_minutes=report.save_checkpoints_minutes,
         log_every=report.log_step_count_steps,

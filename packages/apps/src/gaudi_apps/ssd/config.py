@@ -37,8 +37,9 @@ class RunFlags:
     """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
     clean: Switch = False
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
-    checkpoint: str = "newest"
-    """Which one eval, predict, export and parity take: newest, best, a step, or for eval all, in the order of steps."""
+    checkpoint: str | None = None
+    """Which one eval, predict, export and parity take: newest, best, a step, or for eval all, in the order of steps;
+    by default all for eval, and the newest else."""
     epochs: Annotated[float, arg(aliases=["-e"])] = 50.0
     """Passes over the training images."""
     steps: Annotated[int, arg(aliases=["-s"])] = 0
@@ -206,6 +207,11 @@ class SSDConfig:
     parity: ParityFlags = field(default_factory=ParityFlags)
 
 
+def find_checkpoint(run: RunFlags) -> str:
+    """Return which checkpoint is taken: as the flag says, else as in the original, whose eval scores all."""
+    return run.checkpoint or ("all" if run.mode == "eval" else "newest")
+
+
 def validate(config: SSDConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
     _check_ranges(config)
@@ -332,11 +338,11 @@ def _check_checkpoint(run: RunFlags) -> None:
     if run.mode == "verify-resume" and not 1 <= run.kills < (run.steps or math.inf):
         raise FlagError(f"--kills {run.kills}: must be at least 1, and below --steps")
     named = ("newest", "best", "all") if run.mode == "eval" else ("newest", "best")
-    if run.checkpoint not in named and not run.checkpoint.isdecimal():
-        raise FlagError(f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {run.mode}")
-    if run.checkpoint != "newest" and run.mode not in (*USING, "eval", "parity"):
-        which = "eval, predict, export and parity"
-        raise FlagError(f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {run.mode}")
+    which = find_checkpoint(run)
+    if which not in named and not which.isdecimal():
+        raise FlagError(f"--checkpoint {which}: must be {', '.join(named)} or a step, with --mode {run.mode}")
+    if which != "newest" and run.mode not in (*USING, "eval", "parity"):
+        raise FlagError(f"--checkpoint {which}: is for --mode eval, predict, export and parity; mode is {run.mode}")
     if run.clean and run.mode != "train":
         raise FlagError(f"--clean: is for --mode train; mode is {run.mode}")
 
