@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ def count_up(lock: Path, counter: Path) -> None:
     for _ in range(20):
         with hold_lock(lock):
             number = int(counter.read_text())
-            time.sleep(0.001)
+            os.sched_yield()  # now another process would read the same
             counter.write_text(str(number + 1))
 
 
@@ -34,7 +35,7 @@ def test_processes_exclude_each_other(tmp_path: Path) -> None:
 def hold(lock: Path, held: Any) -> None:
     with hold_lock(lock):
         held.set()
-        time.sleep(60)
+        signal.pause()
 
 
 def test_the_end_of_a_process_releases_its_lock(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_the_end_of_a_process_releases_its_lock(tmp_path: Path) -> None:
     held = context.Event()
     worker = context.Process(target=hold, args=(tmp_path / ".lock", held))
     worker.start()
-    held.wait(10)
+    assert held.wait(600)
 
     def refuse() -> None:
         raise RuntimeError("it is held")

@@ -255,5 +255,5 @@ import sys
 import gaudi_datasets.detection.batches, gaudi_datasets.detection.sources, gaudi_datasets.detection.scoring
 print(sorted({"tensorflow", "gaudi_ops.tf", "gaudi_datasets.tf_input"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

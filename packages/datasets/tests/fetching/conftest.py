@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -45,8 +44,15 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.answer(page)
 
-    def answer(self, page: Page, *, sent: int | None = None, pause: float = 0, piece: int = 2**16) -> None:
-        """Send what was asked for; of it only `sent` bytes, in pieces with a pause after each."""
+    def answer(
+        self,
+        page: Page,
+        *,
+        sent: int | None = None,
+        piece: int = 2**16,
+        after_piece: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Send what was asked for; of it only `sent` bytes, in pieces."""
         start = self._start(page)
         if start is None:
             self.send_response(416)
@@ -68,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
             body, self.close_connection = body[:sent], True
         for place in range(0, len(body), piece):
             self.wfile.write(body[place : place + piece])
-            time.sleep(pause)
+            after_piece()
 
     def _start(self, page: Page) -> int | None:
         """The first byte asked for; None when it is past the end."""
@@ -148,19 +154,21 @@ class Faults:
         return lambda handler, page: handler.answer(page, sent=sent)
 
     @staticmethod
-    def silent(sent: int, seconds: float) -> Fault:
-        """So many bytes, and then nothing for a while."""
+    def silent(sent: int, begun: Event | None = None) -> Fault:
+        """So many bytes, and then nothing until the client leaves; `begun` is set when they are sent."""
 
         def fault(handler: Handler, page: Page) -> None:
             handler.answer(page, sent=sent)
-            time.sleep(seconds)
+            if begun is not None:
+                begun.set()
+            handler.connection.recv(1)
 
         return fault
 
     @staticmethod
-    def slow(piece: int, pause: float) -> Fault:
-        """Small pieces with pauses."""
-        return lambda handler, page: handler.answer(page, piece=piece, pause=pause)
+    def slow(piece: int, after_piece: Callable[[], object] = lambda: None) -> Fault:
+        """Small pieces, and what the server waits for after each."""
+        return lambda handler, page: handler.answer(page, piece=piece, after_piece=after_piece)
 
     @staticmethod
     def wrong(handler: Handler, page: Page) -> None:

@@ -14,7 +14,10 @@ from gaudi_datasets.errors import DataError, FlagError, TransferError, UnsafeErr
 from gaudi_datasets.fetching.coco2017 import COCO_ARCHIVES, ArchiveFile, CocoFetcher, CocoPart
 from gaudi_datasets.fetching.downloads import Patience
 
-QUICK = Patience(attempts=4, connect_seconds=2, silent_seconds=0.3, first_wait_seconds=0.005, longest_wait_seconds=5)
+# One request of the tests meets a silent server; on a busy machine others seem to, too, and are repeated.
+QUICK = Patience(
+    attempts=1000, connect_seconds=600, silent_seconds=0.5, first_wait_seconds=0.005, longest_wait_seconds=7200
+)
 
 NAMES = [f"{number:012}.jpg" for number in range(6)]
 # Which classes each picture shows: image 3 a crowd only, image 5 nothing.
@@ -164,8 +167,8 @@ def test_pictures_survive_faults(fetcher: CocoFetcher, server: Any, faults: Any,
             [faults.cut(300)] * 2,
             [faults.wrong],
             [faults.status(503), faults.cut(0)],
-            [faults.silent(200, 0.4)],
-            [faults.slow(100, 0.01)],
+            [faults.silent(200)],
+            [faults.slow(100)],
             [],
         ][number]
     fetcher.fetch(["train"], CocoPart(max_images=6))
@@ -193,9 +196,10 @@ def test_a_picture_that_is_another_is_refused(
 
 
 def test_the_first_error_ends_all(fetcher: CocoFetcher, server: Any, faults: Any) -> None:
+    """The others would else wait for an hour."""
     server.pages[f"/train2017/{NAMES[0]}"].faults = [faults.status(403)]
     for name in NAMES[1:]:
-        server.pages[f"/train2017/{name}"].faults = [faults.status(503, Retry_After="4")] * 9
+        server.pages[f"/train2017/{name}"].faults = [faults.status(503, Retry_After="3600")]
     with pytest.raises(TransferError, match="answers 403"):
         fetcher.fetch(["train"], CocoPart(max_images=6))
 

@@ -4,7 +4,8 @@ import email.utils
 import hashlib
 import random
 import threading
-import time
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from gaudi_datasets.errors import DataError, MissingInputError, TransferError, U
 from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience, is_web_address
 from gaudi_datasets.program import exit_status_of
 
-QUICK = Patience(attempts=4, connect_seconds=2, silent_seconds=0.3, first_wait_seconds=0.005, longest_wait_seconds=5)
+# On a busy machine the server is silent for a while now and then: only what silence ends has a short bound for it.
+QUICK = Patience(attempts=4, connect_seconds=600, silent_seconds=600, first_wait_seconds=0.005, longest_wait_seconds=5)
 
 
 def download_of(server: Any, content: bytes, folder: Path, **options: Any) -> Download:
@@ -172,25 +174,41 @@ def test_wrong_bytes_at_the_begin_are_found_after_resuming(
 
 
 def test_a_slow_server_is_waited_for(server: Any, faults: Any, content: bytes, tmp_path: Path) -> None:
-    server.add("/file", content, faults.slow(30_000, 0.05))
-    assert fetch(download_of(server, content, tmp_path))
+    arrived = threading.Semaphore(0)
+    server.add("/file", content, faults.slow(2**15, arrived.acquire))
+    assert fetch(download_of(server, content, tmp_path), progress=lambda *_: arrived.release())
     assert len(server.requests) == 1
 
 
 def test_a_silent_server_is_asked_again(server: Any, faults: Any, content: bytes, tmp_path: Path) -> None:
-    server.add("/file", content, faults.silent(200_000, 2))
-    began = time.monotonic()
-    assert fetch(download_of(server, content, tmp_path))
-    assert time.monotonic() - began < 2
-    assert int(server.requests[1][1].removeprefix("bytes=").removesuffix("-")) > 100_000
+    """Though the first request is never answered to its end; on a busy machine others may take too long, too."""
+    page = server.add("/file", content, faults.silent(200_000))
+    assert fetch(download_of(server, content, tmp_path), patience=replace(QUICK, attempts=1000, silent_seconds=0.5))
+    assert page.faults == []
+    assert len(server.requests) >= 2
+
+
+class Waits(threading.Event):
+    """Does not wait, but knows for how long it should have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        return False
 
 
 def test_a_busy_server_says_when(server: Any, faults: Any, content: bytes, tmp_path: Path) -> None:
     server.add("/file", content, faults.status(503, Retry_After="1"), faults.status(429))
-    began = time.monotonic()
-    assert fetch(download_of(server, content, tmp_path))
-    assert 1 <= time.monotonic() - began < 3
-    date = email.utils.formatdate(time.time() + 3600, usegmt=True)
+    stop = Waits()
+    assert fetch(download_of(server, content, tmp_path), stop=stop)
+    asked, chosen = stop.seconds
+    assert asked == 1
+    assert chosen is not None
+    assert 0.005 <= chosen <= 0.01
+    date = email.utils.format_datetime(datetime.now(timezone.utc) + timedelta(hours=1), usegmt=True)
     server.add("/other", content, faults.status(503, Retry_After=date))
     with pytest.raises(TransferError, match=r"asks to wait 3[56]\d\d seconds"):
         fetch(Download(f"{server.url}/other", tmp_path / "other", "0" * 64))
@@ -298,13 +316,13 @@ def test_any_order_of_faults_ends_in_the_verified_file(server: Any, faults: Any,
             faults.cut(random_faults.randint(0, 100_000)),
             faults.status(random_faults.choice([429, 500, 502, 503, 504])),
             faults.becomes(content, random_faults.choice(['"2"', ""])),
-            random_faults.choice([faults.wrong, faults.slow(50_000, 0.001), faults.cut(0)]),
+            random_faults.choice([faults.wrong, faults.slow(50_000), faults.cut(0)]),
         ]
         random_faults.shuffle(kinds)
         first = random_faults.choice([content, content[::-1]])
         server.add("/file", first, *kinds, takes_ranges=random_faults.random() < 0.7)
         download = download_of(server, content, tmp_path / str(number))
-        patience = Patience(attempts=9, silent_seconds=0.3, first_wait_seconds=0.0001, longest_wait_seconds=0.001)
+        patience = replace(QUICK, attempts=9, first_wait_seconds=0.0001, longest_wait_seconds=0.001)
         for _ in range(4):
             try:
                 fetch(download, patience=patience)

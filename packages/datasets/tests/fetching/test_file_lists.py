@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +78,25 @@ def test_what_is_no_list_is_named(text: str, tmp_path: Path) -> None:
         read_file_list(tmp_path / "none", tmp_path)
 
 
-def test_two_processes_take_turns(server: Any, faults: Any, content: bytes, tmp_path: Path) -> None:
-    page = server.add("/a.bin", content, faults.slow(10_000, 0.05))
+def test_two_processes_take_turns(
+    server: Any, faults: Any, content: bytes, tmp_path: Path, make_channel: Callable[[str], Any]
+) -> None:
+    second_waits = threading.Event()
+    page = server.add("/a.bin", content, faults.slow(10_000, second_waits.wait))
     path = write(tmp_path, f"- url: {server.url}/a.bin\n  sha256: {page.sha256}\n")
     flags = ["--list", str(path), "--output_dir", str(tmp_path / "out")]
     command = [sys.executable, "-m", "gaudi_datasets", "fetch", "files", *flags]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    lines = [line.partition(": ")[2] for each in processes for line in each.communicate(timeout=60)[0].splitlines()]
-    assert [each.returncode for each in processes] == [0, 0]
-    assert sorted(lines) == [
+    told = make_channel("told")
+    with told.path.open("w") as output:
+        environ = {**os.environ, "PYTHONUNBUFFERED": ""}  # a line is written as a whole
+        processes = [subprocess.Popen(command, stdout=output, env=environ) for _ in range(2)]
+    waiting = f"{tmp_path / 'out'}: another process fetches into it; waiting until it is done"
+    told.wait_for(waiting)
+    second_waits.set()
+    assert [each.wait(600) for each in processes] == [0, 0]
+    while len(told.lines) < 3:
+        told.read()
+    assert sorted(line.partition(": ")[2] for line in told.lines) == [
         "another process fetches into it; waiting until it is done",
         "fetched, 300000 bytes, SHA-256 verified",
         "there already, 300000 bytes, SHA-256 verified",
