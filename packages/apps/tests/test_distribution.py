@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from gaudi_apps.distribution import (
     complete_flags,
     count_workers,
     find_distribution,
-    plan_launch,
     share_batch,
 )
 from gaudi_apps.distribution_flags import DistributionFlags, check_distribution
@@ -65,6 +63,8 @@ def read(text: str) -> DistributionFlags:
         ("-ds multi_worker --worker_hosts a:1,b:1 --task_index 2", "--task_index 2: must be a place .* 0 to 1"),
         ("-hvd --worker_hosts a:1,b:1 --task_index 0", "--worker_hosts: .* give --distribution_strategy multi_worker"),
         ("--kubernetes_run", "--kubernetes_run: is for processes"),
+        ("--num_workers_per_hls 8", "--num_workers_per_hls: is for processes that train together"),
+        ("--use_horovod --num_workers_per_hls -1", "--num_workers_per_hls -1: must be at least 0"),
     ],
 )
 def test_flags_that_contradict_each_other_are_named(text: str, message: str) -> None:
@@ -134,48 +134,13 @@ def test_hosts_may_come_from_flags() -> None:
     [
         ("--use_horovod --hvd_workers 2", "--hvd_workers 2: 4 processes were launched"),
         ("-ds mirrored --num_gpus 2", "--num_gpus 2: 4 processes were launched"),
+        ("--use_horovod --num_workers_per_hls 2", "--num_workers_per_hls 2: 4 processes were launched"),
         ("--use_horovod --distributed_bn --bn_group 8", "--bn_group 8: must divide the 4 processes"),
     ],
 )
 def test_flags_that_contradict_the_launch_are_named(text: str, message: str) -> None:
     with pytest.raises(FlagError, match=message):
         find_distribution(read(text), RANK_1_OF_4, cpu)
-
-
-def test_processes_are_started_once() -> None:
-    def plan(text: str, environ: dict[str, str]) -> list[str] | None:
-        return plan_launch(read(text), environ, cpu, ["python", "-m", "program", "--steps", "$(ls)"])
-
-    launcher = [sys.executable, "-m", "gaudi_distributed.launch"]
-    program = ["--", "python", "-m", "program", "--steps", "$(ls)"]
-    assert plan("--use_horovod --hvd_workers 2", {}) == [*launcher, "--np", "2", *program]
-    assert plan("--use_horovod --hvd_workers 4", RANK_1_OF_4) is None
-    assert plan("-ds mirrored -ng 3", {}) == [*launcher, "--np", "3", "--backend", "multi_worker", *program]
-    assert plan("--use_horovod --hvd_workers 8 --num_workers_per_hls 4", {}) == [
-        *(*launcher, "--np", "8", "--num_workers_per_hls", "4", *program)
-    ]
-    # A CPU is one device, and one process needs no launcher.
-    assert plan("-ds mirrored", {}) is None
-    assert plan("--use_horovod --hvd_workers 1", {}) is None
-    assert plan("--use_horovod", ALONE_IN_MPI) is None
-    assert plan("", {}) is None
-    assert plan("-ds multi_worker --worker_hosts a:1,b:1 --task_index 0", {}) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "--use_horovod",
-            "--use_horovod: no processes were launched; start by `gaudi-run --np N`",
-        ),
-        ("-ds hpu", "--distribution_strategy hpu: no processes were launched"),
-        ("--use_horovod --hvd_workers 8 --kubernetes_run", "--kubernetes_run: Kubernetes launched no processes here"),
-    ],
-)
-def test_a_launch_that_lacks_is_an_error(text: str, message: str) -> None:
-    with pytest.raises(FlagError, match=message):
-        plan_launch(read(text), {}, cpu, ["program"])
 
 
 @pytest.mark.parametrize(
@@ -211,6 +176,12 @@ def test_plans_follow_the_global_batch() -> None:
     assert count_workers(read("--use_horovod"), RANK_1_OF_4, cpu) == 4
     assert count_workers(read("-ds multi_worker --worker_hosts a:1,b:1 --task_index 0"), {}, cpu) == 2
     assert count_workers(read(""), {}, cpu) == 1
+    assert count_workers(read("--use_horovod --num_workers_per_hls 8"), {}, cpu) == 8
+    assert count_workers(read("--use_horovod --num_workers_per_hls 8"), RANK_1_OF_4, cpu) == 4
+    two_hosts = {"MULTI_HLS_IPS": "10.0.0.1,10.0.0.2"}
+    assert count_workers(read("-ds hpu --num_workers_per_hls 4"), two_hosts, cpu) == 8
+    assert count_workers(read("--use_horovod"), two_hosts, cpu) == 16
+    assert count_workers(read(""), two_hosts, cpu) == 1
 
 
 def make_config(flags: DistributionFlags, batch_size: int, **schedule: Any) -> ResNetConfig:

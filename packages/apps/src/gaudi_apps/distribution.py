@@ -5,22 +5,19 @@ Plain Python, so that a plan, or an error in the flags, needs no TensorFlow.
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from gaudi_apps.distribution_flags import DistributionFlags
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed import ConfigurationError
+from gaudi_distributed.cluster import HostRequest, find_cluster
 from gaudi_distributed.devices import DeviceKind, count_devices
 from gaudi_distributed.opening import CommunicationOptions, Engine, find_engine
 from gaudi_distributed.place import Place, find_place, is_launched, write_tf_config
 
 FindDevice: TypeAlias = Callable[[], DeviceKind]
-
-LAUNCHER = "gaudi_distributed.launch"
 
 
 @dataclass(frozen=True)
@@ -90,6 +87,11 @@ def find_distribution(flags: DistributionFlags, environ: Mapping[str, str], find
     ):
         if asked not in (0, found):
             raise FlagError(f"--{name} {asked}: {found} processes were launched; give this number, or leave it out")
+    if 0 < flags.num_workers_per_hls < place.local_size:
+        raise FlagError(
+            f"--num_workers_per_hls {flags.num_workers_per_hls}: {place.local_size} processes were launched on this "
+            "host; give this number, or leave it out"
+        )
     group = (flags.bn_group or place.size) if flags.distributed_bn else 1
     if place.size % group:
         raise FlagError(f"--bn_group {group}: must divide the {place.size} processes; give another, or leave it out")
@@ -103,46 +105,33 @@ def find_distribution(flags: DistributionFlags, environ: Mapping[str, str], find
 
 
 def count_workers(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> int:
-    """How many processes train together, where they are launched already, and else where they will be."""
-    variables = {**environ, **_list_workers(flags, environ)}
-    return find_place(variables).size if is_launched(variables) else _count_asked(flags, find_device) or 1
-
-
-def start_processes(
-    flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice, command: Sequence[str]
-) -> None:
-    """Become the launcher of several processes of a command, where flags ask for them and none were launched.
+    """How many processes train together, where they are launched already, and else where they will be.
 
     Raises:
-        FlagError: several are to train together, none were launched, and the flags do not say how many to start.
+        ConfigurationError: what names the hosts names none.
     """
-    arguments = plan_launch(flags, environ, find_device, command)
-    if arguments is not None:
-        sys.stdout.flush()
-        os.execv(arguments[0], arguments)
+    variables = {**environ, **_list_workers(flags, environ)}
+    if is_launched(variables):
+        return find_place(variables).size
+    request = find_request(flags, environ, find_device)
+    if request is None:
+        return 1
+    return request.np or find_cluster(request, environ)[0].size
 
 
-def plan_launch(
-    flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice, command: Sequence[str]
-) -> list[str] | None:
-    """The arguments of `gaudi-run` that start the processes; None: there is nothing to start. See `start_processes`."""
-    if not flags.has_engine or flags.worker_hosts is not None or is_launched(environ):
+def find_request(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> HostRequest | None:
+    """The ranks that the launcher is to start, in all or on each host; None where nothing says how many.
+
+    Hosts are those of MULTI_HLS_IPS, of a scheduler, or this machine; with MULTI_HLS_IPS alone, each has 8.
+    """
+    if not flags.has_engine:
         return None
-    engine = "--use_horovod" if flags.use_horovod else f"--distribution_strategy {flags.distribution_strategy}"
-    if flags.kubernetes_run:
-        raise FlagError("--kubernetes_run: Kubernetes launched no processes here; start the program by an MPIJob")
-    workers = _count_asked(flags, find_device)
-    if not workers:
-        raise FlagError(f"{engine}: no processes were launched; start by `gaudi-run --np N`, or give --hvd_workers N")
-    if workers == 1:
-        return None
-    per_server = flags.num_workers_per_hls
-    return [
-        *(sys.executable, "-m", LAUNCHER, "--np", str(workers)),
-        *(() if per_server == DistributionFlags.num_workers_per_hls else ("--num_workers_per_hls", str(per_server))),
-        *(() if flags.use_horovod else ("--backend", "multi_worker")),
-        *("--", *command),
-    ]
+    slots = flags.num_workers_per_hls or None
+    if flags.distribution_strategy == "mirrored":
+        return HostRequest(np=flags.hvd_workers or flags.num_gpus or slots or count_devices(find_device()))
+    if flags.hvd_workers or slots or environ.get("MULTI_HLS_IPS"):
+        return HostRequest(np=flags.hvd_workers or None, slots=slots)
+    return None
 
 
 def share_batch(flags: DistributionFlags, batch_size: int, workers: int) -> int:
@@ -160,15 +149,6 @@ def share_batch(flags: DistributionFlags, batch_size: int, workers: int) -> int:
     if whole % workers:
         raise FlagError(f"--{name} {whole}: is that of all {workers} processes, so it must be a multiple of {workers}")
     return whole
-
-
-def _count_asked(flags: DistributionFlags, find_device: FindDevice) -> int:
-    """Processes that the flags ask for; 0: they don't say."""
-    if flags.worker_hosts is not None:
-        return len(flags.worker_hosts.split(","))
-    if flags.distribution_strategy == "mirrored":
-        return flags.hvd_workers or flags.num_gpus or count_devices(find_device())
-    return flags.hvd_workers
 
 
 def _choose_engine(flags: DistributionFlags, find_device: FindDevice) -> Engine:

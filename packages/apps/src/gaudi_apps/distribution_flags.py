@@ -23,10 +23,11 @@ class DistributionFlags:
     device of this machine; hpu: on Gaudi."""
     hvd_workers: int = 0
     """Processes in all, which are started through gaudi-run where none were launched; 0: those that were launched."""
-    num_workers_per_hls: int = 8
-    """Of them on one machine, where they are started on several."""
+    num_workers_per_hls: int = 0
+    """Processes on each machine, which are started through gaudi-run where none were launched: on those that
+    MULTI_HLS_IPS names, or on this one; 0: 8 with MULTI_HLS_IPS, else as --hvd_workers says."""
     kubernetes_run: Switch = False
-    """Kubernetes launches the processes, so none are started here."""
+    """Kubernetes starts the processes, as the mpirun of an MPIJob does; none are started here."""
     num_gpus: Annotated[int, arg(aliases=["-ng"])] = 0
     """Devices of this machine for --distribution_strategy mirrored; 0: all."""
     worker_hosts: str | None = None
@@ -65,7 +66,7 @@ def check_distribution(flags: DistributionFlags) -> None:
         raise FlagError(f"--use_horovod: contradicts --distribution_strategy {strategy}; leave one of them out")
     at_least = {
         "hvd_workers": (flags.hvd_workers, 0),
-        "num_workers_per_hls": (flags.num_workers_per_hls, 1),
+        "num_workers_per_hls": (flags.num_workers_per_hls, 0),
         "num_gpus": (flags.num_gpus, 0),
         "global_batch_size": (flags.global_batch_size, 0),
         "commit_steps": (flags.commit_steps, 1),
@@ -86,6 +87,7 @@ def _check_needs(flags: DistributionFlags) -> None:
     several = "--use_horovod or --distribution_strategy"
     rules = (
         ("hvd_workers", flags.hvd_workers > 1, is_several, several),
+        ("num_workers_per_hls", flags.num_workers_per_hls > 1, is_several, several),
         ("kubernetes_run", flags.kubernetes_run, is_several, several),
         ("distributed_bn", flags.distributed_bn, is_several, several),
         ("gradient_compression", flags.gradient_compression != "none", is_several, several),

@@ -15,12 +15,12 @@ from gaudi_apps.distribution import (
     complete_flags,
     count_workers,
     find_distribution,
-    start_processes,
 )
 from gaudi_apps.elastic import Commits, check_elastic, is_elastic, train_in_rounds
 from gaudi_apps.parity.flags import ParityFlags
 from gaudi_apps.parity.sides import other_arguments, recorded_side
 from gaudi_apps.signals import interrupt_on_sigterm
+from gaudi_apps.starting import LaunchReport, report_launch, start_processes
 from gaudi_apps.supervised import Supervised
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.program import run_program
@@ -44,7 +44,7 @@ class Launch:
         config: the dataclass of its flags; its group `run` has the mode, `device` the device, and `distribution` what
             several processes train together by.
         validate: raises FlagError for a value that breaks a rule.
-        print_plan: prints what training would do on so many processes.
+        print_plan: prints what training would do on so many processes, and how they would be started.
         open: makes the program of validated flags for this process.
         mode_of: what is done by its flags; besides their modes, "rehearse".
         list_preset: see `parse_config`.
@@ -55,7 +55,7 @@ class Launch:
     description: str
     config: type[Any]
     validate: Callable[[Any], None]
-    print_plan: Callable[[Any, int], None]
+    print_plan: Callable[[Any, int, LaunchReport | None], None]
     open: Callable[[Any, Distribution], Application]
     mode_of: Callable[[Any], str] = lambda config: str(config.run.mode)
     list_preset: Callable[[Sequence[str]], Sequence[str]] = lambda argv: ()
@@ -72,7 +72,7 @@ class Launch:
         config = self._parse(arguments)
         mode = self.mode_of(config)
         if mode == "plan":
-            self.print_plan(config, count_workers(config.distribution, os.environ, _device_finder(config)))
+            self._plan(config, arguments)
             return 0
         if is_elastic(os.environ):
             check_elastic(mode, config.distribution)
@@ -88,6 +88,13 @@ class Launch:
 
             return verify_resume(app)
         return _compute(mode, app, supervised)
+
+    def _plan(self, config: Any, arguments: Sequence[str]) -> None:
+        """Print the plan of training by these flags, and the command lines that it would start."""
+        flags, find_device = config.distribution, _device_finder(config)
+        command = (sys.executable, *self.program, *drop_plan_flags(arguments))
+        report = report_launch(flags, os.environ, find_device, command)
+        self.print_plan(config, count_workers(flags, os.environ, find_device), report)
 
     def _parse(self, arguments: Sequence[str]) -> Any:
         """The flags, complete and validated."""
@@ -128,6 +135,17 @@ class Launch:
         if size > 1 or (mode == "verify-resume" and flags.has_engine):
             raise FlagError(f"--mode {mode}: is for one process, and not for several that train together")
         return Distribution()
+
+
+def drop_plan_flags(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of the training that a plan is of."""
+    kept: list[str] = []
+    is_value = False
+    for word in arguments:
+        if not is_value and word.partition("=")[0] not in ("--mode", "--json"):
+            kept.append(word)
+        is_value = not is_value and word == "--mode"
+    return kept
 
 
 def _device_finder(config: Any) -> Callable[[], DeviceKind]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gaudi_apps.plan import Plan
+from gaudi_apps.starting import LaunchReport
 
 BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
 MEMORY_COVERS = (
@@ -18,15 +19,20 @@ MEMORY_COVERS = (
 )
 
 
-def print_json(document: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print one JSON object."""
-    (console or make_console()).print(json.dumps(document, indent=2), markup=False)
+def print_json(document: Mapping[str, Any], launch: LaunchReport | None = None, console: Console | None = None) -> None:
+    """Print one JSON object, with what would be started as `launch`."""
+    launched = {"launch": None if launch is None else launch.as_json()}
+    (console or make_console()).print(json.dumps({**document, **launched}, indent=2), markup=False)
 
 
 def print_tables(
-    model_dir: str | Path, facts: Iterable[tuple[str, str]], plan: Plan, console: Console | None = None
+    model_dir: str | Path,
+    facts: Iterable[tuple[str, str]],
+    plan: Plan,
+    launch: LaunchReport | None = None,
+    console: Console | None = None,
 ) -> None:
-    """Print the facts of a run row by row, its learning rate, and the plan's warnings."""
+    """Print the facts of a run row by row, its learning rate, the plan's warnings, and what would be started."""
     console = console or make_console()
     table = Table(title=f"Plan of {model_dir}", title_justify="left", show_header=False, box=None)
     for name, text in facts:
@@ -35,6 +41,8 @@ def print_tables(
     console.print(_tabulate_rates(plan))
     for warning in plan.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
+    if launch is not None:
+        console.print(launch.describe(), end="", markup=False)
 
 
 def make_console() -> Console:

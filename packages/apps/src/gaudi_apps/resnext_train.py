@@ -15,6 +15,7 @@ from gaudi_distributed.place import Place
 
 if TYPE_CHECKING:
     from gaudi_apps.application import Application
+    from gaudi_apps.starting import LaunchReport
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -22,10 +23,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     PROGRAM.main(argv)
 
 
-def _print_plan(config: ResNeXtConfig, workers: int) -> None:
+def _print_plan(config: ResNeXtConfig, workers: int, launch: LaunchReport | None) -> None:
     from gaudi_apps.classification.plan_report import print_plan
 
-    print_plan(make_recipe(config, Distribution(Place(size=workers))), as_json=config.run.json)
+    print_plan(make_recipe(config, Distribution(Place(size=workers))), launch, as_json=config.run.json)
 
 
 def _open(config: ResNeXtConfig, distribution: Distribution) -> Application:

@@ -16,6 +16,7 @@ from gaudi_apps.ssd_mxnet.systems import list_preset
 
 if TYPE_CHECKING:
     from gaudi_apps.application import Application
+    from gaudi_apps.starting import LaunchReport
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -23,10 +24,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     PROGRAM.main(argv)
 
 
-def _print_plan(config: SSDMXNetConfig, workers: int) -> None:
+def _print_plan(config: SSDMXNetConfig, workers: int, launch: LaunchReport | None) -> None:
     from gaudi_apps.ssd_mxnet.plan_report import print_plan
 
-    print_plan(config, workers)
+    print_plan(config, workers, launch)
 
 
 def _open(config: SSDMXNetConfig, distribution: Distribution) -> Application:

@@ -14,6 +14,7 @@ from gaudi_apps.ssd.config import SSDConfig, validate
 
 if TYPE_CHECKING:
     from gaudi_apps.application import Application
+    from gaudi_apps.starting import LaunchReport
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -21,10 +22,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     PROGRAM.main(argv)
 
 
-def _print_plan(config: SSDConfig, workers: int) -> None:
+def _print_plan(config: SSDConfig, workers: int, launch: LaunchReport | None) -> None:
     from gaudi_apps.ssd.plan_report import print_plan
 
-    print_plan(config, workers)
+    print_plan(config, workers, launch)
 
 
 def _open(config: SSDConfig, distribution: Distribution) -> Application:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
+from importlib import util
 from typing import Any
 
 from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.place import Place
+
+
+def require_horovod() -> None:
+    """Raise ConfigurationError unless Horovod is installed in this Python; it is not imported."""
+    if util.find_spec("horovod") is None:
+        raise ConfigurationError(
+            f"Horovod is not installed in {sys.prefix}; install horovod 0.28.1 built for this TensorFlow or MXNet"
+        )
 
 
 class HorovodRank(ABC):

@@ -12,6 +12,7 @@ from gaudi_apps.classification.plan import decay_steps, make_plan
 from gaudi_apps.classification.recipe import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, Recipe
 from gaudi_apps.plan import Plan
 from gaudi_apps.plan_report import BYTES_PER_VALUE, MEMORY_COVERS, format_bytes, list_plan, print_json, print_tables
+from gaudi_apps.starting import LaunchReport
 from gaudi_models.architectures import RESNETS, count_parameters, list_convolutions
 
 
@@ -32,14 +33,16 @@ class NetworkSize:
     estimated_memory_bytes: int
 
 
-def print_plan(recipe: Recipe, *, as_json: bool, console: Console | None = None) -> None:
-    """Print what training by a recipe would do, as tables or as one JSON object."""
+def print_plan(
+    recipe: Recipe, launch: LaunchReport | None = None, *, as_json: bool, console: Console | None = None
+) -> None:
+    """Print what training by a recipe would do and start, as tables or as one JSON object."""
     training_set = describe_training_set(recipe)
     plan, size = make_plan(recipe, training_set.images), count_network(recipe, training_set.num_classes)
     if as_json:
-        print_json(to_json(recipe, training_set, plan, size), console)
+        print_json(to_json(recipe, training_set, plan, size), launch, console)
     else:
-        print_tables(recipe.run.model_dir, _list_facts(recipe, training_set, plan, size), plan, console)
+        print_tables(recipe.run.model_dir, _list_facts(recipe, training_set, plan, size), plan, launch, console)
 
 
 def describe_training_set(recipe: Recipe) -> TrainingSet:

@@ -24,6 +24,7 @@ from gaudi_apps.plan_report import (
 from gaudi_apps.ssd.config import SSDConfig
 from gaudi_apps.ssd.plan import make_plan
 from gaudi_apps.ssd.size import NetworkSize, count_network
+from gaudi_apps.starting import LaunchReport
 from gaudi_datasets.errors import DataError, MissingInputError
 
 COCO_TRAIN_IMAGES = 117266
@@ -42,16 +43,18 @@ class TrainingSet:
     record_bytes: int | None = None
 
 
-def print_plan(config: SSDConfig, workers: int = 1, console: Console | None = None) -> None:
+def print_plan(
+    config: SSDConfig, workers: int = 1, launch: LaunchReport | None = None, console: Console | None = None
+) -> None:
     """Print what training by this configuration on so many processes would do, as tables or (--json) as JSON."""
     training_set = describe_training_set(config, workers)
     plan = make_plan(config, training_set.images, workers)
     decay, bytes_per_value = config.schedule.weight_decay, BYTES_PER_VALUE[config.device.dtype]
     needs = Needs(training_set, plan, config.report.keep_ckpt_max, bytes_per_value, decay)
     if config.run.json:
-        print_json(needs.as_json(), console)
+        print_json(needs.as_json(), launch, console)
     else:
-        print_tables(config.run.model_dir, needs.list_facts(), plan, console)
+        print_tables(config.run.model_dir, needs.list_facts(), plan, launch, console)
 
 
 def describe_training_set(config: SSDConfig, workers: int = 1) -> TrainingSet:

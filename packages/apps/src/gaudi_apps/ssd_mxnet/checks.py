@@ -160,12 +160,13 @@ def _check_processes(flags: HorovodFlags) -> None:
         raise FlagError("--np: ssd_mxnet_train cannot train while hosts come and go; start it by gaudi-run --np N")
     for name, value, least in (
         ("hvd_workers", flags.hvd_workers, 0),
-        ("num_workers_per_hls", flags.num_workers_per_hls, 1),
+        ("num_workers_per_hls", flags.num_workers_per_hls, 0),
         ("horovod_num_groups", flags.horovod_num_groups, 0),
     ):
         if value < least:
             raise FlagError(f"--{name} {value}: must be at least {least}")
     if not (math.isfinite(flags.gradient_predivide_factor) and flags.gradient_predivide_factor > 0):
         raise FlagError(f"--gradient_predivide_factor {flags.gradient_predivide_factor:g}: must be above 0")
-    if flags.hvd_workers > 1 and not flags.use_horovod:
-        raise FlagError("--hvd_workers: is for processes that train together; give --use_horovod too, or leave it out")
+    for name, value in (("hvd_workers", flags.hvd_workers), ("num_workers_per_hls", flags.num_workers_per_hls)):
+        if value > 1 and not flags.use_horovod:
+            raise FlagError(f"--{name}: is for processes that train together; give --use_horovod too, or leave it out")

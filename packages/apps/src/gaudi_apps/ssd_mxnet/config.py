@@ -157,8 +157,9 @@ class HorovodFlags:
     """Train together; so do, without it, processes that were launched together."""
     hvd_workers: int = 0
     """Processes in all, which are started through gaudi-run where none were launched; 0: those that were launched."""
-    num_workers_per_hls: int = 8
-    """Of them on one machine, where they are started on several."""
+    num_workers_per_hls: int = 0
+    """Processes on each machine, which are started through gaudi-run where none were launched: on those that
+    MULTI_HLS_IPS names, or on this one; 0: 8 with MULTI_HLS_IPS, else as --hvd_workers says."""
     bn_group: Literal[1, 2, 4, 8, 16] = 1
     """Batch norm over the images of groups of so many processes."""
     gradient_predivide_factor: float = 1.0

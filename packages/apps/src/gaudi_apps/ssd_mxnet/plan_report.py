@@ -18,24 +18,27 @@ from gaudi_apps.ssd.plan_report import (
 from gaudi_apps.ssd_mxnet.config import SSDMXNetConfig
 from gaudi_apps.ssd_mxnet.files import find_coco_files
 from gaudi_apps.ssd_mxnet.plan import make_plan
+from gaudi_apps.starting import LaunchReport
 
 # What a plan for a GPU or a CPU would be is not known before MXNet was asked, so auto counts as the larger of the two.
 _BYTES_PER_VALUE = {"bf16": 2, "fp16": 2, "amp": 2, "fp32": 4, "auto": 4}
 
 
-def print_plan(config: SSDMXNetConfig, workers: int = 1, console: Console | None = None) -> None:
+def print_plan(
+    config: SSDMXNetConfig, workers: int = 1, launch: LaunchReport | None = None, console: Console | None = None
+) -> None:
     """Print what training by this configuration on so many processes would do, as tables or (--json) as JSON."""
     training_set = describe_training_set(config)
     plan = make_plan(config, training_set.images, workers)
     decay, bytes_per_value = config.schedule.weight_decay, _BYTES_PER_VALUE[config.network.precision]
     needs = Needs(training_set, plan, config.report.keep_ckpt_max, bytes_per_value, decay)
     if config.run.json:
-        print_json(needs.as_json(), console)
+        print_json(needs.as_json(), launch, console)
         return
     facts = list(needs.list_facts())
     if plan.evaluated_steps:
         facts.append(("validations", f"after steps {', '.join(map(str, plan.evaluated_steps))}"))
-    print_tables(config.run.model_dir, facts, plan, console)
+    print_tables(config.run.model_dir, facts, plan, launch, console)
 
 
 def describe_training_set(config: SSDMXNetConfig) -> TrainingSet:

@@ -1,11 +1,44 @@
-"""What a launch would run, one argument a line, as `--dry-run` shows it."""
+"""What a launch would run: one argument a line, as `--dry-run` shows it, or the command lines of each host."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from gaudi_distributed.launch.plan import Process
+from gaudi_distributed.launch.plan import LaunchPlan, Process
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A command line that a launch starts.
+
+    Attributes:
+        hosts: the hosts of its ranks.
+        first_rank: the lowest of its ranks.
+        last_rank: the highest; each rank between is a process of this command, unless it starts them all itself.
+        argv: the program and its arguments.
+        reach: the arguments that reach the host; empty for this machine.
+    """
+
+    hosts: tuple[str, ...]
+    first_rank: int
+    last_rank: int
+    argv: tuple[str, ...]
+    reach: tuple[str, ...] = ()
+
+
+def list_command_lines(plan: LaunchPlan, processes: Sequence[Process]) -> tuple[CommandLine, ...]:
+    """Return the command lines: one of each host, or the one that starts the ranks of all hosts."""
+    if any(process.rank is None for process in processes):
+        hosts = tuple(host.name for host in plan.cluster.hosts)
+        return tuple(CommandLine(hosts, 0, plan.cluster.size - 1, each.argv, each.reach) for each in processes)
+    lines, first = [], 0
+    for host in plan.cluster.hosts:
+        process = processes[first]
+        lines.append(CommandLine((host.name,), first, first + host.slots - 1, process.argv, process.reach))
+        first += host.slots
+    return tuple(lines)
 
 
 def describe_processes(processes: Iterable[Process]) -> str:

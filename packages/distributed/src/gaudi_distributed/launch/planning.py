@@ -13,7 +13,7 @@ from gaudi_distributed.hosts import join_port
 from gaudi_distributed.launch import choices, guard
 from gaudi_distributed.launch.addresses import LOOPBACK, find_local_hosts, own_address
 from gaudi_distributed.launch.containers import Container, choose_inside, plan_docker, wrap_singularity
-from gaudi_distributed.launch.description import describe_processes
+from gaudi_distributed.launch.description import CommandLine, describe_processes, list_command_lines
 from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
 from gaudi_distributed.launch.forwarding import choose_forwarded, choose_local, refuse_ranks
 from gaudi_distributed.launch.openmpi import plan_openmpi
@@ -50,6 +50,11 @@ class Launch:
     notes: tuple[str, ...] = ()
     files: Mapping[Path, str] = field(default_factory=dict)
     supervised: bool = True
+
+    @property
+    def command_lines(self) -> tuple[CommandLine, ...]:
+        """The command lines, host by host."""
+        return list_command_lines(self.plan, self.processes)
 
     def describe(self) -> str:
         """What would be written and run, for `--dry-run`."""
