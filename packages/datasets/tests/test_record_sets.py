@@ -94,7 +94,7 @@ def test_the_kind_is_found_by_the_manifest_or_the_first_record(tmp_path: Path, k
     write_bare(tmp_path / "without", [[encode_features({name: ("float", [])})]])
     assert find_kind(tmp_path / "without", "val") == kind
     write_bare(tmp_path / "empty", [[]])
-    with pytest.raises(DataError, match="is empty"):
+    with pytest.raises(DataError, match="are empty"):
         find_kind(tmp_path / "empty", "val")
 
 

@@ -45,6 +45,15 @@ def frame_parts(content: bytes) -> tuple[bytes, bytes, bytes]:
     return length + _masked_checksum(length), content, _masked_checksum(content)
 
 
+def is_record_file(path: Path) -> bool:
+    """Tell by its first twelve bytes whether a file holds records; False for an empty one, and for no plain file."""
+    if not path.is_file():
+        return False
+    with path.open("rb", buffering=0) as file:
+        header = file.read(_HEADER_BYTES)
+    return len(header) == _HEADER_BYTES and header[_LENGTH.size :] == _masked_checksum(header[: _LENGTH.size])
+
+
 def index_records(path: Path) -> list[RecordPlace]:
     """Find the records of a file, as `scan_records` does."""
     return [RecordPlace(path, number, *place) for number, place in enumerate(scan_records(path))]

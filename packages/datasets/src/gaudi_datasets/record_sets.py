@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +16,13 @@ from gaudi_datasets.conversion import JOB_IDENTITY, MANIFEST_FORMAT, MANIFEST_VE
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.json_records import Faults, Record, load_json
 from gaudi_datasets.record_files import RecordPlace, read_record, scan_records
+from gaudi_datasets.split_folders import SHARD_NAME, locate_records
 from gaudi_datasets.tf_example import ExampleFeatures
 
 RecordKind = Literal["detection", "classification"]
 
 _KINDS: tuple[RecordKind, ...] = ("detection", "classification")
+_NAMED_SHARDS = 3  # of those that are missing, in a message
 _FILES_AT_ONCE = 8  # waited for, where the files are far away and not in memory
 
 
@@ -32,8 +33,8 @@ class RecordSet:
     neither the number of shards nor whether there are records at all changes the order of a data set.
 
     Args:
-        data_dir: the folder.
-        split: what the names of the shards begin with.
+        data_dir: the folder of the records, or the one that holds a folder of records for each split.
+        split: what the names of the shards begin with; see `locate_records` for those in a folder of their own.
         kind: what the records must be of.
 
     Attributes:
@@ -44,15 +45,16 @@ class RecordSet:
         fingerprint: SHA-256 that is equal for equal records, wherever they are.
 
     Raises:
-        MissingInputError: there is no such folder, there are no records of the split, or a shard is missing.
-        DataError: `data_dir` is a file, a conversion into it was stopped, the manifest or a header of a record is
-            broken, or the records are of another kind or none.
+        MissingInputError: there is no such folder, there are no records of the split, or shards are missing.
+        DataError: `data_dir` is a file, a conversion into it was stopped, shards of two conversions are there, the
+            manifest or a header of a record is broken, or the records are of another kind or none.
     """
 
     def __init__(self, data_dir: str | Path, split: str, *, kind: RecordKind) -> None:
-        self.name = f"{data_dir}:{split}"
-        self.paths = _find_shards(Path(data_dir), split)
-        self.manifest_path = Path(data_dir) / f"{split}.json"
+        folder, split = locate_records(Path(data_dir), split)
+        self.name = f"{folder}:{split}"
+        self.paths = _find_shards(folder, split)
+        self.manifest_path = folder / f"{split}.json"
         self.manifest = _read_manifest(self.manifest_path, self.paths)
         if self.manifest is not None and self.manifest["kind"] != kind:
             raise DataError(
@@ -92,16 +94,18 @@ def find_kind(data_dir: str | Path, split: str) -> RecordKind:
     Raises:
         MissingInputError, DataError: as by `RecordSet`.
     """
-    paths = _find_shards(Path(data_dir), split)
-    manifest = _read_manifest(Path(data_dir) / f"{split}.json", paths)
+    folder, split = locate_records(Path(data_dir), split)
+    paths = _find_shards(folder, split)
+    manifest = _read_manifest(folder / f"{split}.json", paths)
     if manifest is not None:
         kind: RecordKind = manifest["kind"]
         return kind
-    for offset, length in scan_records(paths[0]):
-        place = RecordPlace(paths[0], 0, offset, length)
-        features = ExampleFeatures(read_record(place), place)
-        return "detection" if "image/object/bbox/ymin" in features else "classification"
-    raise DataError(f"{paths[0]}: is empty; convert the data again")
+    for path in paths:
+        for offset, length in scan_records(path):
+            place = RecordPlace(path, 0, offset, length)
+            features = ExampleFeatures(read_record(place), place)
+            return "detection" if "image/object/bbox/ymin" in features else "classification"
+    raise DataError(f"{folder}: the records of split {split!r} are empty; convert the data again")
 
 
 def _find_shards(folder: Path, split: str) -> list[Path]:
@@ -111,14 +115,29 @@ def _find_shards(folder: Path, split: str) -> list[Path]:
     if not paths:
         state = "has no" if folder.is_dir() else "is not there; it should have"
         raise MissingInputError(f"{folder}: {state} records {split}-*; write them with gaudi-datasets convert")
-    number = re.search(r"-of-(\d+)", paths[0].name)
-    if number and int(number[1]) != len(paths):
-        raise MissingInputError(
-            f"{folder}: has {len(paths)} of {int(number[1])} files {split}-*; copy or convert them again"
-        )
+    _check_complete(folder, split, paths)
     if unfinished_folder(folder, split).exists() and not (folder / f"{split}.json").exists():
         raise DataError(f"{folder}: the conversion of split {split!r} was stopped; repeat the command that made it")
     return paths
+
+
+def _check_complete(folder: Path, split: str, paths: Sequence[Path]) -> None:
+    """Raise an error unless all shards are there, of one conversion; names that count no shards are not looked at."""
+    shards = [match for path in paths if (match := SHARD_NAME.fullmatch(path.name))]
+    endings = sorted({f"-of-{match['total']}{match['suffix']}" for match in shards})
+    if len(endings) > 1:
+        raise DataError(
+            f"{folder}: has files {split}-* of several conversions ({', '.join(endings)}); leave those of one there"
+        )
+    total = shards[0]["total"] if shards else "0"
+    missing = sorted(set(range(int(total))) - {int(match["number"]) for match in shards})
+    if missing:
+        named = ", ".join(f"{split}-{number:0{len(total)}d}{endings[0]}" for number in missing[:_NAMED_SHARDS])
+        more = f" and {len(missing) - _NAMED_SHARDS} more" if len(missing) > _NAMED_SHARDS else ""
+        raise MissingInputError(
+            f"{folder}: has {len(shards)} of {int(total)} files {split}-*; missing: {named}{more}; copy or convert them"
+            f" again, or, to do without, rename those that are there to {split}-*-of-{len(shards):0{len(total)}d}"
+        )
 
 
 def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import struct
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 from PIL import Image
@@ -100,3 +102,44 @@ def imagenet_folders(tmp_path: Path) -> Path:
         (root / "val" / name).write_bytes(image_of(name))
     (root / "synset_labels.txt").write_text("\n".join(VALIDATION) + "\n")
     return root
+
+
+def write_shard(path: Path, examples: Iterable[tuple[bytes, int]]) -> None:
+    """Write records of the original's layout by the rules of TFRecord and protobuf alone."""
+
+    def checksum(content: bytes) -> bytes:
+        crc = google_crc32c.value(content)
+        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    def varint(number: int) -> bytes:
+        low = number & 127
+        return bytes([low]) if number < 128 else bytes([low | 128]) + varint(number >> 7)
+
+    def field(number: int, content: bytes) -> bytes:
+        return varint(number << 3 | 2) + varint(len(content)) + content
+
+    def feature(name: bytes, value: bytes | int) -> bytes:
+        one = field(1, field(1, value)) if isinstance(value, bytes) else field(3, field(1, varint(value)))
+        return field(1, field(1, name) + field(2, one))
+
+    with path.open("wb") as file:
+        for encoded, label in examples:
+            features: dict[bytes, bytes | int] = {
+                b"image/height": 48,
+                b"image/width": 40,
+                b"image/colorspace": b"RGB",
+                b"image/channels": 3,
+                b"image/class/label": label,
+                b"image/class/synset": b"n01440764",
+                b"image/format": b"JPEG",
+                b"image/filename": b"n01440764_1.JPEG",
+                b"image/encoded": encoded,
+            }
+            content = field(1, b"".join(feature(name, value) for name, value in features.items()))
+            length = struct.pack("<Q", len(content))
+            file.write(length + checksum(length) + content + checksum(content))
+
+
+@pytest.fixture
+def write_original() -> Callable[[Path, Iterable[tuple[bytes, int]]], None]:
+    return write_shard

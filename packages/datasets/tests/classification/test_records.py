@@ -3,8 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import google_crc32c
@@ -20,6 +19,7 @@ from gaudi_datasets.image_files import CMYK_FIX
 from gaudi_datasets.sampling import InputOptions
 
 Encode = Callable[..., bytes]
+WriteOriginal = Callable[..., None]
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -96,43 +96,9 @@ def test_records_are_not_overwritten_unasked(class_tree: Path, tmp_path: Path) -
     assert write_records(source, tmp_path, "train", overwrite=True).images == 3
 
 
-def write_original(path: Path, examples: Iterable[tuple[bytes, int]]) -> None:
-    """Write records of the original's layout by the rules of TFRecord and protobuf alone."""
-
-    def checksum(content: bytes) -> bytes:
-        crc = google_crc32c.value(content)
-        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    def varint(number: int) -> bytes:
-        low = number & 127
-        return bytes([low]) if number < 128 else bytes([low | 128]) + varint(number >> 7)
-
-    def field(number: int, content: bytes) -> bytes:
-        return varint(number << 3 | 2) + varint(len(content)) + content
-
-    def feature(name: bytes, value: bytes | int) -> bytes:
-        one = field(1, field(1, value)) if isinstance(value, bytes) else field(3, field(1, varint(value)))
-        return field(1, field(1, name) + field(2, one))
-
-    with path.open("wb") as file:
-        for encoded, label in examples:
-            features: dict[bytes, bytes | int] = {
-                b"image/height": 48,
-                b"image/width": 40,
-                b"image/colorspace": b"RGB",
-                b"image/channels": 3,
-                b"image/class/label": label,
-                b"image/class/synset": b"n01440764",
-                b"image/format": b"JPEG",
-                b"image/filename": b"n01440764_1.JPEG",
-                b"image/encoded": encoded,
-            }
-            content = field(1, b"".join(feature(name, value) for name, value in features.items()))
-            length = struct.pack("<Q", len(content))
-            file.write(length + checksum(length) + content + checksum(content))
-
-
-def test_the_original_s_records_are_read_as_they_are(tmp_path: Path, encode: Encode) -> None:
+def test_the_original_s_records_are_read_as_they_are(
+    tmp_path: Path, encode: Encode, write_original: WriteOriginal
+) -> None:
     labels = [[1, 500, 1000], [2, 3, 4]]
     for shard, row in enumerate(labels):
         write_original(
@@ -151,7 +117,7 @@ def test_the_original_s_records_are_read_as_they_are(tmp_path: Path, encode: Enc
     assert batch["labels"].numpy().tolist() == [0, 1, 499, 2, 999, 3]
 
 
-def test_a_label_past_imagenet_s_is_named(tmp_path: Path, encode: Encode) -> None:
+def test_a_label_past_imagenet_s_is_named(tmp_path: Path, encode: Encode, write_original: WriteOriginal) -> None:
     write_original(tmp_path / "train-00000-of-00001", [(encode(), 1001)])
     with pytest.raises(DataError, match=r"train-00000-of-00001: record 0 .*label: is 1001; it must be in 1\.\.1000"):
         RecordSource(tmp_path, "train").read(0)

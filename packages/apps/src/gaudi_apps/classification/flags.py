@@ -45,7 +45,8 @@ class DataFlags:
     """Training and validation images."""
 
     data_dir: Annotated[str | None, arg(aliases=["-dd"])] = None
-    """Folder of records (train-*, validation-*), or of folders train/ and validation/ with a folder for each class."""
+    """Folder of records (train-*, validation-*), or of folders train/ and validation/ (or img_train/ and img_val/) with
+    records or with a folder for each class."""
     train_splits: tuple[str, ...] = ("train",)
     """Records or folders in --data_dir to train on, one or more."""
     eval_split: str = "validation"

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gaudi_datasets.classification.class_folders import FolderSource
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
-from gaudi_datasets.classification.sources import RecordSource
+from gaudi_datasets.classification.splits import open_split
 from gaudi_datasets.errors import DataError, MissingInputError
 
-OTHER_NAMES = {"val": "validation", "validation": "val"}
+__all__ = ["JoinedSource", "open_source", "open_split"]
 
 
 def open_source(
@@ -22,7 +21,7 @@ def open_source(
     """Open some splits of a folder as one data set.
 
     Args:
-        data_dir: folder of records, or of folders of classes.
+        data_dir: folder of records, or of folders of records or classes; see `open_split`.
         splits: names of the records or of the folders in it; `val` and `validation` mean each other.
         class_names: of a model, in the order of its labels, where a split need not have images of each class.
 
@@ -36,14 +35,6 @@ def open_source(
     # By the classes of the first one: others need not have images of each.
     others = [open_split(Path(data_dir), split, first.class_names) for split in splits[1:]]
     return JoinedSource([first, *others]) if others else first
-
-
-def open_split(data_dir: Path, split: str, class_names: Sequence[str] | None = None) -> ClassificationSource:
-    """Open a split: the folder of this name with folders of classes, if there is one, and else the records."""
-    for name in (split, OTHER_NAMES.get(split, split)):
-        if (data_dir / name).is_dir():
-            return FolderSource(data_dir / name, class_names=class_names)
-    return RecordSource(data_dir, split)
 
 
 class JoinedSource:

@@ -11,6 +11,7 @@ import numpy as np
 from gaudi_datasets.classification.listed_files import FileList, FolderReader, ListedSource
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.json_records import shorten
+from gaudi_datasets.split_folders import find_record_file
 
 
 class FolderSource(ListedSource):
@@ -33,6 +34,11 @@ class FolderSource(ListedSource):
 
     def __init__(self, root: str | Path, *, class_names: Sequence[str] | None = None) -> None:
         root = check_folder(Path(root), "a folder for each class")
+        if record := find_record_file(root):
+            raise DataError(
+                f"{root}: holds records ({shorten(record)}), which are read as they are; give a folder that holds a"
+                " folder for each class"
+            )
         super().__init__(str(root), list_folders(root, class_names), FolderReader(root))
 
 

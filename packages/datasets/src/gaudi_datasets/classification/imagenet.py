@@ -18,14 +18,13 @@ from gaudi_datasets.classification.listed_files import FileList, FolderReader, L
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.fetching.archives import Limits, Member, list_members
 from gaudi_datasets.json_records import shorten
+from gaudi_datasets.split_folders import Content, inspect_folder, name_folders
 
 Split = Literal["train", "validation"]
 
 SHARDS: Mapping[Split, int] = {"train": 1024, "validation": 128}  # of the original's records
 
 _TRAIN_TAR, _VALIDATION_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
-_TRAIN_FOLDERS = ("train", "ILSVRC/Data/CLS-LOC/train")
-_VALIDATION_FOLDERS = ("validation", "val", "ILSVRC/Data/CLS-LOC/val")
 _TRAIN_IMAGE = re.compile(r"(n\d{8})_\d+\.JPEG")
 _VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_\d{8}\.JPEG")
 _TAR_LIMITS = Limits(members=100_000, member_bytes=2**31, total_bytes=2**38)  # the train tar has 138 GiB
@@ -41,13 +40,14 @@ def open_imagenet(root: str | Path, split: Split) -> ListedSource:
     Args:
         root: the folder that holds `ILSVRC2012_img_train.tar`, or `train` with a folder for each synset; and
             `ILSVRC2012_img_val.tar`, or `validation` (or `val`) with a folder for each synset or with the images alone.
-            Labels of images alone are in `root` too: see `read_validation_labels`. Kaggle's folders are known as well.
+            Labels of images alone are in `root` too: see `read_validation_labels`. The folders of the originals'
+            preparation, `img_train` and `img_val`, and Kaggle's are known as well: see `name_folders`.
         split: "train" or "validation".
 
     Raises:
         MissingInputError: there is no such folder, or nothing of the split in it.
         DataError: an archive is damaged; a synset is none, or is another than its images'; a file is no image of
-            ImageNet; or the labels do not fit.
+            ImageNet; the labels do not fit; or a folder is empty or holds records.
         UnsafeError: a member of an archive is no plain file, is too large, or has a name that leaves the folder.
         MissingExtraError: the labels can only be read with SciPy.
     """
@@ -86,7 +86,7 @@ def _open_train(root: Path) -> ListedSource:
     if tar.exists():
         found = [image for member in _list_synset_tars(tar) for image in _list_synset_tar(tar, member)]
         return _make_source(tar, found, sorted({synset for synset, *_ in found}), tar=tar)
-    folder = _find_folder(root, "training", _TRAIN_FOLDERS, _TRAIN_TAR)
+    folder, _ = _find_images(root, "train", _TRAIN_TAR)
     found = _list_synset_folders(folder)
     for synset, name, *_ in found:
         _check_train_image(f"{folder}: {synset}/{name}", name, synset)
@@ -103,17 +103,31 @@ def _open_validation(root: Path) -> ListedSource:
         time_ns, pairs = tar.stat().st_mtime_ns, zip(labels, members, strict=True)
         found = [(label, each.name, each.size, time_ns, each.offset or 0) for label, each in pairs]
         return _make_source(tar, found, _find_synsets(root, labels, tar), tar=tar)
-    folder = _find_folder(root, "validation", _VALIDATION_FOLDERS, _VALIDATION_TAR)
-    if next((entry for entry in folder.iterdir() if entry.is_dir()), None) is not None:
-        found = _list_synset_folders(folder)
-        _check_validation_images(folder, [name for _, name, *_ in found])
-        return _make_source(folder, found, _find_synsets(root, [synset for synset, *_ in found], folder))
+    folder, content = _find_images(root, "validation", _VALIDATION_TAR)
+    if content == "images":
+        return open_validation_images(folder, root)
+    found = _list_synset_folders(folder)
+    _check_validation_images(folder, [name for _, name, *_ in found])
+    return _make_source(folder, found, _find_synsets(root, [synset for synset, *_ in found], folder))
+
+
+def open_validation_images(folder: Path, root: Path, synsets: Sequence[str] | None = None) -> ListedSource:
+    """ImageNet's validation images that lie in one folder without folders for their synsets.
+
+    Args:
+        folder: of the images and nothing else.
+        root: the folder of their labels (see `read_validation_labels`) and of the training images.
+        synsets: in the order of their labels; None: those of the training images, sorted.
+
+    Raises:
+        MissingInputError, DataError, UnsafeError, MissingExtraError: as by `open_imagenet`.
+    """
     files = list_flat(folder)
     names = [name for name, *_ in files]
     _check_validation_images(folder, names)
     labels = read_validation_labels(root, names)
     found = [(label, *file, 0) for label, file in zip(labels, files, strict=True)]
-    return _make_source(folder, found, _find_synsets(root, labels, folder), flat=True)
+    return _make_source(folder, found, _find_synsets(root, labels, folder, synsets), flat=True)
 
 
 def _make_source(
@@ -174,21 +188,35 @@ def _check_validation_images(place: Path, names: Sequence[str]) -> None:
         raise DataError(f"{place}: must hold images such as ILSVRC2012_val_00000001.JPEG and nothing else; {what}")
 
 
-def _find_synsets(root: Path, labels: Sequence[str], place: Path) -> list[str]:
-    """The synsets of the training images, where these are there too; else those of the labels."""
-    if (root / _TRAIN_TAR).exists():
-        known = {member.name.removesuffix(".tar") for member in _list_synset_tars(root / _TRAIN_TAR)}
+def _find_synsets(root: Path, labels: Sequence[str], place: Path, wanted: Sequence[str] | None = None) -> Sequence[str]:
+    """Those wanted, or those of the training images where these are there too, or those of the labels."""
+    if wanted is not None:
+        known = wanted
+    elif (root / _TRAIN_TAR).exists():
+        known = sorted(member.name.removesuffix(".tar") for member in _list_synset_tars(root / _TRAIN_TAR))
     else:
-        folder = next((root / name for name in _TRAIN_FOLDERS if (root / name).is_dir()), None)
-        known = {entry.name for entry in folder.iterdir() if SYNSET.fullmatch(entry.name)} if folder else set(labels)
-    unknown = sorted(set(labels) - known)
+        folder = next((folder for folder, content in _list_images(root, "train") if content == "class folders"), None)
+        known = sorted(entry.name for entry in folder.iterdir() if SYNSET.fullmatch(entry.name)) if folder else []
+    known = known or sorted(set(labels))
+    unknown = sorted(set(labels) - set(known))
     if unknown:
         raise DataError(f"{place}: has images of synset {unknown[0]}, which is none of the {len(known)} to train on")
-    return sorted(known)
+    return known
 
 
-def _find_folder(root: Path, kind: str, names: Sequence[str], tar: str) -> Path:
-    folder = next((root / name for name in names if (root / name).is_dir()), None)
-    if folder is None:
-        raise MissingInputError(f"{root}: has no {kind} images; put {tar} there, or a folder {' or '.join(names)}")
-    return folder
+def _list_images(root: Path, split: Split) -> list[tuple[Path, Content]]:
+    """The folders of a split that hold images, and what they hold; there may be records beside them."""
+    folders = [root / name for name in name_folders(split) if (root / name).is_dir()]
+    contents = [(folder, inspect_folder(folder)) for folder in folders]
+    return [(folder, content) for folder, content in contents if content != "records"]
+
+
+def _find_images(root: Path, split: Split, tar: str) -> tuple[Path, Content]:
+    found = _list_images(root, split)
+    if found:
+        return found[0]
+    records = next((root / name for name in name_folders(split) if (root / name).is_dir()), None)
+    if records is not None:
+        raise DataError(f"{records}: holds records, which are read as they are; to convert, name a folder of images")
+    kind, names = {"train": "training"}.get(split, split), " or ".join(name_folders(split))
+    raise MissingInputError(f"{root}: has no {kind} images; put {tar} there, or a folder {names}")

@@ -8,18 +8,19 @@ from gaudi_datasets.classification.examples import ClassificationExample, Classi
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.json_records import shorten
 from gaudi_datasets.record_sets import RecordSet
+from gaudi_datasets.split_folders import locate_records
 
 __all__ = ["ClassificationExample", "ClassificationSource", "RecordSource"]
 
 _IMAGENET_CLASSES = 1000
-_OTHER_NAMES = {"val": "validation", "validation": "val"}  # ours, and that of the original's ImageNet records
+OTHER_NAMES = {"val": "validation", "validation": "val"}  # ours, and that of the original's ImageNet records
 
 
 class RecordSource:
     """The records of one split in a folder, as `write_records` or the original's script for ImageNet wrote them.
 
     Args:
-        data_dir: the folder.
+        data_dir: the folder of the records, or the one that holds a folder of records for each split.
         split: the beginning of the records' names; `val` and `validation` mean each other where only one is there.
 
     Raises:
@@ -28,8 +29,8 @@ class RecordSource:
     """
 
     def __init__(self, data_dir: str | Path, split: str) -> None:
-        other = _OTHER_NAMES.get(split)
-        if other and not _has_records(Path(data_dir), split) and _has_records(Path(data_dir), other):
+        other = OTHER_NAMES.get(split)
+        if other and not has_records(Path(data_dir), split) and has_records(Path(data_dir), other):
             split = other
         self._records = RecordSet(data_dir, split, kind="classification")
         self.name = self._records.name
@@ -65,5 +66,7 @@ class RecordSource:
         return tuple(names)
 
 
-def _has_records(folder: Path, split: str) -> bool:
+def has_records(data_dir: Path, split: str) -> bool:
+    """Tell whether there are records of a split, in the folder or in one of the split below it."""
+    folder, split = locate_records(data_dir, split)
     return next(folder.glob(f"{split}-*"), None) is not None
