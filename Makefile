@@ -1,16 +1,21 @@
 # `make demo` and `make test` need nothing but Python 3.10 or 3.11: they set up .venv with pinned nox and uv first.
-# PYTHON=/path/to/python chooses the interpreter, ARGS="..." is passed on to the demo.
+# PYTHON=/path/to/python chooses the interpreter, ARGS="..." is passed on to the demo, JOBS=n runs n sessions side by side.
 
 export PYTHON ARGS
 NOX := .venv/bin/python -m nox
+# One more than two cores: some tests wait more than they compute.
+JOBS ?= 3
 
-.PHONY: demo test clean
+.PHONY: demo test test-all clean
 
 demo: .venv/ready
 	@$(NOX) -s demo -- $(ARGS)
 
 test: .venv/ready
-	@$(NOX)
+	@$(NOX) --parallel $(JOBS)
+
+test-all: .venv/ready
+	@$(NOX) --parallel $(JOBS) -s lint types slow tests integration build
 
 clean:
 	rm -rf .venv .nox dist

@@ -19,9 +19,12 @@ import pytest
 with contextlib.suppress(ImportError):  # tests/gaudi_contract is run without it
     from hypothesis import HealthCheck, settings
 
-    # Both limits of time would be missed beside other work.
-    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("untimed")
+    # Both limits of time would be missed beside other work. `--hypothesis-profile ci` chooses a profile by name; a test
+    # that needs another number of examples says so itself.
+    untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("dev", untimed, max_examples=25)
+    settings.register_profile("ci", untimed, max_examples=100)
+    settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # It ends only what would never end, so it is far more than a busy machine takes.
 PATIENCE_SECONDS = 600.0

@@ -14,6 +14,9 @@ import nox
 nox.options.default_venv_backend = "uv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
+# `nox --parallel N` runs sessions side by side, each in an environment of its own; a session that needs the machine or
+# the folder dist/ for itself says so.
+nox.options.allow_parallel = True
 nox.options.sessions = ["lint", "types", "tests", "integration", "build"]
 
 # Where this is set, Python compiles TensorFlow anew at every start: 5 seconds in place of 2.
@@ -52,14 +55,14 @@ except Exception as error:
 else:
     raise SystemExit("Horovod works with this TensorFlow?")
 """
-# Left out where packages are tested with other versions than those of the default lane, which runs all tests: whole
-# trainings and exports, whose parts are tested, real data, and what a NumPy below 1.24 is needed for.
+# Tests come in two tiers. `make test` runs those that are not marked `slow`. The session `slow`, in CI and `make
+# test-all`, runs the others: whole trainings and exports, and programs in processes of their own.
 QUICK = ("-m", "not slow and not realdata")
+SLOW = ("-m", "slow and not realdata")
+# What needs a NumPy below 1.24.
 WITHOUT_MXNET = "--ignore-glob=packages/*/tests/*mxnet*"
-# Two processes take the files of tests in turn: most tests keep one core busy, or the disk. With a user's arguments
-# there is one, in which a debugger works.
+# A worker that has run out of tests takes some of another's: TensorFlow and session fixtures start once in each.
 XDIST = "pytest-xdist>=3.8"
-SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile")
 
 # Run with a wheel installed alone in an empty environment, so without TensorFlow.
 SMOKE_TESTS = {
@@ -113,13 +116,24 @@ def install_horovod(session: nox.Session) -> None:
     session.install("-c", CONSTRAINTS, str(output).splitlines()[-1])
 
 
+def workers(session: nox.Session, alone: int = 2, beside_others: int = 1) -> tuple[str, ...]:
+    """Return the flags of pytest-xdist for a session that runs alone, or beside other sessions (`nox --parallel`).
+
+    With one worker there is no xdist, so a debugger works.
+    """
+    number = beside_others if session.parallel else alone
+    return ("-n", str(number), "--dist", "worksteal") if number > 1 else ()
+
+
+# `nox --parallel` starts sessions in this order, so the longest comes first.
 @nox.session
-@nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
+@nox.parametrize("package", [nox.param(name, id=name) for name in reversed(PACKAGES)])
 def tests(session: nox.Session, package: str) -> None:
-    """Test one package, installed with its declared dependencies alone."""
+    """Test one package, installed with its declared dependencies alone; not what is marked `slow`."""
     needed = dict.fromkeys(PACKAGES[package], "")
     install(session, needed | {package: EXTRAS[package]}, XDIST)
-    session.run("pytest", f"packages/{package}/tests", *(session.posargs or SIDE_BY_SIDE))
+    chosen = session.posargs or (*QUICK, *workers(session, beside_others=2 if package == "apps" else 1))
+    session.run("pytest", f"packages/{package}/tests", *chosen)
 
 
 @nox.session
@@ -132,26 +146,25 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check types: strictly in all that ships, and in the tests of each package and of the root."""
+    """Check types, strictly."""
     install(session, dict.fromkeys(PACKAGES, "test"), "mypy", "nox", "types-defusedxml", "types-psutil", "types-PyYAML")
-    session.run(
-        "mypy",
-        "noxfile.py",
-        "conftest.py",
-        "horovod_wheel.py",
-        "package_checks.py",
-        "benchmarks",
-        *(f"packages/{name}/src" for name in PACKAGES),
-    )
-    for folder in ("tests", *(f"packages/{name}/tests" for name in PACKAGES)):
-        session.run("mypy", "--allow-untyped-defs", "--allow-incomplete-defs", folder)
+    scripts = ("noxfile.py", "conftest.py", "horovod_wheel.py")
+    folders = [f"packages/{name}/{part}" for name in PACKAGES for part in ("src", "tests")]
+    session.run("mypy", *scripts, "tools", "benchmarks", "tests", *folders)
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Test what crosses packages, and what the documents say."""
+    """Test what crosses packages, and what the documents say; not what is marked `slow`."""
+    install(session, EXTRAS, XDIST, "nox")
+    session.run("pytest", "tests", *(session.posargs or (*QUICK, *workers(session))))
+
+
+@nox.session(default=False)
+def slow(session: nox.Session) -> None:
+    """Run the tests of all packages and of the root that are marked `slow`."""
     install(session, EXTRAS, XDIST)
-    session.run("pytest", "tests", *(session.posargs or SIDE_BY_SIDE))
+    session.run("pytest", "packages", "tests", *(session.posargs or (*SLOW, *workers(session))))
 
 
 @nox.session
@@ -198,7 +211,7 @@ def build(session: nox.Session) -> None:
                 session.run(f"bin/{program}", "--help", external=True, silent=True)
 
 
-@nox.session(default=False)
+@nox.session(default=False, allow_parallel=False)
 def scaleout(session: nox.Session) -> None:
     """Test several ranks for real; Open MPI comes from the system, Horovod is built where it is not cached."""
     install_everything(session)
@@ -216,7 +229,7 @@ def gaudi_contract(session: nox.Session) -> None:
     lines = Path(CONSTRAINTS).read_text(encoding="utf-8").splitlines(keepends=True)
     pins.write_text("".join(line for line in lines if line.split("==")[0] not in GAUDI_UNPINNED), encoding="utf-8")
     session.install("-c", str(pins), *(f"-e./packages/{name}" for name in PACKAGES), XDIST, *GAUDI_STACK)
-    session.run("pytest", "tests/gaudi_contract", *(session.posargs or SIDE_BY_SIDE))
+    session.run("pytest", "tests/gaudi_contract", *(session.posargs or workers(session)))
 
 
 @nox.session(default=False, python="3.13")
@@ -241,15 +254,14 @@ def install_unpinned(session: nox.Session, requirements: dict[str, str], *option
 
 
 def test_quickly(session: nox.Session, *options: str) -> None:
-    """Test each package by itself; arguments after `--` take the place of the choice of quick tests."""
-    for name in PACKAGES:
-        session.run("pytest", f"packages/{name}/tests", *options, *(session.posargs or (*QUICK, *SIDE_BY_SIDE)))
+    """Test all packages; arguments after `--` take the place of the choice of quick tests."""
+    session.run("pytest", "packages", *options, *(session.posargs or (*QUICK, *workers(session))))
 
 
 @nox.session(default=False)
 def packages(session: nox.Session) -> None:
     """Install each wheel and each extra alone, run the examples of the READMEs, try the ends of version ranges."""
-    session.run(sys.executable, "package_checks.py", session.create_tmp(), external=True)
+    session.run(sys.executable, "tools/package_checks.py", session.create_tmp(), external=True)
 
 
 @nox.session(default=False)
@@ -267,7 +279,7 @@ def torch_weights(session: nox.Session) -> None:
     session.run("pytest", *tests, *session.posargs, env={"TORCH_WEIGHTS": str(written)})
 
 
-@nox.session(default=False)
+@nox.session(default=False, allow_parallel=False)
 def bench(session: nox.Session) -> None:
     """Measure speed and memory against alternatives, in one run; REAL_DATA is needed, `-- --help` tells the choices."""
     install_everything(session)

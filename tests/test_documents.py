@@ -99,6 +99,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", list_documented("python"))
 def test_python_in_documents_runs(data_folder: Path, code: str) -> None:
     """The blocks of one document are one program, as a reader would paste them one after another."""

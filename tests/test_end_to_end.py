@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BATCH = ["--batch_size", "4", "--lr_warmup_steps", "2"]
 
 

@@ -184,6 +184,16 @@ def test_an_empty_folder_is_no_voc_folder(folder: Path) -> None:
         (64, ["--dtype", "fp16"], [*TRAIN, "-f", "--dtype", "fp16"]),
         (64, ["--mode train: needs --data_dir"], TRAIN),
         (66, ["--config nowhere.yaml"], [*TRAIN, "--config", "nowhere.yaml"]),
+    ],
+)
+def test_wrong_flags(folder: Path, status: int, named: list[str], arguments: list[str]) -> None:
+    assert_refused(folder, status, named, *arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("status", "named", "arguments"),
+    [
         (66, ["empty", "gaudi-datasets convert"], [*TRAIN, "--data_dir", "empty"]),
         (66, ["nowhere", "gaudi-datasets convert"], [*TRAIN, "--data_dir", "nowhere"]),
         (65, ["notes: is a file"], [*TRAIN, "--data_dir", "notes"]),
@@ -192,10 +202,11 @@ def test_an_empty_folder_is_no_voc_folder(folder: Path) -> None:
         (66, ["run/checkpoints: has no checkpoint"], [*TRAIN, "--mode", "predict", "--inference", "images"]),
     ],
 )
-def test_wrong_flags_and_folders(folder: Path, status: int, named: list[str], arguments: list[str]) -> None:
+def test_wrong_folders_of_a_training(folder: Path, status: int, named: list[str], arguments: list[str]) -> None:
     assert_refused(folder, status, named, *arguments)
 
 
+@pytest.mark.slow
 def test_weights_that_would_run_something_are_refused_and_do_not_run(folder: Path) -> None:
     (folder / "weights.pickle").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
     assert_refused(folder, 77, ["weights.pickle"], *TRAIN, "-f", "--resnet_checkpoint", "weights.pickle")
@@ -212,6 +223,10 @@ def test_output_that_cannot_be_written_is_an_input_output_error(folder: Path) ->
     files = ["--annotations", "gt.json", "--images", "images", "--split", "train"]
     assert_refused(folder, 74, ["notes"], "gaudi-datasets", "convert", "coco", *files, "--output_dir", "notes/out")
     assert_refused(folder, 74, ["notes"], "gaudi-datasets", "make-scenes", "--output_dir", "notes/out")
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_be_written_is_an_input_output_error(folder: Path) -> None:
     train = ["--use_fake_data", "--batch_size", "1", "--steps", "1", "--model_dir", "notes/run"]
     assert_refused(folder, 74, ["notes"], "ssd_train", *train)
 
@@ -224,6 +239,7 @@ def test_what_is_there_is_not_overwritten_unasked(folder: Path) -> None:
     assert_refused(folder, 77, ["images"], "gaudi-datasets", "make-scenes", "--output_dir", "images")
 
 
+@pytest.mark.slow
 def test_a_record_that_is_damaged_later_ends_the_training(folder: Path) -> None:
     assert run(folder, *CONVERT, "--annotations", "gt.json", "--images", "images").returncode == 0
     path = folder / "out" / "train-00000-of-00001.tfrecord"

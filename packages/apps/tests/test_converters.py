@@ -26,6 +26,7 @@ def images(noise_pictures: list[bytes]) -> Any:
     return np.stack([prepare_image(one) for one in noise_pictures])
 
 
+@pytest.mark.slow
 def test_onnx_finds_what_the_network_finds(
     detector_network: Any, noise_pictures: list[bytes], images: Any, tmp_path: Path
 ) -> None:
@@ -58,6 +59,7 @@ def test_onnx_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> Non
         require_onnx()
 
 
+@pytest.mark.slow
 def test_tflite_computes_what_the_network_computes(
     detector_network: Any, noise_pictures: list[bytes], images: Any, tmp_path: Path
 ) -> None:

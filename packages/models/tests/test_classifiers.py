@@ -56,7 +56,13 @@ def test_convolutions_are_the_listed_ones(name: str) -> None:
     assert built == sorted(listed)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnext50", "resnet50_keras", "resnet50v2_keras"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnext50", "resnet50_keras", "resnet50v2_keras")),
+    ],
+)
 def test_logits_and_features_are_float32_in_any_precision(name: str) -> None:
     model = build_classifier(name, 5, dtype="mixed_bfloat16", image_size=32)
     features, logits = feature_extractor(model)(noise()), model(noise(), training=True)
@@ -70,7 +76,7 @@ def test_logits_and_features_are_float32_in_any_precision(name: str) -> None:
 
 
 def test_weights_start_as_the_recipe_says() -> None:
-    model = build_classifier("resnet50")
+    model = build_classifier("resnet50", image_size=32)
     kernel = model.get_layer("logits").kernel.numpy()
     assert kernel.std() == pytest.approx(0.01, rel=0.01)
     wide = model.get_layer("stage3_block2_conv2").kernel.numpy()

@@ -59,7 +59,12 @@ def list_torchvision(depth: int, groups: int = 1) -> Shapes:
 
 
 @pytest.mark.parametrize(
-    ("name", "depth", "groups"), [("resnet50", 50, 1), ("resnext101", 101, 32), ("resnet152", 152, 1)]
+    ("name", "depth", "groups"),
+    [
+        ("resnet50", 50, 1),
+        pytest.param("resnext101", 101, 32, marks=pytest.mark.slow),
+        pytest.param("resnet152", 152, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_torchvision(name: str, depth: int, groups: int) -> None:
     weights = translate_names("x", make_raw(dict(list_torchvision(depth, groups))))
@@ -139,7 +144,12 @@ def list_original_resnext(depth: int, groups: int) -> Shapes:
 
 
 @pytest.mark.parametrize(
-    ("name", "depth", "groups"), [("resnext101", 101, 32), ("resnext50", 50, 32), ("resnet50", 50, 1)]
+    ("name", "depth", "groups"),
+    [
+        pytest.param("resnext101", 101, 32, marks=pytest.mark.slow),
+        ("resnext50", 50, 32),
+        pytest.param("resnet50", 50, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_the_original_resnext(name: str, depth: int, groups: int) -> None:
     shapes = dict(list_original_resnext(depth, groups))

@@ -36,7 +36,7 @@ def randomize(model: Any) -> None:
         variable.assign(np.abs(values) + 0.5 if "variance" in variable.name else values)
 
 
-@pytest.mark.parametrize("version", ["", "V2"])
+@pytest.mark.parametrize("version", [pytest.param("", marks=pytest.mark.slow), "V2"])
 def test_logits_are_those_of_keras_applications(version: str, tmp_path: Path) -> None:
     build = getattr(keras.applications, f"ResNet50{version}")
     theirs = build(weights=None, classes=7, classifier_activation=None, input_shape=(32, 32, 3))

@@ -181,6 +181,7 @@ def compare(one: list[list[StepTensor]], other: list[list[StepTensor]], precisio
     return found
 
 
+@pytest.mark.slow
 def test_bfloat16_is_within_its_tolerance() -> None:
     exact = list(replay_steps(make_task(name="resnet50"), make_batches(), lambda step: 0.01, 2))
     task = make_task(keras_policy="mixed_bfloat16", name="resnet50")

@@ -32,7 +32,7 @@ def wake_blocks(net: SSD) -> None:
             parameter.set_data(mx.nd.ones(parameter.shape))
 
 
-@pytest.mark.parametrize("depth", [18, 34, 50])
+@pytest.mark.parametrize("depth", [18, 34, pytest.param(50, marks=pytest.mark.slow)])
 def test_parameters_are_those_of_the_keras_network(depth: int) -> None:
     parameters = name_parameters(build_ssd(81, depth=depth))
     variables = {variable.name.removesuffix(":0"): variable for variable in build_keras_ssd(81, depth=depth).variables}
@@ -82,6 +82,7 @@ def test_blocks_start_as_the_identity() -> None:
     }
 
 
+@pytest.mark.slow
 def test_bfloat16_is_near_float32(images: Any) -> None:
     values: list[list[npt.NDArray[np.float32]]] = []
     for precision in ("fp32", "bf16"):

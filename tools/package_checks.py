@@ -1,7 +1,8 @@
 """What each package is worth to who installs it alone; `nox -s packages` runs it.
 
-`python package_checks.py FOLDER` builds all packages into the folder and installs each wheel, and each of its extras,
-in empty environments there. The first thing that is not as it should be ends it with a line. It needs uv beside Python.
+`python tools/package_checks.py FOLDER` builds all packages into the folder and installs each wheel, and each of its
+extras, in empty environments there. The first thing that is not as it should be ends it with a line. It needs uv
+beside Python.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 # In an order in which each comes after those of ours that it needs.
 NAMES = ("ops", "datasets", "models", "distributed", "apps")

@@ -1,0 +1,129 @@
+"""Lanes of CI are skipped only where everything that they read is as it was when they last passed."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# Sessions that need no environment: each notes that it ran, and `broken` fails.
+NOXFILE = """
+import nox
+nox.options.default_venv_backend = "none"
+def note(name):
+    with open("ran.log", "a") as file:
+        file.write(name + "\\n")
+@nox.session
+def ops(session):
+    note("ops")
+@nox.session
+def data(session):
+    note("data")
+@nox.session
+def broken(session):
+    note("broken")
+    session.error("as planned")
+"""
+
+
+@pytest.fixture(scope="module")
+def ci() -> ModuleType:
+    """Load tools/ci.py, which is no module of a package."""
+    spec = importlib.util.spec_from_file_location("tools_ci", ROOT / "tools" / "ci.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    root = tmp_path / "checkout"
+    for name in ("packages/ops/src/a.py", "packages/datasets/src/b.py"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_text("1\n")
+    (root / "noxfile.py").write_text(NOXFILE)
+    (root / ".gitignore").write_text("ran.log\n__pycache__\n")
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    return root
+
+
+@pytest.fixture
+def run(ci: ModuleType, checkout: Path, tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
+    """Run the lanes ops and data, or others; returns the status and the sessions that ran."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "photo.jpg").write_bytes(b"1")
+    lanes = {
+        "ops": ci.Lane("ops", ("packages/ops",)),
+        "data": ci.Lane("data", ("packages/datasets",), data=True),
+        "broken": ci.Lane("broken", ("packages/ops",)),
+    }
+
+    def run(*names: str, **environ: str) -> tuple[int, list[str]]:
+        log = checkout / "ran.log"
+        log.unlink(missing_ok=True)
+        fixed = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "REAL_DATA": str(tmp_path / "real")}
+        status = ci.main(checkout, [lanes[name] for name in names or ("ops", "data")], fixed | environ, jobs=1)
+        return status, log.read_text().split() if log.exists() else []
+
+    return run
+
+
+def test_a_lane_runs_again_only_after_a_change_of_what_it_reads(
+    run: Callable[..., tuple[int, list[str]]], checkout: Path, tmp_path: Path
+) -> None:
+    assert run() == (0, ["ops", "data"])
+    assert run() == (0, [])
+    (checkout / "packages/ops/src/a.py").write_text("2\n")
+    assert run() == (0, ["ops"])
+    (checkout / "packages/datasets/src/new.py").touch()  # not tracked, not ignored
+    (tmp_path / "real" / "photo.jpg").write_bytes(b"2")
+    assert run() == (0, ["data"])
+    assert run(CI_FULL="1") == (0, ["ops", "data"])
+
+
+def test_a_lane_that_failed_runs_again(run: Callable[..., tuple[int, list[str]]]) -> None:
+    for _ in range(2):
+        status, ran = run("broken")
+        assert status != 0
+        assert ran == ["broken"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"date": "2020", "fingerprint": 1}'])
+def test_a_damaged_record_skips_nothing(ci: ModuleType, tmp_path: Path, content: str) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    path = ci.locate_record("ops", environ)
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    assert ci.find_passed("ops", "1", environ) == ""
+
+
+def test_fingerprints_tell_inputs_apart(ci: ModuleType, checkout: Path, tmp_path: Path) -> None:
+    environ = {"REAL_DATA": str(tmp_path)}
+    first = ci.compute_fingerprint(checkout, ci.Lane("ops", ("packages",)), environ)
+    (checkout / "packages/ops/src/a.py").rename(checkout / "packages/ops/src/c.py")
+    renamed = ci.compute_fingerprint(checkout, ci.Lane("ops", ("packages",)), environ)
+    others = [ci.Lane("data", ("packages",)), ci.Lane("ops", ("packages",), newest=True)]
+    found = [first, renamed, *(ci.compute_fingerprint(checkout, lane, environ) for lane in others)]
+    assert len({*found}) == len(found)
+
+
+def test_real_data_that_are_missing_are_an_error(ci: ModuleType, checkout: Path, tmp_path: Path) -> None:
+    for folder in ("", str(tmp_path / "nowhere")):
+        with pytest.raises(ci.CiError, match="REAL_DATA"):
+            ci.compute_fingerprint(checkout, ci.Lane("data", data=True), {"REAL_DATA": folder})
+
+
+def test_every_lane_is_a_session(ci: ModuleType) -> None:
+    defined = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    assert [lane.session for lane in ci.LANES if f"\ndef {lane.session}(" not in defined] == []
+    read = [ROOT / path for lane in ci.LANES for path in (*lane.paths, *ci.COMMON)]
+    assert [path for path in read if not path.exists()] == []

@@ -1,0 +1,185 @@
+"""Run the lanes of CI that follow `make test`, and skip those that passed with the same inputs before.
+
+`python tools/ci.py` computes a fingerprint of all that a lane reads: its files in the checkout, the real data, the
+Python, the processor, and versions of system packages. A lane is skipped where its last passing run on this machine had
+the same fingerprint. Passing runs are recorded in the user's cache folder, `~/.cache/gaudi/ci`. `CI_FULL=1` runs all.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# What every lane reads: the sessions themselves, pinned versions, settings of the tools.
+COMMON = (".ci", "tools", "noxfile.py", "pyproject.toml", "constraints.txt", "Makefile", "LICENSE")
+SOURCES = tuple(f"packages/{name}/{part}" for name in ("ops", "datasets", "models", "distributed", "apps")
+                for part in ("src", "pyproject.toml", "README.md"))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A session of nox that CI runs after `make test`.
+
+    Attributes:
+        session: its name.
+        paths: files and folders of the checkout that it reads, besides COMMON.
+        data: reads the folder that REAL_DATA names.
+        newest: installs the newest versions that there are, so a passing run counts for the week that it was in.
+        debian: packages of the system that it runs.
+    """
+
+    session: str
+    paths: tuple[str, ...] = ("packages", "tests")
+    data: bool = False
+    newest: bool = False
+    debian: tuple[str, ...] = ()
+
+
+# `nox --parallel` starts them in this order: the longest first.
+LANES = (
+    Lane("minimums", ("packages",)),
+    Lane("current", ("packages",), newest=True),
+    Lane("slow", (".",)),
+    Lane("realdata", data=True),
+    Lane("packages", ("packages",)),
+    Lane("gaudi_contract", (*SOURCES, "tests/gaudi_contract")),
+    Lane("torch_weights", ("packages/ops", "packages/models")),
+    Lane(
+        "scaleout", (*SOURCES, "tests/scaleout"), debian=("openmpi-bin", "openssh-server", "slurm-wlm", "libjemalloc2")
+    ),
+)
+
+
+class CiError(Exception):
+    """A lane that cannot be judged or run."""
+
+
+def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: int = 3) -> int:
+    """Run the lanes that must run; returns the exit status of nox, or 0 if there are none.
+
+    Args:
+        root: the checkout, with a noxfile.py.
+        lanes: in the order in which they start.
+        environ: REAL_DATA, CI_FULL, XDG_CACHE_HOME.
+        jobs: sessions that run side by side.
+
+    Raises:
+        CiError: REAL_DATA names no folder, or git lists no files.
+    """
+    fingerprints = {lane.session: compute_fingerprint(root, lane, environ) for lane in lanes}
+    due = []
+    for session, fingerprint in fingerprints.items():
+        passed = "" if environ.get("CI_FULL") else find_passed(session, fingerprint, environ)
+        print(f"ci: {session}: {f'skipped, it passed on {passed} with the same inputs' if passed else 'runs'}")
+        if not passed:
+            due.append(session)
+    if not due:
+        return 0
+    sys.stdout.flush()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        command = [sys.executable, "-m", "nox", "--parallel", str(jobs), "--report", str(report), "-s", *due]
+        status = subprocess.run(command, cwd=root, check=False).returncode
+        for session in list_passed(report):
+            record_passed(session, fingerprints[session], environ)
+    return status
+
+
+def compute_fingerprint(root: Path, lane: Lane, environ: Mapping[str, str]) -> str:
+    """Return the SHA-256, as hexadecimal digits, of everything that a lane reads."""
+    digest = hashlib.sha256(
+        json.dumps(
+            [lane.session, sys.version, environ.get("PYENV_VERSION"), platform.machine(), read_processor()]
+        ).encode()
+    )
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *lane.paths, *COMMON]
+    done = subprocess.run(listed, cwd=root, check=False, capture_output=True, text=True)
+    if done.returncode or not done.stdout:
+        raise CiError(f"{root}: git lists no files of the lane {lane.session}: {done.stderr.strip()}")
+    add_files(digest, root, (root / name for name in done.stdout.rstrip("\0").split("\0")))
+    if lane.data:
+        folder = Path(environ.get("REAL_DATA", ""))
+        if not environ.get("REAL_DATA") or not folder.is_dir():
+            raise CiError(f"REAL_DATA is {str(folder)!r}, which is no folder; {lane.session} reads the real data there")
+        add_files(digest, folder, (path for path in folder.rglob("*") if path.is_file()))
+    if lane.newest:
+        digest.update("{0.year} week {0.week}".format(dt.date.today().isocalendar()).encode())
+    for package in lane.debian:
+        digest.update(read_version(package).encode())
+    return digest.hexdigest()
+
+
+def add_files(digest: hashlib._Hash, folder: Path, paths: Iterable[Path]) -> None:
+    """Add names and contents of files to a digest; a tracked file that was deleted counts by its name."""
+    for path in sorted(set(paths)):
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+        digest.update(f"{path.relative_to(folder)}\0{content}\0".encode())
+
+
+def read_processor() -> str:
+    """Return the model of the processor and what it can, on which kernels and so last digits depend."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
+
+
+def read_version(package: str) -> str:
+    """Return the version of a Debian package that is installed, or nothing."""
+    command = ["dpkg-query", "--show", "--showformat=${Package} ${Version}", package]
+    try:
+        return subprocess.run(command, check=False, capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        return ""
+
+
+def list_passed(report: Path) -> list[str]:
+    """Return the sessions that passed, from the report of nox; none if nox left no report."""
+    if not report.is_file():
+        return []
+    sessions = json.loads(report.read_text(encoding="utf-8"))["sessions"]
+    return [each["name"] for each in sessions if each["result"] == "success"]
+
+
+def locate_record(session: str, environ: Mapping[str, str]) -> Path:
+    """Return the file that records the last passing run of a session."""
+    cache = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache, "gaudi", "ci", f"{session}.json")
+
+
+def find_passed(session: str, fingerprint: str, environ: Mapping[str, str]) -> str:
+    """Return the date of the last passing run if it had this fingerprint, or nothing."""
+    try:
+        record = json.loads(locate_record(session, environ).read_text(encoding="utf-8"))
+        return str(record["date"]) if record["fingerprint"] == fingerprint else ""
+    except (OSError, ValueError, KeyError, TypeError):  # never run, or a damaged record: the lane runs
+        return ""
+
+
+def record_passed(session: str, fingerprint: str, environ: Mapping[str, str]) -> None:
+    """Record a passing run."""
+    path = locate_record(session, environ)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    date = dt.datetime.now().isoformat(timespec="minutes")
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump({"fingerprint": fingerprint, "date": date}, file)
+    Path(name).replace(path)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(ROOT, LANES, os.environ))
+    except CiError as error:
+        sys.exit(f"ci: error: {error}")
