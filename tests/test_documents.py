@@ -94,7 +94,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"{train} --mode export",
     ):
         program, *arguments = shlex.split(command)
-        subprocess.run([Path(sys.executable).parent / program, *arguments], cwd=folder, check=True, timeout=300)
+        subprocess.run([Path(sys.executable).parent / program, *arguments], cwd=folder, check=True, timeout=600)
     shutil.copy(next((folder / "scenes" / "val").glob("*.jpg")), folder / "photo.jpg")
     return folder
 
@@ -103,7 +103,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("code", list_documented("python"))
 def test_python_in_documents_runs(data_folder: Path, code: str) -> None:
     """The blocks of one document are one program, as a reader would paste them one after another."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=data_folder, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], cwd=data_folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 

@@ -22,7 +22,7 @@ TRAIN = ["ssd_train", "--model_dir", "run", "--batch_size", "1", "--steps", "1"]
 def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a folder, as a process of its own."""
     command = [sys.executable, "-m", PROGRAMS[program], *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
 
 
 def list_files(folder: Path) -> dict[str, str]:

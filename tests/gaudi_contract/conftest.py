@@ -60,7 +60,7 @@ def child() -> Callable[..., subprocess.CompletedProcess[str]]:
             [sys.executable, "-c", LOAD * loaded + code],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environ},
             check=False,
         )

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import fcntl
 import os
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from gaudi_apps.background import BackgroundError, BackgroundScoring, Job
 
 
-def open_slow(seconds: float) -> Callable[[Mapping[str, Any]], Any]:
+def open_scoring(gate: Path) -> Callable[[Mapping[str, Any]], Any]:
     def score(tensors: Mapping[str, Any]) -> Any:
-        time.sleep(seconds)
+        with gate.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
         if tensors["value"] < 0:
             raise ValueError(f"value is {tensors['value']}")
         if tensors["value"] == 99:
@@ -23,12 +25,14 @@ def open_slow(seconds: float) -> Callable[[Mapping[str, Any]], Any]:
     return score
 
 
-def test_scores_come_in_order_and_nobody_waits_for_them() -> None:
-    with BackgroundScoring(partial(open_slow, 0.3)) as scoring:
+def test_scores_come_in_order_and_nobody_waits_for_them(make_gate: Callable[[str], Any]) -> None:
+    gate = make_gate("gate")
+    with BackgroundScoring(partial(open_scoring, gate.path)) as scoring:
         for step in (2, 4, 6):
             scoring.submit(Job(step, {"value": step}, {"step": step}))
-        assert list(scoring.take()) == []  # which would take a second and more
+        assert list(scoring.take()) == []  # none can be done yet
         assert scoring.pending_steps == [2, 4, 6]
+        gate.open()
         jobs = list(scoring.take(wait=True))
         assert [(job.step, job.result.result()[0], job.facts["step"]) for job in jobs] == [
             (step, 10 * step, step) for step in (2, 4, 6)
@@ -39,8 +43,10 @@ def test_scores_come_in_order_and_nobody_waits_for_them() -> None:
         os.kill(process, 0)
 
 
-def test_an_error_of_one_does_not_keep_the_next_from_being_scored() -> None:
-    with BackgroundScoring(partial(open_slow, 0)) as scoring:
+def test_an_error_of_one_does_not_keep_the_next_from_being_scored(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()  # and open
+    with BackgroundScoring(partial(open_scoring, gate)) as scoring:
         for value in (-1, 1, 99, 2):
             scoring.submit(Job(value, {"value": value}, {}))
         wrong, right, last, after = scoring.take(wait=True)

@@ -26,7 +26,7 @@ def list_command(folder: Path, records: Path, *flags: str) -> list[str]:
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 def stop_after(line: str, command: list[str]) -> tuple[int, str]:
@@ -37,7 +37,7 @@ def stop_after(line: str, command: list[str]) -> tuple[int, str]:
             if printed.startswith(line):
                 process.send_signal(signal.SIGTERM)
                 break
-        _, err = process.communicate(timeout=300)
+        _, err = process.communicate(timeout=600)
     return process.returncode, err
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -45,17 +44,15 @@ def test_errors_are_short_and_have_their_status(
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["--mode", "plan", "-f"], ["--batch_size", "x"]])
-def test_answers_at_once_without_tensorflow(argv: list[str]) -> None:
+def test_answers_without_tensorflow(argv: list[str]) -> None:
     code = (
         "import sys\nfrom gaudi_apps.ssd_train import main\n"
         "try:\n    main(sys.argv[1:])\nfinally:\n"
         "    heavy = {'tensorflow', 'numpy', 'cv2', 'matplotlib'} & set(sys.modules)\n"
         "    print('imported:', sorted(heavy))\n"
     )
-    start = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "imported: []"
-    assert time.monotonic() - start < 5  # half a second on a quiet machine
 
 
 def test_module_can_be_run(tmp_path: Path) -> None:

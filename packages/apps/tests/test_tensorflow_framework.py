@@ -48,7 +48,7 @@ def test_each_rank_has_a_gaudi_of_its_own(
         env={name: value for name, value in os.environ.items() if name not in ("HLS_MODULE_ID", "ID")} | environ,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
     assert (done.stdout.strip(), done.returncode) == (expected, 0), done.stderr
 
@@ -59,7 +59,7 @@ def test_another_ranks_gaudi_is_refused() -> None:
         env={**os.environ, "HLS_MODULE_ID": "0"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
     assert "HLS_MODULE_ID is '0', and rank 1 of an HLS1 has 1; unset it" in done.stderr
     assert done.returncode

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,9 @@ pytestmark = pytest.mark.slow
 SMALL_PROGRAM = Path(__file__).with_name("small_ssd.py")
 
 # What stands for the program where only starting and killing matter: a "run" whose state is the number of the step, or,
-# where the resume is wrong, of the steps since its start.
+# where the resume is wrong, of the steps since its start. It goes on when somebody has seen its step.
 PRETENDER = """
-import sys, time, yaml
+import os, sys, yaml
 from pathlib import Path
 import numpy as np
 from gaudi_apps.checkpoints import CheckpointFolder
@@ -33,9 +35,11 @@ Path(config["model_dir"]).mkdir(exist_ok=True)
 first = folder.load_newest().step if folder.steps() else 0
 if kind == "fails" and first:
     sys.exit("out of luck")
+seen = open(sys.argv[0] + ".seen")
 for step in range(first + 1, config["steps"] + 1):
     print(f"step {step}/{config['steps']}  loss 3", flush=True)
-    time.sleep(0.1)
+    while seen.readline().split() != [str(step), str(os.getpid())]:
+        pass
     state = step - first if kind == "forgets" else step
     folder.save(step, {"state": np.array(state)}, {"image_sequence": f"{step}"})
 with Path(config["model_dir"], "starts").open("a") as file:
@@ -47,12 +51,31 @@ def make_config(**run: Any) -> SSDConfig:
     return SSDConfig(run=RunFlags(mode="verify-resume", **run), data=DataFlags(use_fake_data=True))
 
 
+LAST_STEP = 6
+AtStep = Callable[["subprocess.Popen[str]", int], None]
+
+
 @pytest.fixture
-def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_channel: Callable[[str], Any]) -> Any:
+    """Use the pretender in place of the program; late, its steps are seen when it has ended."""
     script = tmp_path / "pretender.py"
     script.write_text(PRETENDER)
+    seen, run = make_channel("pretender.py.seen"), module._run
 
-    def use(kind: str) -> None:
+    def use(kind: str, *, late: bool = False) -> None:
+        def run_along(command: list[str], at_step: AtStep = lambda process, step: None, **given: Any) -> int:
+            def see(process: subprocess.Popen[str], step: int) -> None:
+                if not late:
+                    at_step(process, step)
+                seen.write(f"{step} {process.pid}")
+                if late and step == LAST_STEP:
+                    process.wait()
+                    for each in range(1, LAST_STEP + 1):
+                        at_step(process, each)
+
+            return run(command, see, **given)
+
+        monkeypatch.setattr(module, "_run", run_along)
         monkeypatch.setattr(SSDApplication, "program", (str(script), kind))
 
     return use
@@ -70,7 +93,7 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(
         evaluation=EvaluationFlags(eval_epochs=1, patience=1),
     )
     validate(config)
-    report = compare_runs(SSDApplication(config), tmp_path, steps=5, kills=2, seed=2)
+    report = compare_runs(SSDApplication(config), tmp_path, steps=5, kills=2, seed=1)
     assert (report.steps, report.kills) == (5, 2)
     assert report.describe().startswith("5 steps, killed 2 times: the same as without\n")
     checkpoints = [CheckpointFolder(tmp_path / name / "checkpoints").load_newest() for name in ("whole", "killed")]
@@ -94,6 +117,29 @@ def test_a_resume_that_is_none_is_found(pretend: Any, tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match=r"weights and optimizer state differ after 2 kills: [0-9a-f]{64} ") as caught:
         compare_runs(SSDApplication(make_config()), tmp_path, steps=6, kills=2, seed=0)
     assert caught.value.exit_status == 70
+
+
+def test_a_run_that_ends_before_it_is_killed_is_no_proof(pretend: Any, tmp_path: Path) -> None:
+    pretend("resumes", late=True)
+    with pytest.raises(ResumeError, match="ended before it could be killed; give it more --steps"):
+        compare_runs(SSDApplication(make_config()), tmp_path, steps=LAST_STEP, kills=2, seed=0)
+
+
+def test_kills_that_come_too_late_are_not_counted(
+    pretend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend("resumes")
+    kill_after, hits = module._kill_after, list[bool]()
+
+    def kill_once(command: Sequence[str], step: int, delay: float) -> bool:
+        if hits:
+            pretend("resumes", late=True)
+        hits.append(kill_after(command, step, delay))
+        return hits[-1]
+
+    monkeypatch.setattr(module, "_kill_after", kill_once)
+    report = compare_runs(SSDApplication(make_config()), tmp_path, steps=LAST_STEP, kills=3, seed=0)
+    assert (report.steps, report.kills, hits) == (LAST_STEP, 1, [True, False])
 
 
 def test_a_run_that_fails_is_told_with_its_last_words(pretend: Any, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ OURS = {"conv1/kernel": KERNEL.transpose(2, 3, 1, 0), "conv1_bn/gamma": np.ones(
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gaudi_models.weights", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def assert_is(path: Path, metadata: WeightsMetadata) -> None:

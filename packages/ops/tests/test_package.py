@@ -22,7 +22,7 @@ sys.meta_path.insert(0, Blocker())
 def run_without(blocked: set[str], code: str) -> str:
     """Run code in a Python of its own in which some packages seem not to be installed; return what it prints."""
     program = BLOCKER.format(blocked=blocked) + code
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import ClassVar
 
@@ -44,7 +45,7 @@ class ResumeReport:
 
     Attributes:
         steps: of each run.
-        kills: how many times the second run was ended.
+        kills: how many times the second run was ended; fewer than asked for where it came to its end before.
         state: SHA-256 of weights and optimizer state at the end.
         image_sequence: SHA-256 over the ids of all images in their order.
     """
@@ -88,8 +89,11 @@ def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed
     seconds = _train_whole(_command(app, folder / "whole", steps))
     drawn = random.Random(seed)
     command = _command(app, folder / "killed", steps)
-    for step in sorted(drawn.sample(range(1, steps), kills)):
-        _kill_after(command, step, drawn.uniform(0, seconds))
+    planned = [(step, drawn.uniform(0, seconds)) for step in sorted(drawn.sample(range(1, steps), kills))]
+    # Once a run has come to its end, there is nothing left to kill.
+    kills = len(list(takewhile(lambda moment: _kill_after(command, *moment), planned)))
+    if not kills:
+        raise ResumeError("verify-resume: the run ended before it could be killed; give it more --steps")
     _run(command)
     first, second = (CheckpointFolder(folder / name / CHECKPOINTS).load_newest() for name in ("whole", "killed"))
     for what, one, other in (
@@ -119,8 +123,12 @@ def _train_whole(command: Sequence[str]) -> float:
     return (times[-1] - times[0]) / max(len(times) - 1, 1) if times else 0.0
 
 
-def _kill_after(command: Sequence[str], step: int, delay: float) -> None:
-    """Run until a step is reported and a little longer, so that the kill falls anywhere in saving and stepping."""
+def _kill_after(command: Sequence[str], step: int, delay: float) -> bool:
+    """Run until a step is reported and a little longer, so that the kill falls anywhere in saving and stepping.
+
+    Returns:
+        False: the run came to its end before, which beside other work it may.
+    """
     timers: list[threading.Timer] = []
 
     def kill_soon(process: subprocess.Popen[str], done: int) -> None:
@@ -131,24 +139,28 @@ def _kill_after(command: Sequence[str], step: int, delay: float) -> None:
             timers[0].start()
 
     try:
-        _run(command, kill_soon, ends_with=-signal.SIGKILL)
+        status = _run(command, kill_soon, ends_with=(-signal.SIGKILL, 0))
     finally:
         for timer in timers:
             timer.cancel()
+    if status == 0 and not timers:
+        raise ResumeError(f"verify-resume: a run ended with status 0 before step {step}")
+    return status != 0
 
 
 def _run(
     command: Sequence[str],
     at_step: Callable[[subprocess.Popen[str], int], None] = lambda process, step: None,
     *,
-    ends_with: int = 0,
-) -> None:
-    """Run the program, and say when it reports a step; raise ResumeError unless it ends with the status."""
+    ends_with: Sequence[int] = (0,),
+) -> int:
+    """Run the program, say when it reports a step, and return its status; raise ResumeError if that is another one."""
     last = "it said nothing"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         for line in process.stdout or ():
             last = line.strip() or last
             if found := _STEP.match(line):
                 at_step(process, int(found[1]))
-    if process.returncode != ends_with:
-        raise ResumeError(f"verify-resume: a run ended with status {process.returncode}, not {ends_with}: {last}")
+    if process.returncode not in ends_with:
+        raise ResumeError(f"verify-resume: a run ended with status {process.returncode}, not {ends_with[0]}: {last}")
+    return process.returncode

@@ -44,7 +44,7 @@ def test_no_mode_imports_tensorflow(coco_root: Path, tmp_path: Path) -> None:
         ["--mode", "plan"],
     ):
         command = [sys.executable, "-c", WITHOUT, SMALL, *flags(coco_root, folder, *more)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, (more, done.stderr)
     assert list((folder / "dataloader").glob("*.png"))
 
@@ -60,7 +60,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(coco_root: Path, tmp_path: 
                     if line.startswith("step 5/"):
                         process.send_signal(signal.SIGKILL)
             assert process.returncode == -signal.SIGKILL
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         if name == "killed":
             assert "step-00000003: continuing after step 3" in done.stdout

@@ -105,7 +105,7 @@ def test_validation_aside_finds_the_same_in_the_same_order(trained: Path, coco_r
     flags = ["--dataset", "plain", "--coco-root", coco_root, "--batch-size", 2, "--log-interval", 1, "-j", 2]
     flags += ["--steps", STEPS, "--val-interval", 1, "--target-map", 0, "--async-val", "--model_dir", folder]
     command = [sys.executable, script, *flags]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert (folder / "evaluations.jsonl").read_text() == (trained / "evaluations.jsonl").read_text()
     assert_equal_runs(trained, folder)

@@ -20,7 +20,7 @@ class Devices:
     """Threads that play devices; `reduce` sums over them, as real ones do, and waits for all."""
 
     def __init__(self, count: int) -> None:
-        self._barrier = Barrier(count, timeout=30)
+        self._barrier = Barrier(count, timeout=600)
         self._sent: list[list[Any]] = [[]] * count
 
     def reduce(self, device: int, tensors: Sequence[Any]) -> list[Any]:

@@ -164,7 +164,7 @@ with tf.GradientTape() as tape:
 print(_has_grouped_kernels(tf.float32), tape.gradient(result, filters).numpy().ravel().tolist())
 """
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=600)
     assert done.stdout.strip() == "False [6.0, 6.0, 6.0, 6.0, 6.0, 6.0, 6.0, 6.0]", done.stderr
 
 
