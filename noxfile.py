@@ -38,7 +38,7 @@ EXTRAS = {
     "ops": "tensorflow-cpu,test",
     "datasets": "tensorflow-cpu,scenes,plots,imagenet,test",
     "models": "tensorflow-cpu,mxnet,test",
-    "distributed": "test",
+    "distributed": "test,horovod",
     "apps": "tensorflow-cpu,mxnet,mlperf,export,test",
 }
 
@@ -110,10 +110,7 @@ def install_everything(session: nox.Session) -> None:
 
 def install_horovod(session: nox.Session) -> None:
     """Install Horovod beside TensorFlow and MXNet; Open MPI comes from the system."""
-    python = Path(session.bin, "python").absolute()
-    session.log("Horovod: where it is not in the cache, building it takes minutes")
-    output = session.run(sys.executable, "horovod_wheel.py", str(python), external=True, silent=True)
-    session.install("-c", CONSTRAINTS, str(output).splitlines()[-1])
+    session.run("gaudi-run", "install-horovod", "--with_tensorflow", "--with_mxnet", "-c", CONSTRAINTS)
 
 
 def workers(session: nox.Session, alone: int = 2, beside_others: int = 1) -> tuple[str, ...]:
@@ -148,7 +145,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
     install(session, dict.fromkeys(PACKAGES, "test"), "mypy", "nox", "types-defusedxml", "types-psutil", "types-PyYAML")
-    scripts = ("noxfile.py", "conftest.py", "horovod_wheel.py")
+    scripts = ("noxfile.py", "conftest.py")
     folders = [f"packages/{name}/{part}" for name in PACKAGES for part in ("src", "tests")]
     session.run("mypy", *scripts, "tools", "benchmarks", "tests", *folders)
 

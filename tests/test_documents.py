@@ -19,7 +19,8 @@ from packaging.requirements import Requirement
 
 from gaudi_distributed.doctor.cli import parse_flags as parse_doctor
 from gaudi_distributed.errors import FlagError
-from gaudi_distributed.launch.flags import DOCTOR
+from gaudi_distributed.horovod_build.cli import parse_flags as parse_install_horovod
+from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD
 from gaudi_distributed.launch.flags import parse_flags as parse_launch
 from gaudi_models.weights.__main__ import make_parser as parse_weights
 
@@ -45,7 +46,7 @@ LAUNCHER = "gaudi-run"
 CONVERTER = ["python", "-m", "gaudi_models.weights"]
 # What nobody runs here, and why.
 # They need a network, do nothing, never end, or need a cluster.
-NOT_RUN = {"git clone", "cd", "tensorboard --logdir", "sbatch", "kubectl apply"}
+NOT_RUN = {"git clone", "cd", "tensorboard --logdir", "sbatch", "kubectl apply", "apt-get install"}
 
 
 def find_blocks(text: str, *languages: str) -> list[str]:
@@ -133,6 +134,7 @@ def test_command_in_documents_is_one(command: str, monkeypatch: pytest.MonkeyPat
         "gaudi-run --np 2 ssd_train --batch_sice 8",
         "python -m gaudi_models.weights a.pth",
         "gaudi-run doctor --batch_size 8",
+        "gaudi-run install-horovod --with_torch",
         "curl example",
     ],
 )
@@ -171,6 +173,9 @@ def check_launch(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> N
         return
     if arguments[0] == DOCTOR:
         parse_doctor(arguments[1:])
+        return
+    if arguments[0] == INSTALL_HOROVOD:
+        parse_install_horovod(arguments[1:])
         return
     options = parse_launch(arguments)
     if options.command:

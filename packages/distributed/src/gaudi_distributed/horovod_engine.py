@@ -8,11 +8,9 @@ from typing import Any
 from gaudi_distributed.buckets import Packing, reduce_in_buckets
 from gaudi_distributed.communicator import check_root
 from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.horovod_build.environment import describe_missing_headers, lacks_headers
 from gaudi_distributed.horovod_rank import HorovodRank
 from gaudi_distributed.place import Place
-
-# From this TensorFlow on, headers that Horovod is compiled against are not shipped.
-FIRST_WITHOUT_HEADERS = (2, 20)
 
 
 class HorovodCommunicator(HorovodRank):
@@ -71,19 +69,15 @@ def load_horovod() -> Any:
     """
     import tensorflow as tf
 
-    version = tuple(int(part) for part in tf.__version__.split(".")[:2])
-    if version >= FIRST_WITHOUT_HEADERS:
-        raise ConfigurationError(
-            f"Horovod cannot be built for TensorFlow {tf.__version__}, which does not ship its headers; use TensorFlow "
-            "2.15 to 2.18 (lanes default and gaudi), or tf.distribute with --distribution_strategy multi_worker"
-        )
+    if lacks_headers(tf.__version__):
+        raise ConfigurationError(describe_missing_headers(tf.__version__))
     try:
         import horovod.tensorflow as hvd
 
         hvd.mpi_built()
     except ImportError as error:
         raise ConfigurationError(
-            f"Horovod does not work here ({str(error).splitlines()[0]}); install horovod 0.28.1 built for TensorFlow "
-            f"{tf.__version__}, or use --distribution_strategy multi_worker"
+            f"Horovod does not work here ({str(error).splitlines()[0]}); `gaudi-run install-horovod` builds "
+            f"it for TensorFlow {tf.__version__}; or use --distribution_strategy multi_worker"
         ) from error
     return hvd

@@ -107,7 +107,7 @@ def load_horovod() -> Any:
         hvd.mpi_built()
     except ImportError as error:
         raise ConfigurationError(
-            f"Horovod does not work with MXNet here ({str(error).splitlines()[0]}); install horovod 0.28.1 built with "
-            "HOROVOD_WITH_MXNET=1 where MXNet 1.9.1 is installed, or start one process"
+            f"Horovod does not work with MXNet here ({str(error).splitlines()[0]}); `gaudi-run install-horovod "
+            "--with_mxnet` builds it; or start one process"
         ) from error
     return hvd

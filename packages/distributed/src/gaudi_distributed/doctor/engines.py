@@ -12,10 +12,11 @@ from pathlib import Path, PurePosixPath
 
 from gaudi_distributed.doctor import horovod_probe
 from gaudi_distributed.doctor.findings import Finding, fault, ok, warning, warning_or_fault
-from gaudi_distributed.doctor.libraries import TENSORFLOWS, read_versions
+from gaudi_distributed.doctor.libraries import read_versions
 from gaudi_distributed.doctor.machine import Machine
 from gaudi_distributed.doctor.programs import ask
 from gaudi_distributed.doctor.request import Request
+from gaudi_distributed.horovod_build.environment import DISTRIBUTIONS
 from gaudi_distributed.launch.plan import Backend
 
 # The vendor's build owns the same module.
@@ -24,10 +25,10 @@ _HOROVODS = ("horovod", "habana-horovod")
 # the shared libraries that Horovod's need.
 FRAMEWORKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tensorflow": (
-        TENSORFLOWS,
+        DISTRIBUTIONS["tensorflow"],
         ("tensorflow/libtensorflow_framework.so.2", "tensorflow/libtensorflow_cc.so.2"),
     ),
-    "mxnet": (("mxnet", "mxnet-cu112", "mxnet-cu110"), ("mxnet/libmxnet.so",)),
+    "mxnet": (DISTRIBUTIONS["mxnet"], ("mxnet/libmxnet.so",)),
 }
 _MPI_SECONDS, _LOAD_SECONDS = 30.0, 120.0
 
@@ -125,11 +126,11 @@ def judge_horovod(horovod: Horovod, mpi: Mpi, request: Request) -> Finding:
     facts = {"built_for": dict(horovod.built_for), "parts": dict(horovod.parts)}
     if not horovod.distribution:
         if wanted:
-            remedy = "install horovod 0.28.1 built for this TensorFlow, or choose --backend multi_worker"
+            remedy = "gaudi-run install-horovod, or choose --backend multi_worker"
             return fault("Horovod", "is not installed", remedy)
         return ok("Horovod", "is not installed; a run of one rank or by tf.distribute needs none")
     text = f"{horovod.distribution}, for {_join(horovod.built_for) or 'no framework that is known'}"
-    remedy = "build it anew beside the TensorFlow that is installed, or choose --backend multi_worker"
+    remedy = "gaudi-run install-horovod builds it for what is installed; or choose --backend multi_worker"
     others = {name: version for name, version in horovod.installed.items() if version != horovod.built_for[name]}
     if not horovod.built_for or len(others) == len(horovod.built_for):
         here = ", ".join(f"{name} {version or 'none'}" for name, version in others.items())
@@ -141,10 +142,15 @@ def judge_horovod(horovod: Horovod, mpi: Mpi, request: Request) -> Finding:
     backend = choose_backend(request, mpi)
     part = "MPI" if backend == "openmpi" else "Gloo"
     if wanted and not horovod.parts.get(part, False):
-        return fault("Horovod", f"{text}, and --backend {backend} needs {part}", f"build it anew with {part}", **facts)
+        return fault(
+            "Horovod",
+            f"{text}, and --backend {backend} needs {part}",
+            f"gaudi-run install-horovod builds it with {part}",
+            **facts,
+        )
     if others:
         here = ", ".join(f"{name} is {version or 'not installed'}" for name, version in others.items())
-        return warning("Horovod", f"{text}; {here}", "build it anew for that, where it is used", **facts)
+        return warning("Horovod", f"{text}; {here}", "where that is used: gaudi-run install-horovod", **facts)
     return ok("Horovod", text, **facts)
 
 

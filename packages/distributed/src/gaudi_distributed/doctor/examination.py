@@ -24,6 +24,7 @@ from gaudi_distributed.doctor.findings import Finding
 from gaudi_distributed.doctor.machine import Machine
 from gaudi_distributed.doctor.request import Request
 from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.horovod_build.environment import DISTRIBUTIONS
 from gaudi_distributed.launch.addresses import own_address
 
 
@@ -37,7 +38,7 @@ def examine(machine: Machine, request: Request) -> list[Finding]:
         finding,
         processor.judge_bf16(cpu, device),
     ]
-    tensorflow = libraries.read_versions(*libraries.TENSORFLOWS)
+    tensorflow = libraries.read_versions(*DISTRIBUTIONS["tensorflow"])
     habana = libraries.read_versions("habana-tensorflow").get("habana-tensorflow")
     gaudi = accelerators.gather_gaudi(machine)
     found += [

@@ -13,8 +13,6 @@ from gaudi_distributed.doctor.findings import Finding, fault, ok, warning
 from gaudi_distributed.doctor.machine import Machine
 from gaudi_distributed.jemalloc import describe_jemalloc, find_jemalloc
 
-# Distributions that own the module `tensorflow`.
-TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "intel-tensorflow")
 FIRST_TENSORFLOW, LAST_TENSORFLOW = (2, 15), (2, 21)
 _FIRST_PYTHON, _LAST_PYTHON = (3, 10), (3, 13)
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from gaudi_distributed.launch.choices import choose_preset
 from gaudi_distributed.launch.elastic import start_elastic
-from gaudi_distributed.launch.flags import DOCTOR, PROGRAM, Options, parse_flags
+from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD, PROGRAM, Options, parse_flags
 from gaudi_distributed.launch.job_files import is_job_file, write_job_file
 from gaudi_distributed.launch.planning import plan_launch
 from gaudi_distributed.launch.starting import start
@@ -34,6 +34,8 @@ def launch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         if list(arguments[:1]) == [DOCTOR]:
             return _examine(arguments[1:], environ)
+        if list(arguments[:1]) == [INSTALL_HOROVOD]:
+            return _install_horovod(arguments[1:], environ)
         return _launch(parse_flags(arguments), environ)
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in arguments:
@@ -74,6 +76,12 @@ def _examine(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     from gaudi_distributed.doctor.cli import run_doctor
 
     return run_doctor(arguments, environ)
+
+
+def _install_horovod(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    from gaudi_distributed.horovod_build.cli import run_install
+
+    return run_install(arguments, environ)
 
 
 def _describe(error: BaseException) -> str:

@@ -17,10 +17,12 @@ from gaudi_distributed.launch.plan import BACKENDS, Backend
 from gaudi_distributed.launch.presets import ACCELERATORS, PRESETS, Accelerator
 
 PROGRAM = "gaudi-run"
-DOCTOR = "doctor"  # as the first word the subcommand, elsewhere a program like any
+# Subcommands as the first word, elsewhere programs like any.
+DOCTOR, INSTALL_HOROVOD = "doctor", "install-horovod"
 _DESCRIPTION = """Start a program as many ranks: on this machine, on others over ssh, in SLURM or in Kubernetes.
 All after the flags is the program and its arguments: gaudi-run --np 2 ssd_train --batch_size 8
-`gaudi-run doctor` says what this machine has and what a run would meet; see gaudi-run doctor --help."""
+`gaudi-run doctor` says what this machine has and what a run would meet; see gaudi-run doctor --help.
+`gaudi-run install-horovod` builds Horovod for TensorFlow or MXNet; see gaudi-run install-horovod --help."""
 _PRESETS = "\n".join(f"  {name:24}{preset.about}" for name, preset in PRESETS.items())
 
 

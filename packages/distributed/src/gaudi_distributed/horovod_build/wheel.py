@@ -1,0 +1,268 @@
+"""Horovod's wheel: its place in the cache, what it is compiled with, and the build, which takes minutes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from gaudi_distributed.errors import ConfigurationError, MissingProgramError
+from gaudi_distributed.horovod_build.environment import DISTRIBUTIONS, FRAMEWORKS, Environment, Framework
+
+HOROVOD = "0.28.1"
+# Horovod has a setup.py of the old kind, and its CMake files are refused by CMake 4.
+BUILD_TOOLS = ("pip", "wheel", "setuptools<80")
+CMAKE = "cmake==3.31.6"
+_FIRST_CMAKE, _BEYOND_CMAKE = (3, 13), (4, 0)
+# From this version on, pip installs into other environments.
+_FIRST_PIP = (22, 3)
+# Build variables of Horovod's that have no flag here: GPUs, and where libraries are.
+_USERS_VARIABLES = re.compile("HOROVOD_(GPU_|CPU_OPERATIONS$|NCCL_|CUDA_|ROCM_|BUILD_|CCL_)")
+# Those that have one.
+_FLAGS = {
+    f"HOROVOD_{word}_{part.upper()}": f"--{word.lower()}_{part}"
+    for word in ("WITH", "WITHOUT")
+    for part in (*FRAMEWORKS, "mpi", "gloo")
+}
+_MAX_LINE = 300
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a wheel is made of.
+
+    Attributes:
+        environment: what it is compiled against.
+        frameworks: version of each framework that it is for.
+        mpi: whether ranks can talk by MPI.
+        gloo: whether ranks can talk by Gloo.
+        variables: further build variables of Horovod's, like HOROVOD_GPU_OPERATIONS, that the user has set.
+    """
+
+    environment: Environment
+    frameworks: Mapping[Framework, str]
+    mpi: bool = True
+    gloo: bool = True
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.mpi and not self.gloo:
+            raise ConfigurationError("--without_mpi and --without_gloo: ranks talk by one of them; leave one out")
+
+    @property
+    def key(self) -> str:
+        """Name of the folder for wheels of this kind: all that they are compiled against."""
+        owners = {name for framework in self.frameworks for name in DISTRIBUTIONS[framework]} | {"numpy"}
+        versions = {name: version for name, version in self.environment.versions.items() if name in owners}
+        left_out = [name for name, is_in in (("mpi", self.mpi), ("gloo", self.gloo)) if not is_in]
+        text = "\n".join(f"{name}={value}" for name, value in sorted(self.variables.items()))
+        return "_".join(
+            [
+                f"horovod-{HOROVOD}",
+                *(f"{name}-{versions[name]}" for name in sorted(versions)),
+                self.environment.tag,
+                self.environment.machine,
+                *(f"no-{name}" for name in left_out),
+                *([hashlib.sha256(text.encode()).hexdigest()[:12]] if text else []),
+            ]
+        )
+
+    @property
+    def build_environment(self) -> dict[str, str]:
+        """Variables that Horovod's build reads."""
+        parts: dict[str, bool] = {name: name in self.frameworks for name in FRAMEWORKS}
+        parts |= {"mpi": self.mpi, "gloo": self.gloo}
+        switches = {f"HOROVOD_{'WITH' if is_in else 'WITHOUT'}_{part.upper()}": "1" for part, is_in in parts.items()}
+        return {**self.variables, **switches, "HOROVOD_WITHOUT_PYTORCH": "1"}
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Programs that the build needs from the system; no cmake where the build has to bring one."""
+
+    compiler: str
+    mpicxx: str | None
+    cmake: str | None
+
+
+def find_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the build variables of Horovod's that the user has set and that have no flag here.
+
+    Raises:
+        ConfigurationError: one is set that has a flag.
+    """
+    for name, flag in _FLAGS.items():
+        if environ.get(name):
+            raise ConfigurationError(f"{name} is set: unset it, and give {flag} where it is meant")
+    return {name: value for name, value in environ.items() if _USERS_VARIABLES.match(name)}
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder that wheels are kept in, below the user's cache."""
+    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "gaudi" / "horovod"
+
+
+def find_wheel(build: Build, environ: Mapping[str, str]) -> Path | None:
+    """Return the wheel from the cache; None where it has to be built."""
+    return next(iter(sorted((cache_folder(environ) / build.key).glob("horovod-*.whl"))), None)
+
+
+def find_tools(build: Build, environ: Mapping[str, str]) -> Tools:
+    """Return what the system has of what the build needs.
+
+    Raises:
+        MissingProgramError: there is no C++ compiler, or no Open MPI with headers.
+    """
+    path = environ.get("PATH", os.defpath)
+    compiler = shutil.which(environ.get("CXX") or "g++", path=path)
+    if compiler is None:
+        raise MissingProgramError(
+            f"{environ.get('CXX') or 'g++'}: there is no C++ compiler of this name, and Horovod is compiled with it; "
+            "apt-get install g++, or set CXX"
+        )
+    return Tools(compiler, _find_open_mpi(path) if build.mpi else None, _find_cmake(path))
+
+
+def _find_open_mpi(path: str) -> str:
+    mpicxx = shutil.which("mpicxx", path=path)
+    remedy = "apt-get install openmpi-bin libopenmpi-dev, put its bin folder into PATH, or give --without_mpi"
+    if mpicxx is None:
+        raise MissingProgramError(f"mpicxx: Open MPI with its headers is not in PATH; {remedy}")
+    version = _ask(mpicxx, "--showme:version")
+    if "Open MPI" not in version:
+        raise MissingProgramError(f"{mpicxx}: is not Open MPI's ({version or 'it says no version'}); {remedy}")
+    return mpicxx
+
+
+def _find_cmake(path: str) -> str | None:
+    """Return the first CMake in PATH, or beside this Python, that Horovod's files are for."""
+    for folders in (path, str(Path(sys.executable).parent)):
+        cmake = shutil.which("cmake", path=folders)
+        found = re.search(r"version (\d+)\.(\d+)", _ask(cmake, "--version")) if cmake else None
+        if found is not None and _FIRST_CMAKE <= (int(found[1]), int(found[2])) < _BEYOND_CMAKE:
+            return cmake
+    return None
+
+
+def _ask(program: str, flag: str) -> str:
+    try:
+        done = subprocess.run([program, flag], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return ""
+    return next(iter((done.stdout + done.stderr).splitlines()), "")
+
+
+def build_wheel(build: Build, tools: Tools, environ: Mapping[str, str]) -> Path:
+    """Build the wheel against the environment as it is, and return its path in the cache.
+
+    The tools of the build are installed into a throwaway folder, and into the environment nothing.
+
+    Raises:
+        MissingProgramError: there is no pip, or no CMake, here or in the package index.
+        ConfigurationError: the build failed; its log is named.
+    """
+    folder = cache_folder(environ) / build.key
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "build.log"
+    python = str(build.environment.python)
+    with tempfile.TemporaryDirectory() as place:
+        needed = [*BUILD_TOOLS, *([] if tools.cmake else [CMAKE])]
+        try:
+            run_pip(python, ["install", "--quiet", "--target", f"{place}/tools", *needed], environ, log)
+        except ConfigurationError as error:
+            raise MissingProgramError(
+                f"what Horovod is built with ({', '.join(needed)}) could not be installed: {error}; needs the package "
+                "index, or PIP_FIND_LINKS with these packages"
+            ) from error
+        variables = {
+            **environ,
+            **build.build_environment,
+            "PYTHONPATH": f"{place}/tools",
+            "HOROVOD_CMAKE": tools.cmake or f"{place}/tools/cmake/data/bin/cmake",
+            # Horovod would compile eight files at once, each of which takes up to 2 GB.
+            "MAKEFLAGS": environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}",
+        }
+        # Without pip's cache, which would give a wheel that was built against another framework.
+        pip = ["-m", "pip", "wheel", "--no-cache-dir", "--no-deps", "--no-build-isolation", "--verbose"]
+        command = [python, *pip, "--no-binary", "horovod", "--wheel-dir", place, f"horovod=={HOROVOD}"]
+        run_logged(command, variables, log, f"Horovod {HOROVOD} could not be built")
+        (built,) = Path(place).glob("horovod-*.whl")
+        # Beside its place first: an interrupted build leaves no half wheel behind.
+        staged = shutil.copy(built, folder / f"{built.name}.{os.getpid()}")
+        return Path(staged).replace(folder / built.name)
+
+
+def install_wheel(build: Build, wheel: Path, environ: Mapping[str, str], constraints: Sequence[str] = ()) -> None:
+    """Install a wheel into the environment, with what Horovod requires, in place of a Horovod that is there.
+
+    Args:
+        build: what the wheel is.
+        wheel: its path.
+        environ: variables for pip.
+        constraints: files of constraints for what Horovod requires.
+
+    Raises:
+        MissingProgramError: there is no pip.
+        ConfigurationError: pip failed.
+    """
+    python, log = str(build.environment.python), wheel.with_name("install.log")
+    files = [word for name in constraints for word in ("--constraint", name)]
+    run_pip(python, ["install", "--quiet", *files, str(wheel)], environ, log)
+    if build.environment.horovod:
+        # pip leaves a wheel of the same version as it is, whatever that was built for.
+        run_pip(python, ["install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)], environ, log)
+
+
+def run_pip(python: str, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+    """Run this environment's pip on the one of `python`, which needs none of its own."""
+    if find_pip() < _FIRST_PIP:
+        raise MissingProgramError(
+            f'{sys.executable} has no pip of version 22.3 or later; pip install "gaudi-distributed[horovod]"'
+        )
+    run_logged([sys.executable, "-m", "pip", "--python", python, *arguments], dict(environ), log, "pip failed")
+
+
+def find_pip() -> tuple[int, ...]:
+    """Return major and minor version of the pip beside this interpreter; nothing without one."""
+    try:
+        return tuple(int(number) for number in re.findall(r"\d+", metadata.version("pip"))[:2])
+    except metadata.PackageNotFoundError:
+        return ()
+
+
+def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path, failure: str) -> None:
+    """Run a command whose output goes to the end of a log.
+
+    Raises:
+        ConfigurationError: it did not end with 0; says the line of its output that tells most, and the log's path.
+    """
+    with log.open("ab") as file:
+        start = file.seek(0, os.SEEK_END)
+        status = subprocess.run(
+            list(command), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=dict(environ)
+        ).returncode
+    if status:
+        text = log.read_bytes()[start:].decode(errors="replace")
+        raise ConfigurationError(f"{failure} ({find_reason(text) or f'status {status}'}); all of it is in {log}")
+
+
+def find_reason(output: str) -> str:
+    """Return what tells most of a failed build: the first error of the compiler or CMake, else pip's last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for number, line in enumerate(lines):
+        if re.search(r"\.(c|cc|cpp|cu|h|hpp):\d+:\d+: (fatal )?error: ", line):
+            return line[:_MAX_LINE]
+        if line.startswith("CMake Error"):
+            # Its next line says what is wrong.
+            return " ".join(lines[number : number + 2])[:_MAX_LINE]
+    errors = [line for line in lines if line.startswith("ERROR: ")]
+    return next(iter([*errors[-1:], *lines[-1:]]), "")[:_MAX_LINE]
