@@ -15,7 +15,7 @@ def require_horovod() -> None:
     """Raise ConfigurationError unless Horovod is installed in this Python; it is not imported."""
     if util.find_spec("horovod") is None:
         raise ConfigurationError(
-            f"Horovod is not installed in {sys.prefix}; install horovod 0.28.1 built for this TensorFlow or MXNet"
+            f"Horovod is not installed in {sys.prefix}; `gaudi-run install-horovod` builds it for what is there"
         )
 
 
