@@ -1,7 +1,8 @@
-"""The command `fetch`: COCO 2017, or the files of a list."""
+"""The command `fetch`: COCO 2017, weights to begin with, or the files of a list."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -69,10 +70,67 @@ class FetchFiles:
 
 
 @dataclass(frozen=True)
-class Fetch:
-    """Fetch data sets and files from the internet, verified."""
+class FetchWeights:
+    """Fetch weights to begin a training with, verified; `fetch list` shows which there are."""
 
-    command: Annotated[FetchCoco, tyro.conf.subcommand("coco")] | Annotated[FetchFiles, tyro.conf.subcommand("files")]
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME [NAME ...]")]
+    """which weights, such as: resnet34"""
+    output_dir: Path = Path("weights")
+    """folder to fetch into; what is there already is verified and not fetched again"""
+    mirror: str = ""
+    """where else to fetch from: what stands before /models/ and /intel-optimized-tensorflow/ there"""
+    debug: Switch = False
+    """show the traceback of an error"""
+
+    def __post_init__(self) -> None:
+        from gaudi_datasets.fetching.weights_table import WEIGHTS
+
+        unknown = [name for name in self.names if name not in WEIGHTS]
+        if unknown or not self.names:
+            what = f"{unknown[0]!r} is unknown" if unknown else "no name is given"
+            raise ValueError(f"{what}; there are {', '.join(WEIGHTS)}")
+
+    def run(self) -> None:
+        """Do it."""
+        from gaudi_datasets.commands.fetch_display import show_fetching
+        from gaudi_datasets.fetching.pretrained_weights import WeightsFetcher
+
+        with show_fetching() as display:
+            fetcher = WeightsFetcher(self.output_dir, display, mirror=self.mirror)
+            for name in dict.fromkeys(self.names):
+                fetcher.fetch(name)
+
+
+@dataclass(frozen=True)
+class FetchList:
+    """Show what can be fetched by name: what it is for, its size, how it is verified, its licence."""
+
+    json: Switch = False
+    """print JSON instead of a table, with every address and checksum"""
+    debug: Switch = False
+    """show the traceback of an error"""
+
+    def run(self) -> None:
+        """Do it."""
+        from gaudi_datasets.commands.fetch_catalogue import list_catalogue, print_catalogue
+
+        catalogue = list_catalogue()
+        if self.json:
+            print(json.dumps(catalogue, indent=2))
+        else:
+            print_catalogue(catalogue)
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Fetch data sets, weights and files from the internet, verified."""
+
+    command: (
+        Annotated[FetchCoco, tyro.conf.subcommand("coco")]
+        | Annotated[FetchWeights, tyro.conf.subcommand("weights")]
+        | Annotated[FetchFiles, tyro.conf.subcommand("files")]
+        | Annotated[FetchList, tyro.conf.subcommand("list")]
+    )
 
     def run(self) -> None:
         """Do it."""

@@ -66,7 +66,7 @@ class Download:
         size = path.stat().st_size
         if self.size is not None and size != self.size:
             raise DataError(f"{self.url}: has {size} bytes; {self.size} are expected")
-        if self.sha256 and (found := _hash_file(path)) != self.sha256.lower():
+        if self.sha256 and (found := hash_file(path, hashlib.sha256())) != self.sha256.lower():
             raise DataError(f"{self.url}: has SHA-256 {found}; {self.sha256.lower()} is expected")
         if self.check:
             self.check(path)
@@ -270,8 +270,8 @@ def is_web_address(url: str) -> bool:
     return address.scheme in ("http", "https") and bool(address.hostname) and url.isprintable()
 
 
-def _hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
+def hash_file(path: Path, digest: hashlib._Hash) -> str:
+    """Feed a file to a digest of hashlib, piece by piece; its hexadecimal digits."""
     with path.open("rb") as file:
         while piece := file.read(2**20):
             digest.update(piece)
