@@ -1,64 +1,16 @@
-"""Files for schedulers: shapes, what they keep of the flags, and the published schema of an MPIJob."""
+"""Files for schedulers: shapes, and what they keep of the flags; an MPIJob's text is in test_kubernetes.py."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
 
 from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.launch.cli import launch
 
 Plan = Callable[..., str]
-SCHEMA = json.loads(Path(__file__).with_name("mpijob_schema.json").read_text())
-MPIJOB = ["--mpijob", "-", "--image", "registry/gaudi:1"]
-
-
-def make_job(plan: Plan, *flags: str, command: tuple[str, ...] = ("ssd_train",)) -> dict[str, Any]:
-    job: dict[str, Any] = json.loads(plan([*MPIJOB, *flags, *command]))
-    return job
-
-
-@pytest.mark.parametrize(
-    ("flags", "workers", "slots", "limits"),
-    [
-        (["--np", "2"], 1, 2, None),
-        (["--np", "4", "--num_workers_per_hls", "2"], 2, 2, None),
-        (["--preset", "habana-16"], 2, 8, {"habana.ai/gaudi": 8}),
-        (["--num_workers_per_hls", "4", "--accelerator", "gpu"], 1, 4, {"nvidia.com/gpu": 4}),
-    ],
-)
-def test_an_mpi_job_passes_the_published_schema(
-    plan: Plan, flags: list[str], workers: int, slots: int, limits: dict[str, int] | None
-) -> None:
-    job = make_job(plan, *flags)
-    jsonschema.validate(job, SCHEMA)
-    replicas = job["spec"]["mpiReplicaSpecs"]
-    assert (replicas["Worker"]["replicas"], job["spec"]["slotsPerWorker"]) == (workers, slots)
-    worker = replicas["Worker"]["template"]["spec"]["containers"][0]
-    assert worker.get("resources", {}).get("limits") == limits
-    launcher = replicas["Launcher"]["template"]["spec"]["containers"][0]
-    assert launcher["command"] == ["gaudi-run", "--cores_per_rank", "0", *flags, "ssd_train"]
-
-
-def test_a_job_that_is_none_does_not_pass(plan: Plan) -> None:
-    job = make_job(plan, "--np", "2")
-    changes: list[dict[str, Any]] = [{"spec": {}}, {"kind": "Job"}, {"spec": {**job["spec"], "slots": 2}}]
-    for change in changes:
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({**job, **change}, SCHEMA)
-
-
-def test_arguments_are_text_whatever_they_look_like(plan: Plan) -> None:
-    arguments = ("ssd_train", "yes", "1", "null", "- a: b", "$(HOME)", "a\nb")
-    job = make_job(plan, "--np", "2", "--job_name", "job", command=arguments)
-    jsonschema.validate(job, SCHEMA)
-    launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
-    assert launcher["command"][-len(arguments) :] == list(arguments)
 
 
 def test_the_launcher_finds_its_hosts_in_the_pod(plan: Plan, tmp_path: Path) -> None:

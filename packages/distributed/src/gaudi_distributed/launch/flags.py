@@ -62,6 +62,11 @@ class Options:
     sbatch: tuple[str, ...]
     mpijob: str | None
     job_name: str | None
+    job_cpus: int | None
+    job_memory: str | None
+    job_shm: str | None
+    job_hugepages: str | None
+    job_ssh: str | None
     dry_run: bool
     tag_output: bool
     grace: float
@@ -145,6 +150,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_reach(parser.add_argument_group("other hosts"))
     _add_devices(parser.add_argument_group("devices"))
     _add_containers(parser.add_argument_group("containers and schedulers"))
+    _add_pods(parser.add_argument_group("each worker's pod of --mpijob"))
     _add_run(parser.add_argument_group("the launch itself"))
     return parser
 
@@ -258,7 +264,13 @@ def _add_containers(group: argparse._ArgumentGroup) -> None:
         "--container", choices=CONTAINER_KINDS, default="none", help="docker: all ranks inside; singularity: each rank"
     )
     group.add_argument("--image", metavar="IMAGE", help="its image")
-    group.add_argument("--mount", action="append", default=[], metavar="/A:/B", help="folder A is B inside")
+    group.add_argument(
+        "--mount",
+        action="append",
+        default=[],
+        metavar="/A:/B",
+        help="folder A is B inside; with --mpijob A may name a claim",
+    )
     group.add_argument("--workdir", metavar="DIR", help="working folder inside")
     group.add_argument(
         "--slurm_script", metavar="FILE", help="write a script for sbatch in place of a run; -: to the terminal"
@@ -270,6 +282,22 @@ def _add_containers(group: argparse._ArgumentGroup) -> None:
         "--mpijob", metavar="FILE", help="write an MPIJob of Kubernetes in place of a run; -: to the terminal"
     )
     group.add_argument("--job_name", metavar="NAME", help="of the job; default: the program's")
+
+
+def _add_pods(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--job_cpus", type=_count, metavar="N", help="limit of processors; default: none")
+    group.add_argument(
+        "--job_memory", metavar="SIZE", help="limit of memory, like 64Gi; default: 51Gi a Gaudi, else none"
+    )
+    group.add_argument("--job_shm", metavar="SIZE", help="shared memory, counts to the limit; default: 1Gi a rank")
+    group.add_argument(
+        "--job_hugepages", metavar="SIZE", help="huge pages of 2 MiB; default: 2640Mi a Gaudi, else none"
+    )
+    group.add_argument(
+        "--job_ssh",
+        metavar="DIR",
+        help="folder of ssh keys in the image; default: /home/gaudi/.ssh; /root/.ssh: the image has an sshd of root's",
+    )
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:

@@ -13,11 +13,13 @@ from gaudi_distributed.launch import choices
 from gaudi_distributed.launch.containers import Container
 from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
 from gaudi_distributed.launch.forwarding import choose_forwarded
-from gaudi_distributed.launch.kubernetes import check_job_name, write_mpi_job
+from gaudi_distributed.launch.kubernetes import IMAGE_SSH, Pod, check_job_name, parse_mount, write_mpi_job
 from gaudi_distributed.launch.slurm import SlurmJob, write_slurm_script
 from gaudi_distributed.launch.submission import VARIABLES, list_launches
 
 _JOB = ("--slurm_script", "--sbatch", "--mpijob", "--job_name", "--dry_run")
+# What a pod has, by the names of Options.
+_POD = ("job_cpus", "job_memory", "job_shm", "job_hugepages", "job_ssh")
 
 
 def is_job_file(options: Options) -> bool:
@@ -28,6 +30,8 @@ def is_job_file(options: Options) -> bool:
         raise FlagError("--sbatch goes with --slurm_script")
     if options.job_name is not None and options.slurm_script is None and options.mpijob is None:
         raise FlagError("--job_name goes with --slurm_script or --mpijob")
+    if options.mpijob is None and any(getattr(options, name) is not None for name in _POD):
+        raise FlagError(f"{', '.join(f'--{name}' for name in _POD)} go with --mpijob")
     return options.slurm_script is not None or options.mpijob is not None
 
 
@@ -48,14 +52,30 @@ def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
         launcher = (sys.executable, "-m", "gaudi_distributed.launch")
         inner = (*launcher, *without_flags(options.words, _JOB), *options.command)
         return write_slurm_script(job, accelerator, inner)
-    if options.container != "none" or options.mount or options.workdir or options.image is None:
-        raise FlagError("--mpijob: needs --image, and none of --container, --mount and --workdir")
-    Container("docker", options.image)  # is checked by being made
+    pod = _choose_pod(options)
     cluster = Cluster(tuple(Host(f"worker-{number}", slots) for number in range(hosts)))
     # Cores of the launcher's pod say nothing of the workers'.
-    words = without_flags(options.words, (*_JOB, "--image", "--cores_per_rank"))
-    inner = (PROGRAM, "--cores_per_rank", str(options.cores_per_rank or 0), *words, *options.command)
-    return write_mpi_job(name, cluster, options.image, accelerator, inner)
+    dropped = (*_JOB, "--image", "--mount", "--cores_per_rank", "--ssh_port", *(f"--{name}" for name in _POD))
+    flags = ("--cores_per_rank", str(options.cores_per_rank or 0), "--ssh_port", str(pod.port))
+    inner = (PROGRAM, *flags, *without_flags(options.words, dropped), *options.command)
+    return write_mpi_job(name, cluster, pod, accelerator, inner)
+
+
+def _choose_pod(options: Options) -> Pod:
+    """Return what the workers' pods have; FlagError for flags that have no meaning there."""
+    if options.container != "none" or options.workdir or options.image is None:
+        raise FlagError("--mpijob: needs --image, and neither --container nor --workdir")
+    Container("docker", options.image)  # is checked by being made
+    return Pod(
+        options.image,
+        mounts=tuple(map(parse_mount, options.mount)),
+        shared_memory=options.job_shm,
+        huge_pages=options.job_hugepages,
+        memory=options.job_memory,
+        cpus=options.job_cpus,
+        ssh_folder=options.job_ssh or IMAGE_SSH,
+        ssh_port=options.ssh_port,
+    )
 
 
 def write_job_file(options: Options, environ: Mapping[str, str]) -> None:
