@@ -20,12 +20,12 @@ from gaudi_apps.elastic import Commits, check_elastic, is_elastic, train_in_roun
 from gaudi_apps.parity.flags import ParityFlags
 from gaudi_apps.parity.sides import other_arguments, recorded_side
 from gaudi_apps.signals import interrupt_on_sigterm
-from gaudi_apps.starting import LaunchReport, report_launch, start_processes
+from gaudi_apps.starting import LaunchReport, become_launcher, report_launch, start_processes
 from gaudi_apps.supervised import Supervised
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.program import run_program
 from gaudi_distributed import DeviceKind, choose_device
-from gaudi_distributed.place import find_place
+from gaudi_distributed.place import find_place, is_launched
 
 if TYPE_CHECKING:
     from gaudi_apps.application import Application
@@ -48,6 +48,7 @@ class Launch:
         open: makes the program of validated flags for this process.
         mode_of: what is done by its flags; besides their modes, "rehearse".
         list_preset: see `parse_config`.
+        launcher_words: what gaudi-run is given where the flags ask for it as a whole; None: they do not.
     """
 
     prog: str
@@ -59,6 +60,7 @@ class Launch:
     open: Callable[[Any, Distribution], Application]
     mode_of: Callable[[Any], str] = lambda config: str(config.run.mode)
     list_preset: Callable[[Sequence[str]], Sequence[str]] = lambda argv: ()
+    launcher_words: Callable[[Any, Sequence[str]], list[str] | None] = lambda config, argv: None
 
     def main(self, argv: Sequence[str] | None = None) -> NoReturn:
         """Run it with the given arguments (those of the command line when None) and leave the process."""
@@ -128,6 +130,9 @@ class Launch:
         """Where this process stands among others; does not return where it becomes the launcher of several."""
         flags, find_device = config.distribution, _device_finder(config)
         if mode in TOGETHER:
+            words = None if is_launched(os.environ) else self.launcher_words(config, arguments)
+            if words is not None:
+                become_launcher(words)
             start_processes(flags, os.environ, find_device, (sys.executable, *self.program, *arguments))
             return find_distribution(flags, os.environ, find_device)
         # The flags of a run serve for its other modes too, as from the configuration that it left.

@@ -13,6 +13,7 @@ from gaudi_apps.launching import Launch
 from gaudi_apps.ssd_mxnet.checks import TRAINING, validate
 from gaudi_apps.ssd_mxnet.config import SSDMXNetConfig
 from gaudi_apps.ssd_mxnet.systems import list_preset
+from gaudi_datasets.errors import FlagError
 
 if TYPE_CHECKING:
     from gaudi_apps.application import Application
@@ -42,6 +43,16 @@ def _mode_of(config: SSDMXNetConfig) -> str:
     return "train" if config.run.mode in TRAINING else {"val": "eval"}.get(config.run.mode, config.run.mode)
 
 
+def _find_launcher_words(config: SSDMXNetConfig, arguments: Sequence[str]) -> list[str] | None:
+    """What gaudi-run is given for the experiments of the submission; None: this is no submission."""
+    if not config.run.submission:
+        return None
+    if config.schedule.system is not None:
+        raise FlagError(f"--system {config.schedule.system}: with --submission SYSTEM names it; leave one of them out")
+    kept = [word for word in arguments if word.partition("=")[0] != "--submission"]
+    return ["--submission", "--", PROGRAM.prog, *kept]
+
+
 PROGRAM = Launch(
     prog="ssd_mxnet_train",
     program=("-m", "gaudi_apps.ssd_mxnet_train"),
@@ -52,6 +63,7 @@ PROGRAM = Launch(
     open=_open,
     mode_of=_mode_of,
     list_preset=list_preset,
+    launcher_words=_find_launcher_words,
 )
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from gaudi_apps.distribution import FindDevice, find_request
 from gaudi_apps.distribution_flags import DistributionFlags
@@ -30,7 +30,7 @@ class LaunchReport:
     """What a command would start.
 
     Attributes:
-        command: the launcher with its flags and the program; empty where it cannot be started.
+        command: gaudi-run with its flags and the program; empty where it cannot be started.
         processes: how many there would be.
         backend: what starts them.
         lines: the command lines, host by host.
@@ -74,17 +74,22 @@ def start_processes(
     """
     if environ.get(_HOSTS) and not flags.has_engine and not is_launched(environ):
         sys.stderr.write(f"{_HOSTS} has no effect without --use_horovod or --distribution_strategy: 1 process\n")
-    arguments = list_launcher_arguments(flags, environ, find_device, command)
+    arguments = list_launcher_words(flags, environ, find_device, command)
     if arguments is not None:
         check_engine(flags, find_device)
-        sys.stdout.flush()
-        os.execv(arguments[0], arguments)
+        become_launcher(arguments)
 
 
-def list_launcher_arguments(
+def become_launcher(words: Sequence[str]) -> NoReturn:
+    """Go on as `gaudi-run` with these arguments, in this process."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", LAUNCHER, *words])
+
+
+def list_launcher_words(
     flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice, command: Sequence[str]
 ) -> list[str] | None:
-    """Return the arguments of the launcher; None: there is nothing to start. See `start_processes`."""
+    """Return what gaudi-run is given; None: there is nothing to start. See `start_processes`."""
     if not flags.has_engine or flags.worker_hosts is not None or is_launched(environ):
         return None
     engine = "--use_horovod" if flags.use_horovod else f"--distribution_strategy {flags.distribution_strategy}"
@@ -103,7 +108,6 @@ def list_launcher_arguments(
         return None
     given = {"--np": request.np, "--num_workers_per_hls": request.slots}
     return [
-        *(sys.executable, "-m", LAUNCHER),
         *(word for flag, value in given.items() if value is not None for word in (flag, str(value))),
         *(() if flags.use_horovod else ("--backend", "multi_worker")),
         *_list_scale_out(flags, environ, find_device),
@@ -127,14 +131,14 @@ def report_launch(
 ) -> LaunchReport | None:
     """Say what `start_processes` would start, which this machine may lack things for; None: nothing."""
     # Neither help nor a run of one process needs the launcher.
-    from gaudi_distributed.launch.flags import parse_flags
+    from gaudi_distributed.launch.flags import PROGRAM, parse_flags
     from gaudi_distributed.launch.planning import plan_launch
 
     try:
-        arguments = list_launcher_arguments(flags, environ, find_device, command)
-        if arguments is None:
+        words = list_launcher_words(flags, environ, find_device, command)
+        if words is None:
             return None
-        launch = plan_launch(parse_flags(["--dry_run", *arguments[3:]]), environ)
+        launch = plan_launch(parse_flags(["--dry_run", *words]), environ)
     except (FlagError, ConfigurationError) as error:
         return LaunchReport((), notes=(f"it would not start here: {error}",))
     notes = list(launch.notes)
@@ -143,7 +147,7 @@ def report_launch(
     except ConfigurationError as error:
         notes.append(f"it would not run here: {error}")
     plan = launch.plan
-    return LaunchReport(tuple(arguments), plan.cluster.size, plan.backend, launch.command_lines, tuple(notes))
+    return LaunchReport((PROGRAM, *words), plan.cluster.size, plan.backend, launch.command_lines, tuple(notes))
 
 
 def _list_scale_out(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> tuple[str, ...]:

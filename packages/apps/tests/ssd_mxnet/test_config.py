@@ -42,6 +42,8 @@ def test_free_flags_are_flags() -> None:
         (["--mode", "val", "--checkpoint", "last"], "--checkpoint last: must be newest, best, all or a step"),
         (["--mode", "val", "--dry_run"], "--dry_run: is for --mode train and train_val; mode is val"),
         (["--clean", "--dry_run"], "--clean: contradicts --dry_run"),
+        (["--mode", "val", "--submission"], "--submission: is for --mode train and train_val"),
+        (["--submission", "--system", "C4140"], "--system C4140: with --submission SYSTEM names it"),
         (["--profile-start", "3"], "--profile_start and --profile_stop: give both or none"),
         (["--profile-start", "3", "--profile-stop", "2"], "must be at least 1, the smaller one first"),
         (["--precision", "fp32", "--fp16-loss-scale", "64"], "--fp16_loss_scale 64: is for fp16; precision is fp32"),

@@ -84,6 +84,24 @@ def test_the_log_of_mlperf_passes_the_parser_of_the_official_checker(trained: Pa
     ]
 
 
+@pytest.mark.parametrize(("told", "logged"), [(None, False), ("0", False), ("1", True)])
+def test_the_log_of_mlperf_is_printed_and_says_whether_caches_were_cleared(
+    ssd_mxnet_train: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: str | None,
+    logged: bool,
+) -> None:
+    if told is not None:
+        monkeypatch.setenv("GAUDI_RUN_CACHES_CLEARED", told)
+    done = ssd_mxnet_train("--mode", "train", "--steps", 1, "--mlperf", "--model_dir", tmp_path)
+    assert done.status == 0, done.err
+    printed = [line for line in done.out.splitlines() if line.startswith(":::MLLOG")]
+    assert printed == (tmp_path / "mlperf.log").read_text().splitlines()
+    events = [json.loads(line.removeprefix(":::MLLOG")) for line in printed]
+    assert [event["value"] for event in events if event["key"] == "cache_clear"] == [logged]
+
+
 def test_a_continued_run_is_the_uninterrupted_one(
     ssd_mxnet_train: Callable[..., Any], trained: Path, tmp_path: Path
 ) -> None:

@@ -39,7 +39,15 @@ FREE_FLAGS = frozenset(
         *("log_interval", "mlperf", "mlperf_division", "mlperf_org", "mlperf_platform", "mlperf_status", "mode"),
         *("model_dir", "nms_overlap_thresh", "nms_topk", "nms_valid_thresh", "output_dir", "post_nms"),
         *("profile_start", "profile_stop", "save_checkpoints_minutes", "save_checkpoints_steps", "save_interval"),
-        *("gradient_predivide_factor", "horovod_num_groups", "score_threshold", "steps", "strict", "system"),
+        *(
+            "gradient_predivide_factor",
+            "horovod_num_groups",
+            "score_threshold",
+            "steps",
+            "strict",
+            "submission",
+            "system",
+        ),
         *("target_map", "tfrecord_root", "use_tfrecord"),
         *("val_epochs", "val_interval", "vis_dataloader", *PARITY_FLAGS),
     }

@@ -121,7 +121,8 @@ def _check_data(run: RunFlags, data: DataFlags) -> None:
     if run.mode == "val" and data.synthetic:
         raise FlagError("--mode val: random images have no truth to score; give --coco_root, not --synthetic")
     sized = run.mode == "plan" and data.dataset_size is not None
-    if run.mode not in USES and not (named or data.synthetic or sized):
+    # The images of a submission are named by a variable, which gaudi-run reads.
+    if run.mode not in USES and not (named or data.synthetic or sized or run.submission):
         raise FlagError(
             f"--mode {run.mode}: needs images: --coco_root, or --use_tfrecord with --tfrecord_root, a folder of "
             "records, which `gaudi-datasets convert` makes, or --synthetic"
@@ -143,7 +144,11 @@ def _check_modes(config: SSDMXNetConfig) -> None:
     if run.checkpoint != "newest" and run.mode not in ("val", "parity", *USES):
         which = "val, predict, export and parity"
         raise FlagError(f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {run.mode}")
-    for flag, is_given in (("clean", run.clean), ("dry_run", run.dry_run), ("mlperf", config.mlperf.mlperf)):
+    for_training = (
+        *(("clean", run.clean), ("dry_run", run.dry_run), ("submission", run.submission)),
+        ("mlperf", config.mlperf.mlperf),
+    )
+    for flag, is_given in for_training:
         if is_given and run.mode not in TRAINING:
             raise FlagError(f"--{flag}: is for --mode train and train_val; mode is {run.mode}")
     if run.clean and run.dry_run:

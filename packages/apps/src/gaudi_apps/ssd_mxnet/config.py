@@ -32,6 +32,9 @@ class RunFlags:
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
     dry_run: Switch = False
     """Do all that train does up to its first step, and this step too, and write nothing."""
+    submission: Switch = False
+    """Run the experiments of the submission's scripts by their variables (SYSTEM, DATADIR, LOGDIR, PRETRAINED_DIR,
+    CONT, NEXP), as `gaudi-run --submission` does, with the other flags here behind those of the scripts."""
     checkpoint: str = "newest"
     """Which one val, predict, export and parity take: newest, best, a step, or for val all, in the order of steps."""
     epochs: int = 80
@@ -212,7 +215,7 @@ class ReportFlags:
 
 @dataclass(frozen=True)
 class MLPerfFlags:
-    """A log as MLPerf wants it, mlperf.log in --model_dir; needs gaudi-apps[mlperf]."""
+    """A log as MLPerf wants it, on standard output and as mlperf.log in --model_dir; needs gaudi-apps[mlperf]."""
 
     mlperf: Switch = False
     """Write it."""

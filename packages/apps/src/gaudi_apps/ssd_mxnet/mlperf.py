@@ -1,4 +1,4 @@
-"""The log of a training as MLPerf training v0.7 wants it, by MLPerf's own package.
+"""The log of a training as MLPerf training v0.7 wants it, by MLPerf's own package: in a file, and on standard output.
 
 A run that was stopped and continued adds to its log, so that it begins and ends once.
 """
@@ -6,6 +6,8 @@ A run that was stopped and continued adds to its log, so that it begins and ends
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,16 @@ from gaudi_apps.ssd_mxnet.config import SSDMXNetConfig
 from gaudi_apps.watching import TrainingWatcher
 from gaudi_datasets.detection.augmentation import PROPOSALS_PER_PASS
 from gaudi_datasets.errors import MissingExtraError
+from gaudi_distributed.launch.caches import CACHES_CLEARED
+
+
+class StandardOutput(logging.Handler):
+    """Writes lines to what is standard output when they come: above the bar of progress, where there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        sys.stdout.write(f"{record.getMessage()}\n")
+        sys.stdout.flush()
 
 
 class MLPerfLog(TrainingWatcher):
@@ -46,8 +58,8 @@ class MLPerfLog(TrainingWatcher):
         keys = self._keys
         if done == 0:
             milliseconds = int(1000 * self._started)
-            # Nothing here clears the caches of the machine.
-            self._logger.event(keys.CACHE_CLEAR, False, time_ms=milliseconds)
+            # Only gaudi-run clears the caches of the machines, and says whether it could.
+            self._logger.event(keys.CACHE_CLEAR, os.environ.get(CACHES_CLEARED) == "1", time_ms=milliseconds)
             self._logger.start(keys.INIT_START, time_ms=milliseconds)
             for key, value in self._list_facts().items():
                 self._logger.event(key, value)
@@ -90,6 +102,7 @@ class MLPerfLog(TrainingWatcher):
         logger = logging.Logger(f"{__name__}.{id(self)}", logging.INFO)
         self._handler = logging.FileHandler(self._path, mode="w" if is_new else "a", encoding="utf-8")
         logger.addHandler(self._handler)
+        logger.addHandler(StandardOutput())
         self._logger = self._mllog.MLLogger(logger)
 
     def _list_facts(self) -> dict[str, Any]:

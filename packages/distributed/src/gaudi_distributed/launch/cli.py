@@ -6,17 +6,14 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
-from gaudi_distributed.launch.choices import choose_preset
 from gaudi_distributed.launch.elastic import start_elastic
+from gaudi_distributed.launch.experiments import run_experiment
 from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD, PROGRAM, Options, parse_flags
 from gaudi_distributed.launch.job_files import is_job_file, write_job_file
-from gaudi_distributed.launch.planning import plan_launch
-from gaudi_distributed.launch.starting import start
-from gaudi_distributed.launch.submission import describe_result, list_launches
+from gaudi_distributed.launch.submission import list_experiments
 from gaudi_distributed.streams import tolerate_closed_readers
 
 _SOFTWARE, _IO, _STOPPED = 70, 74, 75
@@ -52,22 +49,9 @@ def _launch(options: Options, environ: Mapping[str, str]) -> int:
     if options.host_discovery_script is not None or options.max_np is not None:
         start_elastic(options, environ)
         return 0
-    for each in list_launches(options, environ):
-        _run(each, environ)
+    for experiment in list_experiments(options, environ):
+        run_experiment(experiment, environ)
     return 0
-
-
-def _run(options: Options, environ: Mapping[str, str]) -> None:
-    launched = plan_launch(options, environ)
-    if options.dry_run:
-        sys.stdout.write(launched.describe())
-        return
-    started = datetime.now()
-    start(launched, environ)
-    preset, _ = choose_preset(options)
-    # A launcher inside a container writes its own.
-    if preset is not None and preset.result is not None and launched.supervised:
-        print(describe_result(preset.result, started, datetime.now(), environ), flush=True)
 
 
 def _examine(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 from gaudi_distributed.errors import ConfigurationError, FlagError, UnsafeError
+from gaudi_distributed.launch.caches import CACHES_CLEARED
 
 NAMES = frozenset(
-    {"CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS"}
+    {CACHES_CLEARED, "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS"}
     | {"PATH", "PYTHONPATH", "VIRTUAL_ENV", "XLA_FLAGS"}
 )
 PREFIXES = (

@@ -52,6 +52,20 @@ class Supervision:
 ALONE = Supervision()
 
 
+class OutputLog:
+    """A file that gets lines of several threads; those of one writer stay whole."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+
+    def write(self, line: bytes) -> None:
+        """Add a line; it is there for whoever reads the file meanwhile."""
+        with self._lock:
+            self._file.write(line)
+            self._file.flush()
+
+
 @dataclass
 class Running:
     """A process that was started, and the guard that stands between it and this launcher."""
@@ -91,13 +105,14 @@ def run_processes(
     *,
     grace: float,
     tags: bool = False,
+    log: OutputLog | None = None,
     supervision: Supervision = ALONE,
 ) -> None:
     """Run them, and return when all have ended well; call it from the main thread.
 
     `environ` has the values of what they forward, `made` of what is made for this run. SIGINT, SIGTERM and SIGHUP ask
     the ranks to save and end within `grace` seconds; a second one ends them at once. With `tags`, a line of output
-    begins with its rank.
+    begins with its rank. A `log` gets all output, too.
 
     Raises:
         RunEndedError: a process failed, was killed or its host was lost, or the user asked for the end.
@@ -107,7 +122,7 @@ def run_processes(
     running: list[Running] = []
     try:
         for process in processes:
-            running.append(start_process(process, environ, made, tags))
+            running.append(start_process(process, environ, made, tags, log))
         first = _watch(running, asked, grace, supervision)
     finally:
         for each in running:
@@ -120,7 +135,9 @@ def run_processes(
         raise make_error(first)
 
 
-def start_process(process: Process, environ: Mapping[str, str], made: Mapping[str, str], tags: bool) -> Running:
+def start_process(
+    process: Process, environ: Mapping[str, str], made: Mapping[str, str], tags: bool, log: OutputLog | None = None
+) -> Running:
     """Start a process; arguments as of `run_processes`. Whoever starts it has to `finish` it."""
     variables = {name: environ[name] for name in process.forwarded if name in environ}
     variables |= {**process.environment, **{name: made[name] for name in process.made if name in made}}
@@ -132,7 +149,8 @@ def start_process(process: Process, environ: Mapping[str, str], made: Mapping[st
         processors=process.processors,
         grace=END_SECONDS,
     )
-    piped = subprocess.PIPE if tags and process.rank is not None else None
+    tag = b"[%d] " % process.rank if tags and process.rank is not None else b""
+    piped = subprocess.PIPE if tag or log is not None else None
     argv = process.reach or (sys.executable, "-I", GUARD)
     # ssh needs the user's own environment; the guard gives the program only what was ordered.
     started = Running(
@@ -142,16 +160,18 @@ def start_process(process: Process, environ: Mapping[str, str], made: Mapping[st
     pipes = ((started.guard.stdout, sys.stdout.buffer), (started.guard.stderr, sys.stderr.buffer))
     for source, target in pipes:
         if source is not None:
-            copier = threading.Thread(target=_copy, args=(source, target, process.rank or 0), daemon=True)
+            copier = threading.Thread(target=_copy, args=(source, target, tag, log), daemon=True)
             copier.start()
             started.copiers.append(copier)
     return started
 
 
-def _copy(source: IO[bytes], target: IO[bytes], rank: int) -> None:
+def _copy(source: IO[bytes], target: IO[bytes], tag: bytes, log: OutputLog | None) -> None:
     for line in source:
-        target.write(b"[%d] %s" % (rank, line))
+        target.write(tag + line)
         target.flush()
+        if log is not None:
+            log.write(tag + line)
 
 
 def _watch(running: Sequence[Running], asked: Sequence[int], grace: float, supervision: Supervision) -> Running | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -11,20 +13,57 @@ from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgr
 from gaudi_distributed.launch.flags import Options, parse_flags, without_flags
 from gaudi_distributed.launch.presets import PRESETS
 
-VARIABLES = ("SYSTEM", "CONT", "DATADIR", "LOGDIR", "PRETRAINED_DIR", "NEXP")
+VARIABLES = (
+    *("SYSTEM", "CONT", "DATADIR", "LOGDIR", "PRETRAINED_DIR"),
+    *("NEXP", "NUMEPOCHS", "DATESTAMP", "CLEAR_CACHES"),
+)
 _FLAG = "--submission"
 _EXPERIMENTS = "5"  # where NEXP is unset, as in the submission's scripts
 _MOST_EXPERIMENTS = 100
+_MOST_EPOCHS = 100000
+_DATA, _COCO, _RESULTS = "/data", "coco2017", "results"
+_BACKBONE = "resnet34-333f7ec4.pickle"
 _WEIGHTS = (".npz", ".pickle", ".pth", ".safetensors")
 # Each folder by its variable: where it is mounted, and how.
 _PLACES = {"DATADIR": ("/data", ":ro"), "LOGDIR": ("/results", ""), "PRETRAINED_DIR": ("/pretrained", ":ro")}
+# What the scripts gave in every experiment, and what the log of MLPerf said of the submission, but for who submits.
+_SCRIPTS = "--async_val --dataset_size 117266 --eval_dataset_size 5000"
+_MLPERF = "--mlperf --mlperf_division closed --mlperf_status onprem --mlperf_platform"
+# Flags of the user that stand for a variable.
+_OWN_DATA = ("coco_root", "tfrecord_root", "use_tfrecord", "synthetic")
+_OWN_WEIGHTS = ("pretrained_backbone",)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One launch of a submission.
+
+    Attributes:
+        options: what is launched.
+        number: which it is, from 1.
+        count: of how many.
+        log: the file that gets all that it prints.
+        clears_caches: whether the caches of all hosts are to be cleared before.
+    """
+
+    options: Options
+    number: int = 1
+    count: int = 1
+    log: Path | None = None
+    clears_caches: bool = False
 
 
 def list_launches(options: Options, environ: Mapping[str, str]) -> list[Options]:
+    """Return what is to be launched one after another; see `list_experiments`."""
+    return [experiment.options for experiment in list_experiments(options, environ)]
+
+
+def list_experiments(options: Options, environ: Mapping[str, str]) -> list[Experiment]:
     """Return what is to be launched one after another: with `--submission` NEXP experiments, else what was asked for.
 
-    SYSTEM names the preset, CONT the image; DATADIR (the data set), LOGDIR (of results) and PRETRAINED_DIR (of the
-    backbone) are folders, which containers see as /data, /results and /pretrained. What the user adds wins.
+    SYSTEM names the preset, CONT the image; DATADIR (with coco2017, which is the data set), LOGDIR (of results) and
+    PRETRAINED_DIR (of the backbone) are folders, which containers see as /data, /results and /pretrained. What the user
+    adds wins.
 
     Raises:
         FlagError: flags that the variables stand for.
@@ -32,25 +71,35 @@ def list_launches(options: Options, environ: Mapping[str, str]) -> list[Options]
         MissingProgramError: a folder is not there, or has no weights, or several.
     """
     if not options.submission:
-        return [options]
+        return [Experiment(options)]
     if options.preset is not None or options.host_discovery_script is not None or options.mpijob is not None:
         raise FlagError(f"{_FLAG}: goes without --preset, which SYSTEM names, --host_discovery_script and --mpijob")
     system = _find_system(environ)
-    count = environ.get("NEXP", _EXPERIMENTS)
-    if not (count.isascii() and count.isdigit() and 1 <= int(count) <= _MOST_EXPERIMENTS):
-        raise ConfigurationError(f"NEXP is {count!r}; set it to a number of experiments from 1 to {_MOST_EXPERIMENTS}")
-    folders = {name: _find_folder(name, environ) for name in _PLACES if environ.get(name)}
+    count = _read_count("NEXP", environ, _EXPERIMENTS, _MOST_EXPERIMENTS)
+    clears, stamp = _read_switch("CLEAR_CACHES", environ), _read_stamp(environ)
+    program, *arguments = options.command or PRESETS[system].command[:1]
     container = choose_container(options, environ)
     flags = [*without_flags(options.words, (_FLAG,)), "--preset", system, *container]
-    is_inside = options.container != "none" or bool(container)
-    if is_inside:
+    folders = _find_folders(arguments, environ)
+    seen = folders
+    if options.container != "none" or container:
         flags += [word for name, folder in folders.items() for word in _mount(name, folder)]
-        folders = folders | {name: Path(_PLACES[name][0]) for name in folders}
-    weights = _find_weights(environ["PRETRAINED_DIR"]) if "PRETRAINED_DIR" in folders else None
-    program, *arguments = options.command or PRESETS[system].command[:1]
+        seen = {name: Path(_PLACES[name][0]) for name in folders}
+    fixed = [*_list_fixed(system, environ), *_list_inputs(folders, seen)]
     return [
-        parse_flags([*flags, program, *_list_arguments(system, number, folders, weights), *arguments])
-        for number in range(1, int(count) + 1)
+        Experiment(
+            parse_flags(
+                [
+                    *(*flags, program, "--seed", str(number), *fixed),
+                    *("--model_dir", str(seen["LOGDIR"] / f"{system}_{number}"), *arguments),
+                ]
+            ),
+            number,
+            count,
+            folders["LOGDIR"] / f"{stamp}_{number}.log",
+            clears,
+        )
+        for number in range(1, count + 1)
     ]
 
 
@@ -79,11 +128,73 @@ def _find_system(environ: Mapping[str, str]) -> str:
     return asked.lower()
 
 
-def _find_folder(name: str, environ: Mapping[str, str]) -> Path:
-    folder = Path(environ[name]).absolute()
+def _read_count(name: str, environ: Mapping[str, str], default: str, most: int) -> int:
+    text = environ.get(name) or default
+    if not (text.isascii() and text.isdigit() and len(text) < 7 and 1 <= int(text) <= most):
+        raise ConfigurationError(f"{name} is {text!r}; set it to a number from 1 to {most}, or unset it")
+    return int(text)
+
+
+def _read_switch(name: str, environ: Mapping[str, str]) -> bool:
+    text = environ.get(name) or "1"
+    if text not in ("0", "1"):
+        raise ConfigurationError(f"{name} is {text!r}; set it to 0 or 1, or unset it")
+    return text == "1"
+
+
+def _read_stamp(environ: Mapping[str, str]) -> str:
+    """What the names of the log files begin with: the time, unless it was set."""
+    stamp = environ.get("DATESTAMP") or f"{datetime.now():%y%m%d%H%M%S%f}"
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", stamp, re.ASCII) is None:
+        raise ConfigurationError(f"DATESTAMP is {stamp!r}; set it to letters, digits, hyphens and dots, or unset it")
+    return stamp
+
+
+def _find_folders(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, Path]:
+    """The folders of this machine by their variables, but for those that the user's own arguments stand for.
+
+    Raises:
+        ConfigurationError: PRETRAINED_DIR is not set.
+        MissingProgramError: a folder is not there.
+    """
+    own = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in arguments if word.startswith("--")}
+    folders = {"LOGDIR": Path(environ.get("LOGDIR") or _RESULTS).absolute()}
+    if not own.intersection(_OWN_DATA):
+        folders["DATADIR"] = _find_data(environ)
+    if not own.intersection(_OWN_WEIGHTS):
+        folder = environ.get("PRETRAINED_DIR")
+        if not folder:
+            raise ConfigurationError(
+                f"PRETRAINED_DIR is not set; set it to the folder with the backbone ({_BACKBONE}, or one file of "
+                f"{', '.join(_WEIGHTS)}), or give --pretrained_backbone behind the program's name"
+            )
+        folders["PRETRAINED_DIR"] = _require_folder("PRETRAINED_DIR", Path(folder))
+    return folders
+
+
+def _find_data(environ: Mapping[str, str]) -> Path:
+    given = environ.get("DATADIR")
+    folder = _require_folder("DATADIR", Path(given)) if given else Path(_DATA)
+    if _find_coco(folder) is None:
+        named = f"DATADIR {given!r}" if given else f"DATADIR is not set, and {_DATA}"
+        raise MissingProgramError(
+            f"{named}: has no folder {_COCO}; set DATADIR to the folder that has it, make it by `gaudi-datasets fetch "
+            f"coco --output_dir {folder}/{_COCO}`, or give --coco_root behind the program's name"
+        )
+    return folder.absolute()
+
+
+def _find_coco(folder: Path) -> str | None:
+    """The data set's place in the folder of DATADIR: in coco2017, or this folder itself."""
+    if (folder / _COCO).is_dir():
+        return _COCO
+    return "" if (folder / "annotations").is_dir() else None
+
+
+def _require_folder(name: str, folder: Path) -> Path:
     if not folder.is_dir():
-        raise MissingProgramError(f"{name} {environ[name]!r}: there is no such folder; make it, or unset the variable")
-    return folder
+        raise MissingProgramError(f"{name} {str(folder)!r}: there is no such folder; make it, or set {name} to another")
+    return folder.absolute()
 
 
 def _mount(name: str, folder: Path) -> Iterator[str]:
@@ -91,23 +202,30 @@ def _mount(name: str, folder: Path) -> Iterator[str]:
     yield from ("--mount", f"{folder}:{place}{way}")
 
 
-def _find_weights(folder: str) -> str:
-    """The name of the one file of weights in the folder."""
-    names = sorted(path.name for path in Path(folder).iterdir() if path.suffix in _WEIGHTS)
+def _find_weights(folder: Path) -> str:
+    """The name of the submission's file of weights, or of the one that there is."""
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in _WEIGHTS)
+    if _BACKBONE in names:
+        return _BACKBONE
     if len(names) != 1:
         found = f"several files of weights ({', '.join(names[:3])})" if names else "no file of weights"
         raise MissingProgramError(
-            f"PRETRAINED_DIR {folder!r}: has {found}; leave one there, of {', '.join(_WEIGHTS)}, or unset the variable"
+            f"PRETRAINED_DIR {str(folder)!r}: has {found}; leave one there, of {', '.join(_WEIGHTS)}, or name it "
+            f"{_BACKBONE}"
         )
     return names[0]
 
 
-def _list_arguments(system: str, number: int, folders: Mapping[str, Path], weights: str | None) -> Iterator[str]:
-    """The program's arguments of an experiment, each of which has a seed of its own."""
-    yield from ("--seed", str(number))
+def _list_fixed(system: str, environ: Mapping[str, str]) -> Iterator[str]:
+    """The program's arguments that are the same in every experiment."""
+    yield from (*_SCRIPTS.split(), *_MLPERF.split(), PRESETS[system].command[-1])
+    if environ.get("NUMEPOCHS"):
+        yield from ("--epochs", str(_read_count("NUMEPOCHS", environ, "", _MOST_EPOCHS)))
+
+
+def _list_inputs(folders: Mapping[str, Path], seen: Mapping[str, Path]) -> Iterator[str]:
+    """The program's arguments for data and weights, whose `folders` of this machine the program has as `seen`."""
     if "DATADIR" in folders:
-        yield from ("--coco_root", str(folders["DATADIR"]))
-    if "LOGDIR" in folders:
-        yield from ("--model_dir", str(folders["LOGDIR"] / f"{system}_{number}"))
-    if weights is not None:
-        yield from ("--pretrained_backbone", str(folders["PRETRAINED_DIR"] / weights))
+        yield from ("--coco_root", str(seen["DATADIR"] / (_find_coco(folders["DATADIR"]) or "")))
+    if "PRETRAINED_DIR" in folders:
+        yield from ("--pretrained_backbone", str(seen["PRETRAINED_DIR"] / _find_weights(folders["PRETRAINED_DIR"])))
