@@ -114,6 +114,36 @@ def test_a_detector_trains_on_two_hosts(hosts: TwoHosts, tmp_path: Path) -> None
     assert sorted(path.name for path in (tmp_path / "run").glob("worker_*")) == ["worker_1", "worker_2", "worker_3"]
 
 
+def test_a_program_starts_ranks_on_the_servers_of_a_variable(hosts: TwoHosts, tmp_path: Path) -> None:
+    """By MULTI_HLS_IPS and the originals' other variables; ssh is one that knows the keys of the hosts."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {hosts.ssh_config} "$@"\n')
+    ssh.chmod(0o755)
+    program = [sys.executable, "-m", "gaudi_apps.resnet_train", "--use_synthetic_data", "--skip_eval"]
+    program += ["--use_horovod", "--num_workers_per_hls", "1", "--model", "resnet18", "--image_size", "32"]
+    program += ["--batch_size", "2", "--train_steps", "2", "--dtype", "fp32", "--model_dir", "run"]
+    variables = {
+        "MULTI_HLS_IPS": ",".join(ADDRESSES),
+        "MPI_TCP_INCLUDE": "wire",
+        "DOCKER_SSHD_PORT": str(PORT),
+        "PATH": f"{ssh.parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        hosts.inside(0, program),
+        cwd=tmp_path,
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
+    assert sorted(path.name for path in (tmp_path / "run").glob("worker_*")) == ["worker_1"]
+    assert f"2 ranks on {ADDRESSES[0]}:1, {ADDRESSES[1]}:1" in done.stderr
+
+
 @pytest.mark.parametrize("backend", ["openmpi", "multi_worker"])
 def test_a_host_with_another_key_is_refused(hosts: TwoHosts, tmp_path: Path, backend: str) -> None:
     known = hosts.folder / "known_hosts"
