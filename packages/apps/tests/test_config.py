@@ -15,6 +15,8 @@ from gaudi_apps.ssd.config import (
     SSDConfig,
     UseFlags,
     WeightFlags,
+    find_checkpoint,
+    find_mode,
     validate,
 )
 from gaudi_datasets.errors import FlagError
@@ -109,7 +111,10 @@ def test_good_configurations_pass() -> None:
         ),
         ({"run": {"mode": "eval"}}, "--mode eval: random images"),
         ({"run": {"mode": "predict"}}, "--mode predict: needs --inference"),
-        ({"use": {"inference": ("cat.jpg",)}}, "--inference cat.jpg: is for --mode predict and export"),
+        (
+            {"use": {"inference": ("cat.jpg",)}, "run": {"mode": "plan"}},
+            "--inference cat.jpg: is for --mode predict and export",
+        ),
         ({"use": {"score_threshold": -0.1}}, "--score_threshold -0.1: must be in 0..1"),
         ({"weights": {"ema_decay": 1.0}}, "--ema_decay 1: must be below 1"),
         ({"weights": {"ema_decay": float("nan")}}, "--ema_decay nan: must be in 0..1"),
@@ -141,6 +146,25 @@ def test_a_bad_value_is_named_in_one_line(groups: dict[str, dict[str, Any]], nam
         validate(make_config(**groups))
     assert caught.value.exit_status == 64
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "mode"),
+    [([], "train"), (["--inference", "a.jpg"], "predict"), (["--inference=a.jpg", "--mode", "export"], "export")],
+)
+def test_inference_alone_predicts_as_in_the_original(argv: list[str], mode: str) -> None:
+    config = parse_flags(SSDConfig, ["--model_dir", "run", *argv], prog="ssd_train")
+    assert find_mode(config) == mode
+    if mode != "train":
+        validate(config)
+
+
+@pytest.mark.parametrize(
+    ("flags", "which"),
+    [([], "newest"), (["--mode=eval"], "all"), (["--mode=eval", "--checkpoint=best"], "best")],
+)
+def test_the_checkpoint_by_default_is_the_original_one(flags: list[str], which: str) -> None:
+    assert find_checkpoint(parse_flags(SSDConfig, flags, prog="ssd_train").run) == which
 
 
 def test_configuration_is_frozen() -> None:

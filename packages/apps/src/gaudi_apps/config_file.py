@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from gaudi_datasets.errors import FlagError, MissingInputError
 from gaudi_datasets.flags import parse_flags
+from gaudi_datasets.former_flags import FormerFlag
 
 Config = TypeVar("Config")
 
@@ -31,6 +32,7 @@ def parse_config(
     prog: str,
     description: str,
     list_preset: Callable[[Sequence[str]], Sequence[str]] = lambda argv: (),
+    former_flags: Sequence[FormerFlag] = (),
 ) -> Config:
     """Make a `config_class` from the command line, and from the YAML file that its flag --config names.
 
@@ -40,6 +42,7 @@ def parse_config(
         prog: the program's name.
         description: what stands at the top of its help text.
         list_preset: what all these flags stand for besides; each of them wins over that.
+        former_flags: of the program that this one replaces.
 
     Raises:
         FlagError: a flag of the command line is unknown or has a value it does not take.
@@ -49,19 +52,20 @@ def parse_config(
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", nargs="?")
     path = finder.parse_known_args(argv)[0].config
-    if path is None:
-        return parse_flags(config_class, [*list_preset(argv), *argv], prog=prog, description=description)
-    from_file = read_flags(Path(path), config_class)
-    try:
-        parse_flags(config_class, from_file, prog=prog)
-    except FlagError as error:
-        raise ConfigFileError(f"{path}: {error}") from None
-    given = [*from_file, *argv]
-    return parse_flags(config_class, [*list_preset(given), *given], prog=prog, description=description)
+    given = list(argv)
+    if path is not None:
+        from_file = read_flags(Path(path), config_class, former_flags)
+        try:
+            parse_flags(config_class, from_file, prog=prog, former_flags=former_flags)
+        except FlagError as error:
+            raise ConfigFileError(f"{path}: {error}") from None
+        given = [*from_file, *argv]
+    given = [*list_preset(given), *given]
+    return parse_flags(config_class, given, prog=prog, description=description, former_flags=former_flags)
 
 
-def read_flags(path: Path, config_class: type[Any]) -> list[str]:
-    """The entries of a YAML file as command-line arguments; null stands for the default.
+def read_flags(path: Path, config_class: type[Any], former_flags: Sequence[FormerFlag] = ()) -> list[str]:
+    """Return the entries of a YAML file as command-line arguments; null stands for the default.
 
     Raises:
         ConfigFileError: no YAML, no mapping, or an entry that is no flag of `config_class` (with the nearest one).
@@ -77,8 +81,13 @@ def read_flags(path: Path, config_class: type[Any]) -> list[str]:
         raise ConfigFileError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(entries, dict):
         raise ConfigFileError(f"{path}: holds {_kind_of(entries)}; write one `flag: value` a line")
-    defaults = dict(list_flags(config_class()))
+    defaults = {**dict.fromkeys(_list_names(former_flags)), **dict(list_flags(config_class()))}
     return [argument for name, value in entries.items() for argument in _to_arguments(path, name, value, defaults)]
+
+
+def _list_names(former_flags: Sequence[FormerFlag]) -> Iterator[str]:
+    for flag in former_flags:
+        yield flag.name.removeprefix("--").replace("-", "_")
 
 
 def list_flags(config: Any) -> Iterator[tuple[str, Any]]:

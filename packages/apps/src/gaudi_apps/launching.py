@@ -22,7 +22,9 @@ from gaudi_apps.parity.sides import other_arguments, recorded_side
 from gaudi_apps.signals import interrupt_on_sigterm
 from gaudi_apps.starting import LaunchReport, become_launcher, report_launch, start_processes
 from gaudi_apps.supervised import Supervised
+from gaudi_datasets.arguments import is_switch_on
 from gaudi_datasets.errors import FlagError
+from gaudi_datasets.former_flags import FormerFlag
 from gaudi_datasets.program import run_program
 from gaudi_distributed import DeviceKind, choose_device
 from gaudi_distributed.place import find_place, is_launched
@@ -49,6 +51,7 @@ class Launch:
         mode_of: what is done by its flags; besides their modes, "rehearse".
         list_preset: see `parse_config`.
         launcher_words: what gaudi-run is given where the flags ask for it as a whole; None: they do not.
+        former_flags: of the program that it replaces.
     """
 
     prog: str
@@ -61,12 +64,13 @@ class Launch:
     mode_of: Callable[[Any], str] = lambda config: str(config.run.mode)
     list_preset: Callable[[Sequence[str]], Sequence[str]] = lambda argv: ()
     launcher_words: Callable[[Any, Sequence[str]], list[str] | None] = lambda config, argv: None
+    former_flags: Sequence[FormerFlag] = ()
 
     def main(self, argv: Sequence[str] | None = None) -> NoReturn:
         """Run it with the given arguments (those of the command line when None) and leave the process."""
         interrupt_on_sigterm()
         arguments = list(sys.argv[1:] if argv is None else argv)
-        debug = "--debug" in arguments
+        debug = is_switch_on(arguments, "debug")
         supervised = Supervised(self.prog, debug=debug)
         run_program(lambda: supervised.run(lambda: self._run(arguments, supervised)), prog=self.prog, debug=debug)
 
@@ -101,7 +105,12 @@ class Launch:
     def _parse(self, arguments: Sequence[str]) -> Any:
         """The flags, complete and validated."""
         config = parse_config(
-            self.config, arguments, prog=self.prog, description=self.description, list_preset=self.list_preset
+            self.config,
+            arguments,
+            prog=self.prog,
+            description=self.description,
+            list_preset=self.list_preset,
+            former_flags=self.former_flags,
         )
         completed = complete_flags(config.distribution, os.environ, _device_finder(config))
         config = replace(config, distribution=completed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from gaudi_apps.classification.former_flags import RESNET
 from gaudi_apps.classification.resnet_config import ResNetConfig, make_recipe, validate
 from gaudi_apps.distribution import Distribution
 from gaudi_apps.launching import Launch
@@ -43,6 +44,7 @@ PROGRAM = Launch(
     validate=validate,
     print_plan=_print_plan,
     open=_open,
+    former_flags=RESNET,
 )
 
 if __name__ == "__main__":

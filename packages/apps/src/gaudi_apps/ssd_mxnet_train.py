@@ -12,6 +12,7 @@ from gaudi_apps.distribution import Distribution
 from gaudi_apps.launching import Launch
 from gaudi_apps.ssd_mxnet.checks import TRAINING, validate
 from gaudi_apps.ssd_mxnet.config import SSDMXNetConfig
+from gaudi_apps.ssd_mxnet.former_flags import FORMER_FLAGS
 from gaudi_apps.ssd_mxnet.systems import list_preset
 from gaudi_datasets.errors import FlagError
 
@@ -61,6 +62,7 @@ PROGRAM = Launch(
     validate=validate,
     print_plan=_print_plan,
     open=_open,
+    former_flags=FORMER_FLAGS,
     mode_of=_mode_of,
     list_preset=list_preset,
     launcher_words=_find_launcher_words,

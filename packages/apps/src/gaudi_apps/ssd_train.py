@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.distribution import Distribution
 from gaudi_apps.launching import Launch
-from gaudi_apps.ssd.config import SSDConfig, validate
+from gaudi_apps.ssd.config import SSDConfig, find_mode, validate
+from gaudi_apps.ssd.former_flags import FORMER_FLAGS
 
 if TYPE_CHECKING:
     from gaudi_apps.application import Application
@@ -42,6 +43,8 @@ PROGRAM = Launch(
     validate=validate,
     print_plan=_print_plan,
     open=_open,
+    mode_of=find_mode,
+    former_flags=FORMER_FLAGS,
 )
 
 if __name__ == "__main__":

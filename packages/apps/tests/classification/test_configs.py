@@ -7,6 +7,7 @@ import pytest
 from gaudi_apps.classification import resnet_config, resnext_config
 from gaudi_apps.classification.recipe import Recipe
 from gaudi_apps.config_file import list_flags
+from gaudi_apps.profiling import StepRange
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
 
@@ -108,3 +109,29 @@ def test_what_contradicts_itself_is_refused(program: str, flags: str, message: s
         recipe_of(program, *flags.split())
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "steps"),
+    [
+        ("--hooks ProfilerHook --profile_steps 5,8", (5, 8)),
+        ("-hk LoggingTensorHook,profilerhook", (7, 10)),
+        ("--profile_steps 5,8", (5, 8)),
+        ("--hooks LoggingTensorHook,ExamplesPerSecondHook", None),
+        ("", None),
+    ],
+)
+def test_the_original_profiler_hook_traces_steps(flags: str, steps: tuple[int, int] | None) -> None:
+    config: Any = parse_flags(CLASSES["resnext"], ["--use_synthetic_data", *flags.split()], prog="x")
+    resnext_config.validate(config)
+    recipe = resnext_config.make_recipe(config)
+    assert recipe.run.traced == (None if steps is None else StepRange(*steps))
+    # Proving that a run resumes traces nothing.
+    short = {**dict(list_flags(config)), **recipe.short_run}
+    assert (short["hooks"], short["profile_steps"]) == ("LoggingTensorHook", "0,0")
+
+
+def test_an_unknown_hook_is_refused() -> None:
+    config: Any = parse_flags(CLASSES["resnext"], ["--use_synthetic_data", "--hooks", "LoggingTensorHook,Foo"], prog="x")
+    with pytest.raises(FlagError, match="--hooks foo"):
+        resnext_config.validate(config)

@@ -8,16 +8,19 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import tyro
 
+from gaudi_datasets.arguments import is_switch_on
 from gaudi_datasets.commands.convert import Convert
 from gaudi_datasets.commands.convert_classes import ConvertImagenet
 from gaudi_datasets.commands.data_flags import Switch, progress_line
 from gaudi_datasets.commands.fetch import Fetch
+from gaudi_datasets.commands.former_flags import find_former_flags
 from gaudi_datasets.commands.lint import Lint
 from gaudi_datasets.commands.show import Show
 from gaudi_datasets.flags import parse_flags
@@ -143,10 +146,20 @@ _Command = (
 def main() -> NoReturn:
     """Run the program with the process's arguments and leave with its exit status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing half-written stays
-    run_program(_run, prog=PROGRAM, debug="--debug" in sys.argv)
+    run_program(_run, prog=PROGRAM, debug=is_switch_on(sys.argv, "debug"))
 
 
 def _run() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before anything imports TensorFlow, which else talks at start
-    description = "Fetch, check, convert and show data sets, make static batches and scenes, score detections."
-    parse_flags(_Command, sys.argv[1:], prog=PROGRAM, description=description).run()
+    parse_arguments(sys.argv[1:]).run()
+
+
+def parse_arguments(argv: Sequence[str]) -> Any:
+    """Return the command that arguments ask for; see `gaudi_datasets.flags.parse_flags` for what is raised."""
+    return parse_flags(
+        _Command,
+        argv,
+        prog=PROGRAM,
+        description="Fetch, check, convert and show data sets, make static batches and scenes, score detections.",
+        former_flags=find_former_flags(argv),
+    )

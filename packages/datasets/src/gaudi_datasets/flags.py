@@ -14,11 +14,14 @@ from typing import Any, TypeVar, overload
 
 import tyro
 
+from gaudi_datasets.arguments import normalize_arguments
 from gaudi_datasets.errors import FlagError
+from gaudi_datasets.former_flags import FormerFlag, FormerFlagError, replace_former_flags
 
 Config = TypeVar("Config")
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_STRAY = re.compile(r"unknown argument '(.*?)'")
 _LONG_FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 
 
@@ -30,19 +33,33 @@ def parse_flags(
     prog: str,
     description: str | None = None,
     default: Config | None = None,
+    former_flags: Sequence[FormerFlag] = (),
 ) -> Config: ...
 @overload
 def parse_flags(
-    config_class: Any, argv: Sequence[str], *, prog: str, description: str | None = None, default: Any = None
+    config_class: Any,
+    argv: Sequence[str],
+    *,
+    prog: str,
+    description: str | None = None,
+    default: Any = None,
+    former_flags: Sequence[FormerFlag] = (),
 ) -> Any: ...
 def parse_flags(
-    config_class: Any, argv: Sequence[str], *, prog: str, description: str | None = None, default: Any = None
+    config_class: Any,
+    argv: Sequence[str],
+    *,
+    prog: str,
+    description: str | None = None,
+    default: Any = None,
+    former_flags: Sequence[FormerFlag] = (),
 ) -> Any:
     """Make a `config_class` from command-line arguments.
 
     Every field is a flag by its own name, with underscores or hyphens; fields of a dataclass within form a group of the
     help text and have no prefix; `tyro.conf.arg(aliases=["-b"])` gives a short form. A union of dataclasses annotated
     with `tyro.conf.subcommand` gives subcommands. A ValueError of `__post_init__` is an error of the flags.
+    `gaudi_datasets.arguments` says how they may be written.
 
     Args:
         config_class: a dataclass, or a union of them.
@@ -50,18 +67,21 @@ def parse_flags(
         prog: the program's name for usage and errors.
         description: what stands at the top of the help text; the docstring of `config_class` when None.
         default: where values come from that no flag gives (from a configuration file, say).
+        former_flags: of the program that this one replaces; see `gaudi_datasets.former_flags`.
 
     Raises:
         FlagError: for an unknown flag (naming the nearest there is), a missing one, or a value that is not taken.
+        FormerFlagError: for one of the former flags, with what to give in its place.
         SystemExit: with status 0 after `--help`.
     """
     given = {} if default is None else {"default": default}
     box = io.StringIO()
+    arguments = normalize_arguments(replace_former_flags(argv, former_flags), config_class, default)
     try:
         with contextlib.redirect_stderr(box):
             return tyro.cli(
                 config_class,
-                args=list(argv),
+                args=arguments,
                 prog=prog,
                 description=description,
                 use_underscores=True,
@@ -71,7 +91,12 @@ def parse_flags(
     except SystemExit as end:
         if not end.code:
             raise
-        raise FlagError(f"{_condense(box.getvalue())} (see {prog} --help)") from None
+        text = _condense(box.getvalue())
+        stray = _STRAY.match(text)
+        for flag in former_flags:
+            if stray is not None and not flag.name.startswith("-"):
+                raise FormerFlagError(stray[1], flag) from None
+        raise FlagError(f"{text} (see {prog} --help)") from None
 
 
 def _condense(box: str) -> str:

@@ -195,6 +195,7 @@ def make_recipe(config: ResNetConfig, distribution: Distribution | None = None) 
             distribution,
             log_every=report.log_steps,
             summary_every=report.log_steps,
+            profile_steps=report.profile_steps,
             weights=weights.pretrained_filepath,
             evaluates=not config.evaluation.skip_eval,
             steps=run.train_steps,

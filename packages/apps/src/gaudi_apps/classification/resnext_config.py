@@ -28,6 +28,9 @@ from gaudi_models.architectures import CLASSIFIERS
 
 IMAGES_OF_BASE_RATE = 256
 WEIGHTS_FLAG = "pretrained_model_checkpoint_path"
+# The original's hooks. But for the profiler, what they did is always done.
+PROFILER_HOOK, HOOK_STEPS = "ProfilerHook", "7,10"
+HOOKS = ("LoggingTensorHook", PROFILER_HOOK, "ExamplesPerSecondHook", "LoggingMetricHook", "StepCounterHook")
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,9 @@ class ReportFlags(flags.ReportFlags):
     """A checkpoint only at the end."""
     export_dir: Annotated[str | None, arg(aliases=["-ed"])] = None
     """Export a SavedModel into this folder at the end of training."""
+    hooks: Annotated[str, arg(aliases=["-hk"])] = "LoggingTensorHook"
+    """Hooks of the original program, with commas between: with ProfilerHook, --profile_steps is 7,10 where it is not
+    given; what the others report is always reported."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,17 @@ class ResNeXtConfig:
     distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
     parity: ParityFlags = field(default_factory=ParityFlags)
+
+
+def find_profile_steps(report: ReportFlags) -> str:
+    """Return the steps to trace: as --profile_steps says, else those of the original's ProfilerHook."""
+    is_asked = PROFILER_HOOK.lower() in _list_hooks(report)
+    return HOOK_STEPS if is_asked and report.profile_steps == ReportFlags.profile_steps else report.profile_steps
+
+
+def _list_hooks(report: ReportFlags) -> list[str]:
+    """Return the hooks by name, in small letters."""
+    return [name.strip().lower() for name in report.hooks.split(",")]
 
 
 def find_mode(config: ResNeXtConfig) -> str:
@@ -148,6 +165,8 @@ def validate(config: ResNeXtConfig) -> None:
         "weight_decay": schedule.weight_decay,
     }
     check_least(0, at_least_zero)
+    for name in {*_list_hooks(report)} - {"", *map(str.lower, HOOKS)}:
+        raise FlagError(f"--hooks {name}: must be among {', '.join(HOOKS)}")
     check_share({"momentum": schedule.momentum, "label_smoothing": schedule.label_smoothing}, below_one=True)
     if f"{weights.model_type}{weights.resnet_size}" not in CLASSIFIERS:
         raise FlagError(f"--resnet_size {weights.resnet_size}: a resnext has 50, 101 or 152")
@@ -172,6 +191,7 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None)
             distribution,
             log_every=report.display_steps,
             summary_every=report.save_summary_steps,
+            profile_steps=find_profile_steps(report),
             weights=weights.pretrained_model_checkpoint_path,
             evaluates=not evaluation.disable_eval,
             steps=run.max_train_steps,
@@ -201,6 +221,7 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None)
             "display_steps": 1,
             "disable_checkpoints": False,
             "export_dir": None,
+            "hooks": ReportFlags.hooks,
         },
         steps_flag="max_train_steps",
         free_flags=_find_free(rate),
@@ -227,5 +248,5 @@ def _make_rate(config: ResNeXtConfig, batch: int) -> RateRecipe:
 def _find_free(rate: RateRecipe) -> frozenset[str]:
     """Where the rate does not depend on the last step, a run may be prolonged."""
     free = FREE_FLAGS | {"max_eval_steps", "disable_eval", "display_steps", "save_summary_steps", "eval_only"}
-    free |= {"disable_checkpoints", "export_dir"}
+    free |= {"disable_checkpoints", "export_dir", "hooks"}
     return free if rate.kind in ("cosine", "polynomial") else free | {"train_epochs", "max_train_steps"}

@@ -6,8 +6,8 @@ Every rule about their values is in `validate`; whatever runs later may rely on 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, TypeAlias
 
 from tyro.conf import FlagCreatePairsOff, arg
 
@@ -19,6 +19,7 @@ from gaudi_apps.ssd.picture_flags import PictureFlags
 from gaudi_datasets.errors import FlagError
 
 Switch = FlagCreatePairsOff[bool]
+Mode: TypeAlias = Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"]
 
 USING = ("predict", "export")  # modes that need no training or validation images
 # What two sides of a parity may differ in, besides what they may in any program.
@@ -29,7 +30,7 @@ SIDE_FLAGS = ("dtype", "deterministic", "resnet_checkpoint", "cross_entropy")
 class RunFlags:
     """What to do, and where its results go."""
 
-    mode: Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"] = "train"
+    mode: Mode = "train"
     """eval: score checkpoints; predict: draw detections; export: for deployment; plan: print what train would
     do; verify-resume: prove on a few steps of this configuration that a killed run ends as an uninterrupted one;
     parity: compute the first steps in two ways, and name the first tensor that differs."""
@@ -207,6 +208,11 @@ class SSDConfig:
     parity: ParityFlags = field(default_factory=ParityFlags)
 
 
+def find_mode(config: SSDConfig) -> Mode:
+    """Return what is done: --inference alone predicts, as in the original."""
+    return "predict" if config.run.mode == "train" and config.use.inference else config.run.mode
+
+
 def find_checkpoint(run: RunFlags) -> str:
     """Return which checkpoint is taken: as the flag says, else as in the original, whose eval scores all."""
     return run.checkpoint or ("all" if run.mode == "eval" else "newest")
@@ -214,6 +220,7 @@ def find_checkpoint(run: RunFlags) -> str:
 
 def validate(config: SSDConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
+    config = replace(config, run=replace(config.run, mode=find_mode(config)))
     _check_ranges(config)
     _check_shares(config)
     _check_schedule(config.schedule)

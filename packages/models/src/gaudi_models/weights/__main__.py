@@ -21,11 +21,19 @@ class _Parser(argparse.ArgumentParser):
         self.exit(_BAD_FLAG, f"{self.prog}: error: {message} (see --help)\n")
 
 
+class _FormerSwitch(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Leave with the status of a bad flag."""
+        parser.error(f"{self.option_strings[0]}: what is left out is always told; leave it out")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the flags."""
     parser = _Parser(prog="python -m gaudi_models.weights", description=__doc__)
     parser.add_argument("source", type=Path, help="PyTorch, pickle of arrays, .npz, .h5, checkpoint or safetensors")
     parser.add_argument("target", type=Path, help="the safetensors file to write")
+    # Of torch_to_numpy.py in the MXNet submission, which this program replaces.
+    parser.add_argument("--verbose", action=_FormerSwitch, nargs=0, help=argparse.SUPPRESS)
     parser.add_argument("--padding", choices=PADDING_RULES, help="of the network, where the file does not tell")
     return parser
 
