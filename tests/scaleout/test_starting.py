@@ -51,7 +51,7 @@ def test_a_signal_to_the_program_reaches_the_ranks(tmp_path: Path) -> None:
 def test_under_a_launcher_nothing_more_is_started(tmp_path: Path) -> None:
     """The originals' command line for Kubernetes, by mpirun."""
     launcher = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
-    command = [*launcher, *list_command(tmp_path, "--train_steps", "1", "--kubernetes_run")]
+    command = [*launcher, *list_command(tmp_path, "--train_steps", "1", "--kubernetes_run=True")]
     environ = {**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -81,7 +81,7 @@ def test_the_launcher_is_asked_for_as_many(
         ("-ds mirrored", {}),  # a CPU is one device
         ("-ds multi_worker --worker_hosts a:1,b:1 --task_index 0", {}),
         ("--use_horovod --num_workers_per_hls 8", MPIRUN),
-        ("--use_horovod --num_workers_per_hls 8 --kubernetes_run", MPIRUN),
+        ("--use_horovod --num_workers_per_hls 8 --kubernetes_run=True", MPIRUN),
         ("--use_horovod", {**MPIRUN, **TWO_SERVERS}),
         ("--use_horovod", ALONE_IN_MPI),
     ],

@@ -132,6 +132,8 @@ def test_the_original_profiler_hook_traces_steps(flags: str, steps: tuple[int, i
 
 
 def test_an_unknown_hook_is_refused() -> None:
-    config: Any = parse_flags(CLASSES["resnext"], ["--use_synthetic_data", "--hooks", "LoggingTensorHook,Foo"], prog="x")
+    config: Any = parse_flags(
+        CLASSES["resnext"], ["--use_synthetic_data", "--hooks", "LoggingTensorHook,Foo"], prog="x"
+    )
     with pytest.raises(FlagError, match="--hooks foo"):
         resnext_config.validate(config)
