@@ -24,8 +24,8 @@ class DistributionFlags:
     hvd_workers: int = 0
     """Processes in all, which are started through gaudi-run where none were launched; 0: those that were launched."""
     num_workers_per_hls: int = 0
-    """Processes on each machine, which are started through gaudi-run where none were launched: on those that
-    MULTI_HLS_IPS names, or on this one; 0: 8 with MULTI_HLS_IPS, else as --hvd_workers says."""
+    """Processes on each machine of MULTI_HLS_IPS, or on this one, started through gaudi-run where none were
+    launched; 0: 8 with MULTI_HLS_IPS, else as --hvd_workers says."""
     kubernetes_run: Switch = False
     """Kubernetes starts the processes, as the mpirun of an MPIJob does; none are started here."""
     num_gpus: Annotated[int, arg(aliases=["-ng"])] = 0

@@ -33,8 +33,7 @@ class RunFlags:
     dry_run: Switch = False
     """Do all that train does up to its first step, and this step too, and write nothing."""
     submission: Switch = False
-    """Run the experiments of the submission's scripts by their variables (SYSTEM, DATADIR, LOGDIR, PRETRAINED_DIR,
-    CONT, NEXP), as `gaudi-run --submission` does, with the other flags here behind those of the scripts."""
+    """Run the submission's experiments by its scripts' variables (SYSTEM, ...), as does gaudi-run --submission."""
     checkpoint: str = "newest"
     """Which one val, predict, export and parity take: newest, best, a step, or for val all, in the order of steps."""
     epochs: int = 80
@@ -161,8 +160,8 @@ class HorovodFlags:
     hvd_workers: int = 0
     """Processes in all, which are started through gaudi-run where none were launched; 0: those that were launched."""
     num_workers_per_hls: int = 0
-    """Processes on each machine, which are started through gaudi-run where none were launched: on those that
-    MULTI_HLS_IPS names, or on this one; 0: 8 with MULTI_HLS_IPS, else as --hvd_workers says."""
+    """Processes on each machine of MULTI_HLS_IPS, or on this one, started through gaudi-run where none were
+    launched; 0: 8 with MULTI_HLS_IPS, else as --hvd_workers says."""
     bn_group: Literal[1, 2, 4, 8, 16] = 1
     """Batch norm over the images of groups of so many processes."""
     gradient_predivide_factor: float = 1.0
