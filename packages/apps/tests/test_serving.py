@@ -35,6 +35,7 @@ def to_detections(outputs: dict[str, Any]) -> Detections:
     return Detections(*(outputs[name].numpy() for name in ("boxes_yxyx", "labels", "scores")))
 
 
+@pytest.mark.slow
 def test_a_saved_model_finds_what_the_network_finds(
     saved: Path, detector_network: Any, noise_pictures: list[bytes], images: Any
 ) -> None:
@@ -78,6 +79,7 @@ def test_shared_boxes_and_raw_outputs_are_the_same_detections(detector_network: 
     np.testing.assert_allclose(reference.scores[:, 0], best, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_copy_in_float32(images: Any) -> None:
     model = build_ssd(3, depth=18, pool_padding="symmetric", dtype="mixed_bfloat16")
     copy = to_float32(model)

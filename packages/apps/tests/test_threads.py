@@ -103,10 +103,12 @@ def test_nothing_is_measured_for_a_device(capsys: pytest.CaptureFixture[str]) ->
     assert "8 within and 3 between operations; they are measured where a CPU computes" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_choice_is_measured_in_a_process_of_its_own() -> None:
     assert 1e-4 < measure(Threads(1, 1), "bfloat16") < 100
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_is_told() -> None:
     with pytest.raises(ThreadTrialError, match=r"1 within and 1 between .*float7.*; give numbers in place of"):
         measure(Threads(1, 1), "float7")

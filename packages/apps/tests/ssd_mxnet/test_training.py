@@ -116,6 +116,7 @@ def test_a_continued_run_is_the_uninterrupted_one(
     assert "nothing to train" in ssd_mxnet_train("--steps", STEPS, *flags).out
 
 
+@pytest.mark.slow
 def test_validation_aside_finds_the_same_in_the_same_order(trained: Path, coco_root: Path, tmp_path: Path) -> None:
     """As a process, whose network for the process beside it is the small one, too."""
     folder = tmp_path / "aside"
