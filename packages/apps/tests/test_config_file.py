@@ -37,6 +37,12 @@ def test_lists_may_be_empty_and_numbers_infinite(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("engine", "kept"), [("", 0), ("use_horovod: false\n", 0), ("use_horovod: true\n", 8)])
+def test_workers_of_a_run_of_one_process_by_an_earlier_version(tmp_path: Path, engine: str, kept: int) -> None:
+    config = parse(tmp_path, f"num_workers_per_hls: 8\n{engine}")
+    assert config.distribution.num_workers_per_hls == kept
+
+
 def test_false_switch_is_the_default(tmp_path: Path) -> None:
     assert not parse(tmp_path, "use_fake_data: false\n").data.use_fake_data
 

@@ -81,8 +81,16 @@ def read_flags(path: Path, config_class: type[Any], former_flags: Sequence[Forme
         raise ConfigFileError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(entries, dict):
         raise ConfigFileError(f"{path}: holds {_kind_of(entries)}; write one `flag: value` a line")
+    _drop_former_default(entries)
     defaults = {**dict.fromkeys(_list_names(former_flags)), **dict(list_flags(config_class()))}
     return [argument for name, value in entries.items() for argument in _to_arguments(path, name, value, defaults)]
+
+
+def _drop_former_default(entries: dict[Any, Any]) -> None:
+    """Drop the 8 workers a machine that earlier versions wrote beside every run, also beside one of one process."""
+    has_engine = entries.get("use_horovod") or entries.get("distribution_strategy", "off") != "off"
+    if entries.get("num_workers_per_hls") == 8 and not has_engine:
+        del entries["num_workers_per_hls"]
 
 
 def _list_names(former_flags: Sequence[FormerFlag]) -> Iterator[str]:
