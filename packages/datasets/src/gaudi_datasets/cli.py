@@ -1,5 +1,5 @@
-"""The program `gaudi-datasets`: data sets fetched, checked, converted and shown, static batches and scenes made, and
-detections scored. The larger commands are modules in `commands/`.
+"""The program `gaudi-datasets`: data sets fetched, checked, converted, shown and measured, static batches and scenes
+made, and detections scored. The larger commands are modules in `commands/`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import tyro
 
 from gaudi_datasets.arguments import is_switch_on
+from gaudi_datasets.commands.bench import Bench
 from gaudi_datasets.commands.convert import Convert
 from gaudi_datasets.commands.convert_classes import ConvertImagenet
 from gaudi_datasets.commands.data_flags import Switch, progress_line
@@ -137,6 +138,7 @@ _Command = (
     | Annotated[ConvertImagenet, tyro.conf.subcommand("imagenet")]
     | Annotated[Lint, tyro.conf.subcommand("lint")]
     | Annotated[Show, tyro.conf.subcommand("show")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[_MakeScenes, tyro.conf.subcommand("make-scenes")]
     | Annotated[_MakeStaticBatches, tyro.conf.subcommand("make-static-batches")]
     | Annotated[_Score, tyro.conf.subcommand("score")]
@@ -160,6 +162,6 @@ def parse_arguments(argv: Sequence[str]) -> Any:
         _Command,
         argv,
         prog=PROGRAM,
-        description="Fetch, check, convert and show data sets, make static batches and scenes, score detections.",
+        description="Fetch, check, convert, show and measure data sets, make batches and scenes, score detections.",
         former_flags=find_former_flags(argv),
     )

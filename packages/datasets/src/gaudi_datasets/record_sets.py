@@ -88,6 +88,12 @@ class RecordSet:
         return place, read_record(place)
 
 
+def has_records(data_dir: Path, split: str) -> bool:
+    """Tell whether there are records of a split, in the folder or in one of the split below it."""
+    folder, split = locate_records(data_dir, split)
+    return any(path.is_file() for path in folder.glob(f"{split}-*"))
+
+
 def find_kind(data_dir: str | Path, split: str) -> RecordKind:
     """What the records of a split are of: by their manifest, and without one by the first record's features.
 

@@ -68,6 +68,10 @@ class _TarReader:
         """The tar, and the file in it."""
         return f"{self.path}: {files.name(row)}"
 
+    def locate(self, files: FileList, row: int) -> Path:
+        """The tar."""
+        return self.path
+
     def read(self, files: FileList, row: int) -> bytes:
         """Read a file; raises DataError when the tar has become shorter."""
         size = int(files.sizes[row])

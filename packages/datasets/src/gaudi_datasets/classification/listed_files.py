@@ -64,6 +64,9 @@ class FileReader(Protocol):
     def place(self, files: FileList, row: int) -> str:
         """What messages call a file."""
 
+    def locate(self, files: FileList, row: int) -> Path:
+        """The file on the disk that holds it."""
+
 
 class ListedSource:
     """A ClassificationSource of listed files, in the order of the original's ImageNet records: shuffled with seed 0.
@@ -94,6 +97,10 @@ class ListedSource:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def path(self, index: int) -> Path:
+        """The file that image `index` is read from; a tar for what is in one."""
+        return self.reader.locate(self.files, int(self.rows[index]))
 
     def read(self, index: int) -> ClassificationExample:
         """Read one image; raises MissingInputError or DataError when it is not there, or no whole JPEG or PNG."""
@@ -157,18 +164,18 @@ class FolderReader:
     root: Path
     folders: tuple[str, ...] = ()
 
-    def path(self, files: FileList, row: int) -> Path:
+    def locate(self, files: FileList, row: int) -> Path:
         """Where a file is."""
         folder = self.root / self.folders[files.labels[row]] if self.folders else self.root
         return folder / files.name(row)
 
     def place(self, files: FileList, row: int) -> str:
         """The path of a file."""
-        return str(self.path(files, row))
+        return str(self.locate(files, row))
 
     def read(self, files: FileList, row: int) -> bytes:
         """Read a file; raises MissingInputError when it is gone."""
-        path = self.path(files, row)
+        path = self.locate(files, row)
         try:
             return path.read_bytes()
         except FileNotFoundError:

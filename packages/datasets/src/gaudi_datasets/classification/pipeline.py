@@ -12,7 +12,6 @@ pixels: photographs of about 640x480 differ from that at 128x128 by 2.9 of 255 i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,10 +28,10 @@ from gaudi_datasets.tf_input import call_python, evaluation_batches, threading_o
 MEAN_RGB = np.array([123.68, 116.78, 103.94], np.float32)
 
 NO_COLORS = ColorRange()
+CHUNK = 16  # examples read by one call of Python
 
 _DIVISORS = (1, 2, 4, 8)  # of the scale that libjpeg decodes at
 _NO_JPEG = len(_DIVISORS)  # stands where else the number of a divisor does
-_CHUNK = 16  # examples read by one call of Python
 _MARGIN = 8 / 7  # 256 for 224: the short side before the centre is cut out, over the network's size
 _LONGEST = 4  # times the short side; the ends of longer ones are cut off first: resized, a line would fill memory
 
@@ -67,20 +66,21 @@ def train_dataset(
         )
 
     def read(indices: Any, epochs: Any) -> Any:
-        function = functools.partial(_read_crops, read_example, options, crop_range, color_range)
-        return call_python(function, [indices, epochs], *_CROP_SIGNATURE)
+        def draw(indices: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+            examples = [read_example(index) for index in indices.tolist()]
+            return draw_crops(examples, epochs, options, crop_range, color_range)
+
+        return call_python(draw, [indices, epochs], *_CROP_SIGNATURE)
 
     def load(
         encoded: Any, window: Any, decoding: Any, flip: Any, colors: Any, label: Any, image_id: Any
     ) -> dict[str, Any]:
-        pixels = tf.image.resize(_decode_window(encoded, window, decoding), [options.image_size] * 2)
-        if color_range:
-            pixels = _change_colors(pixels, colors)
-        mirrored = tf.reverse(pixels, tf.fill([tf.cast(flip, tf.int32)], 1))  # along no axis when it is not to be
-        return {"images": _finish(mirrored, options), "labels": label, "image_ids": image_id}
+        pixels = resize_crop(decode_crop(encoded, window, decoding), options.image_size)
+        images = finish_crop(pixels, flip, colors if color_range else None, options)
+        return {"images": images, "labels": label, "image_ids": image_id}
 
     steps = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
-    chunks = steps.flat_map(samples_of).batch(_CHUNK, drop_remainder=True)
+    chunks = steps.flat_map(samples_of).batch(CHUNK, drop_remainder=True)
     dataset = chunks.map(read, num_parallel_calls=_readers(options)).unbatch()
     dataset = dataset.map(load, num_parallel_calls=options.parallel_calls)
     dataset = dataset.batch(options.batch_size, drop_remainder=True)
@@ -182,26 +182,30 @@ _WHOLE_SIGNATURE: tuple[list[Any], list[list[int | None]]] = (
 )
 
 
-def _read_crops(
-    read_example: Callable[[int], ClassificationExample],
-    options: InputOptions,
-    crop_range: CropRange,
-    color_range: ColorRange,
-    indices: npt.NDArray[np.int64],
+def draw_crops(
+    examples: list[ClassificationExample],
     epochs: npt.NDArray[np.int64],
+    options: InputOptions,
+    crop_range: CropRange = RESNET_CROPS,
+    color_range: ColorRange = NO_COLORS,
 ) -> tuple[Any, ...]:
-    """Examples with their draws, as arrays in the order of `_CROP_SIGNATURE`."""
-    examples = _Examples([read_example(index) for index in indices.tolist()])
+    """Draw what training makes of some images in their epochs.
+
+    Returns:
+        Arrays with a row for each image: encoded bytes; window int32 [4] on the reduced image; how to decode it; if it
+        is mirrored; colours float32 [3, 4]; label; image id. They are what `decode_crop` and `finish_crop` take.
+    """
+    batch = _Examples(examples)
     generators = [
         image_generator(options.seed, epoch, example.image_id)
-        for epoch, example in zip(epochs.tolist(), examples.examples, strict=True)
+        for epoch, example in zip(epochs.tolist(), examples, strict=True)
     ]
-    draws = draw_augmentation(examples.sizes, generators, crop_range, options.flip_probability)
+    draws = draw_augmentation(batch.sizes, generators, crop_range, options.flip_probability)
     colors = draw_colors(generators, color_range, MEAN_RGB)
-    decodings = examples.choose_decodings(draws.windows[:, 2:], options.image_size)
+    decodings = batch.choose_decodings(draws.windows[:, 2:], options.image_size)
     # The window on the reduced image, which may leave out a last row and column of that.
     windows = draws.windows // np.array([*_DIVISORS, 1], np.int32)[decodings, None]
-    return examples.encoded, windows, decodings, draws.flips, colors, examples.labels, examples.image_ids
+    return batch.encoded, windows, decodings, draws.flips, colors, batch.labels, batch.image_ids
 
 
 def _read_whole(source: ClassificationSource, options: InputOptions, index: int) -> tuple[Any, ...]:
@@ -239,8 +243,8 @@ class _Examples:
         return np.where(are_jpeg, fit.sum(axis=1), _NO_JPEG).astype(np.int32)
 
 
-def _decode_window(encoded: Any, window: Any, decoding: Any) -> Any:
-    """The pixels of a window (top, left, height, width on the reduced image), uint8 [height, width, 3]."""
+def decode_crop(encoded: Any, window: Any, decoding: Any) -> Any:
+    """Decode the pixels of a window (top, left, height, width on the reduced image), uint8 [height, width, 3]."""
 
     def crop_decoded() -> Any:
         whole = tf.io.decode_image(encoded, channels=3, expand_animations=False)
@@ -272,11 +276,19 @@ def _resize_center(pixels: Any, image_size: int) -> Any:
     return tf.ensure_shape(center, [*pixels.shape[:-3], image_size, image_size, 3])
 
 
-def _change_colors(pixels: Any, colors: Any) -> Any:
-    """Apply a map of `draw_colors` to float32 pixels [..., 3] in 0..255, and stay in there."""
-    rows = tf.matmul(tf.reshape(pixels, [-1, 3]), colors[:, :3], transpose_b=True)
-    changed = tf.reshape(tf.nn.bias_add(rows, colors[:, 3]), tf.shape(pixels))
-    return tf.clip_by_value(changed, 0.0, 255.0)
+def resize_crop(pixels: Any, image_size: int) -> Any:
+    """Resize bilinearly to a square: float32 [side, side, 3] in 0..255."""
+    return tf.image.resize(pixels, [image_size, image_size])
+
+
+def finish_crop(pixels: Any, flip: Any, colors: Any, options: InputOptions) -> Any:
+    """Change colours by a map of `draw_colors` (None: not), mirror, subtract the mean, and cast."""
+    if colors is not None:
+        rows = tf.matmul(tf.reshape(pixels, [-1, 3]), colors[:, :3], transpose_b=True)
+        changed = tf.reshape(tf.nn.bias_add(rows, colors[:, 3]), tf.shape(pixels))
+        pixels = tf.clip_by_value(changed, 0.0, 255.0)
+    mirrored = tf.reverse(pixels, tf.fill([tf.cast(flip, tf.int32)], 1))  # along no axis when it is not to be
+    return _finish(mirrored, options)
 
 
 def _finish(pixels: Any, options: InputOptions) -> Any:

@@ -7,8 +7,7 @@ from pathlib import Path
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource, decode_example
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.json_records import shorten
-from gaudi_datasets.record_sets import RecordSet
-from gaudi_datasets.split_folders import locate_records
+from gaudi_datasets.record_sets import RecordSet, has_records
 
 __all__ = ["ClassificationExample", "ClassificationSource", "RecordSource"]
 
@@ -45,6 +44,10 @@ class RecordSource:
         """Of all records together."""
         return self._records.num_bytes
 
+    def path(self, index: int) -> Path:
+        """The file that image `index` is read from."""
+        return self._records.place(index).path
+
     def read(self, index: int) -> ClassificationExample:
         """Read one image with its label.
 
@@ -64,9 +67,3 @@ class RecordSource:
                 f"{self._records.manifest_path}: classes is {shorten(names)}; it must be a list of names: convert again"
             )
         return tuple(names)
-
-
-def has_records(data_dir: Path, split: str) -> bool:
-    """Tell whether there are records of a split, in the folder or in one of the split below it."""
-    folder, split = locate_records(data_dir, split)
-    return next(folder.glob(f"{split}-*"), None) is not None

@@ -8,8 +8,9 @@ from pathlib import Path
 from gaudi_datasets.classification.class_folders import FolderSource
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.classification.imagenet import open_validation_images
-from gaudi_datasets.classification.sources import OTHER_NAMES, RecordSource, has_records
+from gaudi_datasets.classification.sources import OTHER_NAMES, RecordSource
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.record_sets import has_records
 from gaudi_datasets.split_folders import find_folder, inspect_folder, name_folders
 
 

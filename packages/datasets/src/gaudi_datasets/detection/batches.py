@@ -69,9 +69,8 @@ def train_batches(
     def load(index: int, epoch: int, batch: Batch, row: int) -> None:
         example = read(index)
         sample = draw_sample(example, epoch, options, spec, scale_brightness=scale_brightness)
-        pixels = _decode(example, _name_place(source, index, example))
-        y0, x0, height, width = sample.window.tolist()
-        crop = cv2.cvtColor(pixels[y0 : y0 + height, x0 : x0 + width], cv2.COLOR_BGR2RGB)
+        pixels = decode_example_pixels(example, name_place(source, index, example))
+        crop = cut_window(pixels, sample.window)
         _put_image(batch["images"][row], finish_image(crop, sample.draws, options.image_size), layout)
         batch["classes"][row], batch["offsets"][row] = sample.classes, sample.offsets
         batch["num_matched"][row], batch["image_ids"][row] = sample.num_matched, example.image_id
@@ -112,7 +111,7 @@ def eval_batches(
             batch["images"][row], batch["image_ids"][row], batch["sizes"][row] = 0, PADDING_ID, 0
             return
         example = source.read(position)
-        image = prepare_image(example.encoded, _name_place(source, position, example), options.image_size)
+        image = prepare_image(example.encoded, name_place(source, position, example), options.image_size)
         _put_image(batch["images"][row], image, layout)
         batch["image_ids"][row], batch["sizes"][row] = example.image_id, (example.height, example.width)
 
@@ -197,8 +196,12 @@ def _finish(batch: Batch, jobs: list[Future[None]]) -> Batch:
     return batch
 
 
-def _decode(example: DetectionExample, place: str) -> npt.NDArray[np.uint8]:
-    """Pixels uint8 [height, width, 3], BGR, of the size that the example tells."""
+def decode_example_pixels(example: DetectionExample, place: str) -> npt.NDArray[np.uint8]:
+    """Decode an image by OpenCV: uint8 [height, width, 3], BGR, of the size that the example tells.
+
+    Raises:
+        DataError: it cannot be decoded, or is of another size.
+    """
     pixels = _decode_pixels(example.encoded, place)
     if pixels.shape[:2] != (example.height, example.width):
         height, width = pixels.shape[:2]
@@ -207,6 +210,13 @@ def _decode(example: DetectionExample, place: str) -> npt.NDArray[np.uint8]:
             f"{example.width}; convert the data again"
         )
     return pixels
+
+
+def cut_window(pixels: npt.NDArray[np.uint8], window: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    """Cut a window (y0, x0, height, width) out of an image in BGR, as RGB."""
+    y0, x0, height, width = window.tolist()
+    cut: npt.NDArray[np.uint8] = cv2.cvtColor(pixels[y0 : y0 + height, x0 : x0 + width], cv2.COLOR_BGR2RGB)
+    return cut
 
 
 def _decode_pixels(encoded: bytes, place: object) -> npt.NDArray[np.uint8]:
@@ -219,7 +229,8 @@ def _decode_pixels(encoded: bytes, place: object) -> npt.NDArray[np.uint8]:
     return pixels
 
 
-def _name_place(source: DetectionSource, index: int, example: DetectionExample) -> str:
+def name_place(source: DetectionSource, index: int, example: DetectionExample) -> str:
+    """What messages call an image of a source."""
     return f"{source.name}: record {index} (image {example.image_id}, {example.file_name})"
 
 

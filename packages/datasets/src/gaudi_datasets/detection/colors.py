@@ -40,7 +40,17 @@ def finish_image(pixels: npt.NDArray[np.uint8], draws: Draws, side: int) -> Floa
     Returns:
         float32 [side, side, 3], RGB, normalised.
     """
-    resized = cv2.resize(pixels, (side, side), interpolation=cv2.INTER_LINEAR)
+    return color_image(resize_image(pixels, side), draws)
+
+
+def resize_image(pixels: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:
+    """Resize bilinearly to a square, uint8 [side, side, 3]: the first part of `finish_image`."""
+    resized: npt.NDArray[np.uint8] = cv2.resize(pixels, (side, side), interpolation=cv2.INTER_LINEAR)
+    return resized
+
+
+def color_image(resized: npt.NDArray[np.uint8], draws: Draws) -> Floats:
+    """Mirror, change colours, clip to 0..1 and normalise, float32 [side, side, 3]: the second part."""
     image, other = _scratch("image", resized.shape), _scratch("other", resized.shape)
     np.copyto(image, cv2.flip(resized, 1) if draws.flip else resized)
     _jitter_colors(image, other, draws)

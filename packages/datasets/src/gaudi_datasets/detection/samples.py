@@ -52,17 +52,47 @@ def draw_sample(
         spec: default boxes that the targets are for.
         scale_brightness: multiply by one and the brightness, in place of adding it.
     """
-    objects = ~example.is_crowd
-    boxes, labels = example.boxes_yxyx[objects], example.labels[objects]
+    crop = draw_example_crop(example, epoch, options, scale_brightness=scale_brightness)
+    classes, offsets, num_matched = encode_crop_targets(example, crop, spec)
+    return Sample(crop.window, crop.draws, classes, offsets, num_matched)
+
+
+@dataclass(frozen=True, eq=False)
+class Crop:
+    """What was drawn for an image, before there are targets.
+
+    Attributes:
+        window: int32 [4], y0, x0, height and width in pixels.
+        corners_yxyx: float32 [4], the same window as fractions of the image.
+        draws: mirroring and colours.
+    """
+
+    window: npt.NDArray[np.int32]
+    corners_yxyx: npt.NDArray[np.float32]
+    draws: Draws
+
+
+def draw_example_crop(
+    example: DetectionExample, epoch: int, options: InputOptions, *, scale_brightness: bool = False
+) -> Crop:
+    """Draw crop, mirroring and colours: the first part of `draw_sample`, with its arguments."""
+    boxes = example.boxes_yxyx[~example.is_crowd]
     draws = draw_augmentation(boxes, image_generator(options.seed, epoch, example.image_id), options.flip_probability)
     if scale_brightness:
         draws = replace(draws, brightness=0.0, gain=1 + draws.brightness)
-    pixels, window = _pixel_window(draws.window_yxyx, example)
-    boxes, kept = crop_boxes(boxes, window)
-    if draws.flip:
+    return Crop(*_pixel_window(draws.window_yxyx, example), draws)
+
+
+def encode_crop_targets(
+    example: DetectionExample, crop: Crop, spec: DefaultBoxSpec
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], int]:
+    """Encode the targets of a crop, classes, offsets and number of matches as in `Sample`: the second part."""
+    objects = ~example.is_crowd
+    boxes, kept = crop_boxes(example.boxes_yxyx[objects], crop.corners_yxyx)
+    if crop.draws.flip:
         boxes = flip_boxes(boxes)
-    classes, offsets, num_matched = encode_targets(boxes, labels[kept], spec)
-    return Sample(pixels, draws, classes, offsets, int(num_matched))
+    classes, offsets, num_matched = encode_targets(boxes, example.labels[objects][kept], spec)
+    return classes, offsets, int(num_matched)
 
 
 def draw_fake_batch(options: InputOptions, num_classes: int, spec: DefaultBoxSpec) -> dict[str, npt.NDArray[Any]]:

@@ -78,6 +78,10 @@ class RecordSource:
         """Of all records together."""
         return self._records.num_bytes
 
+    def path(self, index: int) -> Path:
+        """The file that image `index` is read from."""
+        return self._records.place(index).path
+
     def read(self, index: int) -> DetectionExample:
         """Read one image with its boxes.
 
@@ -147,6 +151,10 @@ class CocoSource:
     def num_bytes(self) -> int:
         """Of all image files together; raises MissingInputError when one is not there."""
         return sum(stat_image(self._image_dir / name).st_size for name in self._file_names)
+
+    def path(self, index: int) -> Path:
+        """The file of image `index`."""
+        return self._image_dir / self._file_names[index]
 
     def hash_state(self) -> str:
         """The same with the times when the files were changed last."""

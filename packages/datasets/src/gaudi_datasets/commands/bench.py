@@ -1,0 +1,129 @@
+"""`gaudi-datasets bench`: how fast training gets images from a data set, and what holds it up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gaudi_datasets.commands.data_flags import Switch
+
+if TYPE_CHECKING:
+    from gaudi_datasets.benchmarking.benchmark import Kind
+
+_IMAGE_SIZES = {"detection": 300, "classification": 224}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure how fast training gets images from a data set: the whole, reading alone, and each stage."""
+
+    data_dir: Path | None = None
+    """folder of records, or of folders such as train/ with records or with a folder for each class"""
+    split: str = "train"
+    """which records or folder in --data_dir"""
+    annotations: Path | None = None
+    """COCO annotation file, in place of --data_dir; needs --images"""
+    images: Path | None = None
+    """folder of the images of --annotations"""
+    seconds: float = 20.0
+    """how long to measure"""
+    batch_size: int = 32
+    """images in a batch"""
+    image_size: int = 0
+    """side of the network's images in pixels; 0: 300 for boxes, 224 for classes"""
+    threads: int = 0
+    """threads that make the images; 0: one for each usable processor"""
+    loader: Literal["tensorflow", "opencv"] = "tensorflow"
+    """what decodes images with boxes: tensorflow for ssd_train, opencv for ssd_mxnet_train"""
+    seed: int = 0
+    """what order and augmentation depend on"""
+    json: Switch = False
+    """print JSON instead of tables"""
+    debug: Switch = False
+    """show the traceback of an error"""
+
+    def __post_init__(self) -> None:
+        if (self.data_dir is None) == (self.annotations is None):
+            raise ValueError("--data_dir or --annotations must be given, and not both")
+        if (self.annotations is None) != (self.images is None):
+            raise ValueError("--annotations and --images go together")
+        if self.seconds <= 0 or self.batch_size < 1 or min(self.image_size, self.threads, self.seed) < 0:
+            raise ValueError(
+                "--seconds must be above 0, --batch_size at least 1, --image_size, --threads and --seed at least 0"
+            )
+
+    def run(self) -> None:
+        """Do it."""
+        source, kind = self._open()
+        if kind == "classification" and self.loader != "tensorflow":
+            raise _wrong_loader(source.name)
+        if kind == "classification" or self.loader == "tensorflow":
+            _start_tensorflow()
+        from gaudi_datasets.benchmarking.benchmark import run_benchmark
+        from gaudi_datasets.benchmarking.report import as_json, print_benchmark
+        from gaudi_datasets.benchmarking.verdict import judge
+        from gaudi_datasets.sampling import InputOptions
+
+        options = InputOptions(
+            self.batch_size,
+            image_size=self.image_size or _IMAGE_SIZES[kind],
+            seed=self.seed,
+            threads=self.threads or len(os.sched_getaffinity(0)),
+        )
+        with _show_status() as say:
+            benchmark = run_benchmark(source, kind, options, seconds=self.seconds, loader=self.loader, say=say)
+        verdict = judge(benchmark)
+        if self.json:
+            print(json.dumps(as_json(benchmark, verdict), indent=2))
+        else:
+            print_benchmark(benchmark, verdict)
+
+    def _open(self) -> tuple[Any, Kind]:
+        """Open the data set, and tell of which kind it is."""
+        if self.annotations is not None and self.images is not None:
+            from gaudi_datasets.detection.coco import read_coco
+            from gaudi_datasets.detection.sources import CocoSource
+
+            return CocoSource(read_coco(self.annotations), self.images, keep_empty=False), "detection"
+        from gaudi_datasets.classification.splits import open_split
+        from gaudi_datasets.detection.sources import RecordSource
+        from gaudi_datasets.record_sets import find_kind, has_records
+
+        data_dir = self.data_dir or Path()
+        if has_records(data_dir, self.split) and find_kind(data_dir, self.split) == "detection":
+            return RecordSource(data_dir, self.split), "detection"
+        return open_split(data_dir, self.split), "classification"
+
+
+def _wrong_loader(name: str) -> Exception:
+    from gaudi_datasets.errors import FlagError
+
+    return FlagError(f"--loader opencv: is for images with boxes; {name} has classes, which TensorFlow reads")
+
+
+def _start_tensorflow() -> None:
+    """Load TensorFlow, one thread to an operation, as the input pipelines have it."""
+    from gaudi_ops.tf import keras_api  # noqa: F401 - says which extra is missing
+
+    import tensorflow as tf  # isort: skip
+
+    with contextlib.suppress(RuntimeError):  # it has started already, in a program that does more
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+@contextlib.contextmanager
+def _show_status() -> Iterator[Callable[[str], None]]:
+    """Show what is measured on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("opening") as status:
+        yield lambda what: status.update(f"measuring {what}")
