@@ -81,6 +81,15 @@ def test_folders_and_records_of_classification_are_measured(folder: Path, measur
         assert list(document["stages"]) == ["read", "decode", "crop", "resize", "colours"]
 
 
+def test_the_original_s_short_forms_are_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--seconds", "0.01", "--image_size", "32", "--json")
+    assert run("bench", "-d", folder, "-b", "2", "-t", "bf16", "-e", "1", *flags) == 0
+    assert json.loads(capsys.readouterr().out)["batch_size"] == 2
+    for former, answer in ((("-s", "100"), "--seconds"), (("-p",), "--profile_steps")):
+        assert run("bench", "-d", folder, *former) == 64
+        assert answer in capsys.readouterr().err
+
+
 def test_the_report_is_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     coco = ("--annotations", folder / "gt.json", "--images", folder / "images")
     assert run("bench", *coco, *FAST, "--loader", "opencv") == 0
@@ -97,6 +106,7 @@ def test_wrong_flags_and_missing_data_have_their_status(folder: Path, capsys: py
         (64, ["--annotations", folder / "gt.json"]),
         (64, ["--data_dir", folder, "--seconds", "0"]),
         (64, ["--data_dir", folder, "--loader", "opencv"]),
+        (64, ["--data_dir", folder / "boxes", "--loader", "opencv", "--data_type", "bf16"]),
         (65, ["--data_dir", folder / "empty"]),
         (66, ["--data_dir", folder / "nowhere"]),
         (66, ["--data_dir", folder, "--split", "test"]),

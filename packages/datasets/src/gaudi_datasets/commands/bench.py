@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
 
 from gaudi_datasets.commands.data_flags import Switch
 
@@ -23,7 +25,7 @@ _IMAGE_SIZES = {"detection": 300, "classification": 224}
 class Bench:
     """Measure how fast training gets images from a data set: the whole, reading alone, and each stage."""
 
-    data_dir: Path | None = None
+    data_dir: Annotated[Path | None, tyro.conf.arg(aliases=["-d"])] = None
     """folder of records, or of folders such as train/ with records or with a folder for each class"""
     split: str = "train"
     """which records or folder in --data_dir"""
@@ -33,8 +35,10 @@ class Bench:
     """folder of the images of --annotations"""
     seconds: float = 20.0
     """how long to measure"""
-    batch_size: int = 32
+    batch_size: Annotated[int, tyro.conf.arg(aliases=["-b"])] = 32
     """images in a batch"""
+    data_type: Annotated[Literal["fp32", "bf16"], tyro.conf.arg(aliases=["-t"])] = "fp32"
+    """precision of the images; opencv has fp32 alone"""
     image_size: int = 0
     """side of the network's images in pixels; 0: 300 for boxes, 224 for classes"""
     threads: int = 0
@@ -58,6 +62,9 @@ class Bench:
                 "--seconds must be above 0, --batch_size at least 1, --image_size, --threads and --seed at least 0"
             )
 
+        if self.loader == "opencv" and self.data_type != "fp32":
+            raise ValueError("--data_type bf16: needs --loader tensorflow")
+
     def run(self) -> None:
         """Do it."""
         source, kind = self._open()
@@ -75,6 +82,7 @@ class Bench:
             image_size=self.image_size or _IMAGE_SIZES[kind],
             seed=self.seed,
             threads=self.threads or len(os.sched_getaffinity(0)),
+            dtype={"fp32": "float32", "bf16": "bfloat16"}[self.data_type],
         )
         with _show_status() as say:
             benchmark = run_benchmark(source, kind, options, seconds=self.seconds, loader=self.loader, say=say)

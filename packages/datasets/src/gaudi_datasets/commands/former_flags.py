@@ -41,10 +41,25 @@ PREPARE_JSON = (
     FormerFlag("--keep-keys", _AS_THEY_ARE, "-k"),
     FormerFlag("--pretty-print", _AS_THEY_ARE, "-p"),
 )
+_PROFILE = "profile a training by resnext_train --profile_steps 5,8"
+BENCHMARK_DATALOADER = (
+    FormerFlag("--max_train_steps", "give --seconds, how long to measure", "-s", "none"),
+    FormerFlag("--enable_profiling", _PROFILE, "-p"),
+    FormerFlag("--profiling_iter_cnt", _PROFILE, "-c", "20"),
+    FormerFlag("--profiling_warmup_steps", _PROFILE, "-w", "20"),
+    FormerFlag(
+        "--experimental_preloading",
+        "what is measured ends before the device; leave it out",
+        "-e",
+        "1",
+        meant=("0", "1"),
+    ),
+)
 _BY_COMMAND = {
     ("imagenet",): PREPROCESS_IMAGENET,
     ("convert", "imagenet"): PREPROCESS_IMAGENET,
     ("convert", "coco"): (*CREATE_TFRECORD, *PREPARE_JSON),
+    ("bench",): BENCHMARK_DATALOADER,
 }
 
 
