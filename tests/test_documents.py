@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("packages/*/README.md")),
     *sorted(ROOT.glob("packages/*/docs/*.md")),
 ]

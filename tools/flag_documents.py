@@ -18,7 +18,7 @@ from gaudi_datasets.commands.former_flags import CREATE_TFRECORD, PREPARE_JSON, 
 from gaudi_datasets.former_flags import FormerFlag
 
 ROOT = Path(__file__).resolve().parents[1]
-# By document and heading.
+# By document, and by heading or by the name of a list.
 DOCUMENTS: Mapping[str, Mapping[str, Sequence[FormerFlag]]] = {
     "packages/apps/docs/ssd_flags.md": {"`ssd_train`": SSD},
     "packages/apps/docs/resnet_flags.md": {
@@ -33,18 +33,28 @@ DOCUMENTS: Mapping[str, Mapping[str, Sequence[FormerFlag]]] = {
         "`create_tfrecord.py`": CREATE_TFRECORD,
         "`prepare-json.py`": PREPARE_JSON,
     },
+    "docs/migration.md": {
+        "gone: ssd": SSD,
+        "gone: resnet": RESNET,
+        "gone: resnext": RESNEXT,
+        "gone: ssd_mxnet": SSD_MXNET,
+        "gone: imagenet": PREPROCESS_IMAGENET,
+        "gone: coco": (*CREATE_TFRECORD, *PREPARE_JSON),
+    },
 }
+_LIST = re.compile(r"(<!-- (gone: \w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # What reads as code in an answer.
 _CODE = re.compile(r"(`[^`]*`)|(?<!\w)(--[\w-]+|[A-Z]+_[A-Z_]+(?:=[^\s,;]+)?|\w+\.jsonl?|\w+\.yaml)")
 
 
 def render(text: str, sections: Mapping[str, Sequence[FormerFlag]]) -> str:
-    """Return a document with each row of a flag that is declared as one that is gone made anew.
+    """Return a document with each row, and each list, of flags that are declared as gone made anew.
 
     Args:
         text: the document.
-        sections: the declarations, by heading.
+        sections: the declarations, by the heading that rows stand under, or by the name of a list.
     """
+    text = _LIST.sub(lambda found: found[1] + format_list(sections[found[2]]) + found[3], text)
     table: Mapping[str, FormerFlag] = {}
     lines = []
     for line in text.splitlines():
@@ -62,11 +72,23 @@ def format_row(flag: FormerFlag) -> str:
     return "| " + " | ".join(cells).replace("|  |", "| |").replace("|  |", "| |") + " |"
 
 
+def format_list(flags: Iterable[FormerFlag]) -> str:
+    """Return a table of flags with what to give in their place; equal answers stand together."""
+    by_answer: dict[str, list[str]] = {}
+    for flag in flags:
+        names = [f"`{name}`" for name in (flag.name, flag.short) if name]
+        by_answer.setdefault(describe_answer(flag), []).append(", ".join(names))
+    rows = [f"| {'<br>'.join(names)} | {answer} |\n" for answer, names in by_answer.items()]
+    return "\n| original | what to give |\n|---|---|\n" + "".join(rows) + "\n"
+
+
 def describe_answer(flag: FormerFlag) -> str:
     """Return what to give in place of a flag, and the values that are taken."""
     meant = " or ".join(f"`{value}`" for value in flag.meant if value)
     marked = _CODE.sub(lambda found: found[1] or f"`{found[2]}`", flag.answer)
-    return marked + (f" ({meant} is taken)" if meant and flag.replace is None else "")
+    if flag.replace is not None:
+        return f"{marked} (it is taken as that)"
+    return marked + (f" ({meant} is taken)" if meant else "")
 
 
 def main(names: Iterable[str] = tuple(DOCUMENTS)) -> None:

@@ -10,7 +10,7 @@ _NOT_FUSED = "MXNet 1.9.1 has no fused operator, so nothing is fused; leave it o
 FORMER_FLAGS = (
     FormerFlag(
         "--backbone",
-        "ResNet-34 up to its third stage, is the one backbone; leave it out",
+        "ResNet-34 up to its third stage is the one backbone; leave it out",
         default="resnet34_mlperf",
         meant=("resnet34_mlperf",),
     ),
