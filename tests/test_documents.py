@@ -47,7 +47,19 @@ LAUNCHER = "gaudi-run"
 CONVERTER = ["python", "-m", "gaudi_models.weights"]
 # What nobody runs here, and why.
 # They need a network, do nothing, never end, or need a cluster.
-NOT_RUN = {"git clone", "cd", "tensorboard --logdir", "sbatch", "kubectl apply", "apt-get install"}
+NOT_RUN = {
+    "git clone",
+    "cd",
+    "tensorboard --logdir",
+    "sbatch",
+    "kubectl apply",
+    "apt-get install",
+    "docker build",
+    "docker run",
+    "apptainer build",
+    "ssh-keygen",
+    "cp",
+}
 
 
 def find_blocks(text: str, *languages: str) -> list[str]:

@@ -81,7 +81,7 @@ def make_programs(folder: Path, programs: dict[str, str]) -> dict[str, str]:
 
 
 def test_what_the_system_has(tmp_path: Path) -> None:
-    environ = make_programs(tmp_path, {"g++": "", "mpicxx": OPEN_MPI, "cmake": "echo cmake version 3.25.1"})
+    environ = make_programs(tmp_path, {"g++": "", "make": "", "mpicxx": OPEN_MPI, "cmake": "echo cmake version 3.25.1"})
     found = Tools(*(str(tmp_path / name) for name in ("g++", "mpicxx", "cmake")))
     assert find_tools(BOTH, environ) == found
     assert find_tools(replace(BOTH, mpi=False), environ) == replace(found, mpicxx=None)
@@ -90,7 +90,7 @@ def test_what_the_system_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize("answer", ["echo cmake version 4.0.2", "echo cmake version 3.12.4", "exit 1", "echo none"])
 def test_another_cmake_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    environ = make_programs(tmp_path, {"g++": "", "cmake": answer})
+    environ = make_programs(tmp_path, {"g++": "", "make": "", "cmake": answer})
     assert find_tools(replace(BOTH, mpi=False), environ).cmake is None
 
 
@@ -99,8 +99,9 @@ def test_another_cmake_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         ({"mpicxx": OPEN_MPI}, {}, r"apt-get install g\+\+"),
         ({"g++": "", "mpicxx": OPEN_MPI}, {"CXX": "clang++-19"}, r"clang\+\+-19"),
-        ({"g++": ""}, {}, "mpicxx: .* --without_mpi"),
-        ({"g++": "", "mpicxx": "echo unknown option >&2; exit 1"}, {}, "is not Open MPI's"),
+        ({"g++": "", "mpicxx": OPEN_MPI}, {}, "apt-get install make"),
+        ({"g++": "", "make": ""}, {}, "mpicxx: .* --without_mpi"),
+        ({"g++": "", "make": "", "mpicxx": "echo unknown option >&2; exit 1"}, {}, "is not Open MPI's"),
     ],
 )
 def test_what_the_system_lacks(tmp_path: Path, programs: dict[str, str], variables: dict[str, str], said: str) -> None:

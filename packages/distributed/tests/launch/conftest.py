@@ -31,6 +31,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(planning, "find_local_hosts", lambda cluster: frozenset({"localhost", "10.0.0.1"}))
     monkeypatch.setattr(planning, "own_address", lambda cluster, local, interface: "10.0.0.1")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("os.getegid", lambda: 100)
     monkeypatch.setattr("sys.executable", "/usr/bin/python3")
     monkeypatch.setattr("gaudi_distributed.launch.guard.__file__", "/site/guard.py")
 

@@ -63,7 +63,8 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], int, str]] = {
     "forward nothing": (["--np", "1", "--forward", "NOT_SET_HERE"], {}, 64, "is not set here"),
     "image": (["--np", "1", "--container", "docker", "--image", "--privileged"], {}, 64, "expected one argument"),
     "image by equals": (["--np", "1", "--container", "docker", "--image=--privileged"], {}, 64, "is no image"),
-    "no image": (["--np", "1", "--container", "singularity"], {}, 64, "needs --image"),
+    "no image": (["--np", "1", "--container", "singularity"], {}, 66, "apptainer build gaudi-vision-default.sif"),
+    "no image for GPUs": (["--np", "1", "--docker", "--accelerator", "gpu"], {}, 64, "name one by --image"),
     "image alone": (["--np", "1", "--image", "a"], {}, 64, "go with --container"),
     "mount": (["--np", "1", "--container", "docker", "--image", "a", "--mount", "/a:/b:rw,z"], {}, 64, "--mount"),
     "docker elsewhere": (

@@ -35,7 +35,7 @@ from gaudi_distributed.launch.flags import INSTALL_HOROVOD, PROGRAM, Parser, spl
 NAME = f"{PROGRAM} {INSTALL_HOROVOD}"
 _DESCRIPTION = f"""Build Horovod {HOROVOD} for an environment that has TensorFlow or MXNet, install it there, check it.
 A build takes minutes; its wheel is kept in ~/.cache/gaudi/horovod by the versions that it is compiled against.
-It needs a C++ compiler and, for MPI, Open MPI with its headers: apt-get install g++ openmpi-bin libopenmpi-dev"""
+It needs a C++ compiler, make and, for MPI, Open MPI: apt-get install g++ make openmpi-bin libopenmpi-dev"""
 
 
 @dataclass(frozen=True)

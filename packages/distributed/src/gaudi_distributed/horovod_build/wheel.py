@@ -120,7 +120,7 @@ def find_tools(build: Build, environ: Mapping[str, str]) -> Tools:
     """Return what the system has of what the build needs.
 
     Raises:
-        MissingProgramError: there is no C++ compiler, or no Open MPI with headers.
+        MissingProgramError: there is no C++ compiler, no make, or no Open MPI with headers.
     """
     path = environ.get("PATH", os.defpath)
     compiler = shutil.which(environ.get("CXX") or "g++", path=path)
@@ -129,6 +129,8 @@ def find_tools(build: Build, environ: Mapping[str, str]) -> Tools:
             f"{environ.get('CXX') or 'g++'}: there is no C++ compiler of this name, and Horovod is compiled with it; "
             "apt-get install g++, or set CXX"
         )
+    if shutil.which("make", path=path) is None and "CMAKE_GENERATOR" not in environ:
+        raise MissingProgramError("make: is not in PATH, and CMake builds Horovod with it; apt-get install make")
     return Tools(compiler, _find_open_mpi(path) if build.mpi else None, _find_cmake(path))
 
 

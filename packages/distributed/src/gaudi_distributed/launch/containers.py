@@ -1,4 +1,4 @@
-"""Docker and Singularity around a launch, by their own arguments."""
+"""Docker and Singularity around a launch, by their own arguments; images are those that containers/ builds."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ CONTAINER_KINDS: tuple[ContainerKind, ...] = get_args(ContainerKind)
 _OUTER = frozenset({"LD_LIBRARY_PATH", "PATH"})
 _OUTSIDE = frozenset({"LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV"})
 
+# Images of containers/ by their lane, as its documents name them.
+_IMAGES = {"docker": "gaudi-vision:{}", "singularity": "gaudi-vision-{}.sif"}
+_MXNET_PROGRAM = "ssd_mxnet_train"
 _IMAGE = re.compile(r"(?:[a-z]{2,12}://)?[A-Za-z0-9./_][A-Za-z0-9./_:@+-]{0,254}", re.ASCII)
 _MOUNT = re.compile(r"/[^:,\n\r]*:/[^:,\n\r]*(?::r[ow])?")
 
@@ -51,6 +54,23 @@ class Container:
             raise FlagError(f"--workdir {self.folder!r}: give the whole path inside the image")
 
 
+def choose_image(kind: ContainerKind, accelerator: Accelerator, command: Sequence[str]) -> str:
+    """Return the image of containers/ that has what a program needs on a device.
+
+    Raises:
+        FlagError: there is none, for GPUs.
+    """
+    if accelerator == "gpu":
+        raise FlagError(f"--container {kind}: there is no image of ours for GPUs; name one by --image")
+    lane = "gaudi" if accelerator == "hpu" else "mxnet" if _MXNET_PROGRAM in command[:1] else "default"
+    return _IMAGES[kind].format(lane)
+
+
+def lane_of(image: str) -> str:
+    """Return the lane of an image's file of ours."""
+    return image.removeprefix("gaudi-vision-").removesuffix(".sif")
+
+
 def choose_inside(kind: ContainerKind, forwarded: Sequence[str]) -> tuple[str, ...]:
     """Return the names of those forwarded variables that mean something inside."""
     outside = {"none": frozenset[str](), "singularity": _OUTSIDE, "docker": _OUTSIDE | _OUTER}[kind]
@@ -71,9 +91,12 @@ def wrap_singularity(container: Container, accelerator: Accelerator, command: Se
 
 
 def plan_docker(
-    container: Container, accelerator: Accelerator, plan: LaunchPlan, inner: Sequence[str]
+    container: Container, accelerator: Accelerator, plan: LaunchPlan, inner: Sequence[str], user: str
 ) -> list[Process]:
-    """Return the `docker run` whose container runs `inner`, gaudi-run with all the ranks of this machine."""
+    """Return the `docker run` whose container runs `inner`, gaudi-run with all the ranks of this machine.
+
+    It runs as `user`, like "1000:1000": what it writes into a mounted folder is the user's, and nobody's else.
+    """
     devices = {
         "none": (),
         "gpu": ("--gpus", "all"),
@@ -82,6 +105,8 @@ def plan_docker(
     argv = (
         *("docker", "run", "--rm", "--init", "--network", "host", "--ipc", "host"),
         *("--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
+        # A user whom the image does not know has no home there.
+        *("--user", user, "--env", "HOME=/tmp"),
         *devices,
         *(word for name in plan.forwarded for word in ("--env", name)),
         *(word for mount in container.mounts for word in ("--volume", mount)),

@@ -263,7 +263,13 @@ def _add_containers(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--container", choices=CONTAINER_KINDS, default="none", help="docker: all ranks inside; singularity: each rank"
     )
-    group.add_argument("--image", metavar="IMAGE", help="its image")
+    for kind in CONTAINER_KINDS[1:]:
+        group.add_argument(
+            f"--{kind}", dest="container", action="store_const", const=kind, help=f"the same as --container {kind}"
+        )
+    group.add_argument(
+        "--image", metavar="IMAGE", help="its image; default: that of containers/ for the device and the program"
+    )
     group.add_argument(
         "--mount",
         action="append",

@@ -8,11 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gaudi_distributed.errors import ConfigurationError, FlagError
+from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
 from gaudi_distributed.hosts import join_port
 from gaudi_distributed.launch import choices, guard
 from gaudi_distributed.launch.addresses import LOOPBACK, find_local_hosts, own_address
-from gaudi_distributed.launch.containers import Container, choose_inside, plan_docker, wrap_singularity
+from gaudi_distributed.launch.containers import (
+    CONTAINER_KINDS,
+    Container,
+    choose_image,
+    choose_inside,
+    lane_of,
+    plan_docker,
+    wrap_singularity,
+)
 from gaudi_distributed.launch.description import CommandLine, describe_processes, list_command_lines
 from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
 from gaudi_distributed.launch.forwarding import choose_forwarded, choose_local, refuse_ranks
@@ -28,7 +36,7 @@ _PLANNERS: dict[Backend, Callable[[LaunchPlan], list[Process]]] = {
     "multi_worker": plan_multi_worker,
 }
 # Flags for this side of a container.
-_OUTSIDE = ("--container", "--image", "--mount", "--workdir", "--dry_run")
+_OUTSIDE = ("--container", *(f"--{kind}" for kind in CONTAINER_KINDS), "--image", "--mount", "--workdir", "--dry_run")
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
     """Return what is started; an error carries its exit status (64, 66, 77 or 78)."""
     refuse_ranks(environ)
     preset, command = choices.choose_preset(options)
-    container = _make_container(options)
+    container = _make_container(options, preset, command)
     cluster, source = choices.choose_cluster(options, preset, environ)
     backend = choices.choose_backend(options, preset, environ)
     variables, files = choices.choose_variables(options, preset, cluster, environ)
@@ -112,7 +120,8 @@ def _plan_docker(
             "gaudi-run with --hosts in one of them"
         )
     inner = (PROGRAM, *without_flags(options.words, _OUTSIDE), *options.command)
-    processes = plan_docker(container, choices.choose_accelerator(options, preset), plan, inner)
+    user = f"{os.geteuid()}:{os.getegid()}"
+    processes = plan_docker(container, choices.choose_accelerator(options, preset), plan, inner, user)
     return Launch(plan, tuple(processes), LOOPBACK, tuple(notes), files, supervised=False)
 
 
@@ -141,15 +150,19 @@ def _plan_ranks(
     return Launch(plan, tuple(_PLANNERS[plan.backend](plan)), address, tuple(notes), files)
 
 
-def _make_container(options: Options) -> Container | None:
-    """Return the container, if one was asked for; FlagError where an image is missing, or nothing is to run it."""
+def _make_container(options: Options, preset: Preset | None, command: Sequence[str]) -> Container | None:
+    """Return the container, if one was asked for; FlagError where nothing is to run an image that was named."""
     if options.container == "none":
         if options.image or options.mount or options.workdir:
             raise FlagError("--image, --mount and --workdir go with --container docker or singularity")
         return None
-    if options.image is None:
-        raise FlagError(f"--container {options.container}: needs --image")
-    return Container(options.container, options.image, options.mount, options.workdir)
+    image = options.image or choose_image(options.container, choices.choose_accelerator(options, preset), command)
+    if options.image is None and options.container == "singularity" and not (options.dry_run or Path(image).is_file()):
+        raise MissingProgramError(
+            f"{image}: there is no such file; build it by apptainer build {image} containers/{lane_of(image)}.def in a "
+            "clone, or name another by --image"
+        )
+    return Container(options.container, image, options.mount, options.workdir)
 
 
 def _name_engine(backend: Backend, size: int) -> Engine:
