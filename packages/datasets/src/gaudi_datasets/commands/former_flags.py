@@ -41,7 +41,7 @@ PREPARE_JSON = (
     FormerFlag("--keep-keys", _AS_THEY_ARE, "-k"),
     FormerFlag("--pretty-print", _AS_THEY_ARE, "-p"),
 )
-_PROFILE = "profile a training by resnext_train --profile_steps 5,8"
+_PROFILE = "profile a training by `resnext_train --profile_steps 5,8`"
 BENCHMARK_DATALOADER = (
     FormerFlag("--max_train_steps", "give --seconds, how long to measure", "-s", "none"),
     FormerFlag("--enable_profiling", _PROFILE, "-p"),
