@@ -494,6 +494,8 @@ def test_a_container_is_started_with_the_folders(workplace: Path) -> None:
     options = parse_launch(["--dry_run", *command.launcher[1:], *command.words])
     (line,) = plan_launch(options, os.environ).command_lines
     assert line.argv[:2] == ("docker", "run")
+    assert "gaudi-vision:mxnet" in line.argv
+    assert " -t gaudi-vision:mxnet " in ROWS["M2"].commands[0]
     assert {"/datasets:/data:ro", "/results:/results"} <= {word.replace("type=bind", "") for word in line.argv}
 
 
@@ -505,6 +507,14 @@ def test_a_job_of_kubernetes_is_written(workplace: Path) -> None:
     worker = job["spec"]["mpiReplicaSpecs"]["Worker"]
     (container,) = worker["template"]["spec"]["containers"]
     assert (job["kind"], worker["replicas"], container["resources"]["limits"]["habana.ai/gaudi"]) == ("MPIJob", 1, 8)
+
+
+@pytest.mark.parametrize("name", ["M2", "M6", "M8"])
+def test_images_are_built_of_files_that_are_there(name: str) -> None:
+    (text,) = ROWS[name].commands
+    files = [word for word in shlex.split(text) if word.startswith("containers/")]
+    assert files
+    assert all((ROOT / file).is_file() for file in files)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
