@@ -14,7 +14,12 @@ from pathlib import Path
 from gaudi_apps.classification.former_flags import RESNET, RESNEXT
 from gaudi_apps.ssd.former_flags import FORMER_FLAGS as SSD
 from gaudi_apps.ssd_mxnet.former_flags import FORMER_FLAGS as SSD_MXNET
-from gaudi_datasets.commands.former_flags import BENCHMARK_DATALOADER, CREATE_TFRECORD, PREPARE_JSON, PREPROCESS_IMAGENET
+from gaudi_datasets.commands.former_flags import (
+    BENCHMARK_DATALOADER,
+    CREATE_TFRECORD,
+    PREPARE_JSON,
+    PREPROCESS_IMAGENET,
+)
 from gaudi_datasets.former_flags import FormerFlag
 
 ROOT = Path(__file__).resolve().parents[1]
