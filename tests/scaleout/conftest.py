@@ -7,7 +7,9 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-SECONDS = 600
+SECONDS = 1800  # ends a test that would never end
 BIN = Path(sys.executable).parent
 
 
@@ -29,6 +31,12 @@ class StartRanks(Protocol):
 def start_ranks() -> StartRanks:
     """The function to start ranks with."""
     return run_ranks
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[[Sequence[str], str], AbstractContextManager[None]]:
+    """`run_server`, which no test can import."""
+    return run_server
 
 
 @pytest.fixture(scope="session")
@@ -87,6 +95,36 @@ def run_workers(size: int, arguments: list[str], seconds: float) -> str:
     if any(process.returncode for process in processes):
         raise AssertionError("\n".join(outputs))
     return "\n".join(outputs)
+
+
+@contextmanager
+def run_server(command: Sequence[str], sign: str) -> Iterator[None]:
+    """Run a server in the foreground until it is left; it is ready when a line of what it says contains the sign."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+    )
+    lines: list[str] = []
+    is_ready = threading.Event()
+
+    def read() -> None:
+        for line in process.stdout or ():
+            lines.append(line)
+            if sign in line:
+                is_ready.set()
+        is_ready.set()  # or has ended
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        assert is_ready.wait(SECONDS), "".join(lines)
+        assert any(sign in line for line in lines), "".join(lines)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def quiet_environment() -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""resnet_train with a small network, whose steps take a while, and of which one worker may be lost.
+"""resnet_train with a small network, of which one worker may be lost at a step, or at which workers wait for a change.
 
-Arguments: a fault as JSON, then those of the program. A fault has `step`, a `marker`, which is a file that is made
-when a worker begins that step, and the number of a `worker` that kills itself then; 0: none does.
+Arguments: a fault as JSON, {} for none, then those of the program. A fault has `step` and the number of a `worker` that
+kills itself then. Where that is 0, all workers say on the channel `told` that they begin the step, and go on when the
+launcher wants a change; on the channel `looks` there is a line for each of its looks at the hosts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ from failing_program import open_session  # type: ignore[import-not-found]
 from gaudi_apps import resnet_train
 from gaudi_apps.session import Session
 from gaudi_apps.supervised import Supervised
-
-STEP_SECONDS = 0.2
+from gaudi_distributed.elastic import Seats
 
 
 def main(fault: dict[str, Any], arguments: list[str]) -> None:
@@ -31,13 +30,17 @@ def main(fault: dict[str, Any], arguments: list[str]) -> None:
 
 def begin(fault: dict[str, Any], step: int, phase: str) -> None:
     """What a step begins with."""
-    if phase != "step":
+    if phase != "step" or step != fault.get("step") or fault.get("done"):
         return
-    time.sleep(STEP_SECONDS)
-    if step == fault["step"]:
-        Path(fault["marker"]).touch()
-        if int(os.environ["GAUDI_RUN_WORKER"]) == fault["worker"]:
-            os.kill(os.getpid(), signal.SIGKILL)
+    fault["done"] = True
+    if int(os.environ["GAUDI_RUN_WORKER"]) == fault["worker"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault["worker"] == 0:
+        Path(fault["told"]).write_text("begun\n")
+        seats = Seats(os.environ)
+        with Path(fault["looks"]).open() as looks:
+            while not seats.are_changing():
+                looks.readline()
 
 
 if __name__ == "__main__":

@@ -167,6 +167,6 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
         taken.listen()
         launch = ("--np", "2", "--backend", "multi_worker", "--first_port", str(taken.getsockname()[1]))
         words = ("-m", "gaudi_distributed.launch", *launch, sys.executable, str(program))
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=1800)
     assert done.returncode
     assert "cannot listen at the port that TF_CONFIG names for rank 0, so another run may do so; wait" in done.stderr

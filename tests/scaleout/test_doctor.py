@@ -19,7 +19,7 @@ def test_it_needs_to_write_nothing() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=1800,
     )
     assert done.stderr == ""
     checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}

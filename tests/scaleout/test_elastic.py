@@ -11,10 +11,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from gaudi_apps.checkpoints import Checkpoint, CheckpointFolder
 
 PROGRAM = str(Path(__file__).with_name("elastic_program.py"))
 STEPS, COMMIT_STEPS = 30, 4
-SECONDS = 240.0
+SECONDS = 1800.0  # ends a test that would never end
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,14 @@ class Hosts:
     def __init__(self, folder: Path, *lines: str) -> None:
         self._list, self.script = folder / "hosts", folder / "hosts.sh"
         self.set(*lines)
-        self.script.write_text(f'#!/bin/sh\ncat "{self._list}"\n')
+        self._write(f'cat "{self._list}"')
+
+    def tell(self, looks: Any) -> None:
+        """Tell two workers of each look at the hosts on this channel."""
+        self._write(f'cat "{self._list}"; printf "look\\nlook\\n" > "{looks.path}"')
+
+    def _write(self, command: str) -> None:
+        self.script.write_text(f"#!/bin/sh\n{command}\n")
         self.script.chmod(0o755)
 
     def set(self, *lines: str) -> None:
@@ -56,14 +63,14 @@ class Hosts:
 
 
 def run(
-    folder: Path, data: Path, hosts: Hosts, *, step: int, worker: int, then: Callable[[], None] = lambda: None
+    folder: Path, data: Path, hosts: Hosts, fault: dict[str, Any], then: Callable[[], None] = lambda: None
 ) -> Ended:
-    """Run to the end; when the step is begun, `then` is called."""
-    model_dir, marker, log = folder / "run", folder / "marker", folder / "log"
+    """Run to the end; `then` is called when all has begun."""
+    model_dir, log = folder / "run", folder / "log"
     command = [
         *(sys.executable, "-m", "gaudi_distributed.launch", "--no_jemalloc", "--max_np", "2"),
         *("--host_discovery_script", str(hosts.script), "--", sys.executable, PROGRAM),
-        json.dumps({"step": step, "worker": worker, "marker": str(marker)}),
+        json.dumps(fault),
         *("--use_horovod", "--global_batch_size", "4", "--commit_steps", str(COMMIT_STEPS), "--distributed_bn"),
         *("--data_dir", str(data), "--model_dir", str(model_dir), "--image_size", "32", "--train_steps", str(STEPS)),
         *("--save_checkpoint_steps", str(STEPS), "--epochs_between_evals", "0", "--warmup_epochs", "0"),
@@ -75,10 +82,6 @@ def run(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        limit = time.monotonic() + SECONDS
-        while not marker.exists() and process.poll() is None:
-            assert time.monotonic() < limit, log.read_text()
-            time.sleep(0.05)
         then()
         status = process.wait(SECONDS)
     finally:
@@ -94,7 +97,7 @@ def run(
 @pytest.fixture(scope="module")
 def uninterrupted(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     folder = tmp_path_factory.mktemp("whole")
-    ended = run(folder, colours, Hosts(folder, "localhost:1", "127.0.0.2:1"), step=1, worker=0)
+    ended = run(folder, colours, Hosts(folder, "localhost:1", "127.0.0.2:1"), {})
     assert ended.rounds == ["rank 0 on localhost, rank 1 on 127.0.0.2"]
     return ended
 
@@ -112,7 +115,7 @@ def check_end(ended: Ended, uninterrupted: Ended) -> None:
 @pytest.mark.parametrize("worker", [1, 2])
 def test_lost_worker(tmp_path: Path, colours: Path, uninterrupted: Ended, worker: int) -> None:
     hosts = Hosts(tmp_path, "localhost:1", "127.0.0.2:1")
-    ended = run(tmp_path, colours, hosts, step=10, worker=worker)
+    ended = run(tmp_path, colours, hosts, {"step": 10, "worker": worker})
     left = "localhost" if worker == 2 else "127.0.0.2"
     assert ended.rounds[1:] == [f"rank 0 on {left}"]
     # Steps were made up to 10, and copied after 8.
@@ -120,16 +123,38 @@ def test_lost_worker(tmp_path: Path, colours: Path, uninterrupted: Ended, worker
     check_end(ended, uninterrupted)
 
 
-def test_host_that_comes(tmp_path: Path, colours: Path, uninterrupted: Ended) -> None:
-    hosts = Hosts(tmp_path, "127.0.0.2:1")
-    ended = run(tmp_path, colours, hosts, step=3, worker=0, then=lambda: hosts.set("localhost:1", "127.0.0.2:1"))
+@dataclass(frozen=True)
+class Change:
+    """Another list of hosts once a worker has begun a step, at which it waits until the launcher wants a change."""
+
+    hosts: Hosts
+    told: Any
+    looks: Any
+
+    def run(self, folder: Path, data: Path, *lines: str) -> Ended:
+        def change() -> None:
+            self.told.read()
+            self.hosts.set(*lines)
+
+        self.hosts.tell(self.looks)
+        fault = {"step": 3, "worker": 0, "told": str(self.told.path), "looks": str(self.looks.path)}
+        return run(folder, data, self.hosts, fault, change)
+
+
+def test_host_that_comes(
+    tmp_path: Path, colours: Path, uninterrupted: Ended, make_channel: Callable[[str], Any]
+) -> None:
+    change = Change(Hosts(tmp_path, "127.0.0.2:1"), make_channel("told"), make_channel("looks"))
+    ended = change.run(tmp_path, colours, "localhost:1", "127.0.0.2:1")
     assert ended.rounds == ["rank 0 on 127.0.0.2", "rank 0 on 127.0.0.2, rank 1 on localhost"]
     check_end(ended, uninterrupted)
 
 
-def test_host_that_goes(tmp_path: Path, colours: Path, uninterrupted: Ended) -> None:
+def test_host_that_goes(
+    tmp_path: Path, colours: Path, uninterrupted: Ended, make_channel: Callable[[str], Any]
+) -> None:
     """It is told so, and leaves after a commit: no step is lost."""
-    hosts = Hosts(tmp_path, "localhost:1", "127.0.0.2:1")
-    ended = run(tmp_path, colours, hosts, step=3, worker=0, then=lambda: hosts.set("127.0.0.2:1"))
+    change = Change(Hosts(tmp_path, "localhost:1", "127.0.0.2:1"), make_channel("told"), make_channel("looks"))
+    ended = change.run(tmp_path, colours, "127.0.0.2:1")
     assert ended.rounds[1:] == ["rank 0 on 127.0.0.2"]
     check_end(ended, uninterrupted)

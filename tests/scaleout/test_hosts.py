@@ -7,11 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PORT = 3022
+SECONDS = 1800.0  # ends a test that would never end
 # Sets the name of the host it is on, then becomes the command behind it.
 NAMED = ("unshare", "--uts", "bash", "-c", 'hostname "$0" && exec "$@"')
 HOSTS = ",".join(f"{address}:2" for address in ADDRESSES)
@@ -46,9 +47,12 @@ communicator.close()
 TEXT = "two words; $(touch canary)\n'quoted'"
 
 
+Serve = Callable[[Sequence[str], str], AbstractContextManager[None]]
+
+
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
-    with open_two_hosts(tmp_path_factory.mktemp("hosts")) as opened:
+def hosts(tmp_path_factory: pytest.TempPathFactory, serve: Serve) -> Iterator[TwoHosts]:
+    with open_two_hosts(tmp_path_factory.mktemp("hosts"), serve) as opened:
         yield opened
 
 
@@ -74,7 +78,7 @@ def environment() -> dict[str, str]:
 
 
 def launch(
-    hosts: TwoHosts, folder: Path, flags: Sequence[str], program: Sequence[str], seconds: float = 300
+    hosts: TwoHosts, folder: Path, flags: Sequence[str], program: Sequence[str], seconds: float = SECONDS
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*launcher(hosts, *flags), *program],
@@ -108,7 +112,7 @@ def test_ranks_of_both_hosts_talk(hosts: TwoHosts, tmp_path: Path, backend: str)
 def test_a_detector_trains_on_two_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
     program = [sys.executable, "-m", "gaudi_apps.ssd_train", "--use_horovod", "--use_fake_data", "--no_evaluate"]
     program += ["--batch_size", "1", "--steps", "10", "--dtype", "fp32", "--model_dir", "run"]
-    done = launch(hosts, tmp_path, ["--backend", "openmpi"], program, seconds=1800)
+    done = launch(hosts, tmp_path, ["--backend", "openmpi"], program)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000010"]
     assert sorted(path.name for path in (tmp_path / "run").glob("worker_*")) == ["worker_1", "worker_2", "worker_3"]
@@ -164,7 +168,7 @@ def examine(hosts: TwoHosts, *flags: str) -> tuple[int, dict[str, dict[str, Any]
     ssh = ["--ssh_config", str(hosts.ssh_config), "--ssh_port", str(PORT)]
     command = [sys.executable, "-m", "gaudi_distributed.launch", "doctor", "--json", "--hosts", HOSTS, *ssh, *flags]
     done = subprocess.run(
-        hosts.inside(0, command), env=environment(), capture_output=True, text=True, check=False, timeout=300
+        hosts.inside(0, command), env=environment(), capture_output=True, text=True, check=False, timeout=SECONDS
     )
     return done.returncode, {check["check"]: check for check in json.loads(done.stdout)["checks"]}
 
@@ -205,37 +209,36 @@ def test_the_doctor_names_what_keeps_ranks_from_another_host(hosts: TwoHosts) ->
 
 
 @pytest.mark.parametrize("backend", ["openmpi", "multi_worker"])
-def test_a_killed_launcher_leaves_nothing_on_any_host(hosts: TwoHosts, tmp_path: Path, backend: str) -> None:
-    mark = uuid.uuid4().hex
-    code = "import pathlib, sys, time, uuid; pathlib.Path(uuid.uuid4().hex).touch(); time.sleep(120)"
+def test_a_killed_launcher_leaves_nothing_on_any_host(
+    hosts: TwoHosts,
+    tmp_path: Path,
+    backend: str,
+    make_channel: Callable[[str], Any],
+    wait_for_end: Callable[[Callable[[], list[int]]], None],
+) -> None:
+    mark, told = uuid.uuid4().hex, make_channel("told")
+    code = "import signal; open('told', 'w').write('here\\n'); signal.pause()"
     program = [sys.executable, "-c", code, mark]
     process = subprocess.Popen([*launcher(hosts, "--backend", backend), *program], cwd=tmp_path, env=environment())
-    wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
+    for _ in range(4):
+        told.read(process)
     process.kill()
     process.wait()
-    wait_until(lambda: find_processes(mark) == [])
+    wait_for_end(partial(find_processes, mark))
 
 
 def test_a_rank_that_fails_on_the_other_host_ends_all(hosts: TwoHosts, tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
-    code = "import json, os, sys, time; rank = json.loads(os.environ['TF_CONFIG'])['task']['index']; "
-    code += "sys.exit(9) if rank == 3 else time.sleep(120)"
+    code = "import json, os, signal, sys; rank = json.loads(os.environ['TF_CONFIG'])['task']['index']; "
+    code += "sys.exit(9) if rank == 3 else signal.pause()"
     done = launch(hosts, tmp_path, ["--backend", "multi_worker"], [sys.executable, "-c", code, mark])
     assert done.returncode == 9
     assert f"rank 3 on {ADDRESSES[1]}: ended with status 9" in done.stderr.splitlines()[-1]
     assert find_processes(mark) == []
 
 
-def wait_until(is_so: object, seconds: float = 60) -> None:
-    assert callable(is_so)
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-def find_processes(mark: str) -> list[str]:
-    """Return the command lines of processes, of all namespaces, that have the mark as an argument."""
+def find_processes(mark: str) -> list[int]:
+    """Return the ids of processes, of all namespaces, that have the mark as an argument."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -243,7 +246,7 @@ def find_processes(mark: str) -> list[str]:
         except OSError:
             continue
         if mark in words:
-            found.append(" ".join(words))
+            found.append(int(path.parent.name))
     return found
 
 
@@ -269,7 +272,7 @@ class TwoHosts:
 
 
 @contextmanager
-def open_two_hosts(folder: Path) -> Iterator[TwoHosts]:
+def open_two_hosts(folder: Path, serve: Serve) -> Iterator[TwoHosts]:
     """Yield the hosts while both sshds listen; nothing of them is left afterwards. Root only."""
     first, second = (f"gaudi{os.getpid()}-{number}" for number in (0, 1))
     hosts = TwoHosts(folder, (first, second))
@@ -285,7 +288,7 @@ def open_two_hosts(folder: Path) -> Iterator[TwoHosts]:
                 run("ip", "-n", namespace, "link", "set", link, "up")
         write_keys(hosts)
         for number in (0, 1):
-            stack.enter_context(serve(hosts, number))
+            stack.enter_context(serve(list_sshd(hosts, number), "Server listening on "))
         yield hosts
 
 
@@ -314,9 +317,8 @@ def write_keys(hosts: TwoHosts) -> None:
     )
 
 
-@contextmanager
-def serve(hosts: TwoHosts, number: int) -> Iterator[None]:
-    """Run sshd on a host, with that host's key, until it is left."""
+def list_sshd(hosts: TwoHosts, number: int) -> list[str]:
+    """Return the command that runs sshd on a host, with that host's key."""
     Path("/run/sshd").mkdir(exist_ok=True)
     options = {
         "ListenAddress": f"{ADDRESSES[number]}:{PORT}",
@@ -329,26 +331,7 @@ def serve(hosts: TwoHosts, number: int) -> Iterator[None]:
         "PasswordAuthentication": "no",
     }
     words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    command = hosts.inside(number, ["/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *words])
-    log = (hosts.folder / f"sshd{number}.log").open("w")
-    process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        wait_for_port(hosts, number)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-        log.close()
-
-
-def wait_for_port(hosts: TwoHosts, number: int) -> None:
-    """Return once sshd answers; AssertionError with its log after ten seconds."""
-    code = f"import socket; socket.create_connection(('{ADDRESSES[number]}', {PORT}), 1)"
-    end = time.monotonic() + 10
-    while subprocess.run(hosts.inside(number, ["python3", "-c", code]), capture_output=True, check=False).returncode:
-        if time.monotonic() > end:
-            raise AssertionError((hosts.folder / f"sshd{number}.log").read_text())
-        time.sleep(0.1)
+    return hosts.inside(number, ["/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *words])
 
 
 def run(*command: str) -> None:

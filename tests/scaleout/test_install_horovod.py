@@ -63,7 +63,7 @@ def test_ranks_talk_by_it(installed: tuple[Path, dict[str, Any]], backend: str, 
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("talked")]

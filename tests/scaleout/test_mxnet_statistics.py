@@ -29,7 +29,7 @@ def test_a_group_computes_what_one_process_does_with_all_its_images(
 ) -> None:
     groups = size // group_size
     arguments = [str(SCRIPT.parent), str(tmp_path), str(size), str(groups)]
-    subprocess.run([sys.executable, "-c", ALONE, *arguments], check=True, timeout=600)
+    subprocess.run([sys.executable, "-c", ALONE, *arguments], check=True, timeout=1800)
     start_ranks(way, size, [str(SCRIPT), str(tmp_path), str(group_size)])
     ranks = [np.load(tmp_path / f"rank_{rank}.npz") for rank in range(size)]
     alone = [np.load(tmp_path / f"group_{number}.npz") for number in range(groups)]

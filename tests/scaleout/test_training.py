@@ -273,7 +273,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(endless: list[subproces
         if line.startswith("step 4/"):
             break
     other.send_signal(signal.SIGTERM)
-    outputs = [process.communicate(timeout=120)[0] for process in endless]
+    outputs = [process.communicate(timeout=1800)[0] for process in endless]
     assert [process.returncode for process in endless] == [75, 75], outputs
     step = CheckpointFolder(tmp_path / "checkpoints").load_newest().step
     assert step >= 4
