@@ -140,7 +140,7 @@ def test_a_program_starts_ranks_on_the_servers_of_a_variable(hosts: TwoHosts, tm
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
