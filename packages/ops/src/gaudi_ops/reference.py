@@ -14,18 +14,24 @@ NEGATIVES_PER_POSITIVE = 3
 
 
 def softmax_cross_entropy(logits: npt.ArrayLike, labels: npt.ArrayLike) -> FloatArray:
-    """Cross entropy of the softmax of logits [..., classes] against labels [...]: float32 [...]."""
+    """Cross entropy of the softmax of logits [..., classes] against labels [...]: float32 [...]; NaN for no class."""
     values, classes = np.asarray(logits, np.float32), np.asarray(labels)
+    existing = np.clip(classes, 0, values.shape[-1] - 1)
     shifted = values - values.max(axis=-1, keepdims=True)
-    picked = np.take_along_axis(shifted, classes[..., None], axis=-1)[..., 0]
+    picked = np.take_along_axis(shifted, existing[..., None], axis=-1)[..., 0]
     entropy: FloatArray = np.log(np.exp(shifted).sum(axis=-1)) - picked
-    return entropy
+    return np.where(existing == classes, entropy, np.float32(np.nan))
 
 
 def topk_mask(values: npt.ArrayLike, k: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Mask of the k largest in each row of values [..., n], ties to the lower index; k is a scalar or [...]."""
+    """Mask of the k largest in each row of values [..., n], ties to the lower index; k is a scalar or [...].
+
+    NaN counts as infinity.
+    """
     array = np.asarray(values)
-    order = np.argsort(-array, axis=-1, kind="stable")
+    if array.dtype.kind != "f":
+        array = array.astype(np.float64)
+    order = np.argsort(-np.where(np.isnan(array), np.inf, array), axis=-1, kind="stable")
     ranks = np.argsort(order, axis=-1, kind="stable")
     mask: npt.NDArray[np.bool_] = ranks < np.asarray(k)[..., None]
     return mask
@@ -129,19 +135,24 @@ def batch_norm_gradient(
 
 
 def grouped_conv2d(
-    inputs: npt.ArrayLike, filters: npt.ArrayLike, groups: int, strides: tuple[int, int], pads: Pads
+    inputs: npt.ArrayLike,
+    filters: npt.ArrayLike,
+    groups: int,
+    strides: tuple[int, int],
+    pads: Pads,
+    dilations: tuple[int, int] = (1, 1),
 ) -> npt.NDArray[np.float64]:
     """Grouped convolution of inputs [batch, h, w, c_in] padded by zeros; as `gaudi_ops.tf.grouped_conv2d`."""
     images = np.pad(np.asarray(inputs, np.float64), [(0, 0), *pads, (0, 0)])
     kernels = np.asarray(filters, np.float64)
     height, width, channels, outputs = kernels.shape
-    rows = (images.shape[1] - height) // strides[0] + 1
-    columns = (images.shape[2] - width) // strides[1] + 1
+    rows = (images.shape[1] - (height - 1) * dilations[0] - 1) // strides[0] + 1
+    columns = (images.shape[2] - (width - 1) * dilations[1] - 1) // strides[1] + 1
     result = np.zeros([len(images), rows, columns, groups, outputs // groups])
     kernels = kernels.reshape(height, width, channels, groups, outputs // groups)
     for y in range(height):
         for x in range(width):
-            window = images[:, y : y + rows * strides[0] : strides[0], x : x + columns * strides[1] : strides[1]]
+            window = images[:, y * dilations[0] :: strides[0], x * dilations[1] :: strides[1]]
             window = window[:, :rows, :columns].reshape(len(images), rows, columns, groups, channels)
             result += np.einsum("nrcgi,igo->nrcgo", window, kernels[y, x])
     return result.reshape(len(images), rows, columns, outputs)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,21 +14,29 @@ from hypothesis.extra.numpy import arrays
 from gaudi_ops import reference
 from gaudi_ops.tf import topk_mask
 
+Form = Literal["bisection", "sort"]
 SIGNATURE = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
 traced_mask = tf.function(topk_mask, input_signature=SIGNATURE)
 
 SPECIAL = np.array([-np.inf, np.inf, -0.0, 0.0, 1.0, -1.0, 1.5, 3e38, -3e38, 1e-45, -1e-45], np.float32).tolist()
-values_and_k = st.tuples(st.integers(1, 4), st.integers(0, 30)).flatmap(
-    lambda shape: st.tuples(
-        arrays(
-            np.float32,
-            shape,
-            elements=st.sampled_from(SPECIAL) | st.floats(width=32, allow_nan=False),
-            fill=st.nothing(),
-        ),
-        arrays(np.int32, shape[:1], elements=st.integers(-2, shape[1] + 2)),
+# NaN of either sign, which differ in what their bits are as integers.
+NANS = [np.nan, -np.nan]
+LEAST_NORMAL = float(np.finfo(np.float32).tiny)
+
+
+def draw_values(*, subnormal: bool = True) -> st.SearchStrategy[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Rows of float32 with NaN, and how many of each row."""
+    special = [value for value in SPECIAL if subnormal or not 0 < abs(value) < LEAST_NORMAL]
+    elements = st.sampled_from([*special, *NANS]) | st.floats(width=32, allow_subnormal=subnormal)
+    return st.tuples(st.integers(1, 4), st.integers(0, 30)).flatmap(
+        lambda shape: st.tuples(
+            arrays(np.float32, shape, elements=elements, fill=st.nothing()),
+            arrays(np.int32, shape[:1], elements=st.integers(-2, shape[1] + 2)),
+        )
     )
-)
+
+
+values_and_k = draw_values()
 
 
 @given(values_and_k)
@@ -37,6 +46,52 @@ values_and_k = st.tuples(st.integers(1, 4), st.integers(0, 30)).flatmap(
 def test_mask_is_the_references(case: tuple[npt.NDArray[Any], npt.NDArray[Any]]) -> None:
     values, k = case
     np.testing.assert_array_equal(traced_mask(values, k), reference.topk_mask(values, k))
+
+
+@given(draw_values(subnormal=False))
+@example((np.array([[0.0, -0.0, np.nan, np.inf, -np.nan, -np.inf]] * 7, np.float32), np.arange(7, dtype=np.int32)))
+@settings(max_examples=50, deadline=None)
+def test_mask_by_sorting_is_the_references(case: tuple[npt.NDArray[Any], npt.NDArray[Any]]) -> None:
+    values, k = case
+    np.testing.assert_array_equal(topk_mask(values, k, "sort"), reference.topk_mask(values, k))
+
+
+@pytest.mark.parametrize("form", ["bisection", "sort"])
+def test_nan_of_either_sign_counts_as_infinity(form: Form) -> None:
+    values = np.copysign([np.nan, 1, np.nan, np.inf, -np.inf], [1, 1, -1, 1, -1]).astype(np.float32)
+    for found in (topk_mask(values, 2, form), reference.topk_mask(values, 2)):
+        np.testing.assert_array_equal(found, [True, False, True, False, False])
+    np.testing.assert_array_equal(topk_mask(values, 3, form), [True, False, True, True, False])
+
+
+@pytest.mark.parametrize("form", ["bisection", "sort"])
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (np.float64, [1.0, 1.0 + 1e-12, np.nan, 1e300, -1e-300, 0.0]),
+        (np.int32, [2**30, 2**30 + 1, -(2**31), 7, 7, 0]),
+        (np.float16, [1.0, 65504.0, np.nan, -0.0, 0.0, -np.inf]),
+        (np.uint8, [0, 255, 7, 7, 1, 2]),
+    ],
+)
+def test_other_dtypes_are_not_rounded(dtype: Any, values: list[float], form: Form) -> None:
+    array = np.array([values] * 7, dtype)
+    k = np.arange(7, dtype=np.int32)
+    np.testing.assert_array_equal(topk_mask(array, k, form), reference.topk_mask(array, k))
+
+
+@pytest.mark.parametrize("dtype", [tf.int64, tf.uint32, tf.bool, tf.complex64])
+def test_a_dtype_that_no_form_can_compare_is_refused(dtype: Any) -> None:
+    with pytest.raises(ValueError, match=dtype.name):
+        topk_mask(tf.zeros([1, 2], dtype), 1)
+
+
+@pytest.mark.parametrize("form", ["bisection", "sort"])
+def test_compiled_by_xla(form: Form) -> None:
+    values = np.copysign([[np.nan, 0.0, 0.0, 0.0, np.inf, 2.0, 2.0, np.nan]], [[1, -1, 1, -1, 1, 1, 1, -1]])
+    values, k = np.repeat(values.astype(np.float32), 9, axis=0), np.arange(9, dtype=np.int32)
+    compiled = tf.function(partial(topk_mask, implementation=form), jit_compile=True)
+    np.testing.assert_array_equal(compiled(values, k), reference.topk_mask(values, k))
 
 
 @given(values_and_k)

@@ -7,66 +7,101 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from gaudi_ops.tf import devices
+from gaudi_ops.tf.keras_tensors import accepts_keras_tensors
 
 Implementation = Literal["auto", "bisection", "sort"]
 
+# In what values are compared: each holds all values of the dtype.
+_COMPARED_AS = {
+    tf.float16: tf.float32,
+    tf.bfloat16: tf.float32,
+    tf.float32: tf.float32,
+    tf.float64: tf.float64,
+    tf.int8: tf.float32,
+    tf.int16: tf.float32,
+    tf.int32: tf.float64,
+    tf.uint8: tf.float32,
+    tf.uint16: tf.float32,
+}
+_BITS = {tf.float32: tf.int32, tf.float64: tf.int64}
 
-def _order_keys(values: Any) -> Any:
-    """Integers in the order of the values: the bits of a float32, mirrored below zero; -0.0 and 0.0 both give 0."""
-    bits = tf.bitcast(tf.cast(values, tf.float32), tf.int32)
-    return tf.where(bits < 0, tf.int32.min - bits, bits)
 
-
+@accepts_keras_tensors("values", "k")
 def topk_mask(values: Any, k: Any, implementation: Implementation = "auto") -> Any:
-    """Mask of the k largest values in each row; ties go to the lower index.
+    """Mask of the k largest values in each row; ties go to the lower index, and NaN counts as infinity.
 
     Args:
-        values: float32 or bfloat16 [..., n], without NaN; n at most 2^24.
+        values: [..., n] of any floating dtype, or integers of at most 32 bits; n at most 2^24. float64 is compared as
+            such, not rounded. Losses that are NaN are so among the largest, and do not pass unseen.
         k: integer, scalar or [...]: how many of each row. 0 and less select nothing, n and more everything.
-        implementation: ``"bisection"`` sorts nothing: the k-th largest value is found by bisection over the 32 bits of
-            a float, each step a comparison and a count, and ties at it are decided by a running count. ``"sort"``
+        implementation: ``"bisection"`` sorts nothing: the k-th largest value is found by bisection over the bits of a
+            float, each step a comparison and a count, and ties at it are decided by a running count. ``"sort"``
             ranks by sorting twice, as the vendor's program for Gaudi does, where operations on bits are not known to
-            exist. ``"auto"`` is sort where TensorFlow has a device of type HPU. Results are the same; shapes are
-            static.
+            exist; numbers that the device rounds to 0, in float32 those below 1.2e-38, count as 0 there. ``"auto"`` is
+            sort where TensorFlow has a device of type HPU. Results are the same, and those of
+            `gaudi_ops.reference.topk_mask`; shapes are static.
 
     Returns:
         bool [..., n].
 
     Raises:
-        ValueError: if ``implementation`` is none of the three.
+        ValueError: if ``implementation`` is none of the three, or values are of another dtype.
     """
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation is {implementation!r}; use one of {', '.join(get_args(Implementation))}")
+    values = tf.convert_to_tensor(values)
+    if values.dtype not in _COMPARED_AS:
+        names = ", ".join(dtype.name for dtype in _COMPARED_AS)
+        raise ValueError(f"values are {values.dtype.name}; cast them to one of {names}")
+    values = tf.cast(values, _COMPARED_AS[values.dtype])
+    # A number is equal to itself; Gaudi is not known to have a test for NaN.
+    values = tf.where(tf.equal(values, values), values, values.dtype.as_numpy_dtype(float("inf")))
     if implementation == "sort" or (implementation == "auto" and devices.has_hpu()):
-        return _mask_by_rank(tf.cast(values, tf.float32), k)
-    keys = _order_keys(tf.convert_to_tensor(values))
-    wanted = tf.broadcast_to(tf.cast(k, tf.int32), tf.shape(keys)[:-1])
+        return _mask_by_rank(values, k)
+    return _mask_by_bisection(_order_keys(values), k)
+
+
+def _order_keys(values: Any) -> Any:
+    """Integers in the order of the values: the bits of a float, mirrored below zero; -0.0 and 0.0 both give 0."""
+    bits = tf.bitcast(values, _BITS[values.dtype])
+    return tf.where(bits < 0, bits.dtype.min - bits, bits)
+
+
+def _mask_by_bisection(keys: Any, k: Any) -> Any:
+    wanted = tf.broadcast_to(tf.cast(tf.cast(k, tf.int32), tf.float32), tf.shape(keys)[:-1])
     threshold = _kth_largest(keys, wanted)[..., tf.newaxis]
     larger = keys > threshold
     tied = tf.equal(keys, threshold)
-    room = wanted - tf.math.count_nonzero(larger, axis=-1, dtype=tf.int32)
-    first_ties = tied & (tf.cumsum(tf.cast(tied, tf.int32), axis=-1) <= room[..., tf.newaxis])
-    return (larger | first_ties) & (wanted > 0)[..., tf.newaxis]
+    room = wanted - _count(larger)
+    first_ties = tied & (tf.cumsum(tf.cast(tied, tf.float32), axis=-1) <= room[..., tf.newaxis])
+    # Where nothing is wanted the threshold is the largest integer, which no key reaches: infinity is below it.
+    return larger | first_ties
+
+
+def _count(mask: Any) -> Any:
+    """Count what is True in each row [..., n]; in float32, which is exact up to 2^24 and faster than integers."""
+    return tf.reduce_sum(tf.cast(mask, tf.float32), axis=-1)
 
 
 def _mask_by_rank(values: Any, k: Any) -> Any:
     length = values.shape[-1] or tf.shape(values)[-1]
-    # -0.0 and 0.0 are equal, but not to every sort.
-    order = tf.math.top_k(values + 0.0, length).indices
+    # -0.0 and 0.0 are equal, but not to every sort; and a sum with 0.0 is left out by compilers.
+    values = tf.where(tf.equal(values, 0.0), tf.zeros_like(values), values)
+    order = tf.math.top_k(values, length).indices
     # In floats, which are exact here: the vendor's program sorts no integers.
     rank = tf.math.top_k(-tf.cast(order, tf.float32), length).indices
     return rank < tf.cast(k, tf.int32)[..., tf.newaxis]
 
 
 def _kth_largest(keys: Any, wanted: Any) -> Any:
-    """The largest key that at least ``wanted`` keys [..., n] of the row reach: int32 [...]."""
+    """The largest key that at least ``wanted`` keys [..., n] of the row reach: [...], in the dtype of the keys."""
 
     def reached(candidate: Any) -> Any:
-        return tf.math.count_nonzero(keys >= candidate[..., tf.newaxis], axis=-1, dtype=tf.int32) >= wanted
+        return _count(keys >= candidate[..., tf.newaxis]) >= wanted
 
-    zero = tf.zeros_like(wanted)
-    threshold = tf.where(reached(zero), zero, tf.int32.min + zero)
-    for bit in range(30, -1, -1):
+    zero = tf.zeros(tf.shape(wanted), keys.dtype)
+    threshold = tf.where(reached(zero), zero, keys.dtype.min + zero)
+    for bit in range(8 * keys.dtype.size - 2, -1, -1):
         candidate = threshold | (1 << bit)
         threshold = tf.where(reached(candidate), candidate, threshold)
     return threshold
