@@ -9,7 +9,10 @@ import pytest
 import tensorflow as tf
 
 from gaudi_ops import reference
-from gaudi_ops.tf import softmax_cross_entropy_mme
+from gaudi_ops.tf import SoftmaxCrossEntropyMME, softmax_cross_entropy_mme
+from gaudi_ops.tf.graphs import list_operations
+from gaudi_ops.tf.hpu_operations import find_unsupported
+from gaudi_ops.tf.keras_api import keras
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "losses.npz")
 FORMS: tuple[Literal["mme", "plain"], ...] = ("mme", "plain")
@@ -49,6 +52,108 @@ def test_values_and_gradients_are_the_references(form: Literal["mme", "plain"], 
     softmax = exponentials / exponentials.sum(-1, keepdims=True)
     expected = (softmax - np.eye(5)[labels]) * upstream[..., None]
     np.testing.assert_allclose(tape.gradient(entropy, inputs, upstream), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "xla"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (2, 3, 4)])
+def test_every_rank_and_a_label_that_is_no_class(
+    shape: tuple[int, ...], form: Literal["mme", "plain"], compiled: bool
+) -> None:
+    logits, labels = batch(*shape)
+    labels.flat[:2] = (-1, 5)
+    upstream = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+    @tf.function(jit_compile=compiled)
+    def differentiate(logits: Any, labels: Any) -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            entropy = softmax_cross_entropy_mme(logits, labels, form)
+        return entropy, tape.gradient(entropy, logits, upstream)
+
+    entropy, gradient = differentiate(tf.constant(logits), tf.constant(labels))
+    expected = reference.softmax_cross_entropy(logits, labels)
+    assert np.flatnonzero(np.isnan(expected)).tolist() == [0, 1]
+    np.testing.assert_allclose(entropy, expected, rtol=1e-5, atol=1e-6)
+    one_hot = np.where(np.isnan(expected)[..., None], np.nan, np.eye(5)[np.clip(labels, 0, 4)])
+    slope = (tf.nn.softmax(logits) - one_hot) * upstream[..., None]
+    np.testing.assert_allclose(gradient, slope, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [tf.int8, tf.uint8, tf.int16, tf.uint32])
+def test_labels_of_any_integers(dtype: Any) -> None:
+    logits, labels = batch(2, 7)
+    found = softmax_cross_entropy_mme(logits, tf.cast(labels, dtype))
+    np.testing.assert_allclose(found, reference.softmax_cross_entropy(logits, labels), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("logits", "labels", "name"),
+    [
+        (tf.zeros([5]), tf.zeros([], tf.int32), "logits"),
+        (tf.zeros([1, 1, 1, 2, 5]), tf.zeros([1, 1, 1, 2], tf.int32), "logits"),
+        (tf.zeros([2, 5], tf.int32), tf.zeros([2], tf.int32), "logits"),
+        (tf.zeros([2, 3, 5]), tf.zeros([2, 3]), "labels"),
+        (tf.zeros([2, 3, 5]), tf.zeros([2], tf.int32), "labels"),
+        (tf.zeros([2, 3, 5]), tf.zeros([2, 4], tf.int32), "labels"),
+        (tf.zeros([2, 3, 5]), tf.zeros([2, 3, 5], tf.int32), "labels"),
+    ],
+)
+def test_what_does_not_fit_is_refused(logits: Any, labels: Any, name: str, form: Literal["mme", "plain"]) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} are "):
+        softmax_cross_entropy_mme(logits, labels, form)
+
+
+def test_unknown_ranks_are_refused() -> None:
+    signature = [tf.TensorSpec(None), tf.TensorSpec(None, tf.int32)]
+    with pytest.raises(ValueError, match=r"^logits are "):
+        tf.function(softmax_cross_entropy_mme, input_signature=signature, autograph=False).get_concrete_function()
+
+
+def test_on_hpu_all_operations_are_known_to_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gaudi_ops.tf.devices.has_hpu", lambda: True)
+
+    @tf.function
+    def differentiate(logits: Any, labels: Any) -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            entropy = softmax_cross_entropy_mme(logits, labels)
+        return entropy, tape.gradient(entropy, logits)
+
+    concrete = differentiate.get_concrete_function(tf.TensorSpec([2, 7, 5]), tf.TensorSpec([2, 7], tf.int32))
+    operations = list_operations(concrete)
+    assert "Conv2D" in {one.kind for one in operations}
+    assert find_unsupported(operations) == []
+
+
+class TestLoss:
+    def test_losses_are_the_operations(self) -> None:
+        logits, labels = batch(2, 7)
+        losses = softmax_cross_entropy_mme(logits, labels)
+        each = SoftmaxCrossEntropyMME(reduction="none")(labels, tf.constant(logits))
+        np.testing.assert_array_equal(each, losses)
+        weights = np.array([[2.0], [0.5]], np.float32)
+        found = SoftmaxCrossEntropyMME("mme")(labels, tf.constant(logits), weights)
+        np.testing.assert_allclose(found, np.mean(losses * weights), rtol=1e-5)
+
+    def test_keras_trains_a_classifier_with_it(self) -> None:
+        """Keras gives [batch] labels as [batch, 1], and weights of images likewise."""
+        logits, labels = batch(8)
+        model = keras.Sequential([keras.layers.Dense(5, use_bias=False, kernel_initializer="identity")])
+        model.compile("sgd", SoftmaxCrossEntropyMME())
+        weights = np.arange(8, dtype=np.float32)
+        losses = model.fit(logits, labels, 8, epochs=2, sample_weight=weights, verbose=0).history["loss"]
+        expected = np.mean(weights * reference.softmax_cross_entropy(logits, labels))
+        assert losses[0] == pytest.approx(expected, rel=1e-5)
+        assert losses[1] < losses[0]
+
+    def test_wrong_arguments_are_refused(self) -> None:
+        wrong: Any = "fast"
+        with pytest.raises(ValueError, match="'fast'"):
+            SoftmaxCrossEntropyMME(wrong)
+        with pytest.raises(ValueError, match=r"^labels are "):
+            SoftmaxCrossEntropyMME()(tf.zeros([2, 7]), tf.zeros([2, 7, 5]))
 
 
 @pytest.mark.parametrize("form", FORMS)

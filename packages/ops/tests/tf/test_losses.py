@@ -11,7 +11,10 @@ import pytest
 import tensorflow as tf
 
 from gaudi_ops import reference
-from gaudi_ops.tf import ssd_loss
+from gaudi_ops.tf import SSDLoss, ssd_loss
+from gaudi_ops.tf.graphs import list_operations
+from gaudi_ops.tf.hpu_operations import find_unsupported
+from gaudi_ops.tf.keras_api import keras
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "losses.npz")
 FORMS: tuple[Literal["mme", "plain"], ...] = ("mme", "plain")
@@ -65,7 +68,7 @@ def random_batch(positives: tuple[int, ...], seed: int = 0) -> dict[str, npt.NDA
 
 def compute_gradients(inputs: Mapping[str, Any], form: Form) -> tuple[list[Any], list[Any]]:
     """The three losses, and the gradient of the first in logits and offsets."""
-    logits, offsets = tf.constant(inputs["logits"]), tf.constant(inputs["offsets"])
+    logits, offsets = tf.convert_to_tensor(inputs["logits"]), tf.convert_to_tensor(inputs["offsets"])
     with tf.GradientTape() as tape:
         tape.watch([logits, offsets])
         losses = ssd_loss(**{**inputs, "logits": logits, "offsets": offsets}, implementation=form)
@@ -137,6 +140,107 @@ def test_bfloat16_predictions_give_float32_losses(form: Form) -> None:
     for name in ("logits", "offsets"):
         inputs[name] = tf.cast(inputs[name], tf.float32).numpy()
     np.testing.assert_allclose(losses, reference.ssd_loss(**inputs), rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_compiled_by_xla(form: Form) -> None:
+    inputs = random_batch((4, 0, 15))
+    compiled = tf.function(compute_gradients, jit_compile=True)
+    losses, gradients = compiled(inputs, form)
+    expected, expected_gradients = compute_gradients(inputs, form)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    for one, other in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("label", [-1, 5])
+def test_a_class_that_does_not_exist_is_seen_in_the_loss(label: int, form: Form) -> None:
+    inputs = random_batch((5, 3))
+    inputs["classes"][0, np.flatnonzero(inputs["classes"][0] == 0)[-1]] = label
+    losses, _ = compute_gradients(inputs, form)
+    np.testing.assert_array_equal(np.isnan(losses), [True, True, False])
+    np.testing.assert_allclose(losses, reference.ssd_loss(**inputs), rtol=1e-5)
+
+
+def test_on_hpu_all_operations_are_known_to_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gaudi_ops.tf.devices.has_hpu", lambda: True)
+    specs = [tf.TensorSpec([2, *spec.shape[1:]], spec.dtype) for spec in SIGNATURE]
+    names = list(random_batch((1, 1)))
+    traced = tf.function(lambda *given: compute_gradients(dict(zip(names, given, strict=True)), "auto"))
+    assert find_unsupported(list_operations(traced.get_concrete_function(*specs))) == []
+
+
+class TestLoss:
+    def pack(self, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Targets and predictions as one tensor each, as Keras needs them."""
+        classes = inputs["classes"][..., None].astype(np.float32)
+        return (
+            tf.concat([classes, inputs["target_offsets"]], -1),
+            tf.concat([inputs["logits"], inputs["offsets"]], -1),
+        )
+
+    def test_losses_and_gradients_are_the_operations(self) -> None:
+        inputs = random_batch((4, 0, 11))
+        (loss, _, _), gradients = compute_gradients(inputs, "plain")
+        y_true, y_pred = self.pack(inputs)
+        with tf.GradientTape() as tape:
+            tape.watch(y_pred)
+            found = SSDLoss()(y_true, y_pred)
+        np.testing.assert_allclose(found, loss, rtol=1e-6)
+        by_predictions = tape.gradient(found, y_pred)
+        for one, other in zip((by_predictions[..., :-4], by_predictions[..., -4:]), gradients, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-8)
+
+    def test_pairs_are_the_same(self) -> None:
+        inputs = random_batch((4, 2))
+        given = [
+            [tf.constant(inputs[name]) for name in names]
+            for names in (("classes", "target_offsets"), ("logits", "offsets"))
+        ]
+        np.testing.assert_allclose(SSDLoss("mme")(*given), SSDLoss("mme")(*self.pack(inputs)), rtol=1e-6)
+
+    def test_weights_are_of_images(self) -> None:
+        inputs = random_batch((4, 2))
+        each = SSDLoss(reduction="none")(*self.pack(inputs)).numpy()
+        assert each.shape == (2,)
+        found = SSDLoss()(*self.pack(inputs), sample_weight=[3.0, 0.0])
+        np.testing.assert_allclose(found, 1.5 * each[0], rtol=1e-6)
+
+    def test_keras_trains_a_detector_with_it(self) -> None:
+        inputs = random_batch((4, 2))
+        y_true, _ = self.pack(inputs)
+        images = keras.Input([40, 3])
+        outputs = [keras.layers.Dense(size, kernel_initializer="zeros")(images) for size in (5, 4)]
+        model = keras.Model(images, keras.layers.Concatenate()(outputs))
+        model.compile(keras.optimizers.SGD(0.1), SSDLoss())
+        pixels = np.random.default_rng(0).normal(size=[2, 40, 3]).astype(np.float32)
+        losses = model.fit(pixels, y_true, epochs=3, verbose=0).history["loss"]
+        zeros = {"logits": np.zeros([2, 40, 5]), "offsets": np.zeros([2, 40, 4])}
+        assert losses[0] == pytest.approx(float(reference.ssd_loss(**{**inputs, **zeros})[0]), rel=1e-5)
+        assert losses[2] < losses[0]
+
+    @pytest.mark.parametrize(
+        ("y_true", "y_pred", "name"),
+        [
+            (tf.zeros([2, 40, 5]), tf.zeros([2, 40, 5]), "y_pred"),
+            (tf.zeros([2, 40, 5]), tf.zeros([2, 40]), "y_pred"),
+            (tf.zeros([2, 40, 4]), tf.zeros([2, 40, 9]), "y_true"),
+            (tf.zeros([2, 40]), tf.zeros([2, 40, 9]), "y_true"),
+            (tf.zeros([2, 40, 5], tf.bfloat16), tf.zeros([2, 40, 262], tf.bfloat16), "y_true"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, y_true: Any, y_pred: Any, name: str) -> None:
+        with pytest.raises(ValueError, match=f"^{name} is "):
+            SSDLoss()(y_true, y_pred)
+
+    def test_as_many_classes_as_bfloat16_counts(self) -> None:
+        inputs: dict[str, Any] = {**random_batch((4, 2)), "logits": np.zeros([2, 40, 257], np.float32)}
+        inputs["classes"][0, 0] = 256
+        rounded = [tf.cast(each, tf.bfloat16) for each in self.pack(inputs)]
+        exact = [tf.cast(each, tf.float32) for each in rounded]
+        np.testing.assert_allclose(SSDLoss()(*rounded), SSDLoss()(*exact), rtol=1e-6)
+        assert rounded[0][0, 0, 0] == 256
 
 
 def test_gradient_of_the_box_loss_is_the_clipped_error() -> None:

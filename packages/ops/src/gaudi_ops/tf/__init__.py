@@ -16,11 +16,11 @@ except ModuleNotFoundError as error:
 from gaudi_ops.tf.averages import MovingAverages
 from gaudi_ops.tf.batch_norm import synchronized_batch_norm
 from gaudi_ops.tf.classification import mixup, smoothed_softmax_cross_entropy, topk_hits
-from gaudi_ops.tf.cross_entropy import softmax_cross_entropy_mme
+from gaudi_ops.tf.cross_entropy import SoftmaxCrossEntropyMME, softmax_cross_entropy_mme
 from gaudi_ops.tf.detection import decode_boxes, default_boxes, encode_targets, non_max_suppression
 from gaudi_ops.tf.grouped_convolution import grouped_conv2d
 from gaudi_ops.tf.lars import LARS, LARS_SKIP, LarsSGD
-from gaudi_ops.tf.losses import ssd_loss
+from gaudi_ops.tf.losses import SSDLoss, ssd_loss
 from gaudi_ops.tf.masks import topk_mask
 from gaudi_ops.tf.optimizers import MomentumSGD
 from gaudi_ops.tf.pointwise_convolution import pointwise_conv2d
@@ -35,6 +35,8 @@ __all__ = [
     "MagnitudePruning",
     "MomentumSGD",
     "MovingAverages",
+    "SSDLoss",
+    "SoftmaxCrossEntropyMME",
     "TensorSchedule",
     "decode_boxes",
     "default_boxes",
