@@ -18,7 +18,7 @@ from gaudi_ops.tf.batch_norm import synchronized_batch_norm
 from gaudi_ops.tf.classification import mixup, smoothed_softmax_cross_entropy, topk_hits
 from gaudi_ops.tf.cross_entropy import SoftmaxCrossEntropyMME, softmax_cross_entropy_mme
 from gaudi_ops.tf.detection import decode_boxes, default_boxes, encode_targets, non_max_suppression
-from gaudi_ops.tf.grouped_convolution import grouped_conv2d
+from gaudi_ops.tf.grouped_convolution import GroupedConv2D, grouped_conv2d
 from gaudi_ops.tf.lars import LARS, LARS_SKIP, LarsSGD
 from gaudi_ops.tf.losses import SSDLoss, ssd_loss
 from gaudi_ops.tf.masks import topk_mask
@@ -31,6 +31,7 @@ from gaudi_ops.tf.schedules import TensorSchedule
 __all__ = [
     "LARS",
     "LARS_SKIP",
+    "GroupedConv2D",
     "LarsSGD",
     "MagnitudePruning",
     "MomentumSGD",

@@ -1,4 +1,4 @@
-"""Grouped convolution in the form that suits the device, with gradients that suit it too."""
+"""Grouped convolution in the form that suits the device, with gradients that suit it too; also as a Keras layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_ops.tf import devices
+from gaudi_ops.tf.keras_api import keras
+from gaudi_ops.tf.keras_tensors import accepts_keras_tensors
 
 Implementation = Literal["auto", "native", "split", "block_diagonal"]
-Padding = Literal["SAME", "VALID"] | Sequence[Sequence[int]]
+Padding = str | Sequence[Sequence[int]]
 
 # Channels that groups are put together to, for a dense convolution of each bundle: 32 fill the vector lanes.
 BUNDLE_CHANNELS = 32
@@ -21,6 +23,7 @@ BUNDLE_CHANNELS = 32
 FILTER_GRADIENT_CHANNELS = 16
 
 
+@accepts_keras_tensors("inputs", "filters")
 def grouped_conv2d(
     inputs: Any,
     filters: Any,
@@ -28,6 +31,8 @@ def grouped_conv2d(
     strides: int | Sequence[int] = 1,
     padding: Padding = "SAME",
     implementation: Implementation = "auto",
+    dilations: int | Sequence[int] = 1,
+    data_format: str = "NHWC",
 ) -> Any:
     """Convolve each group of channels with filters of its own.
 
@@ -35,32 +40,51 @@ def grouped_conv2d(
     ``g c_in / groups`` and on. Krizhevsky et al., 2012; as in Xie et al., https://arxiv.org/abs/1611.05431, figure 3c.
 
     Args:
-        inputs: float32 or bfloat16 [batch, height, width, c_in].
+        inputs: float32 or bfloat16 [batch, height, width, c_in], or [batch, c_in, height, width] with ``"NCHW"``. A
+            Keras tensor makes a layer of a functional model, which trains the filters if they are a ``tf.Variable``.
         filters: [kernel height, kernel width, c_in / groups, c_out]; used in the dtype of the inputs.
         groups: divides c_in and c_out.
         strides: of rows and columns, or one number for both.
-        padding: ``"SAME"``, ``"VALID"``, or zeros around the image, ``((top, bottom), (left, right))``.
+        padding: ``"SAME"`` or ``"VALID"``, in upper or lower case, or zeros around the image,
+            ``((top, bottom), (left, right))``.
         implementation: ``"native"`` is TensorFlow's own kernel and gradient; ``"split"`` a convolution for each group;
             ``"block_diagonal"`` dense convolutions of bundles of groups, with zeros between the groups. Values and
             gradients are the same. ``"auto"`` is native where its kernels are, on CPUs with neighbouring groups put
             together for the gradient by narrow filters; block_diagonal on CPUs without them, and where TensorFlow has
             a device of type HPU, which is not tested on hardware. Compiled by XLA for a CPU, native is hundreds of
             times slower: choose another there.
+        dilations: distance in pixels between the rows and columns of a filter, or one number for both; with strides,
+            too. Where the device has no dilated kernels with gradients (float64 on CPUs, HPU), the filters are spread
+            with zeros.
+        data_format: ``"NHWC"``, or ``"NCHW"`` for channels first, which is transposed to NHWC and back.
 
     Returns:
-        [batch, rows, columns, c_out] in the dtype of the inputs.
+        [batch, rows, columns, c_out] in the dtype of the inputs; [batch, c_out, rows, columns] with ``"NCHW"``.
 
     Raises:
         ValueError: an argument is none of those, or the channels don't fit the groups.
     """
-    if implementation not in get_args(Implementation):
-        raise ValueError(f"implementation is {implementation!r}; use one of {', '.join(get_args(Implementation))}")
+    _require_implementation(implementation)
+    channels_first = _is_channels_first(data_format)
     inputs = tf.convert_to_tensor(inputs)
     filters = tf.cast(filters, inputs.dtype)
+    if inputs.shape.rank != 4 or filters.shape.rank != 4:
+        raise ValueError(f"inputs are {inputs.shape} and filters {filters.shape}; both must have 4 dimensions")
+    if channels_first:
+        inputs = tf.transpose(inputs, [0, 2, 3, 1])
     _require_groups(inputs.shape, filters.shape, groups)
     inputs, scheme = _pad(inputs, padding)
-    convolution = _Convolution(groups, _read_strides(strides), scheme)
-    if groups == 1:
+    spacing = _read_pair("dilations", dilations)
+    if max(spacing) > 1 and not _has_dilated_kernels(inputs.dtype):
+        filters, spacing = _dilate(filters, spacing), (1, 1)
+    convolution = _Convolution(groups, _read_pair("strides", strides), scheme, spacing)
+    outputs = _convolve(convolution, inputs, filters, implementation)
+    return tf.transpose(outputs, [0, 3, 1, 2]) if channels_first else outputs
+
+
+def _convolve(convolution: _Convolution, inputs: Any, filters: Any, implementation: Implementation) -> Any:
+    """Convolve in the form that is asked for, or that suits the device."""
+    if convolution.groups == 1:
         return convolution.native(inputs, filters)
     if implementation == "auto":
         if devices.has_hpu():
@@ -83,9 +107,10 @@ class _Convolution:
     groups: int
     strides: tuple[int, int]
     padding: str
+    dilations: tuple[int, int] = (1, 1)
 
     def native(self, inputs: Any, filters: Any) -> Any:
-        return tf.nn.conv2d(inputs, filters, self.strides, self.padding)
+        return tf.nn.conv2d(inputs, filters, self.strides, self.padding, dilations=self.dilations)
 
     def bundled(self, inputs: Any, filters: Any, max_channels: int) -> Any:
         """A dense convolution for each bundle of groups with up to so many channels."""
@@ -104,7 +129,11 @@ class _Convolution:
         bundle = _find_bundle(self.groups, channels, FILTER_GRADIENT_CHANNELS)
         if bundle == 1:
             return self.native(inputs, filters)
-        attributes = {"strides": [1, *self.strides, 1], "padding": self.padding}
+        attributes = {
+            "strides": [1, *self.strides, 1],
+            "padding": self.padding,
+            "dilations": [1, *self.dilations, 1],
+        }
 
         @tf.custom_gradient
         def convolve(inputs: Any, filters: Any) -> Any:
@@ -167,11 +196,50 @@ def _has_grouped_kernels(dtype: Any) -> bool:
     return True
 
 
-def _read_strides(strides: int | Sequence[int]) -> tuple[int, int]:
-    pair = (strides, strides) if isinstance(strides, int) else tuple(strides)
+@functools.cache
+def _has_dilated_kernels(dtype: Any) -> bool:
+    """Whether TensorFlow's dilated convolution has gradients on this device; on CPUs without oneDNN it has not."""
+    if devices.has_hpu():
+        return False
+    if tf.config.list_logical_devices("GPU"):
+        return True
+    with tf.init_scope(), tf.device("CPU:0"):
+        images, filters = tf.ones([1, 3, 3, 1], dtype), tf.ones([3, 3, 1, 1], dtype)
+        attributes: dict[str, Any] = {"strides": [1] * 4, "padding": "SAME", "dilations": [1, 2, 2, 1]}
+        try:
+            tf.raw_ops.Conv2DBackpropInput(input_sizes=[1, 3, 3, 1], filter=filters, out_backprop=images, **attributes)
+            tf.raw_ops.Conv2DBackpropFilter(input=images, filter_sizes=[3, 3, 1, 1], out_backprop=images, **attributes)
+        except tf.errors.OpError:
+            return False
+    return True
+
+
+def _dilate(filters: Any, dilations: tuple[int, int]) -> Any:
+    """Filters [h, w, i, o] with zeros between their rows and columns: [(h - 1) dilation + 1, ..., i, o]."""
+    height, width, inputs, outputs = filters.shape
+    down, across = dilations
+    spread = tf.pad(filters[:, None, :, None], [[0, 0], [0, down - 1], [0, 0], [0, across - 1], [0, 0], [0, 0]])
+    spread = tf.reshape(spread, [height * down, width * across, inputs, outputs])
+    return spread[: (height - 1) * down + 1, : (width - 1) * across + 1]
+
+
+def _read_pair(name: str, given: int | Sequence[int]) -> tuple[int, int]:
+    """Numbers for rows and columns, of one for both or of a pair."""
+    pair = (given, given) if isinstance(given, int) else tuple(given)
     if len(pair) != 2 or min(pair) < 1:
-        raise ValueError(f"strides is {strides!r}; use a number from 1 on, or a pair of them for rows and columns")
-    return pair[0], pair[1]
+        raise ValueError(f"{name} is {given!r}; use a number from 1 on, or a pair of them for rows and columns")
+    return int(pair[0]), int(pair[1])
+
+
+def _is_channels_first(data_format: str) -> bool:
+    if data_format.upper() not in ("NHWC", "NCHW"):
+        raise ValueError(f"data_format is {data_format!r}; use NHWC or NCHW")
+    return data_format.upper() == "NCHW"
+
+
+def _require_implementation(implementation: str) -> None:
+    if implementation not in get_args(Implementation):
+        raise ValueError(f"implementation is {implementation!r}; use one of {', '.join(get_args(Implementation))}")
 
 
 def _pad(inputs: Any, padding: Padding) -> tuple[Any, str]:
@@ -180,16 +248,76 @@ def _pad(inputs: Any, padding: Padding) -> tuple[Any, str]:
     Explicit padding is done here, because TensorFlow's gradient kernels know it only without groups.
     """
     if isinstance(padding, str):
-        if padding in ("SAME", "VALID"):
-            return inputs, padding
+        if padding.upper() in ("SAME", "VALID"):
+            return inputs, padding.upper()
     elif [len(pads) for pads in padding] == [2, 2]:
         return tf.pad(inputs, [[0, 0], *(list(pads) for pads in padding), [0, 0]]), "VALID"
     raise ValueError(f"padding is {padding!r}; use SAME, VALID or ((top, bottom), (left, right))")
 
 
 def _require_groups(inputs: Any, filters: Any, groups: int) -> None:
+    if inputs[-1] is None or not filters.is_fully_defined():
+        raise ValueError(f"inputs are {inputs} and filters {filters}; channels and filters must have static sizes")
     if groups < 1 or inputs[-1] % groups or filters[-1] % groups or filters[2] * groups != inputs[-1]:
         raise ValueError(
             f"groups is {groups} with inputs {inputs} and filters {filters}; it must divide the channels of both, and "
             f"the filters must have c_in / groups inputs"
         )
+
+
+@keras.saving.register_keras_serializable("gaudi_ops")
+class GroupedConv2D(keras.layers.Conv2D):
+    """`keras.layers.Conv2D` by `grouped_conv2d`: same arguments, same weights, same values; Keras' own without groups.
+
+    Args:
+        implementation: see `grouped_conv2d`.
+        arguments: those of `keras.layers.Conv2D`, ``groups`` among them.
+
+    Raises:
+        ValueError: for an implementation that does not exist, and where `keras.layers.Conv2D` raises it.
+    """
+
+    def __init__(self, *arguments: Any, implementation: Implementation = "auto", **keywords: Any) -> None:
+        _require_implementation(implementation)
+        super().__init__(*arguments, **keywords)
+        if not isinstance(self.padding, str):
+            raise ValueError(
+                f"padding is {self.padding!r}; use 'same' or 'valid', and keras.layers.ZeroPadding2D before"
+            )
+        self.implementation = implementation
+
+    def convolution_op(self, inputs: Any, kernel: Any) -> Any:
+        """Convolve images [..., height, width, channels], or [..., channels, height, width] with channels first."""
+        if self.groups == 1:
+            return super().convolution_op(inputs, kernel)
+        # Keras allows several dimensions of a batch.
+        images = inputs if inputs.shape.rank == 4 else tf.reshape(inputs, [-1, *inputs.shape[-3:]])
+        outputs = grouped_conv2d(
+            images,
+            kernel,
+            self.groups,
+            strides=self.strides,
+            padding=self.padding,
+            implementation=self.implementation,
+            dilations=self.dilation_rate,
+            data_format="NCHW" if self.data_format == "channels_first" else "NHWC",
+        )
+        if inputs.shape.rank == 4:
+            return outputs
+        return tf.reshape(outputs, tf.concat([tf.shape(inputs)[:-3], tf.shape(outputs)[1:]], axis=0))
+
+    def call(self, inputs: Any) -> Any:
+        """Convolve, add the bias and activate, where there are; `keras.layers.Conv2D` compiles groups with XLA."""
+        if self.groups == 1:
+            return super().call(inputs)
+        outputs = self.convolution_op(inputs, self.kernel)
+        if self.use_bias and self.data_format == "channels_first":
+            outputs += tf.reshape(self.bias, [-1, 1, 1])
+        elif self.use_bias:
+            outputs = tf.nn.bias_add(outputs, self.bias)
+        outputs.set_shape(self.compute_output_shape(inputs.shape))
+        return outputs if self.activation is None else self.activation(outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments, for Keras to make the layer again."""
+        return {**super().get_config(), "implementation": self.implementation}
