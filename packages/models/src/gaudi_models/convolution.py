@@ -2,45 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from gaudi_ops.tf import grouped_conv2d, pointwise_conv2d
-from gaudi_ops.tf.grouped_convolution import Implementation
+from gaudi_ops.tf import GroupedConv2D, pointwise_conv2d
 from gaudi_ops.tf.keras_api import keras
 
 
 @keras.saving.register_keras_serializable("gaudi_models")
-class Convolution2D(keras.layers.Conv2D):
-    """`keras.layers.Conv2D` without bias and activation; same arguments, same weights, same values.
+class Convolution2D(GroupedConv2D):
+    """`keras.layers.Conv2D`, by default without bias; same arguments, same weights, same values.
+
+    Groups are convolved by `gaudi_ops.tf.grouped_conv2d`, 1x1 filters by `gaudi_ops.tf.pointwise_conv2d`.
 
     Args:
-        implementation: of a convolution in groups, see `gaudi_ops.tf.grouped_conv2d`.
-        arguments: those of `keras.layers.Conv2D`.
+        filters: number of channels of the result.
+        kernel_size: rows and columns of a filter, or one number for both; so are ``strides`` and ``dilation_rate``.
+        strides: distance of the filter's places; not above 1 together with ``dilation_rate``, as in Keras.
+        padding: ``"same"`` or ``"valid"``.
+        data_format: ``"channels_last"``, ``"channels_first"``, or None for Keras' setting.
+        dilation_rate: distance between the rows and columns of a filter.
+        groups: divides the channels before and after.
+        activation: name or function; None is none.
+        use_bias: False in place of Keras' True, for a batch norm follows most often.
+        keywords: the other arguments of `keras.layers.Conv2D`, and ``implementation`` of the groups, see
+            `gaudi_ops.tf.GroupedConv2D`.
+
+    Raises:
+        TypeError: for an argument that `keras.layers.Conv2D` does not have.
+        ValueError: for a value that it refuses.
     """
 
-    def __init__(self, *arguments: Any, implementation: Implementation = "auto", **keywords: Any) -> None:
-        super().__init__(*arguments, use_bias=False, **keywords)
-        self.implementation = implementation
-
-    def call(self, inputs: Any) -> Any:
-        """Convolve images [batch, height, width, channels]."""
-        if self.groups == 1 and self.kernel_size == self.strides == (1, 1):
-            return pointwise_conv2d(inputs, tf.cast(self.kernel, inputs.dtype))
-        if self.groups == 1:
-            return super().call(inputs)
-        return grouped_conv2d(
-            inputs,
-            self.kernel,
-            self.groups,
-            strides=self.strides,
-            padding=self.padding.upper(),
-            implementation=self.implementation,
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: int | Sequence[int] = 1,
+        groups: int = 1,
+        activation: Any = None,
+        use_bias: bool = False,
+        **keywords: Any,
+    ) -> None:
+        super().__init__(
+            filters,
+            kernel_size,
+            strides,
+            padding,
+            data_format,
+            dilation_rate,
+            groups,
+            activation,
+            use_bias,
+            **keywords,
         )
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments, for Keras to make the layer again."""
-        config = super().get_config()
-        del config["use_bias"]
-        return {**config, "implementation": self.implementation}
+    def convolution_op(self, inputs: Any, kernel: Any) -> Any:
+        """Convolve images [..., height, width, channels], or [..., channels, height, width] with channels first."""
+        is_pointwise = self.groups == 1 and self.kernel_size == self.strides == (1, 1)
+        if is_pointwise and self.data_format == "channels_last" and inputs.shape.rank == 4:
+            return pointwise_conv2d(inputs, tf.cast(kernel, inputs.dtype))
+        return super().convolution_op(inputs, kernel)
