@@ -32,7 +32,8 @@ def _hpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_recipe(optimizer: Any, **others: Any) -> LearningRecipe:
     known: dict[str, Any] = {
         "optimizer": optimizer, "momentum": 0.9, "weight_decay": 1e-4, "lars_epsilon": 0.0, "single_l2": False,
-        "label_smoothing": 0.1, "dropout": 0.0, "mixup_alpha": 0.0, "ema_decay": 0.0, "pruning": None, **others,
+        "label_smoothing": 0.1, "dropout": 0.0, "mixup_alpha": 0.0, "ema_decay": 0.0, "pruning": None,
+        "momentum_form": "keras", "decay_form": "l2", **others,
     }  # fmt: skip
     return LearningRecipe(**{name: known[name] for name in LearningRecipe.__dataclass_fields__})
 

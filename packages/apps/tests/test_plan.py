@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_apps.plan import Plan
+from gaudi_apps.recipe_version import CURRENT
 from gaudi_apps.ssd.config import DataFlags, EvaluationFlags, ReportFlags, RunFlags, ScheduleFlags, SSDConfig
 from gaudi_apps.ssd.plan import make_plan
 from gaudi_ops import schedules
@@ -22,13 +23,14 @@ def plan_of(
     epochs: float = 64,
     steps: int = 0,
     schedule: ScheduleFlags | None = None,
+    version: int = CURRENT,
 ) -> Plan:
     config = SSDConfig(
         run=RunFlags(epochs=epochs, steps=steps),
         data=DataFlags(batch_size=batch),
         schedule=schedule or ScheduleFlags(),
     )
-    return make_plan(config, num_images)
+    return make_plan(config, num_images, version=version)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,17 @@ def test_rates_are_those_of_gaudi_ops(step: int, warmup: int, kind: str) -> None
         after = schedules.piecewise_constant(plan.peak_learning_rate, plan.drop_steps, (0.1, 0.01))
     expected = float(np.asarray(schedules.linear_warmup(after, warmup)(step)))
     assert plan.learning_rate(step) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+def test_a_run_of_an_earlier_release_keeps_its_drops() -> None:
+    """Rounding cuts a step off a stretched drop, as in the original, and a drop within the warm-up ends it."""
+    stretched = ScheduleFlags(k=-8)
+    assert plan_of(96, batch=32, schedule=stretched).drop_steps == (23, 29)
+    assert plan_of(96, batch=32, schedule=stretched, version=1).drop_steps == (24, 30)
+    early = ScheduleFlags(base_lr=0.1, lr_warmup_steps=20, lr_drop_epochs=(1, 2))
+    rates = [plan_of(320, batch=32, schedule=early, version=one).learning_rate for one in (1, 2)]
+    assert [rate(5) for rate in rates] == pytest.approx([0.1 * 0.01 * 5 / 20, 0.1 * 5 / 20])
+    assert [rate(10) for rate in rates] == pytest.approx([0.1 * 0.01 * 10 / 20, 0.1 * 0.1])
 
 
 def test_cosine_ends_near_zero_and_has_no_drops() -> None:

@@ -18,6 +18,7 @@ from gaudi_apps.background import BackgroundScoring
 from gaudi_apps.framework import Framework
 from gaudi_apps.loop import Task
 from gaudi_apps.plan import Plan
+from gaudi_apps.recipe_version import CURRENT
 from gaudi_apps.run_folder import RunFolder
 from gaudi_apps.scores import Score
 from gaudi_apps.settings import RunSettings
@@ -116,6 +117,7 @@ class Application(ABC):
         side_flags: names of flags that two sides of a parity may differ in, besides those of `gaudi_apps.parity.flags`.
         config: the dataclass of its flags, validated.
         settings: what the machinery has to know of them.
+        recipe_version: which recipe is followed, see `gaudi_apps.recipe_version`.
         framework: what computes.
     """
 
@@ -126,6 +128,16 @@ class Application(ABC):
     side_flags: tuple[str, ...]
     config: Any
     settings: RunSettings
+    recipe_version: int = CURRENT
+
+    def use_recipe(self, version: int) -> None:
+        """Plan and train by a version of the recipes."""
+        self.recipe_version = version
+
+    @property
+    def resolved_flags(self) -> Mapping[str, Any]:
+        """Flags by name whose default follows from others, with the values that they have in this run."""
+        return {}
 
     @property
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Any
 
 from gaudi_ops.schedules import Schedule
 
-DROP_FACTORS = (0.1, 0.01, 0.001)
+DROP_FACTORS = (0.1, 0.01, 0.001, 0.0001)
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,9 @@ class RateChange:
 class Plan:
     """Numbers of a run; every step counts from 0 and is the first one that something holds for.
 
-    `learning_rate` is the rate of a step. `drop_steps` are the steps from which a piecewise rate is `drop_factors`,
-    .1, .01, .001, of its peak. `evaluation_steps` lie between two evaluations during training, 0 where there are none
+    `learning_rate` is the rate of a step. `drop_steps` are where a piecewise rate drops to `drop_factors` of its peak;
+    the first step with the lower rate is `drop_delay` later, for TensorFlow's piecewise constant counts the boundary to
+    what is before it. `evaluation_steps` lie between two evaluations during training, 0 where there are none
     besides those after `evaluated_steps`. `global_batch` is of all `workers`, the processes that train together.
     """
 
@@ -45,6 +46,7 @@ class Plan:
     workers: int = 1
     drop_factors: tuple[float, ...] = DROP_FACTORS
     evaluated_steps: tuple[int, ...] = ()
+    drop_delay: int = 0
 
     @property
     def own_batch(self) -> int:
@@ -59,7 +61,8 @@ class Plan:
             marks.append((self.warmup_steps, "warm-up ends"))
         if self.lr_schedule == "piecewise":
             marks += [
-                (step, f"drop to {factor:g}") for step, factor in zip(self.drop_steps, self.drop_factors, strict=False)
+                (step + self.drop_delay, f"drop to {factor:g}")
+                for step, factor in zip(self.drop_steps, self.drop_factors, strict=False)
             ]
         marks = [(step, f"{what}, not reached" if step >= self.total_steps else what) for step, what in marks]
         return tuple(RateChange(step, self.learning_rate(step), what) for step, what in sorted(marks))

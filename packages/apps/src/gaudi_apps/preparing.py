@@ -11,6 +11,7 @@ from gaudi_apps.beginning import Beginning, begin_or_continue
 from gaudi_apps.config_file import list_flags
 from gaudi_apps.distribution_flags import DISTRIBUTION_FLAGS
 from gaudi_apps.plan import Plan
+from gaudi_apps.recipe_version import note_version
 from gaudi_apps.session import Session
 from gaudi_apps.sharing import from_root
 from gaudi_apps.startup import require_equal_start
@@ -60,6 +61,7 @@ def prepare_training(session: Session) -> PreparedTraining:
     """
     app, run, communicator = session.app, session.settings, session.communicator
     data = app.open_training_data()
+    session.choose_recipe()
     plan = app.make_plan(data.num_images)
     require_equal_start(session, data.fingerprint)
     settings = _settings(app, data, plan)
@@ -80,4 +82,5 @@ def _settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any
     """What decides the weights of a run, on however many processes; its batch is that of all of them."""
     free = app.free_flags | DISTRIBUTION_FLAGS
     flags = {name: value for name, value in list_flags(app.config) if name not in free}
+    flags |= {**app.resolved_flags, **note_version(app.recipe_version)}
     return {"data": data.fingerprint, **flags, "batch_size": plan.global_batch}

@@ -6,12 +6,14 @@ TensorFlow is imported only once the flags are found good and there is something
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.classification.former_flags import RESNET
 from gaudi_apps.classification.resnet_config import ResNetConfig, make_recipe, validate
 from gaudi_apps.distribution import Distribution
 from gaudi_apps.launching import Launch
+from gaudi_apps.recipe_version import find_version_in
 from gaudi_distributed.place import Place
 
 if TYPE_CHECKING:
@@ -27,13 +29,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _print_plan(config: ResNetConfig, workers: int, launch: LaunchReport | None) -> None:
     from gaudi_apps.classification.plan_report import print_plan
 
-    print_plan(make_recipe(config, Distribution(Place(size=workers))), launch, as_json=config.run.json)
+    recipe = make_recipe(config, Distribution(Place(size=workers)), find_version_in(config.run.model_dir))
+    print_plan(recipe, launch, as_json=config.run.json)
 
 
 def _open(config: ResNetConfig, distribution: Distribution) -> Application:
     from gaudi_apps.classification.application import ClassificationApplication
 
-    return ClassificationApplication(PROGRAM.program, config, make_recipe(config, distribution))
+    return ClassificationApplication(PROGRAM.program, config, partial(make_recipe, config, distribution))
 
 
 PROGRAM = Launch(

@@ -76,6 +76,17 @@ class RunFolder:
         write_json(self._record_path, record)
         return False
 
+    def read_settings(self) -> dict[str, Any] | None:
+        """Read the settings of the run that is here; None where there is none.
+
+        Raises:
+            DataError: ``run.json`` cannot be read.
+        """
+        if not self._record_path.exists():
+            return None
+        settings: dict[str, Any] = self._read()["settings"]
+        return settings
+
     def own(self, *paths: Path) -> None:
         """Note files as the run's own, as soon as their names are known; without a run here nothing is noted."""
         if not self._record_path.exists():

@@ -13,6 +13,7 @@ from typing import Any
 from gaudi_apps.application import Application, Facts, Restored, TrainableTask
 from gaudi_apps.checkpoints import Checkpoint, CheckpointFolder, load_checkpoint
 from gaudi_apps.elastic import Commits
+from gaudi_apps.recipe_version import find_recipe_version
 from gaudi_apps.run_folder import RunFolder
 from gaudi_apps.sharing import from_root, share_state
 from gaudi_apps.supervised import Supervised
@@ -88,6 +89,11 @@ class Session:
         self.logs.mkdir(parents=True, exist_ok=True)
         with (self.logs / LOG).open("a", encoding="utf-8", buffering=1) as log, contextlib.redirect_stdout(log):
             yield
+
+    def choose_recipe(self) -> None:
+        """Have the program follow the recipe of the run in the folder, or the current one, alike on all ranks."""
+        clean = self.settings.clean
+        self.app.use_recipe(from_root(self.communicator, lambda: find_recipe_version(self.folder, clean=clean)))
 
     def build_task(self, facts: Facts, *, averages: bool) -> TrainableTask:
         """A network as the facts describe it, with new weights, that trains with the other processes."""

@@ -40,6 +40,9 @@ def test_the_golden_plan_of_sgd() -> None:
     assert plan["drop_steps"] == [150120, 300240, 400320]
     assert plan["peak_learning_rate"] == 0.1
     assert plan["parameters"] == 25557032
+    assert (plan["decay_form"], plan["momentum_form"]) == ("l2", "keras")
+    # TensorFlow's piecewise constant counts a boundary to what is before it.
+    assert [one["step"] for one in plan["rate_changes"]][2:5] == [150121, 300241, 400321]
     rates = {one["reason"]: one["learning_rate"] for one in plan["rate_changes"]}
     assert rates["warm-up ends"] == pytest.approx(0.1)
     assert [rates[f"drop to {factor}"] for factor in ("0.1", "0.01", "0.001")] == pytest.approx([1e-2, 1e-3, 1e-4])
@@ -83,8 +86,9 @@ def test_other_schedules() -> None:
     lars = plan_of("resnext", "-bs", 1024, "--enable_lars")
     assert (lars.lr_schedule, lars.peak_learning_rate, lars.total_steps) == ("polynomial", 9.5, 47543)
     piecewise = plan_of("resnext", "-bs", 256, "-te", 90, "--no_use_cosine_lr", "--disable_warmup")
-    assert (piecewise.learning_rate(0), piecewise.warmup_steps) == (0.256, 0)
-    assert piecewise.drop_steps == (150136, 300273, 400364)
+    assert (piecewise.learning_rate(0), piecewise.warmup_steps) == (0.1, 0)
+    assert piecewise.drop_steps == (150136, 300273, 400364, 450410)
+    assert piecewise.warnings == ()
 
 
 def test_steps_replace_epochs_and_small_sets_have_an_epoch() -> None:

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from gaudi_apps.classification.adam import Adam
 from gaudi_apps.classification.recipe import LearningRecipe, PruningRecipe
-from gaudi_apps.classification.task import ClassificationTask, drop_out
+from gaudi_apps.classification.task import ClassificationTask, drop_out, find_decay
 from gaudi_distributed import Communicator, SingleProcess
 
-PLAIN = LearningRecipe("SGD", 0.9, 0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0, None)
+PLAIN = LearningRecipe("SGD", 0.9, 0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0, None, "keras", "l2")
 ALONE = SingleProcess()
 DECAYED = ("conv1/kernel", "logits/bias", "logits/kernel")
 
@@ -161,19 +161,35 @@ def test_as_many_features_are_dropped_as_the_recipe_says(make_task: Any, batch: 
     assert np.std(means, axis=0).min() > 0.1 * expected.max()
 
 
-def test_decay_is_of_all_weights_but_batch_norms(make_task: Any, batch: dict[str, Any]) -> None:
-    plain, decayed = make_task(), make_task(replace(PLAIN, weight_decay=0.01))
+@pytest.mark.parametrize(("form", "gradient"), [("l2", 0.02), ("half_squares", 0.01)])
+def test_decay_is_of_all_weights_but_batch_norms(
+    make_task: Any, batch: dict[str, Any], form: Any, gradient: float
+) -> None:
+    plain, decayed = make_task(), make_task(replace(PLAIN, weight_decay=0.01, decay_form=form))
     before = plain.read_state()
     assert step(plain, batch) == step(decayed, batch)
     one, other = plain.read_state(), decayed.read_state()
     for name in ("conv1_bn/gamma", "conv1_bn/beta"):
         np.testing.assert_array_equal(one[name], other[name])
     for name in DECAYED:
-        np.testing.assert_allclose(one[name] - other[name], 0.1 * 0.01 * before[name], atol=1e-7, err_msg=name)
+        np.testing.assert_allclose(one[name] - other[name], 0.1 * gradient * before[name], atol=1e-7, err_msg=name)
+
+
+def test_which_variables_are_decayed() -> None:
+    names = ("conv1/kernel", "conv1/bias", "conv1_bn/gamma", "logits/kernel", "logits/bias")
+
+    def list_decays(head_only: bool = False, **changes: Any) -> list[float]:
+        recipe = replace(PLAIN, weight_decay=0.5, **changes)
+        return [find_decay(name, recipe, head_only=head_only) for name in names]
+
+    assert list_decays() == [1, 0, 0, 1, 1]
+    assert list_decays(head_only=True) == [1, 0, 0, 1, 0]
+    assert list_decays(decay_form="half_squares") == [0.5, 0.5, 0, 0.5, 0.5]
+    assert list_decays(single_l2=True) == [0, 0, 0, 0, 0]
 
 
 def test_a_single_l2_is_reported_and_updates_alike(make_task: Any, batch: dict[str, Any]) -> None:
-    recipe = replace(PLAIN, weight_decay=0.01)
+    recipe = replace(PLAIN, weight_decay=0.01, decay_form="half_squares")
     each, single = make_task(recipe), make_task(replace(recipe, single_l2=True))
     weights = each.read_state()
     half_squares = sum(0.5 * float((weights[name].astype(np.float64) ** 2).sum()) for name in DECAYED)
@@ -222,7 +238,7 @@ def test_adam_is_that_of_keras() -> None:
 
     values, generator = [np.ones((3, 2), np.float32), np.zeros(4, np.float32)], np.random.default_rng(1)
     ours, theirs = ([tf.Variable(value) for value in values] for _ in range(2))
-    adam, reference = Adam(ours, 0.0, undecayed=()), keras.optimizers.Adam(1.0)
+    adam, reference = Adam(ours, [0.0, 0.0]), keras.optimizers.Adam(1.0)
     for rate in (0.1, 0.02, 0.3):
         gradients = [tf.constant(generator.normal(size=value.shape), tf.float32) for value in values]
         adam.apply(gradients, tf.constant(rate))

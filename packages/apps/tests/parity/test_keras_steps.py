@@ -19,7 +19,7 @@ from gaudi_distributed import SingleProcess
 from gaudi_distributed.errors import ConfigurationError
 
 SIDE = 64
-RECIPE = LearningRecipe("SGD", 0.9, 1e-4, 1e-7, False, 0.0, 0.0, 0.0, 0.0, None)
+RECIPE = LearningRecipe("SGD", 0.9, 1e-4, 1e-7, False, 0.0, 0.0, 0.0, 0.0, None, "keras", "l2")
 
 
 @pytest.fixture(scope="module")

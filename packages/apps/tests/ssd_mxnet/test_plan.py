@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,9 +40,9 @@ def test_the_systems_have_the_rates_and_steps_of_the_submission(
     found = json.loads(done.out)
     assert found["peak_learning_rate"] == rate
     assert (found["global_batch"], found["warmup_steps"], found["images"]) == (batch, warmup_steps, COCO)
-    assert found["drop_steps"] == [int(epoch * COCO / batch) for epoch in (44, 55)]
-    assert found["evaluated_steps"] == [int(e * COCO / batch) for e in (40, 50, 55, 60, 65, 70, 75, 80)]
-    assert found["total_steps"] == int(80 * COCO / batch)
+    assert found["drop_steps"] == [math.ceil(epoch * COCO / batch) for epoch in (44, 55)]
+    assert found["evaluated_steps"] == [math.ceil(e * COCO / batch) for e in (40, 50, 55, 60, 65, 70, 75, 80)]
+    assert found["total_steps"] == math.ceil(80 * COCO / batch)
     assert not (tmp_path / "run").exists()
 
 
@@ -73,13 +74,22 @@ def test_rates_are_whole_multiples() -> None:
 
 def test_the_rate_rises_and_drops() -> None:
     found = plan(lr_warmup_epochs=0.45, lr_decay_epochs=(1, 2, 3), lr_decay_factor=0.5)
-    assert [found.learning_rate(step) for step in (0, 1, 3, 4, 9)] == [0, 2.5e-3 / 4, 2.5e-3 * 3 / 4, 2.5e-3, 2.5e-3]
+    # The submission counts from 1: the first of four steps has a quarter of the rate.
+    rates = [2.5e-3 / 4, 2.5e-3 * 2 / 4, 2.5e-3 * 3 / 4, 2.5e-3, 2.5e-3]
+    assert [found.learning_rate(step) for step in (0, 1, 2, 3, 9)] == pytest.approx(rates)
     assert [found.learning_rate(step) for step in (10, 20, 30)] == [2.5e-3 / 2, 2.5e-3 / 4, 2.5e-3 / 8]
     assert [change.reason for change in found.rate_changes][2:5] == ["drop to 0.5", "drop to 0.25", "drop to 0.125"]
-    # With a factor f, the step i of W is at lr - (W - i) lr / (W 2 ** f).
+    # With a factor f, the step i of W, counted from 1, is at lr - (W - i) lr / (W 2 ** f).
     found = plan(lr_warmup_epochs=0.4, lr_warmup_factor=2)
     for step in range(4):
-        assert found.learning_rate(step) == pytest.approx(2.5e-3 * (1 - (4 - step) / (4 * 2**2)))
+        assert found.learning_rate(step) == pytest.approx(2.5e-3 * (1 - (3 - step) / (4 * 2**2)))
+
+
+def test_a_run_of_an_earlier_release_keeps_its_steps() -> None:
+    config = SSDMXNetConfig(RunFlags(epochs=5), schedule=ScheduleFlags(lr_warmup_epochs=1.5, lr_decay_epochs=(1, 3)))
+    found = make_plan(replace(config, data=replace(config.data, batch_size=2)), 9, version=1)
+    assert (found.drop_steps, found.total_steps) == ((4, 13), 22)
+    assert [found.learning_rate(step) for step in (0, 1)] == [0, 2.5e-3 / 6]
 
 
 def test_validations() -> None:
@@ -88,7 +98,7 @@ def test_validations() -> None:
         return make_plan(config, 80).evaluated_steps
 
     assert steps() == (15,)  # all epochs of the submission are past the end, which is validated
-    assert steps(val_epochs=(1, 3, 6, 9)) == (2, 7, 15)
+    assert steps(val_epochs=(1, 3, 6, 9)) == (3, 8, 15)
     assert steps(val_interval=2) == (5, 10, 15)
     assert steps("train", val_interval=2) == ()
 
@@ -97,4 +107,4 @@ def test_the_plan_is_a_table_too(ssd_mxnet_train: Callable[..., Any], tmp_path: 
     done = ssd_mxnet_train("--mode", "Plan", "--epochs", 2, "--val-interval", 1, "--model_dir", tmp_path / "run")
     assert done.status == 0
     assert "images       5" in done.out
-    assert "after steps 2, 5" in done.out
+    assert "after steps 3, 5" in done.out

@@ -48,7 +48,7 @@ def test_a_run_leaves_what_all_programs_leave(trained: Path) -> None:
     losses = [row["loss"] for row in read_lines(trained / "history.jsonl")]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0]
-    assert [row["step"] for row in read_lines(trained / "evaluations.jsonl")] == [2, 5, 6]
+    assert [row["step"] for row in read_lines(trained / "evaluations.jsonl")] == [3, 5, 6]
     evaluation = json.loads((trained / "evaluation.json").read_text())
     assert (evaluation["step"], evaluation["images"], evaluation["images_total"]) == (STEPS, 5, 5)
     assert load(trained).facts["position"] == {"epoch": 2, "image": 2}
@@ -71,8 +71,9 @@ def test_the_log_of_mlperf_passes_the_parser_of_the_official_checker(trained: Pa
     epochs = ["epoch_start", "eval_start", "eval_accuracy", "eval_stop", "epoch_stop", "run_start", "run_stop"]
     order = [key for key in keys if key in epochs]
     evaluation = ["eval_start", "eval_accuracy", "eval_stop"]
-    first, second = ["epoch_start", *evaluation, "epoch_stop"], ["epoch_start", "epoch_stop", "epoch_start"]
-    assert order == ["run_start", *first, *second, *evaluation, *evaluation, "run_stop"]
+    # The third step ends the first epoch, and is evaluated then; the third epoch is not over at the end.
+    change = ["epoch_stop", "epoch_start", *evaluation]
+    assert order == ["run_start", "epoch_start", *change, *change, *evaluation, "run_stop"]
     assert lines[-1].value["metadata"]["status"] == "aborted"  # there was no target
     facts = {line.key: line.value["value"] for line in lines}
     assert (facts["global_batch_size"], facts["train_samples"], facts["eval_samples"]) == (2, 5, 5)

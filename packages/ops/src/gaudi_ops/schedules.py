@@ -103,7 +103,7 @@ def cosine(base_rate: float, total_steps: int, end_rate: float = 0.0) -> Schedul
 
 
 def polynomial(
-    base_rate: float, total_steps: int, end_rate: float = 1e-4, *, power: float = 2.0, first_step: int = 0
+    base_rate: float, total_steps: float, end_rate: float = 1e-4, *, power: float = 2.0, first_step: int = 0
 ) -> Schedule:
     """From ``base_rate`` up to ``first_step`` to ``end_rate``, ``total_steps`` later and after.
 
@@ -186,7 +186,7 @@ def from_config(config: Mapping[str, Any]) -> Schedule:
     return functools.partial(_FORMULAS[config["formula"]], **arguments)
 
 
-def _require_steps(name: str, value: int) -> None:
+def _require_steps(name: str, value: float) -> None:
     if value < 1:
         raise ValueError(f"{name} is {value}; use at least 1")
 
@@ -227,7 +227,7 @@ def _polynomial(
     /,
     *,
     base_rate: float,
-    total_steps: int,
+    total_steps: float,
     end_rate: float,
     power: float,
     first_step: int,

@@ -15,8 +15,7 @@ class Adam(tf.Module):
 
     Args:
         variables: what is trained, float32.
-        weight_decay: coefficient of the sum of half squares of the variables that are decayed.
-        undecayed: variables with one of these in their name are not.
+        weight_decay: coefficients of half the squares, one for each variable.
 
     Attributes:
         velocities: averages of the gradients, one a variable.
@@ -24,10 +23,10 @@ class Adam(tf.Module):
         updates: how many there were, int64.
     """
 
-    def __init__(self, variables: Sequence[Any], weight_decay: float, *, undecayed: Sequence[str]) -> None:
+    def __init__(self, variables: Sequence[Any], weight_decay: Sequence[float]) -> None:
         super().__init__(name="adam")
         self._variables = list(variables)
-        self._decays = [0.0 if any(part in one.name for part in undecayed) else weight_decay for one in variables]
+        self._decays = list(weight_decay)
         self.velocities, self.squares = (
             [tf.Variable(tf.zeros(one.shape), trainable=False) for one in variables] for _ in range(2)
         )

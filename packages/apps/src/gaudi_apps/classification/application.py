@@ -30,18 +30,29 @@ class ClassificationApplication(Application):
     Args:
         program: what a Python is given to run it.
         config: the flags, validated.
-        recipe: what they mean.
+        make_recipe: what they mean, by a version of `gaudi_apps.recipe_version`.
     """
 
     files: ClassVar = ("evaluation.json",)
     folders: ClassVar = ("pictures",)
 
-    def __init__(self, program: tuple[str, ...], config: Any, recipe: Recipe) -> None:
+    def __init__(self, program: tuple[str, ...], config: Any, make_recipe: Callable[..., Recipe]) -> None:
         self.program = program
         self.config = config
-        self.recipe = recipe
-        self.settings = recipe.run
-        self.side_flags = (recipe.model.weights_flag, *SIDE_FLAGS)
+        self._make_recipe = make_recipe
+        self.recipe = make_recipe(version=self.recipe_version)
+        self.settings = self.recipe.run
+        self.side_flags = (self.recipe.model.weights_flag, *SIDE_FLAGS)
+
+    def use_recipe(self, version: int) -> None:
+        """Plan and train by a version of the recipes."""
+        super().use_recipe(version)
+        self.recipe = self._make_recipe(version=version)
+
+    @property
+    def resolved_flags(self) -> Mapping[str, Any]:
+        """Flags whose default follows from others."""
+        return self.recipe.resolved_flags
 
     @property
     def free_flags(self) -> frozenset[str]:

@@ -15,6 +15,15 @@ from gaudi_apps.plan_report import BYTES_PER_VALUE, MEMORY_COVERS, format_bytes,
 from gaudi_apps.starting import LaunchReport
 from gaudi_models.architectures import RESNETS, count_parameters, list_convolutions
 
+DECAY_FORMS = {
+    "l2": "L2 of Keras on kernels and the head: a gradient of twice weight decay times weight",
+    "half_squares": "half squares of all weights but batch norm's: a gradient of weight decay times weight",
+}
+MOMENTUM_FORMS = {
+    "keras": "of Keras: velocity = momentum velocity - rate gradient; weight += velocity",
+    "tensorflow1": "of TensorFlow 1: velocity = momentum velocity + gradient; weight -= rate velocity",
+}
+
 
 @dataclass(frozen=True)
 class TrainingSet:
@@ -87,6 +96,8 @@ def to_json(recipe: Recipe, training_set: TrainingSet, plan: Plan, size: Network
         "label_smoothing": recipe.learning.label_smoothing,
         "weight_decay": recipe.learning.weight_decay,
         "momentum": recipe.learning.momentum,
+        "decay_form": recipe.learning.decay_form,
+        "momentum_form": recipe.learning.momentum_form,
         "data": asdict(training_set),
         "checkpoints_kept": plan.count_checkpoints(recipe.run.keep_checkpoints),
     }
@@ -104,6 +115,10 @@ def _list_facts(
     yield "classes", f"{training_set.num_classes}"
     yield "network", recipe.model.name if size is None else f"{recipe.model.name}, {size.parameters} parameters"
     yield "optimizer", f"{learning.optimizer}, weight decay {learning.weight_decay:g}, momentum {learning.momentum:g}"
+    if learning.optimizer != "LARS":
+        yield "decay form", DECAY_FORMS[learning.decay_form]
+    if learning.optimizer == "SGD":
+        yield "momentum", MOMENTUM_FORMS[learning.momentum_form]
     yield "loss", f"label smoothing {learning.label_smoothing:g}, mixup {learning.mixup_alpha:g}"
     yield from list_plan(plan, recipe.run.keep_checkpoints)
     if plan.lr_schedule == "polynomial":

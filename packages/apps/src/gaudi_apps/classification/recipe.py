@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gaudi_apps.settings import RunSettings
@@ -16,6 +16,8 @@ LISTED = 5  # classes that are said of a picture at most, and that top-5 accurac
 
 RateKind = Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"]
 OptimizerKind = Literal["SGD", "LARS", "Adam"]
+MomentumForm = Literal["keras", "tensorflow1"]
+DecayForm = Literal["l2", "half_squares"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,9 @@ class RateRecipe:
         half_cycle: steps from the lowest to the highest rate of a cyclical one.
         whole_epochs: whether an epoch is a whole number of steps, so that warm-up and training are multiples of it.
         drop_epochs: where a piecewise rate drops.
+        drop_delay: steps from a drop epoch to the first lower rate.
+        cycle_decay: height of a cycle as a share of the one before.
+        fractional_decay: whether a polynomial ends within a step, where that is where the last epoch ends.
     """
 
     kind: RateKind
@@ -100,6 +105,9 @@ class RateRecipe:
     half_cycle: int
     whole_epochs: bool
     drop_epochs: tuple[float, ...] = (30, 60, 80)
+    drop_delay: int = 1
+    cycle_decay: float = 0.5
+    fractional_decay: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,23 @@ class PruningRecipe:
 
 @dataclass(frozen=True)
 class LearningRecipe:
-    """Loss and optimizer."""
+    """Loss and optimizer.
+
+    Attributes:
+        optimizer: by name.
+        momentum: share of the velocity that is kept.
+        weight_decay: coefficient of the squares of the weights.
+        lars_epsilon: see `gaudi_ops.tf.LarsSGD`.
+        single_l2: whether the weight decay is a term of the loss.
+        label_smoothing: share of the truth that goes to all classes alike.
+        dropout: share of the features that are dropped.
+        mixup_alpha: see `gaudi_ops.tf.mixup`.
+        ema_decay: of the average of the weights; 0: there is none.
+        pruning: if there is any.
+        momentum_form: of SGD: ``"keras"`` has the rate inside of the velocity, ``"tensorflow1"`` outside of it.
+        decay_form: of SGD and Adam: ``"l2"`` is Keras' L2 on kernels and the head, a gradient of twice the weight;
+            ``"half_squares"`` is of all variables but batch norm's, a gradient of once the weight.
+    """
 
     optimizer: OptimizerKind
     momentum: float
@@ -127,6 +151,8 @@ class LearningRecipe:
     mixup_alpha: float
     ema_decay: float
     pruning: PruningRecipe | None
+    momentum_form: MomentumForm
+    decay_form: DecayForm
 
 
 @dataclass(frozen=True)
@@ -153,6 +179,7 @@ class Recipe:
         short_run: flags of a run that saves each step and does nothing besides, but for the number of steps.
         steps_flag: name of the flag that says how many they are.
         free_flags: that may change between two starts of a run.
+        resolved_flags: whose default follows from others, with their values.
     """
 
     run: RunSettings
@@ -166,3 +193,4 @@ class Recipe:
     short_run: Mapping[str, Any]
     steps_flag: str
     free_flags: frozenset[str]
+    resolved_flags: Mapping[str, Any] = field(default_factory=dict)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gaudi_apps.classification.recipe import DataRecipe, ModelRecipe, PruningRecipe, UseRecipe
+from gaudi_apps.classification.recipe import DataRecipe, ModelRecipe, PruningRecipe, RateRecipe, UseRecipe
 from gaudi_apps.distribution import Distribution, share_batch
 from gaudi_apps.parity.flags import PARITY_FLAGS
 from gaudi_apps.profiling import parse_step_range
@@ -145,6 +146,11 @@ def model_recipe(config: Any, name: str, weights_flag: str) -> ModelRecipe:
         grouped_convolution=config.device.grouped_convolution,
         weights_flag=weights_flag,
     )
+
+
+def for_version(rate: RateRecipe, version: int) -> RateRecipe:
+    """Return a rate as a version of the recipes has it, see `gaudi_apps.recipe_version`."""
+    return rate if version > 1 else replace(rate, drop_delay=0, cycle_decay=1.0, fractional_decay=False)
 
 
 def pruning_recipe(config: Any) -> PruningRecipe | None:

@@ -10,11 +10,19 @@ from tyro.conf import arg
 from gaudi_apps.classification import flags
 from gaudi_apps.classification.checks import check_above, check_common, check_least, check_share
 from gaudi_apps.classification.flags import Switch
-from gaudi_apps.classification.recipe import LearningRecipe, OptimizerKind, RateKind, RateRecipe, Recipe
+from gaudi_apps.classification.recipe import (
+    DecayForm,
+    LearningRecipe,
+    OptimizerKind,
+    RateKind,
+    RateRecipe,
+    Recipe,
+)
 from gaudi_apps.classification.recipe_parts import (
     FREE_FLAGS,
     SHORT_RUN,
     data_recipe,
+    for_version,
     model_recipe,
     pruning_recipe,
     run_settings,
@@ -23,6 +31,7 @@ from gaudi_apps.classification.recipe_parts import (
 from gaudi_apps.distribution import Distribution
 from gaudi_apps.distribution_flags import DistributionFlags
 from gaudi_apps.parity.flags import ParityFlags
+from gaudi_apps.recipe_version import CURRENT
 from gaudi_datasets.errors import FlagError
 from gaudi_models.architectures import CLASSIFIERS
 from gaudi_ops.schedules import lars_defaults
@@ -102,11 +111,12 @@ class ScheduleFlags:
     step_size: int = 40
     """Steps from the lowest to the highest rate of a cyclical schedule."""
     momentum: float = 0.9
-    """Share of the velocity that SGD and LARS keep."""
+    """Share of the velocity that SGD and LARS keep; the velocity holds the rate, as in Keras."""
     weight_decay: float = 1e-4
-    """Times the sum of half squares of all weights but those of batch norm, in the gradient."""
+    """Of SGD and --fine_tune it is Keras' L2: times the squares of the kernels and the head, so the gradient has it
+    twice. Of Adam and --single_l2_loss_op: times half the squares of all weights but those of batch norm."""
     single_l2_loss_op: Switch = False
-    """The same as one term of the loss, which is reported with it."""
+    """The weight decay as one term of the loss, which is reported with it."""
     lars_epsilon: float = 0.0
     """Added to the norms that LARS divides by; 0: 1e-7."""
     label_smoothing: float | None = None
@@ -181,13 +191,19 @@ def validate(config: ResNetConfig) -> None:
     check_common(config, steps=run.train_steps, mode=run.mode, skips_evaluation=skips, weights_flag=WEIGHTS_FLAG)
 
 
-def make_recipe(config: ResNetConfig, distribution: Distribution | None = None) -> Recipe:
-    """The recipe of a validated configuration, for one of the processes that train together."""
+def make_recipe(config: ResNetConfig, distribution: Distribution | None = None, version: int = CURRENT) -> Recipe:
+    """The recipe of a validated configuration, for one of the processes that train together.
+
+    Args:
+        config: validated.
+        distribution: this process; None: it is alone.
+        version: see `gaudi_apps.recipe_version`.
+    """
     distribution = distribution or Distribution()
     run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
     preset = _find_preset(config)
     data = data_recipe(config, distribution, least_area=0.05)
-    rate = _make_rate(config, preset, data.global_batch, distribution.place.size)
+    rate = for_version(_make_rate(config, preset, data.global_batch, distribution.place.size), version)
     smoothing, dropout, exports = schedule.label_smoothing, weights.dropout, report.enable_checkpoint_and_export
     return Recipe(
         run=run_settings(
@@ -215,6 +231,8 @@ def make_recipe(config: ResNetConfig, distribution: Distribution | None = None) 
             mixup_alpha=weights.mixup_alpha,
             ema_decay=weights.ema_decay,
             pruning=pruning_recipe(config),
+            momentum_form="keras" if version > 1 else "tensorflow1",
+            decay_form=_find_decay_form(config) if version > 1 else "half_squares",
         ),
         use=use_recipe(config, export_at_end=f"{run.model_dir}/export" if exports else None),
         checkpoint_steps=report.save_checkpoint_steps,
@@ -223,6 +241,12 @@ def make_recipe(config: ResNetConfig, distribution: Distribution | None = None) 
         steps_flag="train_steps",
         free_flags=_find_free(rate),
     )
+
+
+def _find_decay_form(config: ResNetConfig) -> DecayForm:
+    """Find what the weight decay is: Adam without --fine_tune is not of the originals."""
+    is_original = config.weights.fine_tune or config.schedule.optimizer != "Adam"
+    return "l2" if is_original and not config.schedule.single_l2_loss_op else "half_squares"
 
 
 def _find_preset(config: ResNetConfig) -> Preset:

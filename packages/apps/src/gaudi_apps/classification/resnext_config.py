@@ -15,6 +15,7 @@ from gaudi_apps.classification.recipe_parts import (
     FREE_FLAGS,
     SHORT_RUN,
     data_recipe,
+    for_version,
     model_recipe,
     pruning_recipe,
     run_settings,
@@ -23,10 +24,15 @@ from gaudi_apps.classification.recipe_parts import (
 from gaudi_apps.distribution import Distribution
 from gaudi_apps.distribution_flags import DistributionFlags
 from gaudi_apps.parity.flags import ParityFlags
+from gaudi_apps.recipe_version import CURRENT
 from gaudi_datasets.errors import FlagError
 from gaudi_models.architectures import CLASSIFIERS
 
 IMAGES_OF_BASE_RATE = 256
+COSINE_RATE, WARMED_UP_RATE, COLD_RATE = 0.256, 0.128, 0.1
+MOST_OF_WARMED_UP_RATE = 16  # processes; with more, the original found .1 the better rate
+WARMUP_EPOCHS = 8.0
+DROP_EPOCHS = (30, 60, 80, 90)
 WEIGHTS_FLAG = "pretrained_model_checkpoint_path"
 # The original's hooks. But for the profiler, what they did is always done.
 PROFILER_HOOK, HOOK_STEPS = "ProfilerHook", "7,10"
@@ -64,16 +70,17 @@ class WeightFlags(flags.WeightFlags):
 class ScheduleFlags:
     """Optimizer, learning rate, weight decay and loss."""
 
-    base_learning_rate: float = 0.256
-    """Rate of 256 images a step."""
+    base_learning_rate: float | None = None
+    """Rate of 256 images a step; by default .256 with a cosine, and without: .128, or .1 without warm-up and on more
+    than 16 processes."""
     use_cosine_lr: bool = True
-    """Down to 0 at the end by half a cosine; else times .1, .01 and .001 from epoch 30, 60 and 80."""
-    warmup_epochs: float = 8.0
-    """Epochs of linear warm-up."""
+    """Down to 0 at the end by half a cosine; else times .1, .01, .001 and .0001 after epochs 30, 60, 80 and 90."""
+    warmup_epochs: float | None = None
+    """Epochs of linear warm-up; by default 8, and 0 with --fine_tune."""
     disable_warmup: Switch = False
     """No warm-up."""
     momentum: float = 0.875
-    """Share of the velocity that is kept."""
+    """Share of the velocity that is kept; the rate is outside of the velocity, as in TensorFlow 1."""
     weight_decay: float = 6.103515625e-05
     """Times the sum of half squares of all weights but those of batch norm, in the gradient."""
     label_smoothing: float = 0.1
@@ -155,13 +162,13 @@ def validate(config: ResNeXtConfig) -> None:
     check_above(0, {"train_epochs": run.train_epochs, "epochs_for_lars": schedule.epochs_for_lars})
     # An infinite rate is a number that training itself stops at, naming the step.
     for flag in ("base_learning_rate", "start_learning_rate"):
-        if not getattr(schedule, flag) > 0:
-            raise FlagError(f"--{flag} {getattr(schedule, flag):g}: must be above 0")
+        if (value := getattr(schedule, flag)) is not None and not value > 0:
+            raise FlagError(f"--{flag} {value:g}: must be above 0")
     check_least(1, {"display_steps": report.display_steps, "save_summary_steps": report.save_summary_steps})
     at_least_zero = {
         "max_train_steps": run.max_train_steps,
         "max_eval_steps": config.evaluation.max_eval_steps,
-        "warmup_epochs": schedule.warmup_epochs,
+        "warmup_epochs": schedule.warmup_epochs or 0.0,
         "weight_decay": schedule.weight_decay,
     }
     check_least(0, at_least_zero)
@@ -178,13 +185,22 @@ def validate(config: ResNeXtConfig) -> None:
     check_common(config, steps=run.max_train_steps, mode=mode, skips_evaluation=skips, weights_flag=WEIGHTS_FLAG)
 
 
-def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None) -> Recipe:
-    """The recipe of a validated configuration, for one of the processes that train together."""
+def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None, version: int = CURRENT) -> Recipe:
+    """The recipe of a validated configuration, for one of the processes that train together.
+
+    Args:
+        config: validated.
+        distribution: this process; None: it is alone.
+        version: see `gaudi_apps.recipe_version`.
+    """
     distribution = distribution or Distribution()
     run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
     evaluation = config.evaluation
     data = data_recipe(config, distribution, least_area=0.08, eval_steps=evaluation.max_eval_steps)
-    rate = _make_rate(config, data.global_batch)
+    warmup_epochs = _find_warmup(config, version)
+    base_rate = _find_base_rate(config, warmup_epochs, distribution.place.size, version)
+    peak = base_rate * data.global_batch / IMAGES_OF_BASE_RATE
+    rate = for_version(_make_rate(config, peak, warmup_epochs, version), version)
     return Recipe(
         run=run_settings(
             config,
@@ -210,6 +226,8 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None)
             mixup_alpha=weights.mixup_alpha,
             ema_decay=weights.ema_decay,
             pruning=pruning_recipe(config),
+            momentum_form="tensorflow1",
+            decay_form="half_squares",
         ),
         use=use_recipe(config, export_at_end=report.export_dir),
         checkpoint_steps=None if report.disable_checkpoints else report.save_checkpoint_steps,
@@ -225,23 +243,43 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None)
         },
         steps_flag="max_train_steps",
         free_flags=_find_free(rate),
+        resolved_flags={"base_learning_rate": base_rate, "warmup_epochs": warmup_epochs},
     )
 
 
-def _make_rate(config: ResNeXtConfig, batch: int) -> RateRecipe:
-    """The rate for a global batch."""
+def _find_warmup(config: ResNeXtConfig, version: int) -> float:
+    """Find --warmup_epochs: where a head is trained on features that are there, the original has no warm-up."""
+    given = config.schedule.warmup_epochs
+    if given is not None:
+        return given
+    return 0.0 if config.weights.fine_tune and version > 1 else WARMUP_EPOCHS
+
+
+def _find_base_rate(config: ResNeXtConfig, warmup_epochs: float, workers: int, version: int) -> float:
+    """Find --base_learning_rate, by the rules of the original."""
     schedule = config.schedule
-    scaled = schedule.base_learning_rate * batch / IMAGES_OF_BASE_RATE
+    if schedule.base_learning_rate is not None:
+        return schedule.base_learning_rate
+    if schedule.use_cosine_lr or version == 1:
+        return COSINE_RATE
+    is_warmed_up = warmup_epochs > 0 and not schedule.disable_warmup
+    return WARMED_UP_RATE if is_warmed_up and workers <= MOST_OF_WARMED_UP_RATE else COLD_RATE
+
+
+def _make_rate(config: ResNeXtConfig, peak: float, warmup_epochs: float, version: int) -> RateRecipe:
+    """Make the rate with a peak, which LARS has of its own."""
+    schedule = config.schedule
     after: RateKind = "cosine" if schedule.use_cosine_lr else "piecewise"
     return RateRecipe(
         kind="polynomial" if schedule.enable_lars else after,
-        peak=schedule.start_learning_rate if schedule.enable_lars else scaled,
+        peak=schedule.start_learning_rate if schedule.enable_lars else peak,
         end=1e-4,
-        warmup_epochs=0.0 if schedule.disable_warmup else schedule.warmup_epochs,
+        warmup_epochs=0.0 if schedule.disable_warmup else warmup_epochs,
         epochs=schedule.epochs_for_lars if schedule.enable_lars else config.run.train_epochs,
         steps=config.run.max_train_steps,
         half_cycle=0,
         whole_epochs=False,
+        drop_epochs=DROP_EPOCHS if version > 1 else DROP_EPOCHS[:3],
     )
 
 

@@ -46,7 +46,7 @@ class ClassificationTask(KerasTask):
         self._pruning = (
             None if recipe.pruning is None else MagnitudePruning(_prunable(variables), **vars(recipe.pruning))
         )
-        optimizer = _make_optimizer(variables, recipe)
+        optimizer = _make_optimizer(variables, recipe, head_only=head_only)
         self._adam = optimizer if isinstance(optimizer, Adam) else None
         super().__init__(model, optimizer, communicator=communicator, ema_decay=recipe.ema_decay if averages else 0.0)
 
@@ -119,13 +119,30 @@ def drop_out(features: Any, rate: float, seed: Any, *, rank: int, size: int) -> 
     return tf.where(draws >= rate, features * (1 / (1 - rate)), tf.zeros_like(features))
 
 
-def _make_optimizer(variables: list[Any], recipe: LearningRecipe) -> Optimizer:
-    decay = 0.0 if recipe.single_l2 else recipe.weight_decay
+def _make_optimizer(variables: list[Any], recipe: LearningRecipe, *, head_only: bool) -> Optimizer:
     if recipe.optimizer == "LARS":
         return LarsSGD(variables, recipe.momentum, recipe.weight_decay, epsilon=recipe.lars_epsilon)
+    decays = [find_decay(variable.name, recipe, head_only=head_only) for variable in variables]
     if recipe.optimizer == "Adam":
-        return Adam(variables, decay, undecayed=NORMALIZATIONS)
-    return MomentumSGD(variables, recipe.momentum, decay, undecayed=NORMALIZATIONS)
+        return Adam(variables, decays)
+    return MomentumSGD(variables, recipe.momentum, decays, rate_inside=recipe.momentum_form == "keras")
+
+
+def find_decay(name: str, recipe: LearningRecipe, *, head_only: bool) -> float:
+    """Find the weight decay of a variable in the update, as a coefficient of half its squares.
+
+    Args:
+        name: of the variable.
+        recipe: with the form of the decay.
+        head_only: whether only the head learns. The original that trains a new head decays its kernel alone; the one
+            that trains all decays the head's bias, too.
+    """
+    if recipe.single_l2 or any(part in name for part in NORMALIZATIONS):
+        return 0.0
+    if recipe.decay_form == "half_squares":
+        return recipe.weight_decay
+    is_l2 = "kernel" in name or (name.startswith(f"{LOGITS}/") and not head_only)
+    return 2 * recipe.weight_decay if is_l2 else 0.0
 
 
 def _prunable(variables: list[Any]) -> list[Any]:

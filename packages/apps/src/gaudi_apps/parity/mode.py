@@ -19,6 +19,7 @@ from gaudi_apps.parity.report import make_document, print_document, print_table
 from gaudi_apps.parity.tensors import LedStep, StepTensor
 from gaudi_apps.parity.tolerances import choose_tolerances
 from gaudi_apps.plan import Plan
+from gaudi_apps.recipe_version import note_version
 from gaudi_apps.session import Session
 from gaudi_apps.startup import list_start_facts
 
@@ -71,6 +72,7 @@ class _ThisSide:
     def __init__(self, session: Session, steps: int) -> None:
         self._framework = session.app.framework
         self._data = session.app.open_training_data()
+        session.choose_recipe()
         self._plan = session.app.make_plan(self._data.num_images)
         self._steps = steps
         self._task, facts, weights = _begin(session, self._data)
@@ -118,6 +120,7 @@ def _list_settings(session: Session, data: TrainingData, plan: Plan, facts: Fact
     app = session.app
     free = {*app.free_flags, *DISTRIBUTION_FLAGS, *SIDE_FLAGS, *app.side_flags}
     flags = {name: value for name, value in list_flags(app.config) if name not in free}
+    flags |= {**app.resolved_flags, **note_version(app.recipe_version)}
     return {"data": data.fingerprint, "parity_steps": steps, **facts, **flags, "batch_size": plan.global_batch}
 
 

@@ -106,7 +106,8 @@ class SSDApplication(Application):
     def make_plan(self, num_images: int) -> Plan:
         """Plan by the flags; --num_examples_per_epoch replaces the number of images."""
         workers = self.settings.distribution.place.size
-        return make_plan(self.config, self.config.data.num_examples_per_epoch or num_images, workers)
+        images = self.config.data.num_examples_per_epoch or num_images
+        return make_plan(self.config, images, workers, self.recipe_version)
 
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
         """The classes, and the padding of the weights."""

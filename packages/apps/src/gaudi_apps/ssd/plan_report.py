@@ -21,6 +21,7 @@ from gaudi_apps.plan_report import (
     print_json,
     print_tables,
 )
+from gaudi_apps.recipe_version import find_version_in
 from gaudi_apps.ssd.config import SSDConfig
 from gaudi_apps.ssd.plan import make_plan
 from gaudi_apps.ssd.size import NetworkSize, count_network
@@ -48,7 +49,7 @@ def print_plan(
 ) -> None:
     """Print what training by this configuration on so many processes would do, as tables or (--json) as JSON."""
     training_set = describe_training_set(config, workers)
-    plan = make_plan(config, training_set.images, workers)
+    plan = make_plan(config, training_set.images, workers, find_version_in(config.run.model_dir))
     decay, bytes_per_value = config.schedule.weight_decay, BYTES_PER_VALUE[config.device.dtype]
     needs = Needs(training_set, plan, config.report.keep_ckpt_max, bytes_per_value, decay)
     if config.run.json:

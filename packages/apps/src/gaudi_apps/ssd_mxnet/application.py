@@ -101,7 +101,7 @@ class SSDMXNetApplication(Application):
     def make_plan(self, num_images: int) -> Plan:
         """Plan by the flags; --dataset_size replaces the number of images."""
         workers = self.settings.distribution.place.size
-        return make_plan(self.config, self.config.data.dataset_size or num_images, workers)
+        return make_plan(self.config, self.config.data.dataset_size or num_images, workers, self.recipe_version)
 
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
         """The classes, and the padding of the weights."""

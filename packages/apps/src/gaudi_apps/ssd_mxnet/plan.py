@@ -6,8 +6,11 @@ Plain Python: `--mode plan` answers at once, and training follows the same numbe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gaudi_apps.plan import Plan, describe_large_batch, describe_late_drops, describe_long_warmup
+from gaudi_apps.recipe_version import CURRENT
 from gaudi_apps.ssd.plan import IMAGES_OF_BASE_RATE
 from gaudi_apps.ssd_mxnet.config import ScheduleFlags, SSDMXNetConfig
 from gaudi_ops import schedules
@@ -15,17 +18,24 @@ from gaudi_ops import schedules
 UNIT_RATE = 2.5e-3  # rates are whole multiples of it
 
 
-def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1) -> Plan:
+def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1, version: int = CURRENT) -> Plan:
     """Plan the training of `num_images` images an epoch by a validated configuration, on so many processes together.
 
     An epoch is as many steps as it takes to see every image once, with a fraction, for the last step of an epoch goes
-    on into the next one; epochs become steps by cutting off the fraction.
+    on into the next one. That step still belongs to the epoch that it ends. The warm-up's fraction is cut off.
+
+    Args:
+        config: validated.
+        num_images: of an epoch.
+        workers: processes.
+        version: see `gaudi_apps.recipe_version`.
     """
     run, schedule, report = config.run, config.schedule, config.report
     batch = config.data.batch_size * workers
-    total_steps = run.steps or _count_steps(run.epochs, num_images, batch)
+    length = _Length(num_images, batch, version)
+    total_steps = run.steps or length.count_steps(run.epochs)
     warmup_steps = int((schedule.lr_warmup_epochs or 0) * num_images / batch)
-    drop_steps = tuple(_count_steps(epoch, num_images, batch) for epoch in schedule.lr_decay_epochs)
+    drop_steps = tuple(map(length.count_steps, schedule.lr_decay_epochs))
     factors = tuple(schedule.lr_decay_factor ** (number + 1) for number in range(len(drop_steps)))
     peak = find_rate(schedule, batch)
     return Plan(
@@ -38,39 +48,63 @@ def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1) -> Plan
         lr_schedule="piecewise",
         warmup_steps=warmup_steps,
         drop_steps=drop_steps,
-        checkpoint_steps=report.save_checkpoints_steps or _count_steps(report.save_interval or 1, num_images, batch),
+        checkpoint_steps=report.save_checkpoints_steps or length.count_steps(report.save_interval or 1),
         evaluation_steps=0,
-        learning_rate=schedules.linear_warmup(
-            schedules.piecewise_constant(peak, drop_steps, factors),
-            warmup_steps,
-            peak,
-            start_rate=peak * (1 - 0.5**schedule.lr_warmup_factor),
-        ),
+        learning_rate=_make_schedule(schedule, peak, warmup_steps, drop_steps, factors, version),
         warnings=tuple(_find_misfits(config, num_images, batch, total_steps, warmup_steps, drop_steps)),
         workers=workers,
         drop_factors=factors,
-        evaluated_steps=_list_validations(config, num_images, batch, total_steps),
+        evaluated_steps=_list_validations(config, length, total_steps),
     )
+
+
+@dataclass(frozen=True)
+class _Length:
+    """How long an epoch is."""
+
+    images: int
+    batch: int
+    version: int
+
+    def count_steps(self, epochs: int) -> int:
+        """Count the steps up to the end of an epoch."""
+        images = epochs * self.images
+        return max(1, images // self.batch if self.version == 1 else -(-images // self.batch))
+
+    def count_epochs(self, steps: int) -> int:
+        """Count the whole epochs of so many steps."""
+        return int(steps * self.batch / self.images)
+
+
+def _make_schedule(
+    schedule: ScheduleFlags,
+    peak: float,
+    warmup_steps: int,
+    drop_steps: Sequence[int],
+    factors: Sequence[float],
+    version: int,
+) -> schedules.Schedule:
+    """Make the rate of every step, which the submission counts from 1: its first one is above that of step 0."""
+    rising_steps = warmup_steps if version == 1 else max(warmup_steps - 1, 0)
+    below_peak = 0.5**schedule.lr_warmup_factor * (rising_steps / max(warmup_steps, 1))
+    after = schedules.piecewise_constant(peak, drop_steps, factors)
+    return schedules.linear_warmup(after, rising_steps, peak, start_rate=peak * (1 - below_peak))
 
 
 def find_rate(schedule: ScheduleFlags, batch: int) -> float:
     """The rate of so many images a step, which is a whole multiple of 2.5e-3."""
-    wanted = (schedule.lr or UNIT_RATE) * batch / IMAGES_OF_BASE_RATE
-    return UNIT_RATE * max(1, round(wanted / UNIT_RATE)) if math.isfinite(wanted) else wanted
+    wanted = (schedule.lr or UNIT_RATE) / UNIT_RATE * batch / IMAGES_OF_BASE_RATE
+    return UNIT_RATE * max(1, round(wanted)) if math.isfinite(wanted) else wanted
 
 
-def _count_steps(epochs: float, num_images: int, batch: int) -> int:
-    return max(1, int(epochs * num_images / batch))
-
-
-def _list_validations(config: SSDMXNetConfig, num_images: int, batch: int, total_steps: int) -> tuple[int, ...]:
+def _list_validations(config: SSDMXNetConfig, length: _Length, total_steps: int) -> tuple[int, ...]:
     """Steps after which train_val validates; the last one of a run is among them. Random images have no truth."""
     if config.run.mode == "train" or config.data.synthetic:
         return ()
     epochs = config.validation.val_epochs
     if (interval := config.validation.val_interval) is not None:
-        epochs = tuple(range(interval, int(total_steps * batch / num_images) + 1, interval))
-    steps = {_count_steps(epoch, num_images, batch) for epoch in epochs}
+        epochs = tuple(range(interval, length.count_epochs(total_steps) + 1, interval))
+    steps = set(map(length.count_steps, epochs))
     return tuple(sorted({total_steps, *(step for step in steps if step < total_steps)}))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gaudi_apps.plan_report import print_json, print_tables
+from gaudi_apps.recipe_version import find_version_in
 from gaudi_apps.ssd.plan_report import (
     COCO_CLASSES,
     COCO_TRAIN_IMAGES,
@@ -29,7 +30,7 @@ def print_plan(
 ) -> None:
     """Print what training by this configuration on so many processes would do, as tables or (--json) as JSON."""
     training_set = describe_training_set(config)
-    plan = make_plan(config, training_set.images, workers)
+    plan = make_plan(config, training_set.images, workers, find_version_in(config.run.model_dir))
     decay, bytes_per_value = config.schedule.weight_decay, _BYTES_PER_VALUE[config.network.precision]
     needs = Needs(training_set, plan, config.report.keep_ckpt_max, bytes_per_value, decay)
     if config.run.json:

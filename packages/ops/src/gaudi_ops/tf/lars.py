@@ -6,8 +6,13 @@ You et al., https://arxiv.org/abs/1708.03888. With g a layer's gradient, w its w
     velocity = momentum velocity - rate ratio (g + decay w)
     w = w + velocity
 
+<<<<<<< HEAD
 Layers that are skipped by name have ratio 1 and no decay. The rate is inside of the velocity, as in `MomentumSGD` with
 `rate_inside`.
+=======
+Layers that are skipped by name have ratio 1 and no decay. The rate is inside of the velocity, as in
+`MomentumSGD` with `rate_inside`.
+>>>>>>> 90d7813 (wip)
 Source of the constants and of what is skipped: Habana Model-References 1.5.0, ResNet-50.
 """
 

@@ -1,0 +1,308 @@
+"""The classifiers train as the original programs do, whose update rules and rates are written here in NumPy.
+
+Source: Habana Model-References 1.5.0, `resnet_keras` (common.py, resnet_runnable.py, lars_optimizer.py, lars_util.py)
+and `ResNeXt` (imagenet_main.py, resnet_run_loop.py). The network is a small one; its gradients are TensorFlow's, of a
+twin without weight decay, whose weights are those of the NumPy side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gaudi_apps import resnet_train, resnext_train
+from gaudi_apps.application import Application, TrainingData
+from gaudi_apps.classification.facts import note_classes
+from gaudi_apps.distribution import Distribution
+from gaudi_distributed import SingleProcess
+from gaudi_distributed.place import Place
+
+Weights = dict[str, npt.NDArray[np.float64]]
+Rate = Callable[[int], float]
+Rule = Callable[[str, Any, Any, Any, float], tuple[Any, Any]]
+
+STEPS, BATCH = 50, 4
+PROGRAMS: Mapping[str, Any] = {"resnet_train": resnet_train.PROGRAM, "resnext_train": resnext_train.PROGRAM}
+COMMON = f"--data_dir x --batch_size {BATCH} --image_size 32 --label_smoothing 0 --padding same".split()
+
+
+# The originals' rates.
+
+
+def piecewise_constant(step: int, boundaries: list[float], values: list[float]) -> float:
+    """TensorFlow's: a boundary itself is part of what is before it."""
+    return values[sum(step > boundary for boundary in boundaries)]
+
+
+def resnet_piecewise(base: float, batch: int, images: int) -> Rate:
+    """PiecewiseConstantDecayWithWarmup."""
+    steps_per_epoch, rate = images // batch, base * batch / 256
+    warmup_steps = 5 * steps_per_epoch
+    boundaries = [float(steps_per_epoch) * epoch for epoch in (30, 60, 80)]
+    values = [rate * factor for factor in (1.0, 0.1, 0.01, 0.001)]
+    return lambda step: (
+        rate * step / warmup_steps if step < warmup_steps else piecewise_constant(step, boundaries, values)
+    )
+
+
+def polynomial_with_warmup(base: float, warmup_steps: int, train_steps: float) -> Rate:
+    """PolynomialDecayWithWarmup, and poly_rate_fn of ResNeXt."""
+    length = train_steps - warmup_steps + 1
+
+    def rate(step: int) -> float:
+        if step <= warmup_steps:
+            return base * step / warmup_steps
+        done = min(max(step - warmup_steps, 1), length)
+        return (base - 1e-4) * (1 - done / length) ** 2 + 1e-4
+
+    return rate
+
+
+def resnext_rate(images: int, epochs: float, *, cosine: bool, warmup: bool, devices: int = 1) -> Rate:
+    """learning_rate_with_decay, with the base rates of imagenet_model_fn."""
+    base = 0.128 if warmup else 0.1
+    if devices > 16:
+        base = 0.1
+    if cosine:
+        base = 0.256
+    batch = BATCH * devices
+    initial, per_epoch = base * batch / 256, images / batch
+    boundaries = [float(int(per_epoch * epoch)) for epoch in (30, 60, 80, 90)]
+    values = [initial * factor for factor in (1, 0.1, 0.01, 0.001, 1e-4)]
+    decay_steps, warmup_steps = int(per_epoch * epochs), int(per_epoch * 8.0)
+
+    def rate(step: int) -> float:
+        if warmup and step < warmup_steps:
+            return initial * step / warmup_steps
+        if cosine:
+            return initial * 0.5 * (1 + math.cos(math.pi * min(step, decay_steps) / decay_steps))
+        return piecewise_constant(step, boundaries, values)
+
+    return rate
+
+
+# Their updates of one variable: weights and velocity by name, weights, velocity, gradient of the loss, and rate.
+
+
+def is_normalization(name: str) -> bool:
+    return "bn" in name
+
+
+def keras_sgd(l2: float, half_squares: float) -> Rule:
+    """Keras' SGD with momentum .9; decay by L2 of Keras on kernels and the head, or by half squares of all weights."""
+
+    def update(name: str, weights: Any, velocity: Any, gradient: Any, rate: float) -> tuple[Any, Any]:
+        if not is_normalization(name):
+            gradient = gradient + (2 * l2 + half_squares) * weights
+        velocity = 0.9 * velocity - rate * gradient
+        return weights + velocity, velocity
+
+    return update
+
+
+def tensorflow1_momentum(momentum: float, half_squares: float) -> Rule:
+    """TensorFlow 1's MomentumOptimizer; decay by half squares of all weights but batch norm's."""
+
+    def update(name: str, weights: Any, velocity: Any, gradient: Any, rate: float) -> tuple[Any, Any]:
+        if not is_normalization(name):
+            gradient = gradient + half_squares * weights
+        velocity = momentum * velocity + gradient
+        return weights - rate * velocity, velocity
+
+    return update
+
+
+def lars(momentum: float, weight_decay: float, epsilon: float) -> Rule:
+    def update(name: str, weights: Any, velocity: Any, gradient: Any, rate: float) -> tuple[Any, Any]:
+        if not (is_normalization(name) or "bias" in name):
+            weight_norm, gradient_norm = float(np.linalg.norm(weights)), float(np.linalg.norm(gradient))
+            if weight_norm > 0 and gradient_norm > 0:
+                rate = rate * 0.001 * weight_norm / (gradient_norm + weight_decay * weight_norm + epsilon)
+            gradient = gradient + weight_decay * weights
+        velocity = momentum * velocity - rate * gradient
+        return weights + velocity, velocity
+
+    return update
+
+
+# Both sides.
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, small_classifier: Callable[..., Any]) -> None:
+    monkeypatch.setattr("gaudi_models.classifiers.build_classifier", small_classifier)
+
+
+def open_app(program: str, flags: str, workers: int = 1) -> Application:
+    """The program as its command line makes it."""
+    launch = PROGRAMS[program]
+    config = launch._parse([*COMMON, *flags.split()])
+    app: Application = launch.open(config, Distribution(Place(size=workers)))
+    return app
+
+
+def build_task(app: Application) -> Any:
+    from gaudi_ops.tf.keras_api import keras
+
+    keras.utils.set_random_seed(1)
+    names = note_classes(["a", "b", "c"])
+    facts = app.describe_model(TrainingData(names, 0, "", lambda step: iter(())), None)
+    return app.build_task(facts, "float32", averages=False, communicator=SingleProcess(), reduce_statistics=None)
+
+
+def make_batch(step: int) -> dict[str, Any]:
+    import tensorflow as tf
+
+    generator = np.random.default_rng(step)
+    labels = generator.integers(0, 3, BATCH)
+    images = generator.normal(40 * labels[:, None, None, None], 60, (BATCH, 32, 32, 3))
+    return {"images": tf.constant(images, tf.float32), "labels": tf.constant(labels, tf.int32)}
+
+
+def train(app: Application, images: int) -> tuple[Weights, list[float]]:
+    """Train by the program's own schedule and task; returns weights and rates."""
+    task, rate = build_task(app), app.make_plan(images).learning_rate
+    for step in range(STEPS):
+        scalars = task.train_step(make_batch(step), rate(step))
+        assert bool(scalars["finite"])
+    return task.read_state(), [rate(step) for step in range(STEPS)]
+
+
+class Twin:
+    """Gradients of the loss alone, at any weights."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        task = build_task(open_app("resnet_train", "--weight_decay 0"))
+        self._variables = task.model.trainable_variables
+        self._names = [variable.name.removesuffix(":0") for variable in self._variables]
+
+        @tf.function(autograph=False)
+        def compute(batch: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = task.compute_loss(batch)["loss"]
+            return tape.gradient(loss, self._variables)
+
+        self._compute = compute
+        self._start = [variable.numpy().astype(np.float64) for variable in self._variables]
+
+    def train(self, rate: Rate, rule: Rule) -> Weights:
+        """Train in NumPy."""
+        weights, velocities = list(self._start), [np.zeros_like(values) for values in self._start]
+        for step in range(STEPS):
+            for variable, values in zip(self._variables, weights, strict=True):
+                variable.assign(values)
+            for place, gradient in enumerate(self._compute(make_batch(step))):
+                weights[place], velocities[place] = rule(
+                    self._names[place],
+                    weights[place],
+                    velocities[place],
+                    gradient.numpy().astype(np.float64),
+                    rate(step),
+                )
+        return dict(zip(self._names, weights, strict=True))
+
+
+@pytest.fixture(scope="module")
+def twin(small_classifier: Callable[..., Any]) -> Twin:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gaudi_models.classifiers.build_classifier", small_classifier)
+        return Twin()
+
+
+def find_difference(found: Weights, expected: Weights) -> float:
+    """The largest difference of a weight from what it should be, as a share of the largest weight of its variable."""
+    return max(
+        float(np.abs(found[name] - values).max() / max(1.0, np.abs(values).max())) for name, values in expected.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "images", "rate", "rule", "others"),
+    [
+        pytest.param(
+            *("resnet_train", "--train_epochs 90 --base_learning_rate 3.2", BATCH),
+            *(resnet_piecewise(3.2, BATCH, BATCH), keras_sgd(1e-4, 0.0)),
+            [keras_sgd(0.0, 1e-4), tensorflow1_momentum(0.9, 2e-4)],
+            id="resnet_train",
+        ),
+        pytest.param(
+            *("resnet_train", "--train_epochs 90 --base_learning_rate 3.2 --single_l2_loss_op", BATCH),
+            *(resnet_piecewise(3.2, BATCH, BATCH), keras_sgd(0.0, 1e-4)),
+            [keras_sgd(1e-4, 0.0), tensorflow1_momentum(0.9, 1e-4)],
+            id="resnet_train --single_l2_loss_op",
+        ),
+        pytest.param(
+            *("resnet_train", "--train_epochs 50 --optimizer LARS --base_learning_rate 0.5", BATCH),
+            *(polynomial_with_warmup(0.5, 3, 50), lars(0.9, 1e-4, 1e-7)),
+            [lars(0.9, 2e-4, 1e-7), keras_sgd(0.0, 1e-4)],
+            id="resnet_train --optimizer LARS",
+        ),
+        pytest.param(
+            *("resnext_train", "--train_epochs 90", 2),
+            *(resnext_rate(2, 90, cosine=True, warmup=True), tensorflow1_momentum(0.875, 6.103515625e-05)),
+            [keras_sgd(0.0, 6.103515625e-05), tensorflow1_momentum(0.875, 2 * 6.103515625e-05)],
+            id="resnext_train",
+        ),
+        pytest.param(
+            *("resnext_train", "--train_epochs 90 --no_use_cosine_lr", 2),
+            *(resnext_rate(2, 90, cosine=False, warmup=True), tensorflow1_momentum(0.875, 6.103515625e-05)),
+            [tensorflow1_momentum(0.9, 6.103515625e-05)],
+            id="resnext_train --no_use_cosine_lr",
+        ),
+        pytest.param(
+            *("resnext_train", "--enable_lars --start_learning_rate 0.1 --weight_decay 0.01 --epochs_for_lars 95", 2),
+            *(polynomial_with_warmup(0.1, 4, 0.5 * 95), lars(0.875, 0.01, 0.0)),
+            [lars(0.875, 0.02, 0.0), lars(0.9, 0.01, 0.0)],
+            id="resnext_train --enable_lars",
+        ),
+    ],
+)
+def test_weights_after_fifty_steps(
+    program: str, flags: str, images: int, rate: Rate, rule: Rule, others: list[Rule], twin: Twin
+) -> None:
+    found, rates = train(open_app(program, flags), images)
+    assert rates == pytest.approx([rate(step) for step in range(STEPS)], rel=1e-6, abs=1e-12)
+    expected = twin.train(rate, rule)
+    assert find_difference(found, expected) < 1e-6
+    # Other forms would be noticed.
+    for other in others:
+        assert find_difference(twin.train(rate, other), expected) > 5e-6
+
+
+@pytest.mark.parametrize("workers", [1, 16, 17])
+@pytest.mark.parametrize("cosine", [False, True])
+@pytest.mark.parametrize("warmup", [False, True])
+def test_the_rates_of_resnext(workers: int, cosine: bool, warmup: bool) -> None:
+    """With drops after epochs 30, 60, 80 and 90, of half a step each."""
+    flags = (
+        "--train_epochs 90 --use_horovod" + " --no_use_cosine_lr" * (not cosine) + " --disable_warmup" * (not warmup)
+    )
+    images = workers * BATCH // 2
+    found = open_app("resnext_train", flags, workers).make_plan(images).learning_rate
+    expected = resnext_rate(images, 90, cosine=cosine, warmup=warmup, devices=workers)
+    assert [found(step) for step in range(STEPS)] == pytest.approx([expected(step) for step in range(STEPS)], rel=1e-6)
+
+
+def test_a_new_head_of_resnext_has_no_warmup() -> None:
+    new_head = "--fine_tune --pretrained_model_checkpoint_path x --no_use_cosine_lr"
+    plan = open_app("resnext_train", new_head).make_plan(1024)
+    assert (plan.warmup_steps, plan.peak_learning_rate) == (0, 0.1 * BATCH / 256)
+    given = open_app("resnext_train", f"{new_head} --warmup_epochs 2").make_plan(1024)
+    assert (given.warmup_steps, given.peak_learning_rate) == (512, 0.128 * BATCH / 256)
+    assert open_app("resnext_train", f"{new_head} --base_learning_rate .5").make_plan(1024).learning_rate(0) == 0.5 / 64
+
+
+def test_the_cycles_of_a_new_head_become_lower() -> None:
+    """CyclicalLearningRate of TensorFlow Addons as transfer_learning_demo.py calls it."""
+    plan = open_app("resnet_train", "--fine_tune --pretrained_filepath x --train_epochs 9").make_plan(400)
+    for step in range(0, 400, 7):
+        cycle = math.floor(1 + step / 80)
+        height = max(0.0, 1 - abs(step / 40 - 2 * cycle + 1)) / 2.0 ** (cycle - 1)
+        assert plan.learning_rate(step) == pytest.approx(1e-4 + (4e-3 - 1e-4) * height, rel=1e-6)
