@@ -70,6 +70,7 @@ def test_resnext_is_its_own_recipe() -> None:
     [
         ("resnet", "", "--mode train: needs --data_dir"),
         ("resnet", "--data_dir x --use_synthetic_data", "contradicts --data_dir x"),
+        ("resnet", "--jpeg_data_dir x --use_synthetic_data", "contradicts --jpeg_data_dir x"),
         ("resnet", "--data_dir x --batch_size 0", "--batch_size 0: must be at least 1"),
         ("resnet", "--data_dir x --image_size 16", "--image_size 16: must be at least 32"),
         ("resnet", "--data_dir x --model resnet51", "--model resnet51: is none of resnet50_v1.5, resnet18"),

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.classification.media_loading import PCI_DEVICE, choose_media_loading
+from gaudi_apps.classification.media_loading import (
+    PCI_DEVICE,
+    MediaLoading,
+    choose_media_loading,
+    describe_media_loading,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +39,17 @@ def test_each_rule_decides_and_says_so(
     choice = choose_media_loading(jpeg_data_dir, environ, root=tmp_path, is_installed=lambda name: installed)
     assert reason in choice.reason
     assert choice.on_hardware == reason.endswith("are there")
+
+
+def test_what_is_read_is_said_in_one_line() -> None:
+    refused = describe_media_loading(MediaLoading(True, "it could"), "jpegs")
+    unused = describe_media_loading(MediaLoading(False, "no Gaudi2"), "jpegs")
+    assert "refused" in refused
+    assert "not used: no Gaudi2" in unused
+    assert "from jpegs" in refused
+    assert "from jpegs" in unused
+    assert "\n" not in refused + unused
+    assert describe_media_loading(MediaLoading(False, "no Gaudi2"), None).endswith("no Gaudi2")
 
 
 def test_nothing_of_the_vendors_is_installed_here(tmp_path: Path) -> None:

@@ -120,6 +120,26 @@ def test_several_folders_are_trained_on(train: Program, tmp_path: Path) -> None:
     assert not (tmp_path / "evaluation.json").exists()
 
 
+def test_folders_of_jpeg_files_are_trained_on(run_classifier: Program, folders: Path, tmp_path: Path) -> None:
+    """They are train/ and val/, and the same data by either flag, so a run may change from one to the other."""
+    (tmp_path / "images").mkdir()
+    for split, name in (("train", "train"), ("validation", "val")):
+        (tmp_path / "images" / name).symlink_to(folders / split)
+    flags = ("--image_size", 32, "--batch_size", 4, "--model_dir", tmp_path / "run", "--no_use_cosine_lr")
+
+    def train(*more: object) -> str:
+        done = run_classifier(*flags, *more, program="resnext_train")
+        assert done.status == 0, done.err
+        return str(done.out)
+
+    out = train("--jpeg_data_dir", tmp_path / "images", "--max_train_steps", 1)
+    assert out.count("hardware media loading: not used") == 1
+    assert f"read from {tmp_path / 'images'}" in out
+    assert "9/9 images: top-1" in out
+    train("--data_dir", folders, "--max_train_steps", 2, "--disable_eval")
+    assert load(tmp_path / "run").step == 2
+
+
 @pytest.mark.slow
 def test_a_new_head_on_loaded_features(train: Program, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)

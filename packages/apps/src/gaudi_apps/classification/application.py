@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gaudi_apps.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
 from gaudi_apps.classification.facts import MODEL_FACTS, class_names_of, require_facts
 from gaudi_apps.classification.inputs import input_options, open_training_data
-from gaudi_apps.classification.media_loading import choose_media_loading
+from gaudi_apps.classification.media_loading import choose_media_loading, describe_media_loading
 from gaudi_apps.classification.plan import make_plan
 from gaudi_apps.classification.recipe import SIDE_FLAGS, Recipe
 from gaudi_apps.plan import Plan
@@ -65,10 +65,9 @@ class ClassificationApplication(Application):
 
     def open_training_data(self) -> TrainingData:
         """Records, folders of classes, or random images; says how they are loaded."""
-        loading = choose_media_loading(self.recipe.data.jpeg_data_dir, os.environ)
-        # The engine's own pipeline is not part of this version, and a run says so rather than differ in silence.
-        text = "would be possible, and is not part of this version" if loading.on_hardware else "not used"
-        print(f"hardware media loading: {text}: {loading.reason}\n{describe_jemalloc(os.environ)}")
+        data = self.recipe.data
+        loading = choose_media_loading(data.jpeg_data_dir, os.environ)
+        print(f"{describe_media_loading(loading, data.data_dir)}\n{describe_jemalloc(os.environ)}")
         return open_training_data(self.recipe)
 
     def make_plan(self, num_images: int) -> Plan:

@@ -113,8 +113,10 @@ def _check_pruning(pruning: flags.PruningFlags) -> None:
 
 def _check_inputs(mode: str, run: flags.RunFlags, data: flags.DataFlags, use: flags.UseFlags) -> None:
     """What each mode needs to read, and what only some modes read."""
-    if data.use_synthetic_data and data.data_dir is not None:
-        raise FlagError(f"--use_synthetic_data: contradicts --data_dir {data.data_dir}; leave one of them out")
+    folders = {"data_dir": data.data_dir, "jpeg_data_dir": data.jpeg_data_dir}
+    given = next((f"--{flag} {folder}" for flag, folder in folders.items() if folder is not None), "")
+    if data.use_synthetic_data and given:
+        raise FlagError(f"--use_synthetic_data: contradicts {given}; leave one of them out")
     if not data.train_splits:
         raise FlagError("--train_splits: names nothing; give one or more, as train")
     if mode == "predict" and not use.inference:
@@ -126,7 +128,7 @@ def _check_inputs(mode: str, run: flags.RunFlags, data: flags.DataFlags, use: fl
     if mode == "eval" and data.use_synthetic_data:
         raise FlagError("--mode eval: random images have no truth; give --data_dir, not --use_synthetic_data")
     sized = mode == "plan" and data.num_examples_per_epoch > 0
-    if mode not in ("predict", "export") and not (data.data_dir or data.use_synthetic_data or sized):
+    if mode not in ("predict", "export") and not (given or data.use_synthetic_data or sized):
         raise FlagError(f"--mode {mode}: needs --data_dir, with records or folders of classes")
 
 

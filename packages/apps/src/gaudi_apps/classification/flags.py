@@ -52,7 +52,8 @@ class DataFlags:
     eval_split: str = "validation"
     """Records or folder in --data_dir to evaluate on; validation and val mean each other."""
     jpeg_data_dir: Annotated[str | None, arg(aliases=["-jpdd"])] = None
-    """Folder of JPEG files for the media loader of Gaudi2, which is used only where it can be."""
+    """Folder of JPEG files, train/ and val/ with a folder for each class: read in place of --data_dir where that is not
+    given. The media loader of Gaudi2 does not read them: it is not part of this version, and a run says so."""
     use_synthetic_data: Annotated[Switch, arg(aliases=["-synth"])] = False
     """Random images in place of a data set, to measure speed."""
     batch_size: Annotated[int, arg(aliases=["-bs"])] = 32

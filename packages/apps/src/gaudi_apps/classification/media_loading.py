@@ -49,6 +49,20 @@ def choose_media_loading(
     return MediaLoading(True, f"a Gaudi2, {DISTRIBUTION} and {jpeg_data_dir} are there")
 
 
+def describe_media_loading(loading: MediaLoading, data_dir: str | None) -> str:
+    """Say in one line whether the engine loads images, why not, and what is read in its place.
+
+    The engine's own pipeline is not part of this version, so it is refused where the original would have used it.
+
+    Args:
+        loading: the decision.
+        data_dir: folder that images are read from; None with random images.
+    """
+    text = "refused, for it is not part of this version" if loading.on_hardware else "not used"
+    read = "" if data_dir is None else f"; images are read from {data_dir} by the processor"
+    return f"hardware media loading: {text}: {loading.reason}{read}"
+
+
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None

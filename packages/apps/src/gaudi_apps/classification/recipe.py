@@ -25,7 +25,7 @@ class DataRecipe:
     """Images.
 
     Attributes:
-        data_dir: folder of records or of class folders; None with random images.
+        data_dir: folder of records or of class folders, such as that of JPEG files; None with random images.
         train_splits, eval_split: names in it.
         jpeg_data_dir: of hardware media loading.
         batch_size: images a step of one process.

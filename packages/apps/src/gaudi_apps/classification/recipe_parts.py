@@ -72,7 +72,7 @@ def data_recipe(config: Any, distribution: Distribution, *, least_area: float, e
     data, workers = config.data, distribution.place.size
     whole = share_batch(config.distribution, data.batch_size, workers)
     return DataRecipe(
-        data_dir=data.data_dir,
+        data_dir=data.data_dir or data.jpeg_data_dir,
         train_splits=data.train_splits,
         eval_split=data.eval_split,
         jpeg_data_dir=data.jpeg_data_dir,
