@@ -54,6 +54,7 @@ def find_difference(one: Any, other: Any) -> float:
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_recipe(train: Program, earlier: Earlier, tmp_path: Path) -> None:
     whole, broken, fresh = (tmp_path / name for name in ("whole", "broken", "fresh"))
     with earlier():
@@ -68,6 +69,7 @@ def test_a_run_keeps_its_recipe(train: Program, earlier: Earlier, tmp_path: Path
     assert find_difference(load(fresh), load(whole)) > 1e-4
 
 
+@pytest.mark.slow
 def test_defaults_that_changed_do_not_end_a_run(train: Program, earlier: Earlier, tmp_path: Path) -> None:
     """ResNeXt's base rate was .256 in any case, and a default that follows from others was a number."""
     flags = ("--no_use_cosine_lr", "--model_type", "resnet", "-rs", "18")
