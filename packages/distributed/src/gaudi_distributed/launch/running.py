@@ -95,7 +95,7 @@ class Running:
             self.guard.kill()
             self.guard.wait()
         for copier in self.copiers:
-            copier.join(timeout=1)
+            copier.join(END_SECONDS)  # what it wrote last is shown, unless something else still holds the pipe
 
 
 def run_processes(
