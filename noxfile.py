@@ -277,6 +277,14 @@ def torch_weights(session: nox.Session) -> None:
     session.run("pytest", *tests, *session.posargs, env={"TORCH_WEIGHTS": str(written)})
 
 
+@nox.session(default=False)
+def containers(session: nox.Session) -> None:
+    """Build the images of containers/ and run them; needs root, Debian and a network, and takes minutes a lane."""
+    install(session, {"distributed": ""})
+    folder = Path(session.create_tmp()).resolve()
+    session.run("python", "-m", "tools.container_checks", str(folder), *session.posargs)
+
+
 @nox.session(default=False, allow_parallel=False)
 def bench(session: nox.Session) -> None:
     """Measure speed and memory against alternatives, in one run; REAL_DATA is needed, `-- --help` tells the choices."""
