@@ -131,12 +131,28 @@ def test_damage_anywhere_is_refused_and_named(tmp_path: Path, name: str) -> None
     assert load_checkpoint(path).step == 5
 
 
-@pytest.mark.parametrize("changes", [{"version": 1}, {"format": "another"}, {"sha256": {}}, {"sha256": 3}])
+@pytest.mark.parametrize(
+    "changes", [{"version": 1}, {"version": 3}, {"format": "another"}, {"sha256": {}}, {"sha256": 3}]
+)
 def test_a_manifest_of_another_form_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     path = CheckpointFolder(tmp_path).save(5, make_tensors(), {})
     manifest = json.loads((path / MANIFEST).read_text())["manifest"]
     (path / MANIFEST).write_bytes(checkpoints._render(manifest | changes))
     with pytest.raises(DataError, match="step-00000005"):
+        load_checkpoint(path)
+
+
+def test_the_damaged_file_is_named(tmp_path: Path) -> None:
+    path = CheckpointFolder(tmp_path).save(5, make_tensors(), {})
+    content = (path / MANIFEST).read_bytes()
+    manifest = json.loads(content)["manifest"]
+    for damaged in (content + b" ", checkpoints._render(manifest | {"version": 3})):
+        (path / MANIFEST).write_bytes(damaged)
+        with pytest.raises(DataError, match=f"^{path / MANIFEST}: "):
+            load_checkpoint(path)
+    (path / MANIFEST).write_bytes(content)
+    (path / TENSORS).write_bytes(b"")
+    with pytest.raises(DataError, match=f"^{path / TENSORS}: "):
         load_checkpoint(path)
 
 

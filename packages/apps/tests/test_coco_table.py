@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import resource
@@ -30,6 +31,14 @@ def test_every_figure_and_class_is_in_the_table() -> None:
     assert ["AR1", "0.50:0.95", "all", "1", "0.506"] in lines
     assert ["cat", "[wild]", "0.250", "0.750"] in lines
     assert ["dog", "-", "-"] in lines
+
+
+def test_a_note_is_shown_below_the_figures() -> None:
+    for note in ("", "[nothing] found"):
+        file = io.StringIO()
+        print_scores(dataclasses.replace(SCORES, note=note), Console(file=file, width=100))
+        assert file.getvalue().splitlines()[-1].startswith("└") == (not note)
+        assert file.getvalue().endswith(f"{note}\n")
 
 
 def test_the_meaning_of_every_figure_is_known() -> None:

@@ -66,3 +66,14 @@ def test_nothing_kept_overlaps_and_nothing_left_out_is_free(seed: int, threshold
     left_out = (scores[:, 1] > 0.25) & ~np.isin(scores[:, 1], values)
     better = values[:, None] > scores[left_out, 1]
     assert ((iou(kept, boxes[left_out]) >= threshold) & better).any(axis=0).all()
+
+
+def test_by_default_two_hundred_of_a_class_and_of_an_image_count() -> None:
+    """210 boxes that do not meet, all of one class."""
+    boxes = np.array([[0, i, 1, i + 1] for i in range(210)], np.float32)
+    scores = np.zeros((210, 2), np.float32)
+    scores[:, 1] = np.linspace(0.9, 0.5, 210)
+    assert len(non_max_suppression(boxes, scores)[0]) == 200
+    np.testing.assert_array_equal(non_max_suppression(boxes, scores, max_detections=999)[2], scores[:200, 1])
+    assert len(non_max_suppression(boxes, scores, max_per_class=999)[0]) == 200
+    assert len(non_max_suppression(boxes, scores, max_per_class=999, max_detections=999)[0]) == 210

@@ -3,6 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pytest
 
 from gaudi_ops import reference
 
@@ -54,6 +56,17 @@ def test_smoothed_softmax_cross_entropy_by_hand() -> None:
     )
 
 
+def test_images_of_a_batch_have_losses_of_their_own() -> None:
+    logits = np.log([[1.0, 2.0, 5.0], [6.0, 1.0, 1.0], [1.0, 1.0, 2.0]])
+    labels = np.array([[0, 0, 1], [0.5, 0.5, 0], [1, 0, 0]])
+    alone = [
+        reference.smoothed_softmax_cross_entropy([row], [one], 0.1).item()
+        for row, one in zip(logits, labels, strict=True)
+    ]
+    np.testing.assert_allclose(reference.smoothed_softmax_cross_entropy(logits, labels, 0.1), alone)
+    np.testing.assert_allclose(alone[1], -(0.45 + 0.1 / 3) * np.log(6 / 8 * 1 / 8) - 0.1 / 3 * np.log(1 / 8), rtol=1e-6)
+
+
 def test_topk_hits_by_hand() -> None:
     logits = [[1.0, 2.0, 2.0], [1.0, 2.0, 2.0]]
     np.testing.assert_array_equal(reference.topk_hits(logits, [1, 2], 1), [True, False])
@@ -87,7 +100,63 @@ def test_grouped_conv2d_by_hand() -> None:
     np.testing.assert_array_equal(found, [[[[1 + 4, 50 + 140], [3, 150]]]])
 
 
+@pytest.mark.parametrize("dilations", [(1, 1), (2, 3)])
+def test_grouped_conv2d_is_the_sum_over_its_windows(dilations: tuple[int, int]) -> None:
+    """Each output is written out, with strides that differ and windows that end before the image does."""
+    generator = np.random.default_rng(0)
+    inputs, filters = generator.normal(size=(2, 9, 10, 4)), generator.normal(size=(3, 2, 2, 6))
+    found = reference.grouped_conv2d(inputs, filters, 2, (3, 2), ((1, 0), (0, 1)), dilations)
+    padded = np.pad(inputs, [(0, 0), (1, 0), (0, 1), (0, 0)])
+    down, right = dilations
+    assert found.shape == (2, (10 - 2 * down - 1) // 3 + 1, (11 - right - 1) // 2 + 1, 6)
+    for image, row, column, output in np.ndindex(found.shape):
+        group = slice(0, 2) if output < 3 else slice(2, 4)
+        window = padded[image, 3 * row :: down, 2 * column :: right, group][:3, :2]
+        np.testing.assert_allclose(found[image, row, column, output], (window * filters[..., output]).sum())
+
+
+def test_labels_of_no_class_have_no_loss() -> None:
+    losses = reference.softmax_cross_entropy(np.zeros((4, 3)), [-1, 0, 2, 3])
+    np.testing.assert_allclose(losses, [np.nan, np.log(3), np.log(3), np.nan], rtol=1e-6)
+
+
+def test_topk_mask_takes_integers_and_counts_nan_as_the_largest() -> None:
+    lowest = np.iinfo(np.int64).min  # which has no negative as an integer
+    np.testing.assert_array_equal(reference.topk_mask(np.array([[lowest, 3, 2]]), 2), [[False, True, True]])
+    np.testing.assert_array_equal(reference.topk_mask(np.array([[False, True, True]]), 1), [[False, True, False]])
+    np.testing.assert_array_equal(reference.topk_mask([[5.0, np.nan, 7.0]], 2), [[False, True, True]])
+
+
 def test_same_pads_by_hand() -> None:
     assert reference.same_pads((5, 6), (3, 3), (1, 1)) == ((1, 1), (1, 1))
     assert reference.same_pads((5, 6), (3, 3), (2, 2)) == ((1, 1), (0, 1))
     assert reference.same_pads((4, 7), (1, 2), (2, 1)) == ((0, 0), (0, 1))
+
+
+def test_batch_norm_by_hand() -> None:
+    """One channel is 1, 3, 5, 7: mean 4, variance 5; the moving one is of the sample, 20 / 3. The other is constant."""
+    inputs = np.array([[[[1, 2]], [[3, 2]]], [[[5, 2]], [[7, 2]]]])
+    outputs, mean, variance = reference.batch_norm(inputs, [2.0, 3.0], [0.5, 0.25], epsilon=4.0)
+    np.testing.assert_allclose(mean, [4, 2])
+    np.testing.assert_allclose(variance, [20 / 3, 0])
+    np.testing.assert_allclose(outputs[..., 0].ravel(), 2 * np.array([-3, -1, 1, 3]) / 3 + 0.5)
+    np.testing.assert_allclose(outputs[..., 1], 0.25)
+
+
+def test_batch_norm_of_one_value_has_no_sample_to_correct_for() -> None:
+    outputs, mean, variance = reference.batch_norm([[3.0]], [2.0], [1.0], epsilon=1e-3)
+    np.testing.assert_array_equal([outputs.item(), mean.item(), variance.item()], [1, 3, 0])
+
+
+def test_batch_norm_gradient_is_that_of_differences() -> None:
+    generator = np.random.default_rng(0)
+    inputs, upstream = generator.normal(1, 2, (2, 2, 2, 3)), generator.normal(size=(2, 2, 2, 3))
+    gamma, epsilon = np.array([0.5, 1.0, 2.0]), 0.3
+
+    def loss(values: npt.NDArray[np.float64]) -> float:
+        return float((upstream * reference.batch_norm(values, gamma, np.zeros(3), epsilon)[0]).sum())
+
+    steps = 1e-5 * np.eye(inputs.size).reshape(-1, *inputs.shape)
+    expected = [(loss(inputs + step) - loss(inputs - step)) / 2e-5 for step in steps]
+    found = reference.batch_norm_gradient(inputs, gamma, upstream, epsilon)
+    np.testing.assert_allclose(found, np.reshape(expected, inputs.shape), atol=1e-8)

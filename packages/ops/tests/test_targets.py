@@ -46,6 +46,7 @@ def test_a_default_box_as_object_has_no_offset() -> None:
     np.testing.assert_allclose(offsets[5000], 0, atol=1e-5)
 
 
-def test_each_box_needs_a_label() -> None:
-    with pytest.raises(ValueError, match="got 1 boxes and 2 labels"):
-        encode_targets([[0, 0, 1, 1]], [1, 2])
+@pytest.mark.parametrize("labels", [[1, 2], []])
+def test_each_box_needs_a_label(labels: list[int]) -> None:
+    with pytest.raises(ValueError, match=f"1 boxes and {len(labels)} labels"):
+        encode_targets([[0, 0, 1, 1]], labels)

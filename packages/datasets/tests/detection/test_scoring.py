@@ -44,6 +44,17 @@ def test_classes_are_scored_apart() -> None:
     assert [one.ap50 for one in scores.classes] == [pytest.approx(51 / 101), pytest.approx(1), None]
 
 
+def test_an_object_without_an_area_has_that_of_its_box() -> None:
+    """A small, a medium and a large one, each of which another product or sum of its sides would take for another."""
+    boxes = [[0, 0, 31, 31], [50, 50, 33, 90], [60, 60, 97, 110]]
+    annotations = [{"id": i, "image_id": 0, "category_id": 0, "bbox": box} for i, box in enumerate(boxes)]
+    truth = TRUTH | {"annotations": annotations}
+    for area, name in enumerate(("small", "medium", "large")):
+        figures = score_detections(truth, [detection(0, 0, list(map(float, boxes[area])))]).figures
+        found = {each: figures[f"AR_{each}"] for each in ("small", "medium", "large")}
+        assert found == {each: pytest.approx(float(each == name)) for each in found}
+
+
 def test_no_detections_score_nothing_and_say_so() -> None:
     scores = score_detections(TRUTH, [])
     assert scores.figures["AP"] == scores.figures["AR100"] == 0
@@ -87,6 +98,7 @@ def test_files_are_read(tmp_path: Path) -> None:
         (detection(7, 0, [0, 0, 1, 1]), "image_id 7 is of no image in the ground truth"),
         (detection(0, 9, [0, 0, 1, 1]), "category_id 9 is of no category in the ground truth"),
         (detection(0, 0, [0, 0, -1, 1]), "width and height must not be negative"),
+        (detection(0, 0, [0, 0, -1, -1]), "width and height must not be negative"),
         (detection(0, 0, [0, 0, 1]), "must be four finite numbers"),
         (detection(0, 0, [0, 0, 1, 1], float("nan")), "score is NaN"),
         ({"image_id": 0, "category_id": 0, "bbox": [0, 0, 1, 1]}, "score is missing"),
@@ -97,3 +109,5 @@ def test_faulty_detections_are_named(one: dict[str, Any], message: str) -> None:
         score_detections(TRUTH, [*PERFECT, one])
     assert "detections[3]: " in str(error.value)
     assert message in str(error.value)
+    with pytest.raises(DataError):
+        score_detections(TRUTH, [one])

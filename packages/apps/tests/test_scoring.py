@@ -1,0 +1,133 @@
+"""What a scorer does, whatever it scores: here, how often each of some numbers was taken for itself, in plain NumPy."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import runpy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gaudi_apps.scores import Score
+from gaudi_apps.scoring import Scorer, find_order, pack_arrays, unpack_arrays
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.sampling import InputOptions, deal_positions
+from gaudi_distributed import ConfigurationError, SingleProcess
+
+run_ranks = runpy.run_path(str(Path(__file__).with_name("ranks_in_threads.py")))["run_ranks"]
+TRUTH = np.arange(7) % 3
+Positions = npt.NDArray[np.int64]
+
+
+class Guess:
+    """A network in training, and the average of its weights: what it takes each image for."""
+
+    def __init__(self, guesses: Sequence[int], averaged: Sequence[int]) -> None:
+        self.guesses, self._averaged = np.array(guesses), np.array(averaged)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        kept, self.guesses = self.guesses, self._averaged
+        yield
+        self.guesses = kept
+
+
+class GuessScorer(Scorer[dict[str, Positions], Positions]):
+    """Scores guesses of seven images in batches of two, and notes what it is asked for."""
+
+    def __init__(self, communicator: Any, facts: Any = None) -> None:
+        super().__init__(communicator, facts or {"images": 7})
+        self.dealt = deal_positions(7, InputOptions(2, rank=communicator.rank, size=communicator.size))
+        self.calls: list[Any] = []
+        self.watch(self.calls.append)
+
+    def evaluate(self, task: Any) -> dict[str, Positions]:
+        self.report_batch()
+        positions = self.dealt[self.dealt < 7]
+        return {"positions": positions, "guesses": task.guesses[positions]}
+
+    def pack(self, part: dict[str, Positions]) -> bytes:
+        return pack_arrays(part)
+
+    def unpack(self, content: bytes) -> dict[str, Positions]:
+        return unpack_arrays(content)
+
+    def join(self, parts: Sequence[dict[str, Positions]]) -> Positions:
+        order = find_order([part["positions"] for part in parts])
+        joined: Positions = np.concatenate([part["guesses"] for part in parts])[order]
+        return joined
+
+    def summarize(self, result: Positions) -> Score:
+        right = float((result == TRUTH).mean())
+        return Score(right, {"right": right}, f"{right:.2f} right")
+
+    def write(self, result: Positions, step: int) -> None:
+        self.calls.append((step, result.tolist()))
+
+
+def make_task() -> Guess:
+    """Its averaged weights are right in five of seven images, the others in none."""
+    return Guess([9] * 7, [0, 1, 2, 0, 1, 0, 1])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_all_ranks_have_the_score_of_all_images(size: int) -> None:
+    def score(communicator: Any) -> Any:
+        scorer, task = GuessScorer(communicator), make_task()
+        return scorer.report(task, 4), task.guesses.tolist(), scorer.calls
+
+    results = run_ranks(size, score)
+    for rank, (found, guesses, calls) in enumerate(results):
+        assert found == Score(5 / 7, {"right": 5 / 7}, "0.71 right")
+        assert guesses == [9] * 7
+        assert calls == ["evaluation", "scoring", *([] if rank else [(4, [0, 1, 2, 0, 1, 0, 1])])]
+
+
+def test_a_step_is_evaluated_once() -> None:
+    scorer, task = GuessScorer(SingleProcess()), make_task()
+    assert [scorer.score(task, step).value for step in (2, 2)] == [5 / 7] * 2
+    assert scorer.calls == ["evaluation", "scoring"]
+    better = Guess([9] * 7, TRUTH.tolist())
+    assert [scorer.score(better, step).value for step in (2, 3)] == [5 / 7, 1.0]
+    scorer.adopt(5, TRUTH + 1)
+    assert [scorer.score(better, step).value for step in (5, 4)] == [0.0, 1.0]
+    assert scorer.calls == ["evaluation", "scoring"] * 3
+
+
+def test_ranks_that_score_on_other_images_are_refused() -> None:
+    results = run_ranks(2, lambda communicator: GuessScorer(communicator, {"images": 7 + communicator.rank}))
+    assert [type(result) for result in results] == [ConfigurationError] * 2
+
+
+def test_images_are_put_in_the_order_of_the_data_set() -> None:
+    positions = [np.array([0, 1, 4, 5]), np.array([2, 3, 6])]
+    assert find_order(positions).tolist() == [0, 1, 4, 5, 2, 3, 6]
+    assert find_order([np.array([2, 0, 1])]).tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("second", [[], [0], [3], [4], [2, 2]])
+def test_images_that_are_missing_or_scored_twice_are_refused(second: list[int]) -> None:
+    with pytest.raises(DataError):
+        find_order([np.array([0, 1, 3]), np.array(second, np.int64)])
+
+
+def test_arrays_are_packed_with_their_types_and_nothing_but_numbers() -> None:
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "positions": np.array([3, 1], np.int64),
+        "scores": np.zeros((0, 5), np.float32),
+        "total": np.array(7),
+    }
+    unpacked = unpack_arrays(pack_arrays(arrays))
+    assert unpacked.keys() == arrays.keys()
+    for name, values in arrays.items():
+        assert unpacked[name].dtype == values.dtype
+        np.testing.assert_array_equal(unpacked[name], values)
+    objects = io.BytesIO()
+    np.savez(objects, a=np.array([{}]))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        unpack_arrays(objects.getvalue())
