@@ -154,14 +154,14 @@ def types(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Test what crosses packages, and what the documents say; not what is marked `slow`."""
-    install(session, EXTRAS, XDIST, "nox")
+    install(session, EXTRAS, XDIST, "nox", "cosmic-ray")
     session.run("pytest", "tests", *(session.posargs or (*QUICK, *workers(session))))
 
 
 @nox.session(default=False)
 def slow(session: nox.Session) -> None:
     """Run the tests of all packages and of the root that are marked `slow`."""
-    install(session, EXTRAS, XDIST)
+    install(session, EXTRAS, XDIST, "cosmic-ray")
     session.run("pytest", "packages", "tests", *(session.posargs or (*SLOW, *workers(session))))
 
 
@@ -291,6 +291,13 @@ def bench(session: nox.Session) -> None:
     install_everything(session)
     install_horovod(session)
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session(default=False)
+def mutation(session: nox.Session) -> None:
+    """Change one operator or number at a time, and list what no test notices; `-- --help` tells the choices."""
+    install(session, EXTRAS, "cosmic-ray")
+    session.run("python", "tools/mutation.py", *session.posargs)
 
 
 @nox.session(default=False)
