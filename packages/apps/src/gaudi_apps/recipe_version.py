@@ -54,6 +54,9 @@ def find_recipe_version(folder: RunFolder, *, clean: bool = False) -> int:
 
 def find_version_in(model_dir: str) -> int:
     """Find the version of the run in a folder by its path, see `find_recipe_version`."""
+    if not Path(model_dir).exists():
+        return CURRENT
+    # Imported here, for it imports NumPy, and a plan without a run needs none.
     from gaudi_apps.run_folder import RunFolder
 
     return find_recipe_version(RunFolder(Path(model_dir)))

@@ -94,6 +94,16 @@ def has_records(data_dir: Path, split: str) -> bool:
     return any(path.is_file() for path in folder.glob(f"{split}-*"))
 
 
+def check_shards(data_dir: str | Path, split: str) -> None:
+    """Compare names and sizes of the shards of a split with each other and with the manifest, and read no record.
+
+    Raises:
+        MissingInputError, DataError: as by `RecordSet`.
+    """
+    folder, split = locate_records(Path(data_dir), split)
+    _read_manifest(folder / f"{split}.json", _find_shards(folder, split))
+
+
 def find_kind(data_dir: str | Path, split: str) -> RecordKind:
     """What the records of a split are of: by their manifest, and without one by the first record's features.
 

@@ -210,3 +210,9 @@ def test_a_form_that_is_not_there_is_refused() -> None:
     wrong: Any = "fast"
     with pytest.raises(ValueError, match="implementation is 'fast'; use one of auto, mme, plain"):
         softmax_cross_entropy_mme(logits, labels, wrong)
+
+
+def test_the_keras_loss_takes_arrays() -> None:
+    logits = np.random.default_rng(0).normal(size=[4, 5]).astype(np.float32)
+    expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(np.arange(4), logits)
+    np.testing.assert_allclose(SoftmaxCrossEntropyMME()(np.arange(4), logits), expected, rtol=1e-6)

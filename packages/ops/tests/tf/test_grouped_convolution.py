@@ -335,3 +335,23 @@ class TestLayer:
     def test_wrong_arguments_are_refused(self, arguments: dict[str, Any]) -> None:
         with pytest.raises(ValueError):
             GroupedConv2D(8, 3, **arguments)
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_an_empty_batch_has_the_shape_of_any_other(groups: int, padding: str) -> None:
+    filters = tf.Variable(tf.ones([3, 3, 8 // groups, 16]))
+    shapes = []
+    for batch in (0, 2):
+        with tf.GradientTape() as tape:
+            outputs = grouped_conv2d(tf.ones([batch, 9, 8, 8]), filters, groups, strides=2, padding=padding)
+        shapes.append(outputs.shape[1:])
+        assert tape.gradient(outputs, filters).shape == filters.shape
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize(("taps", "dilations"), [(9, 1), (4, 3)])
+def test_a_filter_larger_than_the_image_is_refused(taps: int, dilations: int) -> None:
+    filters = tf.ones([taps, 3, 2, 16])
+    with pytest.raises(ValueError, match="larger than the images"):
+        grouped_conv2d(tf.ones([2, 8, 8, 8]), filters, 4, padding="valid", dilations=dilations)

@@ -82,6 +82,10 @@ def describe_training_set(config: SSDConfig, workers: int = 1) -> TrainingSet:
 
 def describe_records(folder: Path, images: int) -> TrainingSet:
     """The same of a folder of records, with so many images unless that is 0."""
+    if any(folder.glob("train-*")):
+        from gaudi_datasets.record_sets import check_shards
+
+        check_shards(folder, "train")
     if (folder / "train.json").is_file():
         return _read_manifest(folder / "train.json", images)
     return TrainingSet(images, COCO_CLASSES) if images else _count_records(folder)

@@ -159,7 +159,7 @@ class SoftmaxCrossEntropyMME(keras.losses.Loss):
         Returns:
             float32, the shape of ``y_pred`` without the classes.
         """
-        labels = tf.convert_to_tensor(y_true)
+        labels, y_pred = tf.convert_to_tensor(y_true), tf.convert_to_tensor(y_pred)
         # Keras gives [batch] labels as [batch, 1].
         if labels.shape.rank == y_pred.shape.rank and labels.shape[-1] == 1:
             labels = tf.squeeze(labels, axis=-1)

@@ -78,12 +78,15 @@ def grouped_conv2d(
     if max(spacing) > 1 and not _has_dilated_kernels(inputs.dtype):
         filters, spacing = _dilate(filters, spacing), (1, 1)
     convolution = _Convolution(groups, _read_pair("strides", strides), scheme, spacing)
+    _require_room(inputs.shape, filters.shape, convolution)
     outputs = _convolve(convolution, inputs, filters, implementation)
     return tf.transpose(outputs, [0, 3, 1, 2]) if channels_first else outputs
 
 
 def _convolve(convolution: _Convolution, inputs: Any, filters: Any, implementation: Implementation) -> Any:
     """Convolve in the form that is asked for, or that suits the device."""
+    if inputs.shape[0] == 0 and inputs.shape.is_fully_defined():
+        return convolution.convolve_nothing(inputs, filters)
     if convolution.groups == 1:
         return convolution.native(inputs, filters)
     if implementation == "auto":
@@ -108,6 +111,17 @@ class _Convolution:
     strides: tuple[int, int]
     padding: str
     dilations: tuple[int, int] = (1, 1)
+
+    def convolve_nothing(self, inputs: Any, filters: Any) -> Any:
+        """Convolve an empty batch, for which kernels of CPUs give the channels of the inputs; gradients are zeros."""
+        sides = []
+        for side, taps, stride, gap in zip(
+            inputs.shape[1:3], filters.shape, self.strides, self.dilations, strict=False
+        ):
+            spare = side - 1 if self.padding == "SAME" else side - 1 - (taps - 1) * gap
+            sides.append(spare // stride + 1)
+        nothing = tf.zeros([0, *sides, filters.shape[-1]], inputs.dtype)
+        return nothing + 0 * tf.reduce_sum(filters) + 0 * tf.reduce_sum(inputs)
 
     def native(self, inputs: Any, filters: Any) -> Any:
         return tf.nn.conv2d(inputs, filters, self.strides, self.padding, dilations=self.dilations)
@@ -253,6 +267,18 @@ def _pad(inputs: Any, padding: Padding) -> tuple[Any, str]:
     elif [len(pads) for pads in padding] == [2, 2]:
         return tf.pad(inputs, [[0, 0], *(list(pads) for pads in padding), [0, 0]]), "VALID"
     raise ValueError(f"padding is {padding!r}; use SAME, VALID or ((top, bottom), (left, right))")
+
+
+def _require_room(inputs: Any, filters: Any, convolution: _Convolution) -> None:
+    """Raise where a filter is larger than the image: eagerly, kernels of CPUs return memory that nothing was put in."""
+    if convolution.padding == "SAME":
+        return
+    for side, taps, gap in zip(inputs[1:3], filters[:2], convolution.dilations, strict=True):
+        if side is not None and side < (taps - 1) * gap + 1:
+            raise ValueError(
+                f"filters of {filters[0]} x {filters[1]} with dilations {convolution.dilations} are larger than the "
+                f"images, {inputs[1]} x {inputs[2]} with their padding; use padding SAME, or larger images"
+            )
 
 
 def _require_groups(inputs: Any, filters: Any, groups: int) -> None:
