@@ -64,3 +64,10 @@ def test_nobody_reads_the_error(program: str) -> None:
         os.close(writer)
         assert process.communicate(timeout=60)[0] == ""
     assert process.returncode == 64
+
+
+@pytest.mark.parametrize("program", ["ssd_train", "gaudi-datasets", "gaudi-run"])
+def test_output_is_closed_from_the_beginning(program: str) -> None:
+    words = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", MODULES[program], "--help"]
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

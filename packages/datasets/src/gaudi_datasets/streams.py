@@ -27,12 +27,14 @@ class _Pipe(io.FileIO):
 def tolerate_closed_readers() -> None:
     """Make sys.stdout and sys.stderr drop what nobody reads any more, in place of raising BrokenPipeError.
 
-    A program then does its work to the end, and its exit status is that of its work. Streams that are no pipes, and
-    those that somebody has replaced already, are left alone.
+    A program then does its work to the end, and its exit status is that of its work. A stream that is closed from the
+    beginning drops everything. Streams that are no pipes, and those that somebody has replaced already, are left alone.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is not None and stream is getattr(sys, f"__{name}__") and _is_pipe(stream):
+        if stream is None:  # closed before the program began, as by `>&-`
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8"))
+        elif stream is getattr(sys, f"__{name}__") and _is_pipe(stream):
             setattr(sys, name, _reopen(stream))
 
 
