@@ -31,7 +31,7 @@ FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="gaudi-vision, MXNet lane" org.opencontainers.image.licenses="Apache-2.0"
 # sshd's package makes host keys; nobody else's image may have the same.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends libgomp1 libjemalloc2 openmpi-bin openssh-client openssh-server \
+    && apt-get install --yes --no-install-recommends libgomp1 libjemalloc2 libquadmath0 openmpi-bin openssh-client openssh-server \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
     && useradd --uid 1000 --create-home --shell /bin/bash gaudi \
     && mkdir --mode 1777 /work

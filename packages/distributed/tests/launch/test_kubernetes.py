@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 import pytest
+from kubernetes_validate.utils import all_versions
 
 from gaudi_distributed.errors import FlagError
 from gaudi_distributed.launch.flags import parse_flags
@@ -25,8 +26,8 @@ from gaudi_distributed.launch.kubernetes import Mount, parse_mount, parse_size
 Plan = Callable[..., str]
 MPIJOB = ["--mpijob", "-", "--image", "registry/gaudi:1"]
 SCHEMA = json.loads(Path(__file__).with_name("mpijob_schema.json").read_text())
-# The first and the last release whose schema the validator has.
-RELEASES = ("1.25", "1.37")
+# The first and the last release whose schema the validator has: Kubernetes 1.25 to 1.37 with kubernetes-validate 1.37.
+RELEASES = (all_versions()[0], all_versions()[-1])
 # Of a quantity: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?)(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E|[eE][+-]?[0-9]+)?")
 _SUFFIXES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
