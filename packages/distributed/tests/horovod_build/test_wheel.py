@@ -127,7 +127,13 @@ def test_a_failure_names_its_reason_and_the_log(tmp_path: Path) -> None:
     assert log.read_text().splitlines()[1:] == ["line", "a.cc:1:2: fatal error: mpi.h: No such file", "last"]
 
 
+def test_a_build_that_was_killed_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"signal 9.*MAKEFLAGS=-j1"):
+        run_logged(["sh", "-c", "kill -9 $$"], {}, tmp_path / "build.log", "it failed")
+
+
 NO_MEMBER = "a.cc:3:1: error: 'x' has no member named 'y'"
+KILLED = "g++: fatal error: Killed signal terminated program cc1plus"
 NO_MPI = "CMake Error at CMakeLists.txt:5 (find_package):"
 
 
@@ -135,6 +141,7 @@ NO_MPI = "CMake Error at CMakeLists.txt:5 (find_package):"
     ("output", "reason"),
     [
         (f"make: x\n{NO_MEMBER}\nERROR: Failed", NO_MEMBER),
+        (f"note\n{KILLED}\nERROR: Failed", KILLED),
         (f"{NO_MPI}\n  Could not find MPI\n\nERROR: Failed", f"{NO_MPI} Could not find MPI"),
         ("note\nERROR: No matching distribution\nend", "ERROR: No matching distribution"),
         ("one\ntwo\n", "two"),

@@ -252,6 +252,9 @@ def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path, fa
         status = subprocess.run(
             list(command), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=dict(environ)
         ).returncode
+    if status < 0:
+        remedy = "where memory is scarce, set MAKEFLAGS=-j1"
+        raise ConfigurationError(f"{failure} (killed by signal {-status}; {remedy}); all of it is in {log}")
     if status:
         text = log.read_bytes()[start:].decode(errors="replace")
         raise ConfigurationError(f"{failure} ({find_reason(text) or f'status {status}'}); all of it is in {log}")
@@ -261,7 +264,8 @@ def find_reason(output: str) -> str:
     """Return what tells most of a failed build: the first error of the compiler or CMake, else pip's last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for number, line in enumerate(lines):
-        if re.search(r"\.(c|cc|cpp|cu|h|hpp):\d+:\d+: (fatal )?error: ", line):
+        # Of the compiler, or of its driver: "g++: fatal error: Killed signal terminated program cc1plus".
+        if re.search(r"\.(c|cc|cpp|cu|h|hpp):\d+:\d+: (fatal )?error: |\+\+: fatal error: ", line):
             return line[:_MAX_LINE]
         if line.startswith("CMake Error"):
             # Its next line says what is wrong.
