@@ -134,13 +134,12 @@ def make_vendor_base(images: Images) -> None:
         call(["cp", "--archive", str(prefix), str(mounted / "opt" / "python")])
         (mounted / "usr/local/bin/python3").symlink_to("/opt/python/bin/python3.10")
         # Its program may look for its library where it came from.
-        (mounted / "etc/ld.so.conf.d/python.conf").write_text("/opt/python/lib\n")
+        library = "libpython3.10.so.1.0"
+        (mounted / "usr/lib/x86_64-linux-gnu" / library).symlink_to(f"/opt/python/lib/{library}")
         libraries = "libbz2-1.0 libffi8 liblzma5 libreadline8 libsqlite3-0 libssl3 zlib1g"
         install = f"apt-get install -qq --yes --no-install-recommends {libraries} > /dev/null"
         pip = f"python3 -m pip install --quiet --root-user-action ignore {' '.join(VENDOR_STACK)} numpy==1.23.5"
-        script = (
-            f"ldconfig && apt-get update -qq && {install} && {pip} && rm -rf /var/lib/apt/lists/* /root/.cache/pip/*"
-        )
+        script = f"apt-get update -qq && {install} && {pip} && rm -rf /var/lib/apt/lists/* /root/.cache/pip/*"
         images.buildah("run", "--isolation", "chroot", container, "--", "sh", "-c", script)
         images.buildah("commit", container, VENDOR_BASE)
     say("a base with the vendor's wheel, in place of the vendor's image")
