@@ -116,6 +116,13 @@ def test_fingerprints_tell_inputs_apart(ci: ModuleType, checkout: Path, tmp_path
     assert len({*found}) == len(found)
 
 
+def test_every_lane_reads_the_fixtures_that_all_tests_share(ci: ModuleType, checkout: Path) -> None:
+    lane = ci.Lane("ops", ("packages/ops",))
+    before = ci.compute_fingerprint(checkout, lane, {})
+    (checkout / "conftest.py").touch()
+    assert ci.compute_fingerprint(checkout, lane, {}) != before
+
+
 def test_real_data_that_are_missing_are_an_error(ci: ModuleType, checkout: Path, tmp_path: Path) -> None:
     for folder in ("", str(tmp_path / "nowhere")):
         with pytest.raises(ci.CiError, match="REAL_DATA"):

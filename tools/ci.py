@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # What every lane reads: the sessions themselves, pinned versions, settings of the tools.
-COMMON = (".ci", "tools", "noxfile.py", "pyproject.toml", "constraints.txt", "Makefile", "LICENSE")
+COMMON = (".ci", "tools", "conftest.py", "noxfile.py", "pyproject.toml", "constraints.txt", "Makefile", "LICENSE")
 SOURCES = tuple(f"packages/{name}/{part}" for name in ("ops", "datasets", "models", "distributed", "apps")
                 for part in ("src", "pyproject.toml", "README.md"))  # fmt: skip
 

@@ -224,5 +224,7 @@ def test_without_an_engine_the_servers_have_no_effect_and_that_is_said(
 
 
 def test_a_plan_is_of_the_command_without_the_flags_of_the_plan() -> None:
-    words = "--mode plan --json --steps 5 --mode=plan --model_dir runs/plan"
-    assert drop_plan_flags(words.split()) == ["--steps", "5", "--model_dir", "runs/plan"]
+    forms = ("--mode plan --json", "--mode=plan --json=True", "-mode plan --json True", "--json true --mode plan")
+    for form in forms:
+        words = f"{form} --steps 5 --model_dir runs/plan"
+        assert drop_plan_flags(words.split()) == ["--steps", "5", "--model_dir", "runs/plan"], form

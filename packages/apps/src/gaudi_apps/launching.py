@@ -22,7 +22,7 @@ from gaudi_apps.parity.sides import other_arguments, recorded_side
 from gaudi_apps.signals import interrupt_on_sigterm
 from gaudi_apps.starting import LaunchReport, become_launcher, report_launch, start_processes
 from gaudi_apps.supervised import Supervised
-from gaudi_datasets.arguments import is_switch_on
+from gaudi_datasets.arguments import is_switch_on, read_switch, split_word
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.former_flags import FormerFlag
 from gaudi_datasets.program import run_program
@@ -154,11 +154,16 @@ class Launch:
 def drop_plan_flags(arguments: Sequence[str]) -> list[str]:
     """Return the arguments of the training that a plan is of."""
     kept: list[str] = []
-    is_value = False
-    for word in arguments:
-        if not is_value and word.partition("=")[0] not in ("--mode", "--json"):
-            kept.append(word)
-        is_value = not is_value and word == "--mode"
+    place = 0
+    while place < len(arguments):
+        argument, following = arguments[place], arguments[place + 1 : place + 2]
+        word, place = split_word(argument), place + 1
+        if word is not None and word.name == "mode":
+            place += word.value is None
+        elif word is not None and word.name == "json":
+            place += read_switch(argument, word.value, following)[1]
+        else:
+            kept.append(argument)
     return kept
 
 
