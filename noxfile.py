@@ -47,7 +47,7 @@ CURRENT_LANE = """
 import numpy, tensorflow, gaudi_ops.tf.keras_api as api
 found = [tensorflow.__version__, api.keras.__version__, numpy.__version__]
 assert found[0].startswith("2.21.") and found[1].startswith("2.21.") and int(found[2].split(".")[0]) >= 2, found
-from gaudi_distributed.horovod_engine import load_horovod
+from gaudi_distributed.comm.horovod_engine import load_horovod
 try:
     load_horovod()
 except Exception as error:
@@ -187,7 +187,7 @@ def realdata(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """Make scenes, train on them, and show what was learnt."""
     install_everything(session)
-    session.run("python", "-m", "gaudi_apps.demo", *session.posargs)
+    session.run("python", "-m", "gaudi_apps.cli.demo", *session.posargs)
 
 
 @nox.session

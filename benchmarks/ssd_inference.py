@@ -52,7 +52,7 @@ def build_candidates(model: Any, plain_model: Any, plain_fp32: Any, batch: int) 
     import tensorflow as tf
 
     from benchmarks import plain_keras_ssd
-    from gaudi_apps.ssd.detector import find_boxes
+    from gaudi_apps.detection.detector import find_boxes
 
     images = tf.cast(tf.random.stateless_normal([batch, 300, 300, 3], [0, 0]), tf.bfloat16)
     trained_logits = tf.constant(make_logits(batch))

@@ -40,7 +40,7 @@ def measure(dtype: str, budget_seconds: float) -> Iterator[Figure]:
 
 def build_ours(dtype: str, batch: int) -> tuple[Callable[[], float], float]:
     """The step of ssd_train, as a function that waits for its end, and its operations per image."""
-    from gaudi_apps.ssd.task import SSDTask
+    from gaudi_apps.detection.task import SSDTask
     from gaudi_distributed import SingleProcess
 
     task = SSDTask(CLASSES, keras_policy=POLICIES[dtype], weight_decay=WEIGHT_DECAY, communicator=SingleProcess())

@@ -17,7 +17,7 @@ MODULES = {
     "gaudi-datasets": "gaudi_datasets",
     "gaudi-run": "gaudi_distributed.launch",
     "weights": "gaudi_models.weights",
-    "demo": "gaudi_apps.demo",
+    "demo": "gaudi_apps.cli.demo",
 }
 COMMANDS = [
     *(f"{program} --help" for program in MODULES),

@@ -15,8 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from gaudi_distributed.launch.containers import choose_image
-from gaudi_distributed.launch.forwarding import is_secret
-from gaudi_distributed.launch.kubernetes import IMAGE_SSH, IMAGE_SSH_PORT
+from gaudi_distributed.launch.planning import is_secret
+from gaudi_distributed.launch.schedulers import IMAGE_SSH, IMAGE_SSH_PORT
 
 ROOT = Path(__file__).resolve().parents[1]
 LANES = ("default", "gaudi", "mxnet")

@@ -17,9 +17,9 @@ import pytest
 import tensorflow as tf
 
 import gaudi_ops.tf
-from gaudi_apps.checkpoints import CheckpointFolder
-from gaudi_apps.ssd.detector import Detector as KerasDetector
-from gaudi_apps.ssd.evaluation import Detection, to_records
+from gaudi_apps.detection.detector import Detector as KerasDetector
+from gaudi_apps.detection.evaluator import Detection, to_records
+from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.detection.batches import eval_batches, train_batches
 from gaudi_datasets.detection.coco import read_coco
 from gaudi_datasets.detection.scenes import make_scenes

@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from PIL import Image
 
 from gaudi_apps import resnet_train, resnext_train, ssd_mxnet_train, ssd_train
-from gaudi_apps.config_file import list_flags, parse_config
+from gaudi_apps.cli.config_file import list_flags, parse_config
 from gaudi_datasets.classification.splits import open_split
 from gaudi_datasets.cli import parse_arguments
 from gaudi_datasets.fetching.weights_table import WEIGHTS
@@ -563,7 +563,7 @@ def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
         x = layers.GlobalAveragePooling2D(name="features")(x)
         return keras.Model(images, layers.Dense(num_classes, name="logits")(x), name=name)
 
-    monkeypatch.setattr("gaudi_apps.tensorflow_framework.start_tensorflow", start)
+    monkeypatch.setattr("gaudi_apps.runtime.tensorflow.start_tensorflow", start)
     monkeypatch.setattr("gaudi_models.ssd.build_ssd", runpy.run_path(str(SMALL_SSD))["build_small_ssd"])
     monkeypatch.setattr("gaudi_models.classifiers.build_classifier", build_classifier)
 

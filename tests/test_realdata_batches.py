@@ -39,9 +39,9 @@ def run(module: str, *arguments: str | Path) -> None:
 def test_figures_do_not_depend_on_the_batch_size(
     convert: Callable[[str], list[str | Path]], images: int, tmp_path: Path
 ) -> None:
-    from gaudi_apps.checkpoints import CheckpointFolder
-    from gaudi_apps.ssd.detector import Detector
-    from gaudi_apps.ssd.evaluation import detect, score
+    from gaudi_apps.detection.detector import Detector
+    from gaudi_apps.detection.evaluator import detect, score
+    from gaudi_apps.training.checkpoint import CheckpointFolder
     from gaudi_datasets.detection.sources import RecordSource
     from gaudi_datasets.sampling import InputOptions
     from gaudi_models.ssd import build_ssd

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 
@@ -34,8 +34,8 @@ def test_files_and_functions_are_small() -> None:
 
 def test_what_is_large_is_found(tmp_path: Path) -> None:
     path = tmp_path / "large.py"
-    path.write_text("def f():\n" + '    """Doc.\n\n    More.\n    """\n' + "    x = 1\n" * 60 + "\n" * 340)
+    path.write_text("def f():\n" + '    """Doc.\n\n    More.\n    """\n' + "    x = 1\n" * 60 + "\n" * 440)
     assert [fault.removeprefix(str(path)) for fault in find_large(path)] == [
-        ": 405 lines; at most 400",
+        ": 505 lines; at most 500",
         ":1: f has 61 lines; at most 60",
     ]

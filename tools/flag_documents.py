@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gaudi_apps.classification.former_flags import RESNET, RESNEXT
-from gaudi_apps.ssd.former_flags import FORMER_FLAGS as SSD
-from gaudi_apps.ssd_mxnet.former_flags import FORMER_FLAGS as SSD_MXNET
+from gaudi_apps.classification.flags import RESNET, RESNEXT
+from gaudi_apps.detection.config import FORMER_FLAGS as SSD
+from gaudi_apps.mxnet.config import FORMER_FLAGS as SSD_MXNET
 from gaudi_datasets.commands.former_flags import (
     BENCHMARK_DATALOADER,
     CREATE_TFRECORD,

@@ -36,9 +36,12 @@ IMPORTS = {
     ("models", "tensorflow-cpu"): "gaudi_models.ssd, gaudi_models.classifiers",
     ("models", "hdf5"): "h5py",
     ("models", "mxnet"): "gaudi_models.mxnet.ssd",
-    ("apps", "tensorflow-cpu"): "gaudi_apps.training, gaudi_apps.ssd.task, gaudi_apps.classification.task",
+    (
+        "apps",
+        "tensorflow-cpu",
+    ): "gaudi_apps.training.trainer, gaudi_apps.detection.task, gaudi_apps.classification.task",
     ("apps", "export"): "onnx, onnxruntime",
-    ("apps", "mxnet"): "gaudi_apps.training, gaudi_apps.ssd_mxnet.task",
+    ("apps", "mxnet"): "gaudi_apps.training.trainer, gaudi_apps.mxnet.task",
     ("apps", "mlperf"): "mlperf_logging.mllog",
 }
 # What the examples of a README need before they run, beside the package and its extras.

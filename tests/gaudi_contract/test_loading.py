@@ -37,7 +37,7 @@ def test_no_driver_is_one_line_before_the_vendors_module_is_imported(child: Chil
 
 def test_a_driver_that_is_found_but_does_not_answer_is_one_line(child: Child) -> None:
     done = child(
-        "from gaudi_distributed import DeviceError\nfrom gaudi_distributed.habana import load_habana\n"
+        "from gaudi_distributed import DeviceError\nfrom gaudi_distributed.devices.habana import load_habana\n"
         "try:\n    load_habana()\nexcept DeviceError as error:\n    print(error)\n"
     )
     assert done.returncode == 0, done.stderr

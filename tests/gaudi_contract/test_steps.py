@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from gaudi_apps.classification.recipe import LearningRecipe
 from gaudi_apps.classification.task import ClassificationTask
-from gaudi_apps.keras_task import KerasTask
-from gaudi_apps.ssd.task import SSDTask
+from gaudi_apps.detection.task import SSDTask
+from gaudi_apps.training.keras_task import KerasTask
 from gaudi_distributed import SingleProcess
 from gaudi_models.classifiers import build_classifier
 from gaudi_ops import SSD300

@@ -54,7 +54,7 @@ def test_media_loading_is_off_beside_the_wheel_alone(tmp_path: Path) -> None:
 
 
 def test_the_variable_of_a_ranks_module_has_the_wheels_name(child: Child) -> None:
-    from gaudi_distributed import hccl
+    from gaudi_distributed.devices import habana as hccl
 
     done = child(
         "from habana_frameworks.tensorflow import multinode_helpers as helpers\n"

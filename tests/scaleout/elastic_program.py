@@ -17,9 +17,9 @@ from typing import Any
 from failing_program import open_session  # type: ignore[import-not-found]
 
 from gaudi_apps import resnet_train
-from gaudi_apps.session import Session
-from gaudi_apps.supervised import Supervised
-from gaudi_distributed.elastic import Seats
+from gaudi_apps.runtime.failure_reporting import Supervised
+from gaudi_apps.runtime.session import Session
+from gaudi_distributed.failure.elastic import Seats
 
 
 def main(fault: dict[str, Any], arguments: list[str]) -> None:

@@ -18,9 +18,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from gaudi_apps import checkpoints, resnet_train
-from gaudi_apps.session import Session
-from gaudi_distributed.supervision import Member
+from gaudi_apps import resnet_train
+from gaudi_apps.runtime.session import Session
+from gaudi_apps.training import checkpoint as checkpoints
+from gaudi_distributed.failure import Member
 
 # In these phases ranks wait for each other in the middle of it: the others are late, and the fault comes meanwhile.
 COLLECTIVE = ("broadcast", "step")
@@ -95,7 +96,7 @@ def act(fault: dict[str, Any]) -> None:
 
 def spoil_batches() -> None:
     """From now on, no picture of a batch is a number."""
-    from gaudi_apps.keras_task import KerasTask
+    from gaudi_apps.training.keras_task import KerasTask
 
     train_step = KerasTask.train_step
 

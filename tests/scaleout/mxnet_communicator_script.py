@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 
 from gaudi_distributed import CommunicationOptions, apply_environment, communication_environment, find_place
-from gaudi_distributed.opening import open_communicator
+from gaudi_distributed.comm.opening import open_communicator
 
 SHAPES = ((3,), (2, 5), (1, 1, 4))
 

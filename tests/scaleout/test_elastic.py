@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.checkpoints import Checkpoint, CheckpointFolder
+from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
 
 PROGRAM = str(Path(__file__).with_name("elastic_program.py"))
 STEPS, COMMIT_STEPS = 30, 4

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.checkpoints import CheckpointFolder, load_checkpoint
+from gaudi_apps.training.checkpoint import CheckpointFolder, load_checkpoint
 
 PROGRAM = str(Path(__file__).with_name("failing_program.py"))
 # Three epochs of 12 pictures, which are scored after each.

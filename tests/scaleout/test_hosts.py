@@ -26,7 +26,7 @@ HOSTS = ",".join(f"{address}:2" for address in ADDRESSES)
 SHOW = """
 import json, os, socket, sys
 sys.path[:0] = json.loads(os.environ.get("TF_TEST_PATH", "[]"))
-from gaudi_distributed.place import find_place
+from gaudi_distributed.cluster.rank_info import find_place
 place = find_place(os.environ)
 print(json.dumps([place.rank, place.size, place.local_rank, socket.gethostname(), os.environ["TF_TEXT"], sys.argv[1:]]))
 """

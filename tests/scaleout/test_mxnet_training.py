@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.checkpoints import CheckpointFolder
+from gaudi_apps.training.checkpoint import CheckpointFolder
 
 PROGRAM = "gaudi_apps.ssd_mxnet_train"
 STEPS, GLOBAL_BATCH = 3, 4
@@ -130,7 +130,7 @@ def test_a_lost_rank_ends_the_run_which_then_goes_on(
     program.write_text(
         "import os, signal, sys, threading\n"
         "from gaudi_apps.ssd_mxnet_train import main\n"
-        "from gaudi_distributed.supervision import Member\n"
+        "from gaudi_distributed.failure import Member\n"
         "report = Member.at\n"
         "def at(self, step, phase):\n"
         "    report(self, step, phase)\n"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gaudi_apps.checkpoints import CheckpointFolder
+from gaudi_apps.training.checkpoint import CheckpointFolder
 
 STATE = re.compile(r"step (\d+): state ([0-9a-f]{64})")
 RESNET = (

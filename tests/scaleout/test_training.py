@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.checkpoints import Checkpoint, CheckpointFolder, load_checkpoint
+from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, load_checkpoint
 
 WAYS = {
     "mpi": ("--use_horovod",),
@@ -37,7 +37,7 @@ STATE = re.compile(r"step (\d+): state ([0-9a-f]{64})")
 # resnet_train on a machine of its own, as far as files go: arguments are a folder, and then its flags.
 OWN_MACHINE = """
 import os, sys
-from gaudi_distributed.place import find_place
+from gaudi_distributed.cluster.rank_info import find_place
 folder = os.path.join(sys.argv[1], f"machine_{find_place(os.environ).rank}")
 os.makedirs(folder, exist_ok=True)
 os.chdir(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gaudi_apps.settings import DeviceSettings
+    from gaudi_apps.runtime.settings import DeviceSettings
     from gaudi_distributed import Precision
 
 
@@ -29,7 +29,8 @@ def build_small_ssd(
 
 
 if __name__ == "__main__":
-    from gaudi_apps import ssd_train, tensorflow_framework
+    from gaudi_apps import ssd_train
+    from gaudi_apps.runtime import tensorflow as tensorflow_framework
 
     start_tensorflow = tensorflow_framework.start_tensorflow
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gaudi_apps.ssd.agreement import Agreement, Detections, compare_detections, compare_rows, find_worst
+from gaudi_apps.detection.export import Agreement, Detections, compare_detections, compare_rows, find_worst
 
 
 def make(*rows: tuple[float, int, float], size: int = 4) -> Detections:

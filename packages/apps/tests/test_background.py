@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.background import BackgroundError, BackgroundScoring, Job
+from gaudi_apps.inference.scores import BackgroundError, BackgroundScoring, Job
 
 
 def open_scoring(gate: Path) -> Callable[[Mapping[str, Any]], Any]:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gaudi_apps import checkpoints
-from gaudi_apps.checkpoints import MANIFEST, TENSORS, CheckpointFolder, load_checkpoint
+from gaudi_apps.training import checkpoint as checkpoints
+from gaudi_apps.training.checkpoint import MANIFEST, TENSORS, CheckpointFolder, load_checkpoint
 from gaudi_datasets.errors import DataError, MissingInputError
 
 FACTS = {"categories": [{"id": 1, "name": "cät"}]}
@@ -255,7 +255,7 @@ def test_a_disk_that_is_full_leaves_the_last_good_one(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 import numpy as np
-from gaudi_apps.checkpoints import CheckpointFolder
+from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.program import run_program
 
 def main():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gaudi_apps.coco_table import MEANINGS, print_scores, write_evaluation, write_json
+from gaudi_apps.inference.scores import MEANINGS, print_scores, write_evaluation, write_json
 from gaudi_datasets.detection.scoring import FIGURES, ClassScore, CocoScores
 
 SCORES = CocoScores(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.ssd.config import (
+from gaudi_apps.detection.config import (
     DataFlags,
     DeviceFlags,
     EvaluationFlags,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.config_file import ConfigFileError, parse_config
-from gaudi_apps.ssd.config import SSDConfig
+from gaudi_apps.cli.config_file import ConfigFileError, parse_config
+from gaudi_apps.detection.config import SSDConfig
 from gaudi_datasets.errors import FlagError, MissingInputError
 
 

@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.converters import require_onnx
-from gaudi_apps.exported_models import decode_pixels
-from gaudi_apps.ssd.agreement import Detections, compare_detections, compare_rows
-from gaudi_apps.ssd.converters import export_onnx, export_tflite
-from gaudi_apps.ssd.detector import Detector
-from gaudi_apps.ssd.export_runs import run_onnx, run_tflite
-from gaudi_apps.ssd.serving import find_raw
+from gaudi_apps.detection.detector import Detector, find_raw
+from gaudi_apps.detection.export import (
+    Detections,
+    compare_detections,
+    compare_rows,
+    export_onnx,
+    export_tflite,
+    run_onnx,
+    run_tflite,
+)
+from gaudi_apps.inference.converters import decode_pixels, require_onnx
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_datasets.errors import MissingExtraError
@@ -54,7 +58,7 @@ def test_onnx_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(name: str, *_: Any) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}")
 
-    monkeypatch.setattr("gaudi_apps.converters.importlib.import_module", refuse)
+    monkeypatch.setattr("gaudi_apps.inference.converters.importlib.import_module", refuse)
     with pytest.raises(MissingExtraError, match=r"onnx cannot be imported .* pip install 'gaudi-apps\[export\]'"):
         require_onnx()
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps import demo
-from gaudi_apps.config_file import parse_config
-from gaudi_apps.ssd.config import SSDConfig, validate
+from gaudi_apps.cli import demo
+from gaudi_apps.cli.config_file import parse_config
+from gaudi_apps.detection.config import SSDConfig, validate
 
 
 def run(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.ssd.detector import Detector
-from gaudi_apps.ssd.task import SSDTask
+from gaudi_apps.detection.detector import Detector
+from gaudi_apps.detection.task import SSDTask
 from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_ops import iou
 

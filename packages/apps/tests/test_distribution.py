@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.classification.resnet_config import ResNetConfig, make_recipe
-from gaudi_apps.distribution import (
+from gaudi_apps.classification.resnet import ResNetConfig, make_recipe
+from gaudi_apps.cli.flags import DistributionFlags, check_distribution
+from gaudi_apps.detection import config as ssd_config
+from gaudi_apps.detection.plan import make_plan
+from gaudi_apps.runtime.process_group import (
     Distribution,
     complete_flags,
     count_workers,
     find_distribution,
     share_batch,
 )
-from gaudi_apps.distribution_flags import DistributionFlags, check_distribution
-from gaudi_apps.ssd import config as ssd_config
-from gaudi_apps.ssd.plan import make_plan
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
 from gaudi_distributed import ConfigurationError, DeviceKind
-from gaudi_distributed.place import Place
+from gaudi_distributed.cluster.rank_info import Place
 
 RANK_1_OF_4 = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -186,7 +186,7 @@ def test_plans_follow_the_global_batch() -> None:
 
 def make_config(flags: DistributionFlags, batch_size: int, **schedule: Any) -> ResNetConfig:
     from gaudi_apps.classification.flags import DataFlags
-    from gaudi_apps.classification.resnet_config import ScheduleFlags
+    from gaudi_apps.classification.resnet import ScheduleFlags
 
     return ResNetConfig(data=DataFlags(batch_size=batch_size), schedule=ScheduleFlags(**schedule), distribution=flags)
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gaudi_apps.checkpoints import Checkpoint
-from gaudi_apps.distribution_flags import DistributionFlags
-from gaudi_apps.elastic import Commits, check_elastic, train_in_rounds
+from gaudi_apps.cli.flags import DistributionFlags
+from gaudi_apps.runtime.elastic import Commits, check_elastic, train_in_rounds
+from gaudi_apps.training.checkpoint import Checkpoint
 from gaudi_datasets.errors import FlagError
-from gaudi_distributed.elastic import SCOPE, WORKER
-from gaudi_distributed.launch.rendezvous import Rendezvous
+from gaudi_distributed.failure.elastic import SCOPE, WORKER
+from gaudi_distributed.launch.rounds import Rendezvous
 
 Tell = Callable[[int, "dict[str, str] | None"], None]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.ssd.detector import Detector
-from gaudi_apps.ssd.evaluation import detect, join_found, pack_found, score, to_records, unpack_found
+from gaudi_apps.detection.detector import Detector
+from gaudi_apps.detection.evaluator import detect, join_found, pack_found, score, to_records, unpack_found
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.exported_models import ExportError
-from gaudi_apps.exporting import ExportReport, choose_pictures, refuse_foreign
-from gaudi_apps.ssd import export
-from gaudi_apps.ssd.agreement import Agreement
-from gaudi_apps.ssd.converters import export_tflite
-from gaudi_apps.ssd.export import ExportFormat, run_export
+from gaudi_apps.detection import export
+from gaudi_apps.detection.export import Agreement, ExportFormat, export_tflite, run_export
+from gaudi_apps.inference.converters import ExportError
+from gaudi_apps.inference.exporter import ExportReport, choose_pictures, refuse_foreign
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError, FlagError, MissingExtraError, MissingInputError, UnsafeError
@@ -86,7 +84,7 @@ def test_a_difference_is_an_error_and_leaves_nothing(
         (folder / "model.onnx").touch()
         return agreement
 
-    monkeypatch.setattr("gaudi_apps.exporting.require_onnx", lambda: None)
+    monkeypatch.setattr("gaudi_apps.inference.exporter.require_onnx", lambda: None)
     monkeypatch.setitem(export._EXPORTS, "onnx", differ)
     with pytest.raises(ExportError, match=r"onnx: differs from the network by .*; nothing is exported") as caught:
         run(detector_network, noise_pictures, tmp_path / "new", "safetensors", "onnx")
@@ -110,7 +108,7 @@ def test_a_wrong_export_is_noticed(
         return keras.Model(inputs, model(inputs[..., ::-1]))
 
     monkeypatch.setattr(export, "export_tflite", export_wrong)
-    monkeypatch.setattr("gaudi_apps.ssd.converters.to_float32", lambda model: model)
+    monkeypatch.setattr("gaudi_apps.detection.export.to_float32", lambda model: model)
     with pytest.raises(ExportError, match="tflite: differs from the network"):
         run(detector_network, noise_pictures, tmp_path, "tflite")
     assert list(tmp_path.iterdir()) == []
@@ -122,7 +120,7 @@ def test_a_missing_converter_is_told_before_anything_is_done(
     def refuse() -> None:
         raise MissingExtraError("onnx")
 
-    monkeypatch.setattr("gaudi_apps.exporting.require_onnx", refuse)
+    monkeypatch.setattr("gaudi_apps.inference.exporter.require_onnx", refuse)
     with pytest.raises(MissingExtraError):
         run(None, noise_pictures, tmp_path / "new", "saved_model", "onnx")
     assert list(tmp_path.iterdir()) == []

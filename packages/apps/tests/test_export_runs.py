@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.exported_models import ExportError
-from gaudi_apps.ssd.agreement import Detections, compare_detections
-from gaudi_apps.ssd.detector import Detector
-from gaudi_apps.ssd.export_runs import run_saved_model
-from gaudi_apps.ssd.serving import export_saved_model
+from gaudi_apps.detection.detector import Detector, export_saved_model
+from gaudi_apps.detection.export import Detections, compare_detections, run_saved_model
+from gaudi_apps.inference.converters import ExportError
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
 

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from gaudi_apps.file_progress import FileProgress
+from gaudi_apps.inference.predictor import FileProgress
 
 
 def show(*, is_terminal: bool, seconds: float) -> str:

@@ -6,9 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.inputs import BadFile, InputPicture, find_files, read_pictures
-from gaudi_apps.ssd.preparation import PREPARATION
-from gaudi_apps.videos import VideoWriter
+from gaudi_apps.detection.data import PREPARATION
+from gaudi_apps.inference.media import BadFile, InputPicture, VideoWriter, find_files, read_pictures
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import MissingInputError
 

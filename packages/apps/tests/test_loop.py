@@ -13,11 +13,18 @@ import numpy.typing as npt
 import pytest
 from rich.console import Console
 
-from gaudi_apps import loop
-from gaudi_apps.history import HistoryWriter, read_history
-from gaudi_apps.loop import LoopOptions, NonFiniteError, Reporters, Wishes, require_finite, require_finite_state, train
-from gaudi_apps.progress import TrainingProgress
-from gaudi_apps.summaries import SummaryWriter
+from gaudi_apps.runtime.tensorflow import SummaryWriter
+from gaudi_apps.training import loop
+from gaudi_apps.training.callbacks import HistoryWriter, TrainingProgress, read_history
+from gaudi_apps.training.loop import (
+    LoopOptions,
+    NonFiniteError,
+    Reporters,
+    Wishes,
+    require_finite,
+    require_finite_state,
+    train,
+)
 
 
 class Slope:

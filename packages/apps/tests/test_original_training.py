@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.distribution import Distribution
+from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.ssd_train import PROGRAM
 from gaudi_distributed import SingleProcess
-from gaudi_distributed.place import Place
+from gaudi_distributed.cluster.rank_info import Place
 
 STEPS, BATCH = 50, 2
 # One step an epoch: warm-up of 5 steps, and drops after 24 and 30.
@@ -35,7 +35,7 @@ def original_rate(step: int, images: int, batch: int, k: float) -> float:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, small_network: Callable[..., Any]) -> None:
-    monkeypatch.setattr("gaudi_apps.ssd.task.build_ssd", small_network)
+    monkeypatch.setattr("gaudi_apps.detection.task.build_ssd", small_network)
 
 
 def open_app(*flags: str, workers: int = 1) -> Any:

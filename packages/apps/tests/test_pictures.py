@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.pictures import (
+from gaudi_apps.inference.visualizer import (
     Picture,
     class_colour,
     compare_pictures,

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_apps.plan import Plan
-from gaudi_apps.recipe_version import CURRENT
-from gaudi_apps.ssd.config import DataFlags, EvaluationFlags, ReportFlags, RunFlags, ScheduleFlags, SSDConfig
-from gaudi_apps.ssd.plan import make_plan
+from gaudi_apps.detection.config import DataFlags, EvaluationFlags, ReportFlags, RunFlags, ScheduleFlags, SSDConfig
+from gaudi_apps.detection.plan import make_plan
+from gaudi_apps.training.plan import CURRENT, Plan
 from gaudi_ops import schedules
 
 COCO = 117266

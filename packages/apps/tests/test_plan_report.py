@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gaudi_apps.plan_report import format_bytes
-from gaudi_apps.ssd.config import DataFlags, RunFlags, SSDConfig
-from gaudi_apps.ssd.plan_report import describe_training_set, print_plan
+from gaudi_apps.detection.config import DataFlags, RunFlags, SSDConfig
+from gaudi_apps.detection.plan import describe_training_set, print_plan
+from gaudi_apps.training.plan import format_bytes
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.record_files import frame_record
 

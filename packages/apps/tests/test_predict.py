@@ -9,10 +9,10 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.ssd.detector import Detector
-from gaudi_apps.ssd.predict import PredictOptions, PredictReport, predict
-from gaudi_apps.ssd.preparation import PREPARATION
-from gaudi_apps.videos import VideoWriter, read_frames
+from gaudi_apps.detection.data import PREPARATION
+from gaudi_apps.detection.detector import Detector
+from gaudi_apps.detection.predict import PredictOptions, PredictReport, predict
+from gaudi_apps.inference.media import VideoWriter, read_frames
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.scoring import score_detections
 from gaudi_datasets.errors import DataError
@@ -170,7 +170,7 @@ def test_large_frames_make_small_batches(
             sizes.append(len(images))
             return super().detect(images)
 
-    monkeypatch.setattr("gaudi_apps.predictions.PIXEL_BYTES_PER_BATCH", 2 * 120 * 150 * 3)
+    monkeypatch.setattr("gaudi_apps.inference.predictor.PIXEL_BYTES_PER_BATCH", 2 * 120 * 150 * 3)
     files = sorted(pictures.iterdir())
     options = PredictOptions(batch_size=4)
     predict(Watched(network), files, CATEGORIES, tmp_path, options, prepare=PREPARATION)

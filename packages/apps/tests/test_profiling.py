@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.profiling import Profiler, StepRange, parse_step_range
+from gaudi_apps.runtime.profiler import Profiler, StepRange, parse_step_range
 from gaudi_datasets.errors import FlagError
 
 
@@ -74,7 +74,7 @@ def test_a_run_that_fails_leaves_its_trace_and_the_profiler_free(tmp_path: Path)
 
 def test_no_range_imports_no_tensorflow(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from gaudi_apps.profiling import Profiler\n"
+        "import sys; from pathlib import Path; from gaudi_apps.runtime.profiler import Profiler\n"
         f"with Profiler(Path({str(tmp_path)!r}), None) as p: p.before_step(1); p.after_step(1)\n"
         "sys.exit('tensorflow' in sys.modules)"
     )

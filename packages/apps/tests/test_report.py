@@ -5,8 +5,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from gaudi_apps.pictures import decode_picture
-from gaudi_apps.ssd.report import draw_comparisons
+from gaudi_apps.detection.evaluator import draw_comparisons
+from gaudi_apps.inference.visualizer import decode_picture
 from gaudi_datasets.detection.sources import RecordSource
 
 

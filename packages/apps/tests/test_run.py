@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from gaudi_apps.checkpoints import CheckpointFolder
-from gaudi_apps.history import read_history
+from gaudi_apps.training.callbacks import read_history
+from gaudi_apps.training.checkpoint import CheckpointFolder
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gaudi_apps.scores import Score
-from gaudi_apps.scoring import Scorer, find_order, pack_arrays, unpack_arrays
+from gaudi_apps.inference.scores import Score
+from gaudi_apps.inference.scoring import Scorer, find_order, pack_arrays, unpack_arrays
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions, deal_positions
 from gaudi_distributed import ConfigurationError, SingleProcess

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.precision import to_float32
-from gaudi_apps.ssd.agreement import Detections, compare_detections
-from gaudi_apps.ssd.detector import Detector, find_boxes
-from gaudi_apps.ssd.serving import export_saved_model, find_boxes_shared, find_raw
+from gaudi_apps.detection.detector import Detector, export_saved_model, find_boxes, find_boxes_shared, find_raw
+from gaudi_apps.detection.export import Detections, compare_detections
+from gaudi_apps.inference.exporter import to_float32
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_models.ssd import build_ssd

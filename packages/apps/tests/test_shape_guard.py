@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.shape_guard import GuardedFunction, ShapeError
+from gaudi_apps.training.static_shapes import GuardedFunction, ShapeError
 from gaudi_ops.tf.keras_api import keras
 
 

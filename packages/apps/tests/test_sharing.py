@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.beginning import Progress
-from gaudi_apps.sharing import RootError, from_root, share_state
-from gaudi_apps.stopping import EarlyStop
+from gaudi_apps.runtime.session import RootError, from_root, share_state
+from gaudi_apps.training.callbacks import EarlyStop
+from gaudi_apps.training.setup import Progress
 from gaudi_datasets.errors import DataError
 from gaudi_distributed import SingleProcess
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.signals import SIGNALS, StoppedError, StopRequest
+from gaudi_apps.runtime.failure_reporting import SIGNALS, StoppedError, StopRequest
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -37,7 +37,7 @@ def test_sigterm_is_ctrl_c_where_nothing_has_to_be_saved(tmp_path: Path) -> None
     code = """
 import os, signal, sys
 from pathlib import Path
-from gaudi_apps.signals import interrupt_on_sigterm
+from gaudi_apps.runtime.failure_reporting import interrupt_on_sigterm
 from gaudi_datasets.program import run_program
 from gaudi_datasets.staging import staging_folder
 

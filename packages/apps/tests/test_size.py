@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gaudi_apps.ssd.size import count_network
+from gaudi_apps.detection.plan import count_network
 
 
 def test_parameters_are_those_of_the_network() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.distribution_flags import DistributionFlags, check_distribution
-from gaudi_apps.launching import drop_plan_flags
-from gaudi_apps.starting import check_engine, list_launcher_words, report_launch
+from gaudi_apps.cli.flags import DistributionFlags, check_distribution
+from gaudi_apps.cli.launch import check_engine, list_launcher_words, report_launch
+from gaudi_apps.cli.program import drop_plan_flags
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
 from gaudi_distributed import DeviceError, DeviceKind
@@ -215,7 +215,7 @@ def test_hosts_that_are_none_are_an_error(run_main: Callable[..., Any], monkeypa
 def test_without_an_engine_the_servers_have_no_effect_and_that_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gaudi_apps.starting import start_processes
+    from gaudi_apps.cli.launch import start_processes
 
     start_processes(read(""), TWO_SERVERS, lambda: "cpu", PROGRAM)
     assert "MULTI_HLS_IPS" in capsys.readouterr().err

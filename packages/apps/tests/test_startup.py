@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.classification.resnet_config import ResNetConfig
-from gaudi_apps.classification.resnext_config import ResNeXtConfig
-from gaudi_apps.config_file import list_flags
-from gaudi_apps.ssd.config import DataFlags, RunFlags, SSDConfig
-from gaudi_apps.ssd_mxnet.config import SSDMXNetConfig
-from gaudi_apps.startup import OF_A_RANK, hash_code, list_start_facts
-from gaudi_apps.tensorflow_framework import TensorFlow
+from gaudi_apps.classification.resnet import ResNetConfig
+from gaudi_apps.classification.resnext import ResNeXtConfig
+from gaudi_apps.cli.config_file import list_flags
+from gaudi_apps.detection.config import DataFlags, RunFlags, SSDConfig
+from gaudi_apps.mxnet.config import SSDMXNetConfig
+from gaudi_apps.runtime.tensorflow import TensorFlow
+from gaudi_apps.training.setup import OF_A_RANK, hash_code, list_start_facts
 from gaudi_distributed import Precision
-from gaudi_distributed.agreement import find_difference
+from gaudi_distributed.comm.opening import find_difference
 
 CONFIGS = (SSDConfig(), ResNetConfig(), ResNeXtConfig(), SSDMXNetConfig())
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_apps.stopping import EarlyStop
+from gaudi_apps.training.callbacks import EarlyStop
 
 
 def test_it_stops_at_the_target() -> None:

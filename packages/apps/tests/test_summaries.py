@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.summaries import SummaryWriter
+from gaudi_apps.runtime.tensorflow import SummaryWriter
 
 
 def test_scalars_can_be_read_back(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 START = """
 import os, sys
 from gaudi_apps import tensorflow_framework
-from gaudi_apps.distribution import Distribution
-from gaudi_apps.ssd.application import make_settings
-from gaudi_apps.ssd.config import SSDConfig
-from gaudi_distributed.place import Place
+from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.detection.application import make_settings
+from gaudi_apps.detection.config import SSDConfig
+from gaudi_distributed.cluster.rank_info import Place
 
 class End:
     def find_spec(self, name, path=None, target=None):

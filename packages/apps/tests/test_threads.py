@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.threads import (
+from gaudi_apps.runtime.threads import (
     Threads,
     ThreadTrialError,
     cache_file,

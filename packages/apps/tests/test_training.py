@@ -15,14 +15,15 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from gaudi_apps import training
-from gaudi_apps.checkpoints import MANIFEST, TENSORS, Checkpoint, CheckpointFolder, load_checkpoint
-from gaudi_apps.config_file import list_flags
-from gaudi_apps.history import read_history
-from gaudi_apps.ssd import export, scoring
-from gaudi_apps.ssd.application import FREE_FLAGS
-from gaudi_apps.ssd.config import SSDConfig
-from gaudi_apps.ssd.evaluation import Found
+from gaudi_apps.cli.config_file import list_flags
+from gaudi_apps.detection import evaluator as scoring
+from gaudi_apps.detection import export
+from gaudi_apps.detection.application import FREE_FLAGS
+from gaudi_apps.detection.config import SSDConfig
+from gaudi_apps.detection.evaluator import Found
+from gaudi_apps.training import trainer as training
+from gaudi_apps.training.callbacks import read_history
+from gaudi_apps.training.checkpoint import MANIFEST, TENSORS, Checkpoint, CheckpointFolder, load_checkpoint
 from gaudi_datasets.detection.scoring import FIGURES, CocoScores
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.detection.static_batches import write_static_batches
@@ -429,7 +430,7 @@ def test_the_average_of_the_weights_is_what_is_scored(
         built.append(small_network(*arguments, **options))
         return built[-1]
 
-    monkeypatch.setattr("gaudi_apps.ssd.task.build_ssd", build)
+    monkeypatch.setattr("gaudi_apps.detection.task.build_ssd", build)
     monkeypatch.setattr(scoring, "detect", detect)
     monkeypatch.setattr(scoring, "score", lambda *given: CocoScores(dict.fromkeys(FIGURES, 0.5), (), 5, 5, 0))
     done = train(tmp_path, "--steps", 3, "--ema_decay", 0.9, "--base_lr", 0.3, "--eval_epochs", 1, scored=True)

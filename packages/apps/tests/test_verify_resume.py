@@ -11,11 +11,19 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps import verify_resume as module
-from gaudi_apps.checkpoints import CheckpointFolder
-from gaudi_apps.ssd.application import SSDApplication
-from gaudi_apps.ssd.config import DataFlags, DeviceFlags, EvaluationFlags, RunFlags, ScheduleFlags, SSDConfig, validate
-from gaudi_apps.verify_resume import ResumeError, compare_runs, verify_resume
+from gaudi_apps.detection.application import SSDApplication
+from gaudi_apps.detection.config import (
+    DataFlags,
+    DeviceFlags,
+    EvaluationFlags,
+    RunFlags,
+    ScheduleFlags,
+    SSDConfig,
+    validate,
+)
+from gaudi_apps.training import verify_resume as module
+from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_apps.training.verify_resume import ResumeError, compare_runs, verify_resume
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +35,7 @@ PRETENDER = """
 import os, sys, yaml
 from pathlib import Path
 import numpy as np
-from gaudi_apps.checkpoints import CheckpointFolder
+from gaudi_apps.training.checkpoint import CheckpointFolder
 
 kind, config = sys.argv[1], yaml.safe_load(Path(sys.argv[3]).read_text())
 folder = CheckpointFolder(Path(config["model_dir"]) / "checkpoints", keep=config["keep_ckpt_max"])

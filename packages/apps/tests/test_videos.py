@@ -6,9 +6,9 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps import videos
-from gaudi_apps.pictures import Picture
-from gaudi_apps.videos import VideoWriter, read_frames
+from gaudi_apps.inference import media as videos
+from gaudi_apps.inference.media import VideoWriter, read_frames
+from gaudi_apps.inference.visualizer import Picture
 from gaudi_datasets.errors import DataError
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gaudi_apps.pictures import class_colour
-from gaudi_apps.ssd.visualize import draw_training_input, find_objects, to_picture
+from gaudi_apps.detection.data import draw_training_input, find_objects, to_picture
+from gaudi_apps.inference.visualizer import class_colour
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.pipeline import train_dataset
 from gaudi_datasets.detection.sources import RecordSource

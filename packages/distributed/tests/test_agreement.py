@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gaudi_distributed import SingleProcess, require_agreement
-from gaudi_distributed.agreement import find_difference
+from gaudi_distributed.comm.opening import find_difference
 
 
 def test_one_process_agrees_with_itself() -> None:

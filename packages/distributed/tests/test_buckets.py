@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gaudi_distributed.buckets import plan_buckets
+from gaudi_distributed.comm.communicator import plan_buckets
 
 
 @pytest.mark.parametrize(

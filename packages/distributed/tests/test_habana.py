@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from gaudi_distributed import DeviceError
-from gaudi_distributed.habana import load_habana, make_strategy
+from gaudi_distributed.devices.habana import load_habana, make_strategy
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gaudi_distributed.cluster import Cluster, Host
+from gaudi_distributed.cluster.cluster import Cluster, Host
+from gaudi_distributed.devices.habana import check_hcl_config, hccl_environment, hcl_config, module_environment
 from gaudi_distributed.errors import ConfigurationError
-from gaudi_distributed.hccl import check_hcl_config, hccl_environment, hcl_config, module_environment
 
 ONE = Cluster((Host("localhost", 8),))
 TWO = Cluster((Host("10.0.0.1", 2), Host("10.0.0.2", 2)))

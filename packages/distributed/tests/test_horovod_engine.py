@@ -7,8 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from gaudi_distributed import ConfigurationError, horovod_mxnet_engine
-from gaudi_distributed.horovod_engine import is_rank_lost, load_horovod
+from gaudi_distributed import ConfigurationError
+from gaudi_distributed.comm import horovod_mxnet_engine
+from gaudi_distributed.comm.horovod_engine import is_rank_lost, load_horovod
 
 
 def pretend_tensorflow(monkeypatch: pytest.MonkeyPatch, version: str) -> None:

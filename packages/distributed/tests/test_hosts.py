@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gaudi_distributed.errors import ConfigurationError
-from gaudi_distributed.hosts import (
+from gaudi_distributed.cluster.cluster import (
     check_host,
     expand_node_list,
     expand_task_counts,
@@ -13,6 +12,7 @@ from gaudi_distributed.hosts import (
     parse_hostfile,
     parse_hosts,
 )
+from gaudi_distributed.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("name", ["a", "node-1.example.org", "10.0.0.1", "fe80::1", "A" * 63, "1a", "xn--bcher-kva"])

@@ -15,7 +15,7 @@ from gaudi_distributed import (
     open_communicator,
     polling_environment,
 )
-from gaudi_distributed.opening import ENGINES, find_engine
+from gaudi_distributed.comm.opening import ENGINES, find_engine
 
 FOUR = Place(1, 4, 1, 4)
 

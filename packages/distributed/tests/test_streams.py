@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-MODULE = "gaudi_distributed.streams"
+MODULE = "gaudi_distributed.launch.cli"
 # It prints more than a pipe holds, in Python and past it, then shows that it came to its end.
 PROGRAM = f"""
 import os, sys

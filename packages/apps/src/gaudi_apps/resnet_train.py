@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from gaudi_apps.classification.former_flags import RESNET
-from gaudi_apps.classification.resnet_config import ResNetConfig, make_recipe, validate
-from gaudi_apps.distribution import Distribution
-from gaudi_apps.launching import Launch
-from gaudi_apps.recipe_version import find_version_in
-from gaudi_distributed.place import Place
+from gaudi_apps.classification.flags import RESNET
+from gaudi_apps.classification.resnet import ResNetConfig, make_recipe, validate
+from gaudi_apps.cli.program import Launch
+from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.training.plan import find_version_in
+from gaudi_distributed.cluster.rank_info import Place
 
 if TYPE_CHECKING:
-    from gaudi_apps.application import Application
-    from gaudi_apps.starting import LaunchReport
+    from gaudi_apps.cli.launch import LaunchReport
+    from gaudi_apps.training.application import Application
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _print_plan(config: ResNetConfig, workers: int, launch: LaunchReport | None) -> None:
-    from gaudi_apps.classification.plan_report import print_plan
+    from gaudi_apps.classification.plan import print_plan
 
     recipe = make_recipe(config, Distribution(Place(size=workers)), find_version_in(config.run.model_dir))
     print_plan(recipe, launch, as_json=config.run.json)

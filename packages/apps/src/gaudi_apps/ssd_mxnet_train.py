@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from gaudi_apps.distribution import Distribution
-from gaudi_apps.launching import Launch
-from gaudi_apps.ssd_mxnet.checks import TRAINING, validate
-from gaudi_apps.ssd_mxnet.config import SSDMXNetConfig
-from gaudi_apps.ssd_mxnet.former_flags import FORMER_FLAGS
-from gaudi_apps.ssd_mxnet.systems import list_preset
+from gaudi_apps.cli.program import Launch
+from gaudi_apps.mxnet.checks import TRAINING, validate
+from gaudi_apps.mxnet.config import FORMER_FLAGS, SSDMXNetConfig, list_preset
+from gaudi_apps.runtime.process_group import Distribution
 from gaudi_datasets.errors import FlagError
 
 if TYPE_CHECKING:
-    from gaudi_apps.application import Application
-    from gaudi_apps.starting import LaunchReport
+    from gaudi_apps.cli.launch import LaunchReport
+    from gaudi_apps.training.application import Application
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -27,13 +25,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _print_plan(config: SSDMXNetConfig, workers: int, launch: LaunchReport | None) -> None:
-    from gaudi_apps.ssd_mxnet.plan_report import print_plan
+    from gaudi_apps.mxnet.plan import print_plan
 
     print_plan(config, workers, launch)
 
 
 def _open(config: SSDMXNetConfig, distribution: Distribution) -> Application:
-    from gaudi_apps.ssd_mxnet.application import SSDMXNetApplication
+    from gaudi_apps.mxnet.application import SSDMXNetApplication
 
     return SSDMXNetApplication(config, distribution)
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from gaudi_apps.distribution import Distribution
-from gaudi_apps.launching import Launch
-from gaudi_apps.ssd.config import SSDConfig, find_mode, validate
-from gaudi_apps.ssd.former_flags import FORMER_FLAGS
+from gaudi_apps.cli.program import Launch
+from gaudi_apps.detection.config import FORMER_FLAGS, SSDConfig, find_mode, validate
+from gaudi_apps.runtime.process_group import Distribution
 
 if TYPE_CHECKING:
-    from gaudi_apps.application import Application
-    from gaudi_apps.starting import LaunchReport
+    from gaudi_apps.cli.launch import LaunchReport
+    from gaudi_apps.training.application import Application
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -24,13 +23,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _print_plan(config: SSDConfig, workers: int, launch: LaunchReport | None) -> None:
-    from gaudi_apps.ssd.plan_report import print_plan
+    from gaudi_apps.detection.plan import print_plan
 
     print_plan(config, workers, launch)
 
 
 def _open(config: SSDConfig, distribution: Distribution) -> Application:
-    from gaudi_apps.ssd.application import SSDApplication
+    from gaudi_apps.detection.application import SSDApplication
 
     return SSDApplication(config, distribution)
 

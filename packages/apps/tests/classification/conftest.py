@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 if TYPE_CHECKING:
-    from gaudi_apps.settings import DeviceSettings
+    from gaudi_apps.runtime.settings import DeviceSettings
 
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
 SIDE = 32
@@ -75,7 +75,7 @@ def run_classifier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         keras.utils.set_random_seed(settings.seed)
         return Precision("fp32", "float32")
 
-    monkeypatch.setattr("gaudi_apps.tensorflow_framework.start_tensorflow", start_tensorflow)
+    monkeypatch.setattr("gaudi_apps.runtime.tensorflow.start_tensorflow", start_tensorflow)
     monkeypatch.setattr("gaudi_models.classifiers.build_classifier", build_small_classifier)
 
     def run(*argv: object, program: str = "resnet_train") -> Done:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.classification import resnet_config, resnext_config
+from gaudi_apps.classification import resnet as resnet_config
+from gaudi_apps.classification import resnext as resnext_config
 from gaudi_apps.classification.recipe import Recipe
-from gaudi_apps.config_file import list_flags
-from gaudi_apps.profiling import StepRange
+from gaudi_apps.cli.config_file import list_flags
+from gaudi_apps.runtime.profiler import StepRange
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
 

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gaudi_apps.classification.evaluation import (
+from gaudi_apps.classification.data import open_split
+from gaudi_apps.classification.evaluator import (
     Answers,
     Classifier,
+    as_json,
+    draw_report,
     evaluate,
     join_answers,
     pack_answers,
+    print_figures,
     unpack_answers,
 )
-from gaudi_apps.classification.report import as_json, draw_report, print_figures
-from gaudi_apps.classification.sources import open_split
 from gaudi_datasets.sampling import InputOptions
 
 NAMES = ("blue", "green", "red")

@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pytest
 
 from gaudi_apps import resnet_train, resnext_train
-from gaudi_apps.application import Application, TrainingData
-from gaudi_apps.classification.facts import note_classes
-from gaudi_apps.distribution import Distribution
+from gaudi_apps.classification.data import note_classes
+from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.training.application import Application, TrainingData
 from gaudi_distributed import SingleProcess
-from gaudi_distributed.place import Place
+from gaudi_distributed.cluster.rank_info import Place
 
 Weights = dict[str, npt.NDArray[np.float64]]
 Rate = Callable[[int], float]

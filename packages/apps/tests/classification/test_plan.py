@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.classification import resnet_config, resnext_config
+from gaudi_apps.classification import resnet as resnet_config
+from gaudi_apps.classification import resnext as resnext_config
 from gaudi_apps.classification.plan import make_plan
-from gaudi_apps.plan import Plan
+from gaudi_apps.training.plan import Plan
 from gaudi_datasets.flags import parse_flags
 
 IMAGENET = 1281167

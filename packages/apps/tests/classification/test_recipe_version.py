@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.checkpoints import CheckpointFolder
+from gaudi_apps.training.checkpoint import CheckpointFolder
 
 Program = Callable[..., Any]
 Earlier = Callable[[], AbstractContextManager[None]]
@@ -35,7 +35,7 @@ def earlier(monkeypatch: pytest.MonkeyPatch) -> Earlier:
     @contextmanager
     def enter() -> Iterator[None]:
         with monkeypatch.context() as patch:
-            patch.setattr("gaudi_apps.recipe_version.CURRENT", 1)
+            patch.setattr("gaudi_apps.training.plan.CURRENT", 1)
             yield
 
     return enter

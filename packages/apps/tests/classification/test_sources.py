@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.classification.decoded_images import DecodedSource, encode_bitmap
-from gaudi_apps.classification.sources import JoinedSource, open_source, open_split
+from gaudi_apps.classification.data import DecodedSource, JoinedSource, encode_bitmap, open_source, open_split
 from gaudi_datasets.errors import DataError, MissingInputError
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.classification.adam import Adam
 from gaudi_apps.classification.recipe import LearningRecipe, PruningRecipe
-from gaudi_apps.classification.task import ClassificationTask, drop_out, find_decay
+from gaudi_apps.classification.task import Adam, ClassificationTask, drop_out, find_decay
 from gaudi_distributed import Communicator, SingleProcess
 
 PLAIN = LearningRecipe("SGD", 0.9, 0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0, None, "keras", "l2")

@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gaudi_apps.parity.comparison import Difference, compare_step, find_first, require_comparable
-from gaudi_apps.parity.recordings import Recording, read_recording, write_recording
-from gaudi_apps.parity.report import make_document, print_table
-from gaudi_apps.parity.tensors import StepTensor, note_tensor
-from gaudi_apps.parity.tolerances import choose_tolerances
+from gaudi_apps.training.parity.compare import (
+    Difference,
+    choose_tolerances,
+    compare_step,
+    find_first,
+    make_document,
+    print_table,
+    require_comparable,
+)
+from gaudi_apps.training.parity.record import Recording, StepTensor, note_tensor, read_recording, write_recording
 from gaudi_distributed.errors import ConfigurationError
 
 FP32 = choose_tolerances(["fp32", "fp32"])

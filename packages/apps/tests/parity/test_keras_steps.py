@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gaudi_apps.classification.recipe import LearningRecipe
-from gaudi_apps.parity.keras_steps import replay_steps
-from gaudi_apps.parity.tensors import LedStep, StepTensor
-from gaudi_apps.parity.tolerances import choose_tolerances
+from gaudi_apps.training.parity.compare import choose_tolerances
+from gaudi_apps.training.parity.keras_steps import replay_steps
+from gaudi_apps.training.parity.record import LedStep, StepTensor
 from gaudi_distributed import SingleProcess
 from gaudi_distributed.errors import ConfigurationError
 
@@ -193,7 +193,7 @@ def test_bfloat16_is_within_its_tolerance() -> None:
 
 @pytest.mark.slow
 def test_the_detector_in_bfloat16_is_within_its_tolerance() -> None:
-    from gaudi_apps.ssd.task import SSDTask
+    from gaudi_apps.detection.task import SSDTask
     from gaudi_datasets.detection.pipeline import fake_dataset
     from gaudi_datasets.sampling import InputOptions
     from gaudi_ops.tf.keras_api import keras

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.checkpoints import CheckpointFolder
-from gaudi_apps.parity.comparison import compare_step
-from gaudi_apps.parity.recordings import MANIFEST, read_recording
-from gaudi_apps.parity.tensors import StepTensor
-from gaudi_apps.parity.tolerances import choose_tolerances
-from gaudi_apps.ssd.application import SSDApplication
+from gaudi_apps.detection.application import SSDApplication
+from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_apps.training.parity.compare import choose_tolerances, compare_step
+from gaudi_apps.training.parity.record import MANIFEST, StepTensor, read_recording
 
 SMALL_PROGRAM = Path(__file__).parents[1] / "small_ssd.py"
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from gaudi_apps.parity import recordings
-from gaudi_apps.parity.recordings import MANIFEST, read_recording, write_recording
-from gaudi_apps.parity.tensors import StepTensor, note_tensor
+from gaudi_apps.training.parity import record as recordings
+from gaudi_apps.training.parity.record import MANIFEST, StepTensor, note_tensor, read_recording, write_recording
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 
 SETTINGS = {"data": "a1", "batch_size": 2}

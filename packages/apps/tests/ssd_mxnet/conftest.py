@@ -31,7 +31,7 @@ def ssd_mxnet_train(
     """The program on the pictures, two of them a step, unless other flags say otherwise."""
     from gaudi_apps import ssd_mxnet_train as program
 
-    monkeypatch.setattr("gaudi_apps.ssd_mxnet.task.build_ssd", runpy.run_path(str(SMALL_PROGRAM))["build_small_ssd"])
+    monkeypatch.setattr("gaudi_apps.mxnet.task.build_ssd", runpy.run_path(str(SMALL_PROGRAM))["build_small_ssd"])
     # A test of another program may have imported TensorFlow, after which no variable may change.
     monkeypatch.setenv("OPENCV_FFMPEG_LOGLEVEL", "-8")
 

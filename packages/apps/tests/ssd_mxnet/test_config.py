@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.config_file import list_flags
-from gaudi_apps.ssd_mxnet.application import FREE_FLAGS
-from gaudi_apps.ssd_mxnet.config import SSDMXNetConfig
+from gaudi_apps.cli.config_file import list_flags
+from gaudi_apps.mxnet.application import FREE_FLAGS
+from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_datasets.flags import parse_flags
 
 
@@ -72,7 +72,7 @@ def test_images_have_to_come_from_somewhere(ssd_mxnet_train: Callable[..., Any])
 def test_hosts_that_come_and_go_are_refused(
     ssd_mxnet_train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gaudi_distributed.elastic import WORKER
+    from gaudi_distributed.failure.elastic import WORKER
 
     monkeypatch.setenv(WORKER, "0")
     done = ssd_mxnet_train()

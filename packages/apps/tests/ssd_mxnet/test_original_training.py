@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.distribution import Distribution
+from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.ssd_mxnet_train import PROGRAM
 from gaudi_datasets.detection.batches import fake_batches
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
-from gaudi_distributed.place import Place
+from gaudi_distributed.cluster.rank_info import Place
 
 STEPS, BATCH, PER_EPOCH = 50, 2, 8
 # Eight steps an epoch: warm-up of 12 steps, and drops after 24 and 40.
@@ -48,7 +48,7 @@ class MLPerfRate:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_program = runpy.run_path(str(Path(__file__).parents[1] / "small_ssd_mxnet.py"))
-    monkeypatch.setattr("gaudi_apps.ssd_mxnet.task.build_ssd", small_program["build_small_ssd"])
+    monkeypatch.setattr("gaudi_apps.mxnet.task.build_ssd", small_program["build_small_ssd"])
     monkeypatch.setenv("OPENCV_FFMPEG_LOGLEVEL", "-8")
 
 

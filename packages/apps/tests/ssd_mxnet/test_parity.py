@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.checkpoints import CheckpointFolder
-from gaudi_apps.parity.tensors import LedStep, StepTensor
-from gaudi_apps.ssd_mxnet.steps import replay_steps
-from gaudi_apps.ssd_mxnet.task import Descent, MXNetTask, Numbers
+from gaudi_apps.mxnet.framework import replay_steps
+from gaudi_apps.mxnet.task import Descent, MXNetTask, Numbers
+from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_apps.training.parity.record import LedStep, StepTensor
 from gaudi_datasets.detection.batches import fake_batches
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess

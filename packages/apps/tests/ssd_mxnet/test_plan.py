@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.config_file import parse_config
-from gaudi_apps.ssd_mxnet.config import RunFlags, ScheduleFlags, SSDMXNetConfig, ValidationFlags
-from gaudi_apps.ssd_mxnet.plan import make_plan
-from gaudi_apps.ssd_mxnet.systems import SYSTEMS, list_preset
+from gaudi_apps.cli.config_file import parse_config
+from gaudi_apps.mxnet.config import SYSTEMS, RunFlags, ScheduleFlags, SSDMXNetConfig, ValidationFlags, list_preset
+from gaudi_apps.mxnet.plan import make_plan
 
 COCO = 117266
 

@@ -8,7 +8,7 @@ import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from gaudi_apps.ssd_mxnet.summaries import EventsWriter
+from gaudi_apps.mxnet.framework import EventsWriter
 from gaudi_datasets.record_files import index_records, read_record
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.ssd_mxnet.task import Descent, MXNetTask, Numbers
+from gaudi_apps.mxnet.task import Descent, MXNetTask, Numbers
 from gaudi_datasets.detection.batches import fake_batches
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions
@@ -20,7 +20,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     from pathlib import Path
 
     small_program = runpy.run_path(str(Path(__file__).parents[1] / "small_ssd_mxnet.py"))
-    monkeypatch.setattr("gaudi_apps.ssd_mxnet.task.build_ssd", small_program["build_small_ssd"])
+    monkeypatch.setattr("gaudi_apps.mxnet.task.build_ssd", small_program["build_small_ssd"])
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.checkpoints import CheckpointFolder
+from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_models.weights import read_weights
 
 STEPS = 6  # of 2 of 5 images: epochs end after 2.5 and 5 steps

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from gaudi_distributed.agreement import require_agreement
-from gaudi_distributed.communicator import Communicator, SingleProcess
-from gaudi_distributed.devices import (
+from gaudi_distributed.cluster.rank_info import Place, find_place, write_tf_config
+from gaudi_distributed.comm.communicator import Communicator, SingleProcess, allreduce_within
+from gaudi_distributed.comm.opening import (
+    CommunicationOptions,
+    communication_environment,
+    find_engine,
+    open_communicator,
+    polling_environment,
+    require_agreement,
+)
+from gaudi_distributed.devices.devices import (
     DEVICE_CHOICES,
     DeviceChoice,
     DeviceKind,
     choose_device,
     open_device,
 )
-from gaudi_distributed.errors import ConfigurationError, DeviceError
-from gaudi_distributed.groups import allreduce_within
-from gaudi_distributed.opening import (
-    CommunicationOptions,
-    communication_environment,
-    find_engine,
-    open_communicator,
-    polling_environment,
-)
-from gaudi_distributed.place import Place, find_place, write_tf_config
-from gaudi_distributed.precision import (
+from gaudi_distributed.devices.precision import (
     PRECISION_NAMES,
     Precision,
     PrecisionName,
     apply_environment,
     choose_precision,
 )
+from gaudi_distributed.errors import ConfigurationError, DeviceError
 
 __all__ = [
     "DEVICE_CHOICES",

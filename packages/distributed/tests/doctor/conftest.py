@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.doctor.machine import Machine
+from gaudi_distributed.devices.machine import Machine
 
 MakeMachine = Callable[..., Machine]
 

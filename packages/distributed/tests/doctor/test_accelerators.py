@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gaudi_distributed import devices
+from gaudi_distributed.devices import devices
+from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.doctor.accelerators import (
     Gaudi,
     gather_gaudi,
@@ -18,7 +19,6 @@ from gaudi_distributed.doctor.accelerators import (
     judge_synapse,
 )
 from gaudi_distributed.doctor.findings import Finding
-from gaudi_distributed.doctor.machine import Machine
 
 MakeMachine = Callable[..., Machine]
 

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.doctor.cli import parse_flags
 from gaudi_distributed.doctor.examination import examine
-from gaudi_distributed.doctor.findings import exit_status
-from gaudi_distributed.doctor.machine import Machine
-from gaudi_distributed.doctor.report import format_table
-from gaudi_distributed.doctor.request import Request
+from gaudi_distributed.doctor.findings import Request, exit_status, format_table
 from gaudi_distributed.errors import FlagError
 from gaudi_distributed.launch.cli import launch
 from gaudi_distributed.launch.flags import parse_flags as parse_launch

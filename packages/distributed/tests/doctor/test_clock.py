@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gaudi_distributed.doctor.clock import Clock, gather_clock, judge_clock
-from gaudi_distributed.doctor.machine import Machine
+from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.doctor.system import Clock, gather_clock, judge_clock
 
 MakeMachine = Callable[..., Machine]
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gaudi_distributed.doctor.control_groups import MemoryLimit, read_memory_limit, read_processor_quota
-from gaudi_distributed.doctor.machine import Machine
+from gaudi_distributed.devices.machine import Machine, MemoryLimit, read_memory_limit, read_processor_quota
 
 MakeMachine = Callable[..., Machine]
 

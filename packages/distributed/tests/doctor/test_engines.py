@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from gaudi_distributed.cluster import Cluster, Host
+from gaudi_distributed.cluster.cluster import Cluster, Host
+from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.doctor.engines import (
     Horovod,
     Mpi,
@@ -18,9 +19,8 @@ from gaudi_distributed.doctor.engines import (
     judge_horovod,
     judge_mpi,
 )
-from gaudi_distributed.doctor.machine import Machine
-from gaudi_distributed.doctor.request import Request
-from gaudi_distributed.launch.plan import Backend
+from gaudi_distributed.doctor.findings import Request
+from gaudi_distributed.launch.processes import Backend
 
 MakeMachine = Callable[..., Machine]
 

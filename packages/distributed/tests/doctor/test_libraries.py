@@ -8,9 +8,9 @@ from importlib import metadata
 
 import pytest
 
-from gaudi_distributed.devices import DeviceKind
-from gaudi_distributed.doctor.libraries import judge_jemalloc, judge_python, judge_tensorflow, read_versions
-from gaudi_distributed.doctor.machine import Machine
+from gaudi_distributed.devices.devices import DeviceKind
+from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.doctor.system import judge_jemalloc, judge_python, judge_tensorflow, read_versions
 
 MakeMachine = Callable[..., Machine]
 

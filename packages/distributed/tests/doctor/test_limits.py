@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import resource
 
-from gaudi_distributed.doctor.limits import Limits, gather_limits, judge_files, judge_locked
+from gaudi_distributed.doctor.system import Limits, gather_limits, judge_files, judge_locked
 
 
 def test_limits_of_this_process() -> None:

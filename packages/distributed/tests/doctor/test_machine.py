@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from gaudi_distributed.doctor.machine import MAX_BYTES, Machine
+from gaudi_distributed.devices.machine import MAX_BYTES, Machine
 
 MakeMachine = Callable[..., Machine]
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.doctor.control_groups import MemoryLimit
-from gaudi_distributed.doctor.machine import Machine
-from gaudi_distributed.doctor.memory import (
+from gaudi_distributed.devices.machine import Machine, MemoryLimit
+from gaudi_distributed.doctor.storage import (
     DataSet,
     Memory,
     gather_data_set,

@@ -3,8 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
-from gaudi_distributed.doctor.machine import Machine
-from gaudi_distributed.doctor.mounts import find_mount, read_mounts
+from gaudi_distributed.devices.machine import Machine, find_mount, read_mounts
 
 MakeMachine = Callable[..., Machine]
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gaudi_distributed.cluster import Cluster, Host
-from gaudi_distributed.devices import DeviceKind
-from gaudi_distributed.doctor.machine import Machine
+from gaudi_distributed.cluster.cluster import Cluster, Host
+from gaudi_distributed.devices.devices import DeviceKind
+from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.doctor.findings import Request
 from gaudi_distributed.doctor.network import (
     Interface,
     gather_interfaces,
@@ -18,7 +19,6 @@ from gaudi_distributed.doctor.network import (
     match_interfaces,
     prefer_by_nccl,
 )
-from gaudi_distributed.doctor.request import Request
 
 MakeMachine = Callable[..., Machine]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gaudi_distributed.devices import DeviceKind
-from gaudi_distributed.doctor.machine import Machine
-from gaudi_distributed.doctor.processor import (
+from gaudi_distributed.devices.devices import DeviceKind
+from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.doctor.system import (
     Processor,
     gather_processor,
     judge_bf16,

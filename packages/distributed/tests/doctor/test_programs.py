@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gaudi_distributed.doctor.programs import ask
+from gaudi_distributed.doctor.findings import ask
 
 
 @pytest.mark.parametrize(

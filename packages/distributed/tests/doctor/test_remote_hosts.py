@@ -7,18 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from gaudi_distributed.cluster import Cluster, Host
-from gaudi_distributed.doctor.machine import Machine
-from gaudi_distributed.doctor.programs import Answer
-from gaudi_distributed.doctor.remote_hosts import (
+from gaudi_distributed.cluster.cluster import Cluster, Host
+from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.doctor.findings import Answer, Request
+from gaudi_distributed.doctor.network import (
     RemoteHost,
     find_starter,
     gather_hosts,
     judge_host,
     measure_skew,
 )
-from gaudi_distributed.doctor.request import Request
-from gaudi_distributed.launch.ssh import Ssh
+from gaudi_distributed.launch.processes import Ssh
 
 TWO = Request(cluster=Cluster((Host("a"), Host("gone.invalid"))), local_hosts=frozenset({"a"}))
 MPI = "mpirun (Open MPI) 4.1.4"

@@ -12,10 +12,11 @@ from gaudi_distributed.doctor.findings import (
     fault,
     find_worst,
     format_bytes,
+    format_json,
+    format_table,
     ok,
     warning,
 )
-from gaudi_distributed.doctor.report import format_json, format_table
 
 FINDINGS = [ok("cores", "4", count=4), warning("disk", "5 GiB free", "free some"), fault("MPI", "none", "install it")]
 

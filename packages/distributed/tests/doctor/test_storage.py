@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.doctor.machine import Machine
+from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.doctor.storage import Space, gather_space, judge_disk, judge_shared_memory
 
 MakeMachine = Callable[..., Machine]

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from gaudi_distributed.errors import ConfigurationError
-from gaudi_distributed.horovod_build.checking import PARTS, ask_horovod, require_parts
 from gaudi_distributed.horovod_build.environment import inspect_environment
-from gaudi_distributed.horovod_build.wheel import Build
+from gaudi_distributed.horovod_build.wheel import PARTS, Build, ask_horovod, require_parts
 
 MakeEnvironment = Callable[..., Path]
 MakeBuild = Callable[..., Build]

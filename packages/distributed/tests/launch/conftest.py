@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.cores import Topology
+from gaudi_distributed.devices.cores import Topology
 from gaudi_distributed.launch import choices, planning
 from gaudi_distributed.launch.flags import parse_flags
-from gaudi_distributed.launch.job_files import is_job_file, make_job_file
 from gaudi_distributed.launch.planning import plan_launch
+from gaudi_distributed.launch.schedulers import is_job_file, make_job_file
 from gaudi_distributed.launch.submission import list_launches
 
 # Two sockets of 28 cores.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from gaudi_distributed.cluster import Cluster, Host
-from gaudi_distributed.errors import ConfigurationError, FlagError
-from gaudi_distributed.launch.addresses import (
+from gaudi_distributed.cluster.cluster import (
+    Cluster,
+    Host,
     check_interface,
     find_local_hosts,
     interface_address,
     is_this_machine,
     own_address,
 )
+from gaudi_distributed.errors import ConfigurationError, FlagError
 
 HERE, ELSEWHERE = Host("127.0.0.1"), Host("nowhere.invalid")
 

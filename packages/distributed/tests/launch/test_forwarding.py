@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gaudi_distributed.errors import ConfigurationError, FlagError, UnsafeError
-from gaudi_distributed.launch.forwarding import choose_forwarded, choose_local, is_secret, refuse_ranks
+from gaudi_distributed.launch.planning import choose_forwarded, choose_local, is_secret, refuse_ranks
 
 FORWARDED = [
     *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV", "TF_CPP_MIN_LOG_LEVEL", "TPC_RUNNER"),

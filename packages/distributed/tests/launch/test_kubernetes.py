@@ -20,8 +20,7 @@ from kubernetes_validate.utils import all_versions
 
 from gaudi_distributed.errors import FlagError
 from gaudi_distributed.launch.flags import parse_flags
-from gaudi_distributed.launch.job_files import is_job_file
-from gaudi_distributed.launch.kubernetes import Mount, parse_mount, parse_size
+from gaudi_distributed.launch.schedulers import Mount, is_job_file, parse_mount, parse_size
 
 Plan = Callable[..., str]
 MPIJOB = ["--mpijob", "-", "--image", "registry/gaudi:1"]

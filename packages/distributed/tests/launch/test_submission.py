@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from gaudi_distributed.cluster import Cluster, Host
+from gaudi_distributed.cluster.cluster import Cluster, Host
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
 from gaudi_distributed.launch.caches import list_clearing
 from gaudi_distributed.launch.cli import launch
 from gaudi_distributed.launch.flags import Options, parse_flags
-from gaudi_distributed.launch.plan import LaunchPlan
+from gaudi_distributed.launch.processes import LaunchPlan
 from gaudi_distributed.launch.submission import describe_result, list_experiments, list_launches
 
 Plan = Callable[..., str]

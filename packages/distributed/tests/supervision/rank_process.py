@@ -11,8 +11,8 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
-from gaudi_distributed.place import Place
-from gaudi_distributed.supervision import Member, exit_now, host_supervision, join_supervision
+from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.failure import Member, exit_now, host_supervision, join_supervision
 
 
 class PipeCommunicator:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.failure import Bounds, read_bounds
 from gaudi_distributed.launch.running import END_SECONDS, LEAVE_SECONDS
-from gaudi_distributed.supervision import Bounds, read_bounds
 
 
 def test_defaults_end_a_run_within_a_minute() -> None:

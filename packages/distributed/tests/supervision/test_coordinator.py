@@ -7,9 +7,9 @@ from typing import BinaryIO
 
 import pytest
 
-from gaudi_distributed.place import Place
-from gaudi_distributed.supervision import Bounds, Cause, Coordinator, Member, join_supervision
-from gaudi_distributed.supervision.messages import (
+from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.failure import Bounds, Cause, Coordinator, Member, join_supervision
+from gaudi_distributed.failure.messages import (
     MAX_BYTES,
     Beat,
     End,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gaudi_distributed.communicator import SingleProcess
-from gaudi_distributed.place import Place
-from gaudi_distributed.supervision import host_supervision
+from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.comm.communicator import SingleProcess
+from gaudi_distributed.failure import host_supervision
 
 START = Callable[..., Any]
 # On a busy machine processes may be silent for a while: only what silence ends has a short bound for it.

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_distributed.supervision.bounds import Bounds
-from gaudi_distributed.supervision.judgement import Judgement
+from gaudi_distributed.failure.coordinator import Judgement
+from gaudi_distributed.failure.messages import Bounds
 
 BOUNDS = Bounds(stall_seconds=10, beat_seconds=1, settle_seconds=0.5)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from gaudi_distributed.cluster.rank_info import Place
 from gaudi_distributed.errors import ConfigurationError, PeerLostError
-from gaudi_distributed.place import Place
-from gaudi_distributed.supervision import Bounds, Cause, Coordinator, join_supervision
+from gaudi_distributed.failure import Bounds, Cause, Coordinator, join_supervision
 
 START = Callable[..., Any]
 # Ends a test that would never end.
@@ -152,7 +152,7 @@ def test_end_by_the_launcher(start_ranks: START) -> None:
 
 LAUNCHER = """
     import json, signal, sys
-    from gaudi_distributed.supervision import Bounds, Coordinator
+    from gaudi_distributed.failure import Bounds, Coordinator
     bounds = Bounds(stall_seconds=float(sys.argv[1]), leave_seconds=0.3, beat_seconds=0.2)
     coordinator = Coordinator(3, bounds=bounds)
     print(json.dumps(coordinator.environment), flush=True)
@@ -212,7 +212,7 @@ class Clock:
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gaudi_distributed.supervision.member.time", Clock())
+    monkeypatch.setattr("gaudi_distributed.failure.member.time", Clock())
     with Coordinator(2, bounds=PATIENT) as coordinator:
         environment = coordinator.environment
         with pytest.raises(PeerLostError, match=r"rank 0 on localhost: .* closed the connection; see that"):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_distributed.supervision.messages import (
+from gaudi_distributed.failure.messages import (
     MAX_BYTES,
     MAX_TEXT,
     Beat,

@@ -7,20 +7,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gaudi_apps.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
-from gaudi_apps.classification.facts import MODEL_FACTS, class_names_of, require_facts
-from gaudi_apps.classification.inputs import input_options, open_training_data
+from gaudi_apps.classification.data import MODEL_FACTS, class_names_of, input_options, open_training_data, require_facts
 from gaudi_apps.classification.media_loading import choose_media_loading, describe_media_loading
 from gaudi_apps.classification.plan import make_plan
 from gaudi_apps.classification.recipe import SIDE_FLAGS, Recipe
-from gaudi_apps.plan import Plan
+from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
+from gaudi_apps.training.plan import Plan
 from gaudi_distributed import Communicator
-from gaudi_distributed.jemalloc import describe_jemalloc
+from gaudi_distributed.devices.cores import describe_jemalloc
 from gaudi_models.architectures import RESNETS
 
 if TYPE_CHECKING:
-    from gaudi_apps.classification.scoring import AccuracyScorer
-    from gaudi_apps.run_folder import RunFolder
+    from gaudi_apps.classification.evaluator import AccuracyScorer
+    from gaudi_apps.training.run_dir import RunFolder
     from gaudi_models.weights import WeightsFile
 
 
@@ -30,7 +29,7 @@ class ClassificationApplication(Application):
     Args:
         program: what a Python is given to run it.
         config: the flags, validated.
-        make_recipe: what they mean, by a version of `gaudi_apps.recipe_version`.
+        make_recipe: what they mean, by a version of `gaudi_apps.training.plan`.
     """
 
     files: ClassVar = ("evaluation.json",)
@@ -117,8 +116,8 @@ class ClassificationApplication(Application):
 
     def open_scorer(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> AccuracyScorer:
         """Accuracy on the validation images."""
-        from gaudi_apps.classification.scoring import AccuracyScorer
-        from gaudi_apps.classification.sources import open_source
+        from gaudi_apps.classification.data import open_source
+        from gaudi_apps.classification.evaluator import AccuracyScorer
 
         require_facts(facts)
         data, names = self.recipe.data, class_names_of(facts)
@@ -128,7 +127,7 @@ class ClassificationApplication(Application):
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Training images with their labels."""
-        from gaudi_apps.classification.visualize import draw_training_input
+        from gaudi_apps.classification.data import draw_training_input
 
         return draw_training_input(data.batches(0), class_names_of(data.facts), folder)
 
@@ -139,9 +138,9 @@ class ClassificationApplication(Application):
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Classify the user's pictures and videos."""
-        from gaudi_apps.classification.evaluation import Classifier
+        from gaudi_apps.classification.evaluator import Classifier
         from gaudi_apps.classification.predict import PREDICTIONS, predict
-        from gaudi_apps.inputs import find_files
+        from gaudi_apps.inference.media import find_files
 
         use = self.recipe.use
         files = find_files(use.inference)
@@ -167,9 +166,9 @@ class ClassificationApplication(Application):
         self._export(restore(), Path(use.output_dir or self.settings.model_dir / "export"), use.export_format)
 
     def _export(self, restored: Restored, output_dir: Path, formats: tuple[str, ...]) -> None:
+        from gaudi_apps.classification.data import open_source
         from gaudi_apps.classification.export import run_export
-        from gaudi_apps.classification.sources import open_source
-        from gaudi_apps.exporting import choose_pictures
+        from gaudi_apps.inference.exporter import choose_pictures
 
         use, data = self.recipe.use, self.recipe.data
         source = open_source(data.data_dir, [data.eval_split]) if data.data_dir else None

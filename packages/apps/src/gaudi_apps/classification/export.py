@@ -1,4 +1,4 @@
-"""Exports of a trained classifier and of its features, each run and compared with the network."""
+"""Export a classifier and its features as TensorFlow functions, each compared with the network."""
 
 from __future__ import annotations
 
@@ -10,19 +10,27 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
-from gaudi_apps.classification.facts import class_names_of
-from gaudi_apps.classification.serving import (
-    FEATURES,
-    PROBABILITIES,
-    ServedNetwork,
-    export_onnx,
-    export_saved_model,
-    export_tflite,
+from gaudi_apps.classification.data import class_names_of
+from gaudi_apps.inference.converters import (
+    convert_onnx,
+    convert_tflite,
+    decode_pixels,
+    run_onnx,
+    run_saved_model,
+    run_tflite,
 )
-from gaudi_apps.exported_models import decode_pixels, run_onnx, run_saved_model, run_tflite
-from gaudi_apps.exporting import TOLERANCE, Exporter, ExportReport, require_possible, write_exports
-from gaudi_apps.precision import reload_float32, to_float32
+from gaudi_apps.inference.exporter import (
+    TOLERANCE,
+    Exporter,
+    ExportReport,
+    reload_float32,
+    require_possible,
+    to_float32,
+    write_exports,
+)
+from gaudi_apps.inference.scores import write_json
 from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
 from gaudi_models.classifiers import feature_extractor
 from gaudi_models.weights import WeightsMetadata, write_weights
@@ -94,14 +102,14 @@ def run_export(
 ) -> list[ExportReport]:
     """Export a classifier in some formats, each into a folder of its name, and compare each with the network.
 
-    See `gaudi_apps.exporting.write_exports`; ``export.json`` notes the step and the facts.
+    See `gaudi_apps.inference.exporter.write_exports`; ``export.json`` notes the step and the facts.
 
     Args:
         model: from `gaudi_models.classifiers.build_classifier`; it is exported in float32 whatever its precision.
         facts: of the model, as a checkpoint notes them.
-        pictures: encoded, from `gaudi_apps.exporting.choose_pictures`.
+        pictures: encoded, from `gaudi_apps.inference.exporter.choose_pictures`.
         output_dir: made when it is not there.
-        formats: see the functions of `gaudi_apps.classification.serving`, and ``"safetensors"``.
+        formats: see the functions of `gaudi_apps.classification.export`, and ``"safetensors"``.
         step: of the checkpoint that the model is from, to note.
         with_features: whether to export the network up to its pooled features besides, into ``<format>-features``.
 
@@ -171,3 +179,111 @@ _EXPORTS: dict[str, Callable[[_Check, Path, Path], Agreement]] = {
     "tflite": _export_tflite,
     "safetensors": _export_safetensors,
 }
+
+
+CLASSES_FILE = "classes.json"
+ENCODED = tf.TensorSpec([None], tf.string, name="encoded")
+IMAGES = tf.TensorSpec([None, None, None, 3], tf.uint8, name="images")
+PROBABILITIES, FEATURES = "probabilities", "features"
+
+
+@dataclass(frozen=True)
+class ServedNetwork:
+    """A float32 network that takes images [batch, side, side, 3], normalised, and what its output is called.
+
+    Attributes:
+        model: the network.
+        output: ``"probabilities"``, of which the softmax is taken, or ``"features"``.
+        image_size: side of the images in pixels.
+        class_names: in the order of the labels.
+    """
+
+    model: Any
+    output: str
+    image_size: int
+    class_names: Sequence[str]
+
+    def compute(self, images: Any) -> dict[str, Any]:
+        """The output of normalised images, as a mapping from its name."""
+        values = self.model(images, training=False)
+        return {self.output: tf.nn.softmax(values) if self.output == PROBABILITIES else values}
+
+    def list_classes(self) -> list[dict[str, Any]]:
+        """Label and name of each class, for the files beside an exported network."""
+        return [{"label": label, "name": name} for label, name in enumerate(self.class_names)]
+
+
+class _Served(tf.Module):
+    def __init__(self, network: ServedNetwork, classes_file: Path) -> None:
+        super().__init__()
+        # Only its variables, not the model: Keras would add every layer's own functions to what is saved.
+        self.weights = list(network.model.variables)
+        self.classes_file = tf.saved_model.Asset(str(classes_file))
+        names, side = tf.constant(list(network.class_names)), network.image_size
+        prepared = tf.TensorSpec([side, side, 3], tf.float32)
+
+        def of_encoded(encoded: Any) -> dict[str, Any]:
+            def prepare(one: Any) -> Any:
+                return prepare_image(one, side)
+
+            return network.compute(tf.map_fn(prepare, encoded, fn_output_signature=prepared))
+
+        def of_images(images: Any) -> dict[str, Any]:
+            return network.compute(prepare_pixels(images, side))
+
+        self.of_encoded = tf.function(of_encoded, input_signature=[ENCODED])
+        self.of_images = tf.function(of_images, input_signature=[IMAGES])
+        self.class_names = tf.function(lambda: {"class_names": names}, input_signature=[])
+
+
+def export_saved_model(network: ServedNetwork, path: Path) -> None:
+    """Write a SavedModel that needs TensorFlow only, for any batch size.
+
+    Its signatures: ``serving_default``, of ``encoded`` string [batch], the bytes of JPEG or PNG files; ``images``, of
+    ``images`` uint8 [batch, height, width, 3], RGB; ``class_names``, of nothing, gives string [classes]. The first two
+    give ``probabilities`` float32 [batch, classes], or ``features`` float32 [batch, features].
+
+    Args:
+        network: what is exported.
+        path: the folder to write, which must not hold a SavedModel yet.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    classes_file = path / CLASSES_FILE
+    write_json(classes_file, network.list_classes())
+    served = _Served(network, classes_file)
+    signatures = {
+        "serving_default": served.of_encoded,
+        "images": served.of_images,
+        "class_names": served.class_names,
+    }
+    tf.saved_model.save(served, str(path), signatures=signatures)
+    classes_file.unlink()  # a copy is in assets/
+
+
+def export_onnx(network: ServedNetwork, path: Path) -> None:
+    """Write an ONNX model of ``images`` uint8 [batch, height, width, 3], RGB, for any batch and size.
+
+    Its metadata has ``classes``, JSON of label and name.
+
+    Raises:
+        MissingExtraError: the converter is not installed.
+    """
+
+    def compute(images: Any) -> dict[str, Any]:
+        return network.compute(prepare_pixels(tf.cast(images, tf.float32), network.image_size))
+
+    convert_onnx(compute, IMAGES, network.list_classes(), path)
+
+
+def export_tflite(network: ServedNetwork, path: Path) -> None:
+    """Write a TensorFlow Lite model that needs its built-in operations only.
+
+    Input ``images`` float32 [batch, side, side, 3], RGB in 0..255, the centre of the picture as evaluation takes it;
+    batch is 1 unless the interpreter resizes it.
+    """
+    side = network.image_size
+
+    def compute(images: Any) -> dict[str, Any]:
+        return network.compute(images - MEAN_RGB)
+
+    convert_tflite(compute, tf.TensorSpec([None, side, side, 3], tf.float32, name="images"), network.model, path)

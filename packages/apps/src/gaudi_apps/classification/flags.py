@@ -1,13 +1,20 @@
-"""Flags that resnet_train and resnext_train share, by the names, short forms and defaults of the originals."""
+"""Flags that resnet_train and resnext_train share, the rules about their values, and those of the originals."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
-from gaudi_apps.settings import ThreadFlag
+from gaudi_apps.classification.recipe import LISTED, SIDE_FLAGS
+from gaudi_apps.cli.flags import check_distribution, check_parity
+from gaudi_apps.runtime.profiler import parse_step_range
+from gaudi_apps.runtime.settings import ThreadFlag
+from gaudi_datasets.errors import FlagError
+from gaudi_datasets.former_flags import OFF, ON, FormerFlag, rename
 
 Switch = FlagCreatePairsOff[bool]
 
@@ -193,3 +200,278 @@ class ReportFlags:
     """Steps a,b: trace them, both included, for TensorBoard's profiler; 0,0: none."""
     vis_dataloader: Switch = False
     """Draw what the network sees of the first training images, with their labels."""
+
+
+def check_above(bound: float, values: Mapping[str, float]) -> None:
+    """Raise FlagError for the first of the flags that is no finite number above the bound."""
+    for flag, value in values.items():
+        if not (math.isfinite(value) and value > bound):
+            raise FlagError(f"--{flag} {value:g}: must be a finite number above {bound:g}")
+
+
+def check_least(least: float, values: Mapping[str, float]) -> None:
+    """Raise FlagError for the first of the flags that is no finite number of at least so much."""
+    for flag, value in values.items():
+        if not (math.isfinite(value) and value >= least):
+            raise FlagError(f"--{flag} {value:g}: must be at least {least:g}")
+
+
+def check_share(values: Mapping[str, float], *, below_one: bool = False) -> None:
+    """Raise FlagError for the first of the flags that is not in 0..1, or not below 1."""
+    for flag, value in values.items():
+        if not (0 <= value < 1 if below_one else 0 <= value <= 1):
+            raise FlagError(f"--{flag} {value:g}: must be in 0..1" + ", and below 1" * below_one)
+
+
+def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | None, weights_flag: str) -> None:
+    """Check the groups of flags that both programs have.
+
+    Args:
+        config: of either program.
+        steps: that the run has in all; 0 where epochs decide.
+        mode: what is done.
+        skips_evaluation: the flag that is given to evaluate nothing, if it is.
+        weights_flag: the flag that names a file of weights.
+
+    Raises:
+        FlagError: for the first value that breaks a rule of its own or of another flag.
+    """
+    data, evaluation, device = config.data, config.evaluation, config.device
+    check_least(1, {"batch_size": data.batch_size, "dataset_parallel_calls": data.dataset_parallel_calls})
+    check_least(1, {"keep_ckpt_max": config.report.keep_ckpt_max, "top": config.use.top})
+    if config.use.top > LISTED:
+        raise FlagError(f"--top {config.use.top}: must be at most {LISTED}")
+    check_least(32, {"image_size": data.image_size})
+    threads = {
+        "intra_op_parallelism_threads": device.intra_op_parallelism_threads,
+        "inter_op_parallelism_threads": device.inter_op_parallelism_threads,
+    }
+    at_least_zero = {
+        "seed": config.run.seed,
+        "num_examples_per_epoch": data.num_examples_per_epoch,
+        "datasets_num_private_threads": data.datasets_num_private_threads,
+        "mixup_alpha": config.weights.mixup_alpha,
+        "epochs_between_evals": evaluation.epochs_between_evals,
+        "eval_samples": evaluation.eval_samples,
+        "patience": evaluation.patience,
+        "max_cpus": device.max_cpus,
+        **{name: 0 if value == "auto" else value for name, value in threads.items()},
+        "save_checkpoint_steps": config.report.save_checkpoint_steps,
+        "save_checkpoints_minutes": config.report.save_checkpoints_minutes,
+    }
+    check_least(0, at_least_zero)
+    check_above(0, {"least_crop_area": 1.0 if data.least_crop_area is None else data.least_crop_area})
+    check_share({"least_crop_area": data.least_crop_area or 0.0})
+    check_share({name: getattr(data, name) for name in ("flip_probability", "color_jitter", "gray_probability")})
+    check_share({"stop_threshold": evaluation.stop_threshold})
+    check_share({"ema_decay": config.weights.ema_decay, "dropout": config.weights.dropout or 0.0}, below_one=True)
+    _check_pruning(config.pruning)
+    if config.pruning.pruning_method and config.weights.ema_decay:
+        raise FlagError("--pruning_method: the average of --ema_decay would keep what is pruned; leave one of them out")
+    _check_inputs(mode, config.run, data, config.use)
+    _check_checkpoint(mode, config.run, steps)
+    _check_stopping(evaluation, "use_synthetic_data" if data.use_synthetic_data else skips_evaluation)
+    check_distribution(config.distribution)
+    check_parity(config.parity, mode, (weights_flag, *SIDE_FLAGS))
+    if device.no_hpu and device.device == "hpu":
+        raise FlagError("--no_hpu: contradicts --device hpu; leave one of them out")
+    parse_step_range(config.report.profile_steps, "profile_steps")
+
+
+def _check_stopping(evaluation: EvaluationFlags, skips: str | None) -> None:
+    if not (evaluation.stop_threshold or evaluation.patience):
+        return
+    if evaluation.epochs_between_evals == 0:
+        raise FlagError("--stop_threshold and --patience: need evaluations; give --epochs_between_evals above 0")
+    if skips is not None:
+        raise FlagError(f"--stop_threshold and --patience: need evaluations; leave out --{skips}")
+
+
+def _check_pruning(pruning: PruningFlags) -> None:
+    sparsities = {
+        "pruning_initial_sparsity": pruning.pruning_initial_sparsity,
+        "pruning_final_sparsity": pruning.pruning_final_sparsity,
+    }
+    check_share(sparsities, below_one=True)
+    check_least(1, {"pruning_frequency": pruning.pruning_frequency})
+    check_least(0, {"pruning_begin_step": pruning.pruning_begin_step})
+    if pruning.pruning_end_step <= pruning.pruning_begin_step:
+        raise FlagError(f"--pruning_end_step {pruning.pruning_end_step}: must be above --pruning_begin_step")
+
+
+def _check_inputs(mode: str, run: RunFlags, data: DataFlags, use: UseFlags) -> None:
+    """What each mode needs to read, and what only some modes read."""
+    folders = {"data_dir": data.data_dir, "jpeg_data_dir": data.jpeg_data_dir}
+    given = next((f"--{flag} {folder}" for flag, folder in folders.items() if folder is not None), "")
+    if data.use_synthetic_data and given:
+        raise FlagError(f"--use_synthetic_data: contradicts {given}; leave one of them out")
+    if not data.train_splits:
+        raise FlagError("--train_splits: names nothing; give one or more, as train")
+    if mode == "predict" and not use.inference:
+        raise FlagError("--mode predict: needs --inference with pictures, videos or a folder")
+    if mode not in ("predict", "export") and use.inference:
+        raise FlagError(f"--inference {use.inference[0]}: is for --mode predict and export; mode is {mode}")
+    if run.json and mode not in ("plan", "parity"):
+        raise FlagError(f"--json: is for --mode plan and parity; mode is {mode}")
+    if mode == "eval" and data.use_synthetic_data:
+        raise FlagError("--mode eval: random images have no truth; give --data_dir, not --use_synthetic_data")
+    sized = mode == "plan" and data.num_examples_per_epoch > 0
+    if mode not in ("predict", "export") and not (given or data.use_synthetic_data or sized):
+        raise FlagError(f"--mode {mode}: needs --data_dir, with records or folders of classes")
+
+
+def _check_checkpoint(mode: str, run: RunFlags, steps: int) -> None:
+    if mode == "verify-resume" and not 1 <= run.kills < (steps or math.inf):
+        raise FlagError(f"--kills {run.kills}: must be at least 1, and below the steps of the run")
+    named = ("newest", "best", "all") if mode == "eval" else ("newest", "best")
+    if run.checkpoint not in named and not run.checkpoint.isdecimal():
+        raise FlagError(f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {mode}")
+    if run.checkpoint != "newest" and mode not in ("eval", "predict", "export", "parity"):
+        which = "eval, predict, export and parity"
+        raise FlagError(f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {mode}")
+    if run.clean and mode != "train":
+        raise FlagError(f"--clean: is for --mode train; mode is {mode}")
+
+
+_SEED = "give --seed, the one seed of a run"
+_MEASUREMENTS = "history.jsonl in --model_dir and TensorBoard have all measurements; leave it out"
+_INNER_SWITCH = "is an inner switch of TensorFlow that no result depends on; leave it out"
+_NO_USE = "it did nothing in the original either; give --base_learning_rate, --lr_schedule and --optimizer"
+
+_BOTH = (
+    FormerFlag("--loss_scale", "bf16 and fp32 need no scaling of the loss; leave it out", "-ls", "none"),
+    FormerFlag(
+        "--all_reduce_alg", "TensorFlow chooses: NCCL between GPUs, a ring elsewhere; leave it out", "-ara", "none"
+    ),
+    FormerFlag("--num_packs", "give --fusion_threshold_mb, the MiB of gradients that travel together", default="1"),
+    FormerFlag(
+        "--tf_gpu_thread_mode", "set the environment variable TF_GPU_THREAD_MODE to the same value", "-gt_mode", "none"
+    ),
+    FormerFlag(
+        "--per_gpu_thread_count", "set the environment variable TF_GPU_THREAD_COUNT to the same value", "-pgtc", "0"
+    ),
+    FormerFlag("--tf_data_experimental_slack", "batches are made ahead of the step; leave it out", meant=(OFF,)),
+    FormerFlag("--benchmark_logger_type", _MEASUREMENTS, default="BaseBenchmarkLogger", meant=("BaseBenchmarkLogger",)),
+    FormerFlag("--benchmark_test_id", _MEASUREMENTS, "-bti", "none"),
+    FormerFlag("--benchmark_log_dir", _MEASUREMENTS, "-bld", "none"),
+    FormerFlag("--gcp_project", _MEASUREMENTS, "-gp", "none"),
+    FormerFlag("--bigquery_data_set", _MEASUREMENTS, "-bds", "test_benchmark"),
+    FormerFlag("--bigquery_run_table", _MEASUREMENTS, "-brt", "benchmark_run"),
+    FormerFlag("--bigquery_run_status_table", _MEASUREMENTS, "-brst", "benchmark_run_status"),
+    FormerFlag("--bigquery_metric_table", _MEASUREMENTS, "-bmt", "benchmark_metric"),
+    FormerFlag(
+        "--data_format",
+        "it is the one format that every device computes; leave it out",
+        "-df",
+        "channels_last",
+        meant=("channels_last",),
+    ),
+    FormerFlag("--enable_scoped_allocator", f"it {_INNER_SWITCH}", meant=(OFF,)),
+    FormerFlag(
+        "--bf16_config_path",
+        "`--dtype bf16` is Keras' mixed precision, which has no list of operations; leave it out",
+        default="none",
+    ),
+    FormerFlag(
+        "--experimental_preloading",
+        "two batches wait in the memory of the machine, none on the device; leave it out",
+        default=ON,
+        meant=(OFF,),
+    ),
+    FormerFlag("--shuffle_seed", _SEED, default="none"),
+    FormerFlag("--sample_distorted_bounding_box_seed", _SEED, default="0"),
+    FormerFlag("--random_flip_left_right_seed", _SEED, default="none"),
+    FormerFlag(
+        "--interleave_cycle_length",
+        "the order of images does not depend on files; --dataset_parallel_calls says how many are read at once",
+        default="10",
+    ),
+    FormerFlag("--helpfull", "give --help", replace=lambda values: ["--help"]),
+    FormerFlag("--helpshort", "give --help", replace=lambda values: ["--help"]),
+)
+
+RESNET = (
+    *_BOTH,
+    FormerFlag("--run_eagerly", "it was for debugging the original in TensorFlow; leave it out", meant=(OFF,)),
+    FormerFlag(
+        "--fp16_implementation",
+        "there is no fp16, for bf16 has the range of fp32; give `--dtype bf16`",
+        default="keras",
+    ),
+    FormerFlag("--enable_xla", "set the environment variable TF_XLA_FLAGS=--tf_xla_auto_jit=2", meant=(OFF,)),
+    FormerFlag("--enable_eager", "TensorFlow 2 is eager wherever it is not compiled; leave it out", meant=(ON,)),
+    FormerFlag(
+        "--set_learning_phase_to_train",
+        "training and evaluation tell the network which they are; leave it out",
+        default=ON,
+        meant=(ON,),
+    ),
+    FormerFlag("--explicit_gpu_placement", "give `--device gpu`", meant=(OFF,)),
+    FormerFlag("--use_trivial_model", "it measured the loader, which `gaudi-datasets bench` does", meant=(OFF,)),
+    FormerFlag("--report_accuracy_metrics", "accuracy is always reported; leave it out", default=ON, meant=(ON,)),
+    FormerFlag("--use_tensor_lr", "the rate is given to each step as a tensor; leave it out", default=ON, meant=(ON,)),
+    FormerFlag(
+        "--enable_tensorboard",
+        "its files are always written, into `summaries/` of --model_dir; leave it out",
+        meant=(ON,),
+    ),
+    FormerFlag(
+        "--batchnorm_spatial_persistent",
+        "set the environment variable TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1",
+        default=ON,
+    ),
+    FormerFlag("--enable_get_next_as_optional", f"it {_INNER_SWITCH}", meant=(OFF,)),
+    FormerFlag("--tpu", "there is no TPU; give --device", default="none", meant=("",)),
+    FormerFlag(
+        "--use_tf_while_loop",
+        "steps of one call are always a loop in TensorFlow; `--steps_per_loop 1` makes each step a call",
+        default=ON,
+        meant=(ON,),
+    ),
+    FormerFlag("--initial_learning_rate_per_sample", _NO_USE, default="7e-05"),
+    FormerFlag("--lr_decay_factor", _NO_USE, default="0.94"),
+    FormerFlag("--num_epochs_per_decay", _NO_USE, default="2.5"),
+    FormerFlag("--use_tf_function", "steps are always compiled; leave it out", default=ON, meant=(ON,)),
+    FormerFlag("--use_distributed_eval", "each process always scores its part; leave it out", meant=(ON,)),
+    FormerFlag(
+        "--use_keras_mixed_precision", "`--dtype bf16` is always Keras' mixed precision; leave it out", meant=(ON,)
+    ),
+    FormerFlag("--dump_config", "config.yaml in --model_dir has all flags of a run; leave it out", default="none"),
+    # Of the launcher demo_resnet_keras.py.
+    FormerFlag(
+        "--keras_applications_model",
+        "give --model with the name in small letters and _keras behind it, as `--model resnet50v2_keras`",
+        default="none",
+        replace=lambda values: ["--model", *(f"{name.lower()}_keras" for name in values)],
+    ),
+    # Of tfhub_export.py and transfer_learning_demo.py.
+    FormerFlag("--model_path", "give --model_dir with `--mode export`", default="none"),
+    FormerFlag("--export_path", "give --output_dir with `--mode export`", default="none"),
+    FormerFlag("--checkpoint_path", "give --pretrained_filepath with --fine_tune", default="none"),
+    FormerFlag("--do_data_augmentation", "training images are always augmented; leave it out", meant=(ON,)),
+    FormerFlag("--new_batch_size", "give --batch_size", "-nbs", "16", replace=rename("--batch_size")),
+)
+
+RESNEXT = (
+    *_BOTH,
+    FormerFlag("--dummy_epoch", "it ran two steps before the training was timed; leave it out", meant=(OFF,)),
+    FormerFlag("--log_steps", "give --display_steps", default="100"),
+    FormerFlag("--train_offset", "a run that goes on knows its step; leave it out", default="0", meant=("0",)),
+    FormerFlag(
+        "--resnet_version", "version 1 is the recipe's, and the one there is; leave it out", "-rv", "1", meant=("1",)
+    ),
+    FormerFlag("--return_before_eval", "give --disable_eval", "-rbv", meant=(OFF,)),
+    FormerFlag(
+        "--image_bytes_as_serving_input",
+        "a SavedModel has a signature for encoded images and one for pixels; leave it out",
+        meant=(ON,),
+    ),
+    FormerFlag(
+        "--use_train_and_evaluate", "it was of Estimator; --epochs_between_evals says when to evaluate", meant=(OFF,)
+    ),
+    FormerFlag(
+        "--mini_imagenet",
+        "make such records by `gaudi-datasets convert mini-imagenet`, and name their folder by --data_dir",
+        meant=(OFF,),
+    ),
+)

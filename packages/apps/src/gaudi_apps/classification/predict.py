@@ -10,11 +10,11 @@ from typing import Any
 import numpy.typing as npt
 import tensorflow as tf
 
-from gaudi_apps.classification.evaluation import Classifier
-from gaudi_apps.coco_table import write_json
-from gaudi_apps.inputs import InputPicture, Preparation
-from gaudi_apps.pictures import add_title, enlarge
-from gaudi_apps.predictions import Counts, Results, predict_files
+from gaudi_apps.classification.evaluator import Classifier
+from gaudi_apps.inference.media import InputPicture, Preparation
+from gaudi_apps.inference.predictor import Counts, Results, predict_files
+from gaudi_apps.inference.scores import write_json
+from gaudi_apps.inference.visualizer import add_title, enlarge
 from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
 
 PREDICTIONS = "predictions.json"
@@ -49,7 +49,7 @@ def predict(
 
     Args:
         classifier: the trained network.
-        files: from `gaudi_apps.inputs.find_files`.
+        files: from `gaudi_apps.inference.media.find_files`.
         class_names: in the order of the labels.
         output_dir: made when it is not there.
         image_size: that the network takes.

@@ -7,10 +7,9 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gaudi_distributed.devices import DeviceChoice, DeviceKind, choose_device, gpu_fault, hpu_fault
-from gaudi_distributed.doctor.findings import Finding, fault, ok, warning_or_fault
-from gaudi_distributed.doctor.machine import Machine
-from gaudi_distributed.doctor.programs import ask
+from gaudi_distributed.devices.devices import DeviceChoice, DeviceKind, choose_device, gpu_fault, hpu_fault
+from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.doctor.findings import Finding, ask, fault, ok, warning_or_fault
 from gaudi_distributed.errors import DeviceError
 
 # The last release of the vendor's package for TensorFlow, and what it is made for.

@@ -9,18 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from gaudi_distributed.cluster import HostRequest, find_cluster
-from gaudi_distributed.devices import DEVICE_CHOICES, DeviceChoice
+from gaudi_distributed.cluster.cluster import HostRequest, find_cluster, find_local_hosts
+from gaudi_distributed.devices.devices import DEVICE_CHOICES, DeviceChoice
+from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.doctor.examination import examine
-from gaudi_distributed.doctor.findings import exit_status
-from gaudi_distributed.doctor.machine import Machine
-from gaudi_distributed.doctor.report import format_json, format_table
-from gaudi_distributed.doctor.request import Request
+from gaudi_distributed.doctor.findings import Request, exit_status, format_json, format_table
 from gaudi_distributed.errors import FlagError
-from gaudi_distributed.launch.addresses import find_local_hosts
 from gaudi_distributed.launch.choices import choose_interface, choose_mpi_root, choose_ssh
 from gaudi_distributed.launch.flags import DOCTOR, PROGRAM, Parser, add_hosts, add_reach, split_command
-from gaudi_distributed.launch.plan import BACKENDS, Backend
+from gaudi_distributed.launch.processes import BACKENDS, Backend
 
 NAME = f"{PROGRAM} {DOCTOR}"
 _DESCRIPTION = """Say what this machine has and what a run would meet. It changes nothing.

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
+from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.doctor import horovod_probe
-from gaudi_distributed.doctor.findings import Finding, fault, ok, warning, warning_or_fault
-from gaudi_distributed.doctor.libraries import read_versions
-from gaudi_distributed.doctor.machine import Machine
-from gaudi_distributed.doctor.programs import ask
-from gaudi_distributed.doctor.request import Request
+from gaudi_distributed.doctor.findings import Finding, Request, ask, fault, ok, warning, warning_or_fault
+from gaudi_distributed.doctor.system import read_versions
 from gaudi_distributed.horovod_build.environment import DISTRIBUTIONS
-from gaudi_distributed.launch.plan import Backend
+from gaudi_distributed.launch.processes import Backend
 
 # The vendor's build owns the same module.
 _HOROVODS = ("horovod", "habana-horovod")

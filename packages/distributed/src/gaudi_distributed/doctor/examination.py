@@ -7,25 +7,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gaudi_distributed.devices import DeviceKind
-from gaudi_distributed.doctor import (
-    accelerators,
-    clock,
-    engines,
-    libraries,
-    limits,
-    memory,
-    network,
-    processor,
-    remote_hosts,
-    storage,
-)
-from gaudi_distributed.doctor.findings import Finding
-from gaudi_distributed.doctor.machine import Machine
-from gaudi_distributed.doctor.request import Request
+from gaudi_distributed.cluster.cluster import own_address
+from gaudi_distributed.devices.devices import DeviceKind
+from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.doctor import accelerators, engines, network, storage
+from gaudi_distributed.doctor import network as remote_hosts
+from gaudi_distributed.doctor import storage as memory
+from gaudi_distributed.doctor import system as clock
+from gaudi_distributed.doctor import system as libraries
+from gaudi_distributed.doctor import system as limits
+from gaudi_distributed.doctor import system as processor
+from gaudi_distributed.doctor.findings import Finding, Request
 from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.horovod_build.environment import DISTRIBUTIONS
-from gaudi_distributed.launch.addresses import own_address
 
 
 def examine(machine: Machine, request: Request) -> list[Finding]:

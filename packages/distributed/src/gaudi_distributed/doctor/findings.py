@@ -1,10 +1,19 @@
-"""What an examination finds: a level, a line, and the remedy where there is something to be remedied."""
+"""Findings of an examination: level, line and remedy; the request, the programs asked, and the table printed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
+
+from gaudi_distributed.cluster.cluster import Cluster, Host
+from gaudi_distributed.devices.devices import DeviceChoice
+from gaudi_distributed.launch.processes import Backend, Ssh
 
 # From best to worst: a warning costs speed or comfort, with a fault the run that was described does not work.
 Level = Literal["ok", "warning", "fault"]
@@ -69,3 +78,134 @@ def format_bytes(count: float) -> str:
             break
         count, unit = count / 1024, larger
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+_INDENT = 2
+
+
+def format_table(findings: Sequence[Finding], host: str) -> str:
+    """Return the table: level, check and text in columns, a remedy below what needs one, and the sum."""
+    width = max(len(finding.check) for finding in findings) + _INDENT
+    first = max(map(len, LEVELS)) + _INDENT
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.level:{first}}{_plain(finding.check):{width}}{_plain(finding.text)}")
+        if finding.remedy:
+            lines.append(f"{'':{first + width}}-> {_plain(finding.remedy)}")
+    counts = Counter(finding.level for finding in findings)
+    parts = [f"{counts[level]} {level if level == 'ok' or counts[level] == 1 else level + 's'}" for level in LEVELS]
+    return "\n".join([*lines, f"{_plain(host)}: {', '.join(parts)}"]) + "\n"
+
+
+def format_json(findings: Sequence[Finding], host: str) -> str:
+    """Return the document: host, worst level, exit status, and the checks with what was measured."""
+    checks = [
+        {
+            "check": finding.check,
+            "level": finding.level,
+            "text": finding.text,
+            "remedy": finding.remedy or None,
+            "facts": dict(finding.facts),
+        }
+        for finding in findings
+    ]
+    worst = find_worst(findings)
+    document = {"host": host, "level": worst, "exit_status": exit_status(findings), "checks": checks}
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Return the text on one line and without what a terminal would take for orders: it may come from elsewhere."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+
+
+_MAX_LINE = 300
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a program said.
+
+    Attributes:
+        status: its exit status; None where it could not be started or did not end in time.
+        output: its standard output, stripped.
+        complaint: a line that says what went wrong; empty with status 0.
+        began, ended: seconds since 1970.
+    """
+
+    status: int | None
+    output: str
+    complaint: str
+    began: float
+    ended: float
+
+
+def ask(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Answer:
+    """Run a program and return what it says; whatever goes wrong is part of the answer."""
+    began = time.time()
+    try:
+        done = subprocess.run(
+            list(argv),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(None, "", f"no answer within {seconds:.0f} s", began, time.time())
+    except OSError as error:
+        return Answer(None, "", str(error.strerror), began, time.time())
+    ended = time.time()
+    output, errors = (text.decode(errors="replace").strip() for text in (done.stdout, done.stderr))
+    complaint = ""
+    if done.returncode:
+        # Some programs complain on standard output.
+        lines = (errors or output).splitlines()
+        complaint = lines[-1].strip()[:_MAX_LINE] if lines else f"status {done.returncode}"
+    return Answer(done.returncode, output, complaint, began, ended)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is known of the run.
+
+    Attributes:
+        device: as the programs take it.
+        cluster: hosts with their ranks.
+        local_hosts: names of those that are this machine.
+        backend: what is to start the ranks; None: gaudi-run's choice.
+        data_dir: folder of records, or None.
+        model_dir: where the run is going to write.
+        interface: network interface, or network, between the hosts, if that was said.
+        ssh: how other hosts are reached.
+        remote_python: Python on other hosts.
+        mpi_root: where Open MPI is installed on all hosts; None: where it is found.
+    """
+
+    device: DeviceChoice = "auto"
+    cluster: Cluster = field(default_factory=lambda: Cluster((Host("localhost"),)))
+    local_hosts: frozenset[str] = frozenset({"localhost"})
+    backend: Backend | None = None
+    data_dir: Path | None = None
+    model_dir: Path = Path()
+    interface: str | None = None
+    ssh: Ssh = field(default_factory=Ssh)
+    remote_python: str = "python3"
+    mpi_root: str | None = None
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks of this machine; where it is none of the hosts, of the host with most, for hosts are alike."""
+        here = [host.slots for host in self.cluster.hosts if host.name in self.local_hosts]
+        return sum(here) or self.cluster.most_slots
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The hosts that are not this machine."""
+        return tuple(host.name for host in self.cluster.hosts if host.name not in self.local_hosts)
+
+    @property
+    def needs_horovod(self) -> bool:
+        """Whether the ranks talk by Horovod: gaudi-run's choice where there are several."""
+        return self.backend in ("openmpi", "gloo") or (self.backend is None and self.cluster.size > 1)

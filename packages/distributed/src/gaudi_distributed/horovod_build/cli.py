@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_distributed.errors import FlagError, MissingProgramError
-from gaudi_distributed.horovod_build.checking import PARTS, Check, ask_horovod, require_parts
 from gaudi_distributed.horovod_build.environment import (
     FRAMEWORKS,
     TITLES,
@@ -22,13 +21,17 @@ from gaudi_distributed.horovod_build.environment import (
 )
 from gaudi_distributed.horovod_build.wheel import (
     HOROVOD,
+    PARTS,
     Build,
+    Check,
+    ask_horovod,
     build_wheel,
     cache_folder,
     find_tools,
     find_variables,
     find_wheel,
     install_wheel,
+    require_parts,
 )
 from gaudi_distributed.launch.flags import INSTALL_HOROVOD, PROGRAM, Parser, split_command
 

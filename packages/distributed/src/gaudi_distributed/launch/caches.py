@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from gaudi_distributed.launch.plan import LaunchPlan
+from gaudi_distributed.launch.processes import LaunchPlan
 
 # Tells the ranks that the caches of their hosts were cleared for this run; a program's log of MLPerf says so.
 CACHES_CLEARED = "GAUDI_RUN_CACHES_CLEARED"

@@ -9,17 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from gaudi_distributed.cluster import Cluster, HostRequest, find_cluster
-from gaudi_distributed.cores import Binding, choose_binding, read_topology
+from gaudi_distributed.cluster.cluster import Cluster, HostRequest, check_interface, find_cluster
+from gaudi_distributed.devices.cores import Binding, choose_binding, describe_jemalloc, preload_jemalloc, read_topology
+from gaudi_distributed.devices.habana import ScaleOut, check_hcl_config, hccl_environment, hcl_config
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
-from gaudi_distributed.hccl import ScaleOut, check_hcl_config, hccl_environment, hcl_config
-from gaudi_distributed.jemalloc import describe_jemalloc, preload_jemalloc
-from gaudi_distributed.launch.addresses import check_interface
 from gaudi_distributed.launch.containers import Container
 from gaudi_distributed.launch.flags import Options
-from gaudi_distributed.launch.plan import Backend
 from gaudi_distributed.launch.presets import Accelerator, Preset, find_preset
-from gaudi_distributed.launch.ssh import CONTAINER_SSH_PORT, SSH_PORT, Ssh
+from gaudi_distributed.launch.processes import CONTAINER_SSH_PORT, SSH_PORT, Backend, Ssh
 
 
 class ReachFlags(Protocol):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gaudi_distributed.errors import FlagError
-from gaudi_distributed.launch.plan import LaunchPlan, Process
 from gaudi_distributed.launch.presets import Accelerator
+from gaudi_distributed.launch.processes import LaunchPlan, Process
 
 ContainerKind = Literal["none", "docker", "singularity"]
 CONTAINER_KINDS: tuple[ContainerKind, ...] = get_args(ContainerKind)

@@ -16,18 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gaudi_distributed.elastic import HOROVOD_SCOPE, SCOPE
+from gaudi_distributed.cluster.cluster import LOOPBACK, is_this_machine, parse_hosts
 from gaudi_distributed.errors import ConfigurationError, FlagError
-from gaudi_distributed.hosts import parse_hosts
-from gaudi_distributed.launch.addresses import LOOPBACK, is_this_machine
+from gaudi_distributed.failure.elastic import HOROVOD_SCOPE, SCOPE
+from gaudi_distributed.failure.messages import read_bounds
 from gaudi_distributed.launch.flags import PROGRAM, Options
-from gaudi_distributed.launch.own_ranks import plan_worker
-from gaudi_distributed.launch.plan import LaunchPlan
 from gaudi_distributed.launch.planning import plan_launch
-from gaudi_distributed.launch.rendezvous import Rendezvous
-from gaudi_distributed.launch.rounds import Rounds, Seat
+from gaudi_distributed.launch.processes import LaunchPlan, plan_worker
+from gaudi_distributed.launch.rounds import Rendezvous, Rounds, Seat
 from gaudi_distributed.launch.running import END_SECONDS, RunEndedError, Running, make_error, start_process
-from gaudi_distributed.supervision.bounds import read_bounds
 
 # After these another worker would fail alike: flags, data, input, numbers, safety, configuration.
 _FINAL = frozenset({64, 65, 66, 70, 77, 78})

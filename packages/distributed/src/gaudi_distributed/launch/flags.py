@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
 
-from gaudi_distributed.cluster import FIRST_PORT
+from gaudi_distributed.cluster.cluster import FIRST_PORT
+from gaudi_distributed.devices.habana import SCALE_OUTS, ScaleOut
 from gaudi_distributed.errors import FlagError
-from gaudi_distributed.hccl import SCALE_OUTS, ScaleOut
 from gaudi_distributed.launch.containers import CONTAINER_KINDS, ContainerKind
-from gaudi_distributed.launch.plan import BACKENDS, Backend
 from gaudi_distributed.launch.presets import ACCELERATORS, PRESETS, Accelerator
+from gaudi_distributed.launch.processes import BACKENDS, Backend
 
 PROGRAM = "gaudi-run"
 # Subcommands as the first word, elsewhere programs like any.

@@ -1,17 +1,20 @@
-"""From flags and environment to the processes that are started."""
+"""From flags and environment to the processes of a launch, their variables, and their description."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
-from gaudi_distributed.hosts import join_port
+from gaudi_distributed.cluster.cluster import LOOPBACK, find_local_hosts, join_port, own_address
+from gaudi_distributed.comm.opening import ENGINE_VARIABLE, Engine
+from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError, UnsafeError
 from gaudi_distributed.launch import choices, guard
-from gaudi_distributed.launch.addresses import LOOPBACK, find_local_hosts, own_address
+from gaudi_distributed.launch.caches import CACHES_CLEARED
 from gaudi_distributed.launch.containers import (
     CONTAINER_KINDS,
     Container,
@@ -21,14 +24,9 @@ from gaudi_distributed.launch.containers import (
     plan_docker,
     wrap_singularity,
 )
-from gaudi_distributed.launch.description import CommandLine, describe_processes, list_command_lines
 from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
-from gaudi_distributed.launch.forwarding import choose_forwarded, choose_local, refuse_ranks
-from gaudi_distributed.launch.openmpi import plan_openmpi
-from gaudi_distributed.launch.own_ranks import plan_gloo, plan_multi_worker
-from gaudi_distributed.launch.plan import Backend, LaunchPlan, Process
 from gaudi_distributed.launch.presets import Preset
-from gaudi_distributed.opening import ENGINE_VARIABLE, Engine
+from gaudi_distributed.launch.processes import Backend, LaunchPlan, Process, plan_gloo, plan_multi_worker, plan_openmpi
 
 _PLANNERS: dict[Backend, Callable[[LaunchPlan], list[Process]]] = {
     "openmpi": plan_openmpi,
@@ -177,3 +175,141 @@ def _summarize(plan: LaunchPlan) -> str:
     cores = plan.binding.cores
     bound = "not bound to cores" if cores == 0 else f"bound to {cores} {'core' if cores == 1 else 'cores'} each"
     return f"{ranks} on {hosts} by {plan.backend}, {bound}"
+
+
+NAMES = frozenset(
+    {CACHES_CLEARED, "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS"}
+    | {"PATH", "PYTHONPATH", "VIRTUAL_ENV", "XLA_FLAGS"}
+)
+PREFIXES = (
+    *("ENABLE_", "GC_", "HABANA_", "HBN_", "HCCL_", "HCL_", "HOROVOD_", "LOG_LEVEL_"),
+    *("MXNET_", "NCCL_", "SYN_", "SYNAPSE_", "TF_", "TPC_"),
+)
+# What programs expect on the machine where they were started; another host has its own.
+LOCAL_NAMES = frozenset(
+    {"DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_HOST", "HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM"}
+    | {"TMPDIR", "TZ", "USER", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"}
+)
+# Of a job of SLURM: what mpirun needs to start its daemons in it; nothing that looks like a rank.
+SLURM_NAMES = frozenset(
+    {"SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_CPUS_ON_NODE", "SLURM_JOBID", "SLURM_JOB_CPUS_PER_NODE"}
+    | {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NODELIST"}
+    | {"SLURM_TASKS_PER_NODE"}
+)
+SSH_NAMES = frozenset({"SSH_AUTH_SOCK"})
+
+_SECRET = re.compile(
+    r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|PWD|CREDENTIAL|PRIVATE|AUTH|COOKIE|JWT|SIGNATURE"
+    r"|^(AWS|AZURE|GCP|GOOGLE|GITHUB|GITLAB|HF|WANDB)_",
+    re.IGNORECASE,
+)
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# What tells a process its rank: set by the launcher for each, or by one that this launcher runs in.
+_RANKS = re.compile(
+    r"(HOROVOD|OMPI_COMM_WORLD|PMI)_(LOCAL_|CROSS_)?(RANK|SIZE)|TF_CONFIG|MPI_LOCALN?RANK(ID|S)|SLURM_STEP_NUM_TASKS"
+)
+
+
+def choose_forwarded(environ: Mapping[str, str], asked: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the names, sorted, of the variables in `environ` that go to every rank; `asked` are the user's own.
+
+    Raises:
+        FlagError: what was asked for is no name of a variable, or is not set.
+        UnsafeError: what was asked for looks like a secret.
+    """
+    for name in asked:
+        if _NAME.fullmatch(name) is None:
+            raise FlagError(f"--forward {name!r}: is no name of a variable; give names only, values come from here")
+        if is_secret(name):
+            raise UnsafeError(f"--forward {name}: looks like a secret; let the ranks read it from a file of their own")
+        if name not in environ:
+            raise FlagError(f"--forward {name}: is not set here; set it, or leave the flag out")
+    found = {name for name in environ if name in NAMES or name.startswith(PREFIXES)}
+    good = {name for name in found if _NAME.fullmatch(name) and not is_secret(name) and not _RANKS.fullmatch(name)}
+    return tuple(sorted(good.union(asked)))
+
+
+def choose_local(environ: Mapping[str, str], *, ssh: bool) -> tuple[str, ...]:
+    """Return the names of the further variables that a process on this machine keeps; `ssh` where it logs in."""
+    names = LOCAL_NAMES | SLURM_NAMES | (SSH_NAMES if ssh else frozenset())
+    return tuple(sorted(names.intersection(environ)))
+
+
+def is_secret(name: str) -> bool:
+    """Tell whether a variable of this name may hold something that must not travel."""
+    return _SECRET.search(name) is not None
+
+
+def refuse_ranks(environ: Mapping[str, str]) -> None:
+    """Raise ConfigurationError where the environment makes this process a rank of some run already."""
+    found = sorted(name for name in environ if _RANKS.fullmatch(name))
+    if found:
+        raise ConfigurationError(
+            f"{', '.join(found)} set: gaudi-run is itself a rank of some run; start it once, or unset them"
+        )
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A command line that a launch starts.
+
+    Attributes:
+        hosts: the hosts of its ranks.
+        first_rank: the lowest of its ranks.
+        last_rank: the highest; each rank between is a process of this command, unless it starts them all itself.
+        argv: the program and its arguments.
+        reach: the arguments that reach the host; empty for this machine.
+    """
+
+    hosts: tuple[str, ...]
+    first_rank: int
+    last_rank: int
+    argv: tuple[str, ...]
+    reach: tuple[str, ...] = ()
+
+
+def list_command_lines(plan: LaunchPlan, processes: Sequence[Process]) -> tuple[CommandLine, ...]:
+    """Return the command lines: one of each host, or the one that starts the ranks of all hosts."""
+    if any(process.rank is None for process in processes):
+        hosts = tuple(host.name for host in plan.cluster.hosts)
+        return tuple(CommandLine(hosts, 0, plan.cluster.size - 1, each.argv, each.reach) for each in processes)
+    lines, first = [], 0
+    for host in plan.cluster.hosts:
+        process = processes[first]
+        lines.append(CommandLine((host.name,), first, first + host.slots - 1, process.argv, process.reach))
+        first += host.slots
+    return tuple(lines)
+
+
+def describe_processes(processes: Iterable[Process]) -> str:
+    """Return the text: of each process what reaches its host, its arguments, and its variables.
+
+    Values are shown of variables that the launch sets, and of no others. A word that is not plain to the eye is shown
+    as a JSON string.
+    """
+    return "\n".join("\n".join(_describe(process)) + "\n" for process in processes)
+
+
+def _describe(process: Process) -> Iterable[str]:
+    yield process.name
+    if process.reach:
+        yield "  by way of"
+        yield from (f"    {_show(word)}" for word in process.reach)
+    yield "  arguments"
+    yield from (f"    {_show(word)}" for word in process.argv)
+    if process.processors:
+        yield f"  processors {','.join(map(str, process.processors))}"
+    if process.environment:
+        yield "  variables set"
+        yield from (f"    {name}={_show(value)}" for name, value in sorted(process.environment.items()))
+    if process.made:
+        yield "  variables made when it starts"
+        yield from (f"    {name}" for name in process.made)
+    if process.forwarded:
+        yield "  variables forwarded"
+        yield from (f"    {name}" for name in process.forwarded)
+
+
+def _show(word: str) -> str:
+    plain = word.isprintable() and word == word.strip() and word and not word.startswith('"')
+    return word if plain else json.dumps(word)

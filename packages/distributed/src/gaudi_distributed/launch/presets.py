@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
+from gaudi_distributed.devices.habana import ScaleOut
 from gaudi_distributed.errors import FlagError
-from gaudi_distributed.hccl import ScaleOut
-from gaudi_distributed.launch.plan import Backend
+from gaudi_distributed.launch.processes import Backend
 
 Accelerator = Literal["none", "gpu", "hpu"]
 ACCELERATORS: tuple[Accelerator, ...] = get_args(Accelerator)

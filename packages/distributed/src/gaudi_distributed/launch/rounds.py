@@ -1,15 +1,13 @@
-"""Which workers take part in a run while hosts come and go, and as which rank; it is told what happens and the time.
-
-A round lasts until a worker is lost or others wait to join. Then all of it ask for the next one, in which those that
-were there keep their order, so that rank 0 has the state. The number of ranks always divides the most there may be:
-what so many share, a global batch, the others share, too.
-"""
+"""Rounds of an elastic run: which worker has which rank, and the store over HTTP where Gloo's ranks meet."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @dataclass(frozen=True)
@@ -137,3 +135,73 @@ class Rounds:
                 host, rank, len(chosen), local_rank, len(by_host[host]), across.index(host), len(across)
             )
         return seats
+
+
+_MAX_VALUE = 1 << 20
+_MAX_KEYS = 1 << 20
+
+
+class Rendezvous(ThreadingHTTPServer):
+    """Listens from when it is entered until it is left; ranks put, get and delete `/scope/key`.
+
+    Raises:
+        OSError: the address is not one of this machine.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, address: str) -> None:
+        super().__init__((address, 0), _Handler)
+        self.lock = threading.Lock()
+        self.values: dict[str, bytes] = {}
+        self._thread = threading.Thread(target=self.serve_forever, name="rendezvous", daemon=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which Horovod finds it."""
+        host, port = self.server_address[:2]
+        return {"HOROVOD_GLOO_RENDEZVOUS_ADDR": str(host), "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+
+    def __enter__(self) -> Rendezvous:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 10
+    server: Rendezvous
+
+    def do_GET(self) -> None:
+        with self.server.lock:
+            value = self.server.values.get(self.path)
+        self._answer(404 if value is None else 200, value or b"")
+
+    def do_PUT(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit() or int(length) > _MAX_VALUE:
+            return self._answer(400)
+        value = self.rfile.read(int(length))
+        with self.server.lock:
+            full = len(self.server.values) >= _MAX_KEYS
+            if not full:
+                self.server.values[self.path] = value
+        return self._answer(507 if full else 200)
+
+    def do_DELETE(self) -> None:
+        """A rank is done with a scope; what it stored goes with the launcher, as ranks of one run meet once."""
+        self._answer(200)
+
+    def _answer(self, status: int, content: bytes = b"") -> None:
+        with contextlib.suppress(OSError):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the server gives
+        """Say nothing: the terminal belongs to the ranks."""

@@ -1,4 +1,4 @@
-"""Run the processes of a launch until all have ended; when one fails, or the user asks, the others end, too."""
+"""Run the processes of a launch until all have ended; one that fails ends the others, and is named once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from gaudi_distributed.failure.coordinator import Coordinator
+from gaudi_distributed.failure.messages import read_bounds
 from gaudi_distributed.launch import guard
-from gaudi_distributed.launch.plan import Process
+from gaudi_distributed.launch.flags import PROGRAM
+from gaudi_distributed.launch.planning import Launch
+from gaudi_distributed.launch.processes import Process
+from gaudi_distributed.launch.rounds import Rendezvous
 
 # After a rank failed, others that are supervised have this long to end by themselves, and all to end when told to.
 LEAVE_SECONDS, END_SECONDS = 10.0, 5.0
@@ -220,3 +226,52 @@ def make_error(failed: Running) -> RunEndedError:
         return RunEndedError(f"{name}: ended with status {status}; see what it said above", status)
     number = -status if status < 0 else status - 128
     return RunEndedError(f"{name}: ended by signal {number}; {_RESUME}", _LOST)
+
+
+def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = None) -> None:
+    """Run it, its output to the log, too; RunEndedError, with the exit status, says what ended it other than well."""
+    for note in launch.notes:
+        say(note, log)
+    for path, text in launch.files.items():
+        path.write_text(text, encoding="utf-8")
+    plan = launch.plan
+    made: dict[str, str] = {}
+    with ExitStack() as stack:
+        coordinator = None
+        if launch.supervised:
+            bounds = read_bounds(environ)
+            coordinator = stack.enter_context(Coordinator(plan.cluster.size, address=launch.address, bounds=bounds))
+            made |= coordinator.environment
+        if plan.backend == "gloo" and launch.supervised:
+            made |= stack.enter_context(Rendezvous(launch.address)).environment
+        try:
+            run_processes(
+                launch.processes,
+                environ,
+                made,
+                grace=plan.grace,
+                tags=plan.tag_output,
+                log=log,
+                supervision=ALONE if coordinator is None else _listen_to(coordinator),
+            )
+        except RunEndedError as error:
+            if coordinator is not None and coordinator.cause is not None:
+                raise RunEndedError(coordinator.cause.describe(), coordinator.cause.status) from error
+            raise
+
+
+def say(text: str, log: OutputLog | None = None) -> None:
+    """Write a line of the launcher's own to standard error, and to the log."""
+    line = f"{PROGRAM}: {text}\n"
+    sys.stderr.write(line)
+    sys.stderr.flush()
+    if log is not None:
+        log.write(line.encode())
+
+
+def _listen_to(coordinator: Coordinator) -> Supervision:
+    return Supervision(
+        is_heard=lambda: coordinator.has_ranks,
+        is_over=lambda: coordinator.cause is not None,
+        ask_to_stop=coordinator.request_stop,
+    )

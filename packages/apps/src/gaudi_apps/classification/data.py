@@ -1,0 +1,251 @@
+"""Training and validation data of a classifier: records, class folders or ImageNet's archives."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_apps.classification.recipe import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, Recipe
+from gaudi_apps.inference.media import keep_if_it_fits
+from gaudi_apps.inference.visualizer import add_title, enlarge, write_picture
+from gaudi_apps.training.application import Batches, Facts, TrainingData
+from gaudi_datasets.caching import SHARE_OF_FREE_MEMORY, measure_free_memory
+from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
+from gaudi_datasets.classification.pipeline import MEAN_RGB
+from gaudi_datasets.classification.splits import open_split
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.sampling import InputOptions
+
+# What imports TensorFlow is imported inside the functions: it must have been started by then.
+
+
+def input_options(recipe: Recipe, *, image_size: int | None = None) -> InputOptions:
+    """How the pipelines batch in this process; the size of the images is the recipe's unless it is given."""
+    data, device, place = recipe.data, recipe.run.device, recipe.run.distribution.place
+    return InputOptions(
+        batch_size=data.batch_size,
+        image_size=image_size or data.image_size,
+        seed=device.seed,
+        rank=place.rank,
+        size=place.size,
+        parallel_calls=data.parallel_calls,
+        threads=data.threads or device.usable_cpus,
+        flip_probability=data.flip_probability,
+        dtype=data.dtype,
+    )
+
+
+def open_training_data(recipe: Recipe) -> TrainingData:
+    """Open what the recipe names.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it is damaged.
+    """
+    return _open_images(recipe) if recipe.data.data_dir else _open_fake(recipe)
+
+
+def _open_images(recipe: Recipe) -> TrainingData:
+    from gaudi_datasets.classification.augmentation import CropRange
+    from gaudi_datasets.classification.colors import ColorRange
+    from gaudi_datasets.classification.pipeline import train_dataset
+    from gaudi_datasets.tf_input import read_batches
+
+    source, options = open_source(recipe.data.data_dir, recipe.data.train_splits), input_options(recipe)
+    if recipe.data.caches_encoded:
+        options = keep_if_it_fits(source, options, recipe.run.distribution.place.local_size)
+    if len(source.class_names) < 2:
+        raise DataError(f"{source.name}: has the class {source.class_names[0]} only; a classifier needs two or more")
+    if recipe.data.caches_decoded:
+        source = DecodedSource(source)
+    crops = CropRange(min_area=recipe.data.least_area)
+    colors = ColorRange(recipe.data.color_jitter, recipe.data.gray_probability)
+
+    def batches(first_step: int) -> Batches:
+        dataset = train_dataset(source, options, first_step=first_step, crop_range=crops, color_range=colors)
+        return read_batches(dataset, source)
+
+    return TrainingData(note_classes(source.class_names), len(source), source.fingerprint, batches)
+
+
+def _open_fake(recipe: Recipe) -> TrainingData:
+    from gaudi_datasets.classification.pipeline import fake_dataset
+
+    def batches(first_step: int) -> Batches:
+        return iter(fake_dataset(input_options(recipe), num_classes=IMAGENET_CLASSES))
+
+    names = [str(number) for number in range(1, IMAGENET_CLASSES + 1)]
+    return TrainingData(note_classes(names), IMAGENET_TRAIN_IMAGES, "random images", batches)
+
+
+__all__ = ["JoinedSource", "open_source", "open_split"]
+
+
+def open_source(
+    data_dir: str | None, splits: Sequence[str], *, class_names: Sequence[str] | None = None
+) -> ClassificationSource:
+    """Open some splits of a folder as one data set.
+
+    Args:
+        data_dir: folder of records, or of folders of records or classes; see `open_split`.
+        splits: names of the records or of the folders in it; `val` and `validation` mean each other.
+        class_names: of a model, in the order of its labels, where a split need not have images of each class.
+
+    Raises:
+        MissingInputError: there is no --data_dir, or no such split in it.
+        DataError: a split is damaged, or has other classes than another.
+    """
+    if data_dir is None:
+        raise MissingInputError(f"--data_dir: is not given; it must be a folder with {', '.join(splits)}")
+    first = open_split(Path(data_dir), splits[0], class_names)
+    # By the classes of the first one: others need not have images of each.
+    others = [open_split(Path(data_dir), split, first.class_names) for split in splits[1:]]
+    return JoinedSource([first, *others]) if others else first
+
+
+class JoinedSource:
+    """Several data sets of the same classes, one after the other.
+
+    Image ids are those of the parts, moved on by the number of images before the part.
+
+    Args:
+        sources: two or more.
+
+    Raises:
+        DataError: their classes differ.
+    """
+
+    def __init__(self, sources: Sequence[ClassificationSource]) -> None:
+        for source in sources[1:]:
+            if source.class_names != sources[0].class_names:
+                raise DataError(
+                    f"{source.name}: has other classes than {sources[0].name}; give splits of the same ones"
+                )
+        self._sources = sources
+        self._ends = [sum(len(one) for one in sources[: number + 1]) for number in range(len(sources))]
+        self.name = " + ".join(source.name for source in sources)
+        self.class_names = sources[0].class_names
+        self.num_bytes = sum(source.num_bytes for source in sources)
+        self.fingerprint = hashlib.sha256("".join(source.fingerprint for source in sources).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def read(self, index: int) -> ClassificationExample:
+        """Read one image with its label."""
+        part = bisect.bisect_right(self._ends, index)
+        first = self._ends[part - 1] if part else 0
+        example = self._sources[part].read(index - first)
+        return replace(example, image_id=example.image_id + first)
+
+
+class DecodedSource:
+    """A data set whose images are decoded once and kept as uncompressed bitmaps, as many as fit; others as they are.
+
+    Args:
+        source: the images.
+        max_bytes: of memory; None: half of what is free when it is opened.
+    """
+
+    def __init__(self, source: ClassificationSource, max_bytes: int | None = None) -> None:
+        self._source = source
+        self._left = measure_free_memory() * SHARE_OF_FREE_MEMORY if max_bytes is None else max_bytes
+        self._decoded: dict[int, ClassificationExample] = {}
+        self.name, self.class_names, self.fingerprint = source.name, source.class_names, source.fingerprint
+        self.num_bytes = source.num_bytes
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, index: int) -> ClassificationExample:
+        """Read one image with its label."""
+        kept = self._decoded.get(index)
+        if kept is not None:
+            return kept
+        example = self._source.read(index)
+        if example.height * example.width * 3 > self._left:
+            return example
+        pixels = tf.io.decode_image(example.encoded, channels=3, expand_animations=False).numpy()
+        bitmap = replace(example, encoded=encode_bitmap(pixels))
+        self._left -= len(bitmap.encoded)
+        self._decoded[index] = bitmap
+        return bitmap
+
+
+def encode_bitmap(pixels: Any) -> bytes:
+    """A BMP file of uint8 [height, width, 3], RGB: decoding it is little more than copying it."""
+    height, width = pixels.shape[:2]
+    row_bytes = -(-3 * width // 4) * 4
+    content = bytearray(row_bytes * height)
+    rows = memoryview(content)
+    for number, row in enumerate(pixels[..., ::-1]):
+        rows[number * row_bytes : number * row_bytes + 3 * width] = row.tobytes()
+    # Of negative height: the rows go from the top down.
+    header = struct.pack("<IiiHHIIiiII", 40, width, -height, 1, 24, 0, len(content), 0, 0, 0, 0)
+    return struct.pack("<2sIHHI", b"BM", 54 + len(content), 0, 0, 54) + header + bytes(content)
+
+
+NUM_PICTURES = 16
+
+
+def draw_training_input(
+    batches: Iterable[Mapping[str, Any]],
+    class_names: Sequence[str],
+    output_dir: Path,
+    *,
+    num_pictures: int = NUM_PICTURES,
+) -> list[Path]:
+    """Draw the first images of training batches under the names of their classes.
+
+    Args:
+        batches: of `gaudi_datasets.classification.pipeline.train_dataset`; no more of them are taken than needed.
+        class_names: in the order of the labels.
+        output_dir: made when it is not there; pictures of an earlier call in it are removed.
+        num_pictures: how many images.
+
+    Returns:
+        the PNG files, by their place in the order of training and the id of the image.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for earlier in output_dir.iterdir():
+        if re.fullmatch(r"\d{4}-image-\d+\.png", earlier.name):
+            earlier.unlink()
+    paths: list[Path] = []
+    for batch in batches:
+        for image, label, image_id in zip(
+            *(np.asarray(batch[n]) for n in ("images", "labels", "image_ids")), strict=True
+        ):
+            pixels = np.rint(np.clip(np.asarray(image, np.float32) + MEAN_RGB, 0, 255)).astype(np.uint8)
+            paths.append(output_dir / f"{len(paths) + 1:04d}-image-{image_id}.png")
+            write_picture(paths[-1], add_title(enlarge(pixels), class_names[label]))
+            if len(paths) == num_pictures:
+                return paths
+    return paths
+
+
+MODEL_FACTS = ("classes", "model", "padding", "image_size")
+
+
+def note_classes(names: Sequence[str]) -> Facts:
+    """The classes, in the order of their labels."""
+    return {"classes": [{"name": name} for name in names]}
+
+
+def class_names_of(facts: Facts) -> tuple[str, ...]:
+    """The names of the classes that were noted, in the order of their labels."""
+    return tuple(one["name"] for one in facts["classes"])
+
+
+def require_facts(facts: Facts) -> None:
+    """Raise DataError unless the facts are those of a classifier."""
+    if missing := [name for name in MODEL_FACTS if name not in facts]:
+        raise DataError(f"checkpoint: does not name its {missing[0].replace('_', ' ')}; use one of a classifier")

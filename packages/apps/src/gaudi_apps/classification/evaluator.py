@@ -1,0 +1,365 @@
+"""Evaluate a classifier: top-1 and top-5, figures by class, confusion, and the report in the folder of the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from gaudi_apps.classification.recipe import LISTED
+from gaudi_apps.inference.scores import Score, write_json
+from gaudi_apps.inference.scoring import Scorer, find_order, pack_arrays, unpack_arrays
+from gaudi_apps.inference.visualizer import add_title, decode_picture, enlarge, write_picture
+from gaudi_apps.training.run_dir import RunFolder
+from gaudi_datasets.classification.examples import ClassificationSource
+from gaudi_datasets.classification.pipeline import eval_dataset
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, deal_positions
+from gaudi_datasets.tf_input import read_batches
+from gaudi_distributed import Communicator
+
+_COLUMNS = ("positions", "labels", "classes", "probabilities", "losses")
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a classifier says of images.
+
+    Attributes:
+        positions: int64 [images], of the images in their data set, rising.
+        labels: int32 [images], the truth.
+        classes: int32 [images, k], the k likeliest, best first; of equal ones the lower label.
+        probabilities: float32 [images, k], of these.
+        losses: float32 [images], cross entropy.
+        images_total: of the data set.
+    """
+
+    positions: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int32]
+    classes: npt.NDArray[np.int32]
+    probabilities: npt.NDArray[np.float32]
+    losses: npt.NDArray[np.float32]
+    images_total: int
+
+    @property
+    def are_right(self) -> npt.NDArray[np.bool_]:
+        """Whether the likeliest class is the truth, [images]."""
+        return np.asarray(self.classes[:, 0] == self.labels)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Top-1 and top-5 accuracy in 0..1, and the mean loss."""
+        among = (self.classes == self.labels[:, None]).any(axis=1)
+        return {
+            "top_1": float(self.are_right.mean()),
+            "top_5": float(among.mean()),
+            "loss": float(self.losses.astype(np.float64).mean()),
+        }
+
+    def confusion(self, num_classes: int) -> npt.NDArray[np.int64]:
+        """How many images of a class (row) were taken for a class (column), [num_classes, num_classes]."""
+        pairs = self.labels.astype(np.int64) * num_classes + self.classes[:, 0]
+        return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+    def find_mistakes(self, count: int) -> npt.NDArray[np.int64]:
+        """Places of wrong answers in the data set, the most confident first."""
+        wrong = np.flatnonzero(~self.are_right)
+        return wrong[np.argsort(-self.probabilities[wrong, 0], kind="stable")][:count]
+
+
+class Classifier:
+    """A trained network in use.
+
+    Args:
+        model: from `gaudi_models.classifiers.build_classifier`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._listed = min(LISTED, model.output_shape[-1])
+        self._answer = tf.function(self._compute, reduce_retracing=True)
+
+    def classify(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+        """Probabilities float32 [batch, k] and labels int32 [batch, k] of the k likeliest classes, best first."""
+        probabilities, classes, _ = self._answer(images, tf.zeros([len(images)], tf.int32))
+        return probabilities.numpy(), classes.numpy()
+
+    def answer(self, images: Any, labels: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        """The same, and the cross entropy float32 [batch] with the truth."""
+        probabilities, classes, losses = self._answer(images, labels)
+        return probabilities.numpy(), classes.numpy(), losses.numpy()
+
+    def nothing(self) -> tuple[npt.NDArray[Any], ...]:
+        """Labels, probabilities, classes and losses of no image, as `answer` gives the last three."""
+        labels, losses = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        return labels, np.zeros([0, self._listed], np.float32), np.zeros([0, self._listed], np.int32), losses
+
+    def _compute(self, images: Any, labels: Any) -> tuple[Any, Any, Any]:
+        logits = self._model(images, training=False)
+        probabilities, classes = tf.math.top_k(tf.nn.softmax(logits), self._listed)
+        return probabilities, classes, tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+
+def evaluate(
+    classifier: Classifier,
+    source: ClassificationSource,
+    options: InputOptions,
+    *,
+    num_images: int | None = None,
+    report: Callable[[], None] = lambda: None,
+) -> Answers:
+    """Classify every image of a data set that is dealt to this rank.
+
+    Args:
+        classifier: the trained network.
+        source: images and truth.
+        options: batch size, threads, rank and number of ranks; figures do not depend on them.
+        num_images: only so many images, from the first.
+        report: called before each batch is used.
+    """
+    total = len(source) if num_images is None else min(num_images, len(source))
+    columns: list[tuple[npt.NDArray[Any], ...]] = [classifier.nothing()]
+    for batch in read_batches(eval_dataset(source, options, num_images=total), source):
+        report()
+        real = batch["image_ids"].numpy() != PADDING_ID
+        answers = classifier.answer(batch["images"], batch["labels"])
+        columns.append(tuple(values[real] for values in (batch["labels"].numpy(), *answers)))
+    labels, probabilities, classes, losses = (np.concatenate(values) for values in zip(*columns, strict=True))
+    positions = deal_positions(total, options)
+    return Answers(positions[positions < total], labels, classes, probabilities, losses, len(source))
+
+
+def join_answers(parts: Sequence[Answers]) -> Answers:
+    """The answers of all ranks, in the order of the data set.
+
+    Raises:
+        DataError: an image is missing, or was classified twice.
+    """
+    order = find_order([part.positions for part in parts])
+    columns = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in _COLUMNS}
+    return Answers(**columns, images_total=parts[0].images_total)
+
+
+def pack_answers(answers: Answers) -> bytes:
+    """A part as bytes."""
+    columns = {name: getattr(answers, name) for name in _COLUMNS}
+    return pack_arrays({**columns, "images_total": np.array(answers.images_total)})
+
+
+def unpack_answers(content: bytes) -> Answers:
+    """The part that `pack_answers` made the bytes of."""
+    arrays = unpack_arrays(content)
+    return Answers(**{name: arrays[name] for name in _COLUMNS}, images_total=int(arrays["images_total"]))
+
+
+EVALUATION, PICTURES = "evaluation.json", "pictures"
+
+
+class AccuracyScorer(Scorer[Answers, Answers]):
+    """Scores classifiers by how often they are right.
+
+    Args:
+        source: the images and their truth.
+        options: how to batch.
+        folder: of the run, which gets figures and pictures.
+        class_names: of the classifiers.
+        communicator: of the processes that score together.
+        num_images: only so many, from the first.
+
+    Raises:
+        DataError: the source has other classes.
+    """
+
+    def __init__(
+        self,
+        source: ClassificationSource,
+        options: InputOptions,
+        folder: RunFolder,
+        class_names: Sequence[str],
+        communicator: Communicator,
+        *,
+        num_images: int | None,
+    ) -> None:
+        super().__init__(communicator, {"validation data": source.fingerprint, "images": num_images})
+        self._source, self._options, self._folder, self._num_images = source, options, folder, num_images
+        self._classifier: tuple[Any, Classifier] | None = None
+        if list(source.class_names) != list(class_names):
+            raise DataError(f"{source.name}: has other classes than the model or the training data; give the same ones")
+
+    def evaluate(self, task: Any) -> Answers:
+        """Classify the images of this process."""
+        # The same at every evaluation of a training: a new one would be traced and compiled anew.
+        if self._classifier is None or self._classifier[0] is not task:
+            self._classifier = (task, Classifier(task.model))
+        return evaluate(
+            self._classifier[1], self._source, self._options, num_images=self._num_images, report=self.report_batch
+        )
+
+    def pack(self, part: Answers) -> bytes:
+        """A part as bytes."""
+        return pack_answers(part)
+
+    def unpack(self, content: bytes) -> Answers:
+        """The part of the bytes."""
+        return unpack_answers(content)
+
+    def join(self, parts: Sequence[Answers]) -> Answers:
+        """The answers of all processes."""
+        return join_answers(parts)
+
+    def summarize(self, result: Answers) -> Score:
+        """Top-1 is what should rise."""
+        figures = result.figures
+        images = f"{len(result.labels)}/{result.images_total}"
+        text = f"top-1 {figures['top_1']:.4f}, top-5 {figures['top_5']:.4f}, {images} images"
+        return Score(figures["top_1"], figures, text)
+
+    def write(self, result: Answers, step: int) -> None:
+        """Print the figures, and leave them and pictures in the folder of the run."""
+        path, names = self._folder.folder / EVALUATION, self._source.class_names
+        write_json(path, {"step": step, **as_json(result, names)})
+        pictures = draw_report(self._folder.folder / PICTURES, self._source, result)
+        self._folder.own(*pictures)
+        print_figures(result, names)
+        print(f"figures: {path}\npictures: {pictures[0].parent} ({len(pictures)})")
+
+
+NUM_MISTAKES = 16
+SHOWN_CLASSES = 40  # of a picture; of more, those with the most mistakes
+LISTED_CLASSES = 20
+CONFUSION, ACCURACY = "confusion_matrix.png", "class_accuracy.png"
+
+Counts = npt.NDArray[np.int64]
+
+
+def as_json(answers: Answers, class_names: Sequence[str]) -> dict[str, Any]:
+    """The figures, and of each class the images, those that were right, and the other classes they were taken for."""
+    confusion = answers.confusion(len(class_names))
+    rows = [
+        {
+            "name": name,
+            "images": int(row.sum()),
+            "right": int(row[label]),
+            "accuracy": float(row[label] / row.sum()) if row.sum() else None,
+            "taken_for": {class_names[other]: int(row[other]) for other in np.flatnonzero(row) if other != label},
+        }
+        for label, (name, row) in enumerate(zip(class_names, confusion, strict=True))
+    ]
+    return {
+        **answers.figures,
+        "images": len(answers.labels),
+        "images_total": answers.images_total,
+        "classes": rows,
+    }
+
+
+def print_figures(answers: Answers, class_names: Sequence[str], console: Console | None = None) -> None:
+    """Print the figures, then the classes, those that are worst known if there are many."""
+    console = console or Console(highlight=False)
+    figures = answers.figures
+    console.print(
+        f"{len(answers.labels)}/{answers.images_total} images: top-1 {figures['top_1']:.4f}, "
+        f"top-5 {figures['top_5']:.4f}, loss {figures['loss']:.4f}"
+    )
+    confusion = answers.confusion(len(class_names))
+    order = _order_by_accuracy(confusion)[:LISTED_CLASSES]
+    title = "Classes" if len(order) == len(class_names) else f"The {len(order)} worst of {len(class_names)} classes"
+    table = Table(title=title, title_justify="left")
+    for heading in ("class", "right", "images", "accuracy"):
+        table.add_column(heading, justify="left" if heading == "class" else "right")
+    for label in order:
+        right, images = int(confusion[label, label]), int(confusion[label].sum())
+        share = f"{right / images:.3f}" if images else "-"
+        table.add_row(class_names[label].replace("[", r"\["), f"{right}", f"{images}", share)
+    console.print(table)
+
+
+def draw_report(folder: Path, source: ClassificationSource, answers: Answers) -> list[Path]:
+    """Draw accuracy by class, the confusion matrix, and the most confident mistakes.
+
+    Args:
+        folder: made when it is not there.
+        source: the images that were classified, from the first.
+        answers: about them.
+
+    Returns:
+        the PNG files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    confusion = answers.confusion(len(source.class_names))
+    shown = np.sort(_order_by_accuracy(confusion)[:SHOWN_CLASSES])
+    names = [source.class_names[label] for label in shown]
+    plot_accuracy(folder / ACCURACY, confusion, shown, names)
+    plot_confusion(folder / CONFUSION, confusion[np.ix_(shown, shown)], names)
+    return [folder / ACCURACY, folder / CONFUSION, *_draw_mistakes(folder, source, answers)]
+
+
+def plot_accuracy(path: Path, confusion: Counts, shown: Counts, names: Sequence[str]) -> None:
+    """Bars of accuracy, one for each class that is shown."""
+    images = np.maximum(confusion.sum(axis=1), 1)
+    accuracy = (np.diagonal(confusion) / images)[shown]
+    figure = Figure(figsize=(8, 1.5 + 0.25 * len(names)), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.barh(np.arange(len(names)), accuracy, color="C0")
+    axes.set_yticks(np.arange(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("accuracy")
+    axes.grid(axis="x", alpha=0.3)
+    _save(figure, path)
+
+
+def plot_confusion(path: Path, confusion: Counts, names: Sequence[str]) -> None:
+    """Shares of the images of a class (row) that were taken for a class (column), with their numbers in the cells."""
+    shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    side = 2.5 + 0.35 * len(names)
+    figure = Figure(figsize=(side, side), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    places = np.arange(len(names))
+    axes.set_xticks(places, names, rotation=90)
+    axes.set_yticks(places, names)
+    axes.set_xlabel("taken for")
+    axes.set_ylabel("truth")
+    for row, column in np.argwhere(confusion):
+        colour = "white" if shares[row, column] > 0.5 else "black"
+        axes.text(column, row, f"{confusion[row, column]}", ha="center", va="center", color=colour, fontsize=7)
+    _save(figure, path)
+
+
+def _draw_mistakes(folder: Path, source: ClassificationSource, answers: Answers) -> list[Path]:
+    paths = []
+    for number, place in enumerate(answers.find_mistakes(NUM_MISTAKES).tolist(), 1):
+        example = source.read(place)
+        truth, taken = source.class_names[example.label], source.class_names[answers.classes[place, 0]]
+        title = f"{taken} {answers.probabilities[place, 0]:.2f}, is {truth}"
+        path = folder / f"mistake-{number:02}-image-{example.image_id}.png"
+        write_picture(path, add_title(enlarge(decode_picture(example.encoded)), title))
+        paths.append(path)
+    for stale in set(folder.glob("mistake-??-image-*.png")) - set(paths):  # of an earlier evaluation
+        stale.unlink()
+    return paths
+
+
+def _order_by_accuracy(confusion: Counts) -> npt.NDArray[np.int64]:
+    """Labels by the share that was right, the least first; classes without images last."""
+    images = confusion.sum(axis=1)
+    accuracy = np.where(images > 0, np.diagonal(confusion) / np.maximum(images, 1), 2.0)
+    return np.argsort(accuracy, kind="stable")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    FigureCanvasAgg(figure)
+    fresh = path.with_name(path.name + ".tmp")
+    figure.savefig(fresh, format="png")
+    os.replace(fresh, path)

@@ -1,0 +1,287 @@
+"""Flags of resnet_train that resnext_train does not have, and the recipe that they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from gaudi_apps.classification import flags
+from gaudi_apps.classification.flags import Switch, check_above, check_common, check_least, check_share
+from gaudi_apps.classification.recipe import (
+    FREE_FLAGS,
+    SHORT_RUN,
+    DecayForm,
+    LearningRecipe,
+    OptimizerKind,
+    RateKind,
+    RateRecipe,
+    Recipe,
+    data_recipe,
+    for_version,
+    model_recipe,
+    pruning_recipe,
+    run_settings,
+    use_recipe,
+)
+from gaudi_apps.cli.flags import DistributionFlags, ParityFlags
+from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.training.plan import CURRENT
+from gaudi_datasets.errors import FlagError
+from gaudi_models.architectures import CLASSIFIERS
+from gaudi_ops.schedules import lars_defaults
+
+SAME_MODELS = {"resnet50_v1.5": "resnet50"}
+IMAGES_OF_BASE_RATE = 256
+WEIGHTS_FLAG = "pretrained_filepath"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What flags of one name mean where they are not given."""
+
+    optimizer: OptimizerKind
+    lr_schedule: RateKind
+    warmup_epochs: float
+    label_smoothing: float = 0.0
+    dropout: float = 0.0
+
+
+PRESETS = {
+    "SGD": Preset("SGD", "piecewise", 5),
+    "LARS": Preset("LARS", "polynomial", 3, label_smoothing=0.1),
+    "Adam": Preset("Adam", "constant", 0),
+    # The transfer to another data set, as of flowers.
+    "fine_tune": Preset("Adam", "cyclical", 0, label_smoothing=0.1, dropout=0.2),
+}
+LARS_RATE, LARS_RATE_OF_SEVERAL = 2.5, 9.5  # by the number of devices
+ADAM_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class RunFlags(flags.RunFlags):
+    """What to do, how long, and where its results go."""
+
+    model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnet_train"
+    """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
+    train_epochs: Annotated[float, arg(aliases=["-te"])] = 1.0
+    """Passes over the training images."""
+    train_steps: int = 0
+    """Steps in all, in place of --train_epochs; 0: as many as --train_epochs needs."""
+
+
+@dataclass(frozen=True)
+class WeightFlags(flags.WeightFlags):
+    """The network, where its weights come from, what of them is trained, and their average."""
+
+    model: str = "resnet50_v1.5"
+    """resnet18, 34, 50, 101, 152, resnext50, 101, 152, or of keras.applications as resnet50v2_keras."""
+    pretrained_filepath: str | None = None
+    """Weights to begin with: torchvision .pth, Keras .h5, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint
+    of this program; what fits is loaded, and the rest is named."""
+
+
+@dataclass(frozen=True)
+class ScheduleFlags:
+    """Optimizer, learning rate, weight decay and loss.
+
+    --optimizer LARS and --fine_tune are presets: what is not given follows from them.
+    """
+
+    optimizer: Literal["SGD", "LARS", "Adam"] | None = None
+    """By default SGD with momentum; Adam with --fine_tune."""
+    lr_schedule: Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"] | None = None
+    """After the warm-up; by default piecewise, polynomial for LARS, cyclical with --fine_tune."""
+    base_learning_rate: float | None = None
+    """Rate of 256 images a step, by default .1; of a polynomial, of LARS and of Adam it is the rate of the run, by
+    default 2.5 for LARS (9.5 on several processes), .001 for Adam, and else by the batch size."""
+    warmup_epochs: float | None = None
+    """Epochs of linear warm-up; by default 5, 3 for LARS, 0 for Adam."""
+    end_learning_rate: float = 1e-4
+    """Where a polynomial ends."""
+    initial_learning_rate: float = 1e-4
+    """Lowest rate of a cyclical schedule."""
+    maximal_learning_rate: float = 4e-3
+    """Highest rate of a cyclical schedule."""
+    step_size: int = 40
+    """Steps from the lowest to the highest rate of a cyclical schedule."""
+    momentum: float = 0.9
+    """Share of the velocity that SGD and LARS keep; the velocity holds the rate, as in Keras."""
+    weight_decay: float = 1e-4
+    """Of SGD and --fine_tune it is Keras' L2: times the squares of the kernels and the head, so the gradient has it
+    twice. Of Adam and --single_l2_loss_op: times half the squares of all weights but those of batch norm."""
+    single_l2_loss_op: Switch = False
+    """The weight decay as one term of the loss, which is reported with it."""
+    lars_epsilon: float = 0.0
+    """Added to the norms that LARS divides by; 0: 1e-7."""
+    label_smoothing: float | None = None
+    """Share of the truth that goes to all classes alike; by default 0, .1 for LARS and with --fine_tune."""
+
+
+@dataclass(frozen=True)
+class EvaluationFlags(flags.EvaluationFlags):
+    """Scoring during and after training."""
+
+    skip_eval: Switch = False
+    """Do not evaluate, neither during training nor after it."""
+
+
+@dataclass(frozen=True)
+class ReportFlags(flags.ReportFlags):
+    """Log and checkpoints."""
+
+    log_steps: int = 100
+    """Steps between two reports of loss and speed, and between two points in TensorBoard."""
+    steps_per_loop: int = 1
+    """Steps computed in one call, whose batches are in memory at once; a signal waits for the end of the call."""
+    enable_checkpoint_and_export: Switch = False
+    """Export a SavedModel at the end of training."""
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """Everything a run of resnet_train depends on."""
+
+    run: RunFlags = field(default_factory=RunFlags)
+    data: flags.DataFlags = field(default_factory=flags.DataFlags)
+    weights: WeightFlags = field(default_factory=WeightFlags)
+    schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
+    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
+    pruning: flags.PruningFlags = field(default_factory=flags.PruningFlags)
+    use: flags.UseFlags = field(default_factory=flags.UseFlags)
+    device: flags.DeviceFlags = field(default_factory=flags.DeviceFlags)
+    distribution: DistributionFlags = field(default_factory=DistributionFlags)
+    report: ReportFlags = field(default_factory=ReportFlags)
+    parity: ParityFlags = field(default_factory=ParityFlags)
+
+
+def validate(config: ResNetConfig) -> None:
+    """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
+    run, schedule, weights = config.run, config.schedule, config.weights
+    check_above(0, {"train_epochs": run.train_epochs})
+    check_least(0, {"train_steps": run.train_steps, "warmup_epochs": schedule.warmup_epochs or 0.0})
+    check_least(1, {"log_steps": config.report.log_steps, "steps_per_loop": config.report.steps_per_loop})
+    check_least(1, {"step_size": schedule.step_size})
+    at_least_zero = {
+        "initial_learning_rate": schedule.initial_learning_rate,
+        "end_learning_rate": schedule.end_learning_rate,
+        "weight_decay": schedule.weight_decay,
+        "lars_epsilon": schedule.lars_epsilon,
+    }
+    check_least(0, at_least_zero)
+    # An infinite rate is a number that training itself stops at, naming the step.
+    if schedule.base_learning_rate is not None and not schedule.base_learning_rate > 0:
+        raise FlagError(f"--base_learning_rate {schedule.base_learning_rate:g}: must be above 0")
+    if schedule.base_learning_rate is not None and _find_schedule(config) == "cyclical":
+        raise FlagError("--base_learning_rate: a cyclical schedule has none; give --maximal_learning_rate instead")
+    check_above(schedule.initial_learning_rate, {"maximal_learning_rate": schedule.maximal_learning_rate})
+    check_share({"momentum": schedule.momentum, "label_smoothing": schedule.label_smoothing or 0.0}, below_one=True)
+    if SAME_MODELS.get(weights.model, weights.model) not in CLASSIFIERS:
+        raise FlagError(f"--model {weights.model}: is none of {', '.join([*SAME_MODELS, *CLASSIFIERS])}")
+    if weights.fine_tune and run.mode == "train" and not weights.pretrained_filepath:
+        raise FlagError("--fine_tune: needs --pretrained_filepath, the weights that give the features")
+    if config.report.enable_checkpoint_and_export and config.data.use_synthetic_data:
+        raise FlagError("--enable_checkpoint_and_export: an export is checked on pictures, so give --data_dir")
+    skips = "skip_eval" if config.evaluation.skip_eval else None
+    check_common(config, steps=run.train_steps, mode=run.mode, skips_evaluation=skips, weights_flag=WEIGHTS_FLAG)
+
+
+def make_recipe(config: ResNetConfig, distribution: Distribution | None = None, version: int = CURRENT) -> Recipe:
+    """The recipe of a validated configuration, for one of the processes that train together.
+
+    Args:
+        config: validated.
+        distribution: this process; None: it is alone.
+        version: see `gaudi_apps.training.plan`.
+    """
+    distribution = distribution or Distribution()
+    run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
+    preset = _find_preset(config)
+    data = data_recipe(config, distribution, least_area=0.05)
+    rate = for_version(_make_rate(config, preset, data.global_batch, distribution.place.size), version)
+    smoothing, dropout, exports = schedule.label_smoothing, weights.dropout, report.enable_checkpoint_and_export
+    return Recipe(
+        run=run_settings(
+            config,
+            distribution,
+            log_every=report.log_steps,
+            summary_every=report.log_steps,
+            profile_steps=report.profile_steps,
+            weights=weights.pretrained_filepath,
+            evaluates=not config.evaluation.skip_eval,
+            steps=run.train_steps,
+            steps_per_call=report.steps_per_loop,
+        ),
+        data=data,
+        model=model_recipe(config, SAME_MODELS.get(weights.model, weights.model), WEIGHTS_FLAG),
+        rate=rate,
+        learning=LearningRecipe(
+            optimizer=schedule.optimizer or preset.optimizer,
+            momentum=schedule.momentum,
+            weight_decay=schedule.weight_decay,
+            lars_epsilon=schedule.lars_epsilon,
+            single_l2=schedule.single_l2_loss_op,
+            label_smoothing=preset.label_smoothing if smoothing is None else smoothing,
+            dropout=preset.dropout if dropout is None else dropout,
+            mixup_alpha=weights.mixup_alpha,
+            ema_decay=weights.ema_decay,
+            pruning=pruning_recipe(config),
+            momentum_form="keras" if version > 1 else "tensorflow1",
+            decay_form=_find_decay_form(config) if version > 1 else "half_squares",
+        ),
+        use=use_recipe(config, export_at_end=f"{run.model_dir}/export" if exports else None),
+        checkpoint_steps=report.save_checkpoint_steps,
+        eval_epochs=0.0 if config.evaluation.skip_eval else config.evaluation.epochs_between_evals,
+        short_run={**SHORT_RUN, "skip_eval": True, "log_steps": 1, "enable_checkpoint_and_export": False},
+        steps_flag="train_steps",
+        free_flags=_find_free(rate),
+    )
+
+
+def _find_decay_form(config: ResNetConfig) -> DecayForm:
+    """Find what the weight decay is: Adam without --fine_tune is not of the originals."""
+    is_original = config.weights.fine_tune or config.schedule.optimizer != "Adam"
+    return "l2" if is_original and not config.schedule.single_l2_loss_op else "half_squares"
+
+
+def _find_preset(config: ResNetConfig) -> Preset:
+    return PRESETS["fine_tune" if config.weights.fine_tune else config.schedule.optimizer or "SGD"]
+
+
+def _find_schedule(config: ResNetConfig) -> RateKind:
+    return config.schedule.lr_schedule or _find_preset(config).lr_schedule
+
+
+def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -> RateRecipe:
+    """The rate for a global batch on so many processes."""
+    schedule, kind = config.schedule, _find_schedule(config)
+    own_rates = {"LARS": LARS_RATE if workers == 1 else LARS_RATE_OF_SEVERAL, "Adam": ADAM_RATE}
+    optimizer = schedule.optimizer or preset.optimizer
+    base, warmup = schedule.base_learning_rate, preset.warmup_epochs
+    if kind == "cyclical":
+        peak = schedule.maximal_learning_rate
+    elif optimizer in own_rates:
+        peak = base or own_rates[optimizer]
+    elif kind == "polynomial":
+        # Not of 256 images, but of the run.
+        by_batch = lars_defaults(batch)
+        peak, warmup = base or by_batch.base_rate, by_batch.warmup_epochs
+    else:
+        peak = (base or 0.1) * batch / IMAGES_OF_BASE_RATE
+    return RateRecipe(
+        kind=kind,
+        peak=peak,
+        end=schedule.initial_learning_rate if kind == "cyclical" else schedule.end_learning_rate,
+        warmup_epochs=warmup if schedule.warmup_epochs is None else schedule.warmup_epochs,
+        epochs=config.run.train_epochs,
+        steps=config.run.train_steps,
+        half_cycle=schedule.step_size,
+        whole_epochs=True,
+    )
+
+
+def _find_free(rate: RateRecipe) -> frozenset[str]:
+    """Where the rate does not depend on the last step, a run may be prolonged."""
+    free = FREE_FLAGS | {"skip_eval", "log_steps", "steps_per_loop", "enable_checkpoint_and_export"}
+    return free if rate.kind in ("cosine", "polynomial") else free | {"train_epochs", "train_steps"}

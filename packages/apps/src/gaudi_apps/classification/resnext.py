@@ -1,0 +1,291 @@
+"""Flags of resnext_train that resnet_train does not have, and the recipe that they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from gaudi_apps.classification import flags
+from gaudi_apps.classification.flags import Switch, check_above, check_common, check_least, check_share
+from gaudi_apps.classification.recipe import (
+    FREE_FLAGS,
+    SHORT_RUN,
+    LearningRecipe,
+    RateKind,
+    RateRecipe,
+    Recipe,
+    data_recipe,
+    for_version,
+    model_recipe,
+    pruning_recipe,
+    run_settings,
+    use_recipe,
+)
+from gaudi_apps.cli.flags import DistributionFlags, ParityFlags
+from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.training.plan import CURRENT
+from gaudi_datasets.errors import FlagError
+from gaudi_models.architectures import CLASSIFIERS
+
+IMAGES_OF_BASE_RATE = 256
+COSINE_RATE, WARMED_UP_RATE, COLD_RATE = 0.256, 0.128, 0.1
+MOST_OF_WARMED_UP_RATE = 16  # processes; with more, the original found .1 the better rate
+WARMUP_EPOCHS = 8.0
+DROP_EPOCHS = (30, 60, 80, 90)
+WEIGHTS_FLAG = "pretrained_model_checkpoint_path"
+# The original's hooks. But for the profiler, what they did is always done.
+PROFILER_HOOK, HOOK_STEPS = "ProfilerHook", "7,10"
+HOOKS = ("LoggingTensorHook", PROFILER_HOOK, "ExamplesPerSecondHook", "LoggingMetricHook", "StepCounterHook")
+
+
+@dataclass(frozen=True)
+class RunFlags(flags.RunFlags):
+    """What to do, how long, and where its results go."""
+
+    model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnext_train"
+    """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
+    train_epochs: Annotated[float, arg(aliases=["-te"])] = 10.0
+    """Passes over the training images."""
+    max_train_steps: Annotated[int, arg(aliases=["-mts"])] = 0
+    """Steps in all, in place of --train_epochs; 0: as many as --train_epochs needs."""
+    eval_only: Switch = False
+    """The same as --mode eval."""
+
+
+@dataclass(frozen=True)
+class WeightFlags(flags.WeightFlags):
+    """The network, where its weights come from, what of them is trained, and their average."""
+
+    model_type: Literal["resnet", "resnext"] = "resnext"
+    """With groups of channels (resnext), or without."""
+    resnet_size: Annotated[Literal["18", "34", "50", "101", "152"], arg(aliases=["-rs"])] = "101"
+    """Layers; a resnext has 50, 101 or 152."""
+    pretrained_model_checkpoint_path: Annotated[str | None, arg(aliases=["-pmcp"])] = None
+    """Weights to begin with: torchvision .pth, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint of this
+    program; what fits is loaded, and the rest is named."""
+
+
+@dataclass(frozen=True)
+class ScheduleFlags:
+    """Optimizer, learning rate, weight decay and loss."""
+
+    base_learning_rate: float | None = None
+    """Rate of 256 images a step; by default .256 with a cosine, and without: .128, or .1 without warm-up and on more
+    than 16 processes."""
+    use_cosine_lr: bool = True
+    """Down to 0 at the end by half a cosine; else times .1, .01, .001 and .0001 after epochs 30, 60, 80 and 90."""
+    warmup_epochs: float | None = None
+    """Epochs of linear warm-up; by default 8, and 0 with --fine_tune."""
+    disable_warmup: Switch = False
+    """No warm-up."""
+    momentum: float = 0.875
+    """Share of the velocity that is kept; the rate is outside of the velocity, as in TensorFlow 1."""
+    weight_decay: float = 6.103515625e-05
+    """Times the sum of half squares of all weights but those of batch norm, in the gradient."""
+    label_smoothing: float = 0.1
+    """Share of the truth that goes to all classes alike."""
+    enable_lars: Switch = False
+    """LARS with a polynomial rate in place of SGD."""
+    epochs_for_lars: float = 38.0
+    """Epochs of training with LARS, in place of --train_epochs."""
+    start_learning_rate: float = 9.5
+    """Highest rate with LARS, of the run."""
+
+
+@dataclass(frozen=True)
+class EvaluationFlags(flags.EvaluationFlags):
+    """Scoring during and after training."""
+
+    max_eval_steps: Annotated[int, arg(aliases=["-mes"])] = 0
+    """Batches of all processes to evaluate, in place of --eval_samples; 0: all images."""
+    disable_eval: Switch = False
+    """Do not evaluate, neither during training nor after it."""
+
+
+@dataclass(frozen=True)
+class ReportFlags(flags.ReportFlags):
+    """Log and checkpoints."""
+
+    display_steps: Annotated[int, arg(aliases=["-dis"])] = 100
+    """Steps between two reports of loss and speed."""
+    save_summary_steps: int = 100
+    """Steps between two points in TensorBoard."""
+    disable_checkpoints: Switch = False
+    """A checkpoint only at the end."""
+    export_dir: Annotated[str | None, arg(aliases=["-ed"])] = None
+    """Export a SavedModel into this folder at the end of training."""
+    hooks: Annotated[str, arg(aliases=["-hk"])] = "LoggingTensorHook"
+    """Hooks of the original program, with commas between: with ProfilerHook, --profile_steps is 7,10 where it is not
+    given; what the others report is always reported."""
+
+
+@dataclass(frozen=True)
+class ResNeXtConfig:
+    """Everything a run of resnext_train depends on."""
+
+    run: RunFlags = field(default_factory=RunFlags)
+    data: flags.DataFlags = field(default_factory=flags.DataFlags)
+    weights: WeightFlags = field(default_factory=WeightFlags)
+    schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
+    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
+    pruning: flags.PruningFlags = field(default_factory=flags.PruningFlags)
+    use: flags.UseFlags = field(default_factory=flags.UseFlags)
+    device: flags.DeviceFlags = field(default_factory=flags.DeviceFlags)
+    distribution: DistributionFlags = field(default_factory=DistributionFlags)
+    report: ReportFlags = field(default_factory=ReportFlags)
+    parity: ParityFlags = field(default_factory=ParityFlags)
+
+
+def find_profile_steps(report: ReportFlags) -> str:
+    """Return the steps to trace: as --profile_steps says, else those of the original's ProfilerHook."""
+    is_asked = PROFILER_HOOK.lower() in _list_hooks(report)
+    return HOOK_STEPS if is_asked and report.profile_steps == ReportFlags.profile_steps else report.profile_steps
+
+
+def _list_hooks(report: ReportFlags) -> list[str]:
+    """Return the hooks by name, in small letters."""
+    return [name.strip().lower() for name in report.hooks.split(",")]
+
+
+def find_mode(config: ResNeXtConfig) -> str:
+    """What is done: by --mode, or by --eval_only."""
+    return "eval" if config.run.eval_only else config.run.mode
+
+
+def validate(config: ResNeXtConfig) -> None:
+    """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
+    run, schedule, weights, report = config.run, config.schedule, config.weights, config.report
+    mode = find_mode(config)
+    if run.eval_only and run.mode not in ("train", "eval"):
+        raise FlagError(f"--eval_only: contradicts --mode {run.mode}; leave one of them out")
+    check_above(0, {"train_epochs": run.train_epochs, "epochs_for_lars": schedule.epochs_for_lars})
+    # An infinite rate is a number that training itself stops at, naming the step.
+    for flag in ("base_learning_rate", "start_learning_rate"):
+        if (value := getattr(schedule, flag)) is not None and not value > 0:
+            raise FlagError(f"--{flag} {value:g}: must be above 0")
+    check_least(1, {"display_steps": report.display_steps, "save_summary_steps": report.save_summary_steps})
+    at_least_zero = {
+        "max_train_steps": run.max_train_steps,
+        "max_eval_steps": config.evaluation.max_eval_steps,
+        "warmup_epochs": schedule.warmup_epochs or 0.0,
+        "weight_decay": schedule.weight_decay,
+    }
+    check_least(0, at_least_zero)
+    for name in {*_list_hooks(report)} - {"", *map(str.lower, HOOKS)}:
+        raise FlagError(f"--hooks {name}: must be among {', '.join(HOOKS)}")
+    check_share({"momentum": schedule.momentum, "label_smoothing": schedule.label_smoothing}, below_one=True)
+    if f"{weights.model_type}{weights.resnet_size}" not in CLASSIFIERS:
+        raise FlagError(f"--resnet_size {weights.resnet_size}: a resnext has 50, 101 or 152")
+    if weights.fine_tune and mode == "train" and not weights.pretrained_model_checkpoint_path:
+        raise FlagError("--fine_tune: needs --pretrained_model_checkpoint_path, whose features the head is trained on")
+    if report.export_dir is not None and config.data.use_synthetic_data:
+        raise FlagError("--export_dir: an export is checked on pictures, so give --data_dir")
+    skips = "disable_eval" if config.evaluation.disable_eval else None
+    check_common(config, steps=run.max_train_steps, mode=mode, skips_evaluation=skips, weights_flag=WEIGHTS_FLAG)
+
+
+def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None, version: int = CURRENT) -> Recipe:
+    """The recipe of a validated configuration, for one of the processes that train together.
+
+    Args:
+        config: validated.
+        distribution: this process; None: it is alone.
+        version: see `gaudi_apps.training.plan`.
+    """
+    distribution = distribution or Distribution()
+    run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
+    evaluation = config.evaluation
+    data = data_recipe(config, distribution, least_area=0.08, eval_steps=evaluation.max_eval_steps)
+    warmup_epochs = _find_warmup(config, version)
+    base_rate = _find_base_rate(config, warmup_epochs, distribution.place.size, version)
+    peak = base_rate * data.global_batch / IMAGES_OF_BASE_RATE
+    rate = for_version(_make_rate(config, peak, warmup_epochs, version), version)
+    return Recipe(
+        run=run_settings(
+            config,
+            distribution,
+            log_every=report.display_steps,
+            summary_every=report.save_summary_steps,
+            profile_steps=find_profile_steps(report),
+            weights=weights.pretrained_model_checkpoint_path,
+            evaluates=not evaluation.disable_eval,
+            steps=run.max_train_steps,
+        ),
+        data=data,
+        model=model_recipe(config, f"{weights.model_type}{weights.resnet_size}", WEIGHTS_FLAG),
+        rate=rate,
+        learning=LearningRecipe(
+            optimizer="LARS" if schedule.enable_lars else "SGD",
+            momentum=schedule.momentum,
+            weight_decay=schedule.weight_decay,
+            lars_epsilon=0.0,
+            single_l2=False,
+            label_smoothing=schedule.label_smoothing,
+            dropout=weights.dropout or 0.0,
+            mixup_alpha=weights.mixup_alpha,
+            ema_decay=weights.ema_decay,
+            pruning=pruning_recipe(config),
+            momentum_form="tensorflow1",
+            decay_form="half_squares",
+        ),
+        use=use_recipe(config, export_at_end=report.export_dir),
+        checkpoint_steps=None if report.disable_checkpoints else report.save_checkpoint_steps,
+        eval_epochs=0.0 if evaluation.disable_eval else evaluation.epochs_between_evals,
+        short_run={
+            **SHORT_RUN,
+            "disable_eval": True,
+            "eval_only": False,
+            "display_steps": 1,
+            "disable_checkpoints": False,
+            "export_dir": None,
+            "hooks": ReportFlags.hooks,
+        },
+        steps_flag="max_train_steps",
+        free_flags=_find_free(rate),
+        resolved_flags={"base_learning_rate": base_rate, "warmup_epochs": warmup_epochs},
+    )
+
+
+def _find_warmup(config: ResNeXtConfig, version: int) -> float:
+    """Find --warmup_epochs: where a head is trained on features that are there, the original has no warm-up."""
+    given = config.schedule.warmup_epochs
+    if given is not None:
+        return given
+    return 0.0 if config.weights.fine_tune and version > 1 else WARMUP_EPOCHS
+
+
+def _find_base_rate(config: ResNeXtConfig, warmup_epochs: float, workers: int, version: int) -> float:
+    """Find --base_learning_rate, by the rules of the original."""
+    schedule = config.schedule
+    if schedule.base_learning_rate is not None:
+        return schedule.base_learning_rate
+    if schedule.use_cosine_lr or version == 1:
+        return COSINE_RATE
+    is_warmed_up = warmup_epochs > 0 and not schedule.disable_warmup
+    return WARMED_UP_RATE if is_warmed_up and workers <= MOST_OF_WARMED_UP_RATE else COLD_RATE
+
+
+def _make_rate(config: ResNeXtConfig, peak: float, warmup_epochs: float, version: int) -> RateRecipe:
+    """Make the rate with a peak, which LARS has of its own."""
+    schedule = config.schedule
+    after: RateKind = "cosine" if schedule.use_cosine_lr else "piecewise"
+    return RateRecipe(
+        kind="polynomial" if schedule.enable_lars else after,
+        peak=schedule.start_learning_rate if schedule.enable_lars else peak,
+        end=1e-4,
+        warmup_epochs=0.0 if schedule.disable_warmup else warmup_epochs,
+        epochs=schedule.epochs_for_lars if schedule.enable_lars else config.run.train_epochs,
+        steps=config.run.max_train_steps,
+        half_cycle=0,
+        whole_epochs=False,
+        drop_epochs=DROP_EPOCHS if version > 1 else DROP_EPOCHS[:3],
+    )
+
+
+def _find_free(rate: RateRecipe) -> frozenset[str]:
+    """Where the rate does not depend on the last step, a run may be prolonged."""
+    free = FREE_FLAGS | {"max_eval_steps", "disable_eval", "display_steps", "save_summary_steps", "eval_only"}
+    free |= {"disable_checkpoints", "export_dir", "hooks"}
+    return free if rate.kind in ("cosine", "polynomial") else free | {"train_epochs", "max_train_steps"}

@@ -1,0 +1,1 @@
+"""The command line of the programs: flags, configuration files, plans, the demonstration."""

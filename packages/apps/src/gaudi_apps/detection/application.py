@@ -1,0 +1,208 @@
+"""ssd_train as the machinery of all programs sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gaudi_apps.cli.flags import PARITY_FLAGS
+from gaudi_apps.detection.config import SIDE_FLAGS, SSDConfig, find_checkpoint
+from gaudi_apps.detection.data import categories_of, input_options, open_source, open_training_data
+from gaudi_apps.detection.plan import make_plan
+from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.profiler import parse_step_range
+from gaudi_apps.runtime.settings import RunSettings, make_device_settings
+from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
+from gaudi_apps.training.plan import Plan
+from gaudi_distributed import Communicator
+
+if TYPE_CHECKING:
+    from gaudi_apps.detection.evaluator import DetectionScorer
+    from gaudi_apps.training.run_dir import RunFolder
+    from gaudi_models.weights import WeightsFile
+
+# Flags that may change between two starts of a run, because the weights don't depend on them.
+FREE_FLAGS = frozenset(
+    {
+        "cache",
+        "check_static_shapes",
+        "checkpoint",
+        "clean",
+        "config",
+        "cross_entropy",
+        "data_dir",
+        "debug",
+        "device",
+        "eval_epochs",
+        "eval_samples",
+        "export_format",
+        "inference",
+        "json",
+        "keep_ckpt_max",
+        "kills",
+        "log_step_count_steps",
+        "max_cpus",
+        "mode",
+        "model_dir",
+        "no_evaluate",
+        "no_hpu",
+        "num_parallel_calls",
+        "output_dir",
+        "patience",
+        "profile",
+        "recipe_cache",
+        "save_checkpoints_epochs",
+        "save_checkpoints_minutes",
+        "save_checkpoints_steps",
+        "save_summary_steps",
+        "score_threshold",
+        "strict",
+        "target_ap",
+        "threadpool_size",
+        "threads",
+        "train_annotations",
+        "train_images",
+        "val_annotations",
+        "val_images",
+        "vis_dataloader",
+        *PARITY_FLAGS,
+    }
+)
+
+
+class SSDApplication(Application):
+    """Trains and uses SSD-ResNet34.
+
+    Args:
+        config: validated.
+        distribution: this process among those that train together.
+    """
+
+    program = ("-m", "gaudi_apps.ssd_train")
+    files: ClassVar = ("evaluation.json", "detections.json")
+    folders: ClassVar = ("pictures",)
+    side_flags = SIDE_FLAGS
+
+    def __init__(self, config: SSDConfig, distribution: Distribution | None = None) -> None:
+        self.config = config
+        self.settings = make_settings(config, distribution or Distribution())
+
+    @property
+    def free_flags(self) -> frozenset[str]:
+        """With steps of the rate, a run may be prolonged; the rate of a cosine depends on the last step."""
+        return FREE_FLAGS if self.config.schedule.lr_schedule == "cosine" else FREE_FLAGS | {"steps", "epochs"}
+
+    def shorten(self, steps: int) -> Mapping[str, Any]:
+        """Flags of a short run to verify resuming."""
+        nothing_besides = {"eval_epochs": 0.0, "target_ap": 0.0, "patience": 0, "vis_dataloader": False}
+        each_step = {"save_checkpoints_steps": 1, "keep_ckpt_max": 2, "log_step_count_steps": 1}
+        return {**nothing_besides, **each_step, "steps": steps, "no_evaluate": True, "profile": "0,0"}
+
+    def open_training_data(self) -> TrainingData:
+        """Records, files, static batches or random images."""
+        return open_training_data(self.config, self.settings)
+
+    def make_plan(self, num_images: int) -> Plan:
+        """Plan by the flags; --num_examples_per_epoch replaces the number of images."""
+        workers = self.settings.distribution.place.size
+        images = self.config.data.num_examples_per_epoch or num_images
+        return make_plan(self.config, images, workers, self.recipe_version)
+
+    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
+        """The classes, and the padding of the weights."""
+        return {**data.facts, "pool_padding": "same" if weights is None else weights.pool_padding}
+
+    def build_task(
+        self,
+        facts: Facts,
+        keras_policy: str,
+        *,
+        averages: bool,
+        communicator: Communicator,
+        reduce_statistics: ReduceStatistics | None,
+    ) -> TrainableTask:
+        """A detector of these classes."""
+        from gaudi_apps.detection.task import SSDTask
+
+        return SSDTask(
+            len(categories_of(facts)) + 1,
+            keras_policy=keras_policy,
+            weight_decay=self.config.schedule.weight_decay,
+            communicator=communicator,
+            pool_padding=facts.get("pool_padding", "same"),
+            reduce_statistics=reduce_statistics,
+            cross_entropy=self.config.device.cross_entropy,
+            ema_decay=self.config.weights.ema_decay if averages else 0.0,
+        )
+
+    def open_scorer(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> DetectionScorer:
+        """COCO figures on the validation images."""
+        from gaudi_apps.detection.evaluator import DetectionScorer
+
+        source = open_source(self.config, "val")
+        options = input_options(self.config, self.settings)
+        limit = self.config.data.eval_samples or None
+        return DetectionScorer(source, options, folder, categories_of(facts), communicator, num_images=limit)
+
+    def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
+        """Training images with the boxes that their targets stand for."""
+        from gaudi_apps.detection.data import draw_training_input
+
+        return draw_training_input(data.batches(0), categories_of(data.facts), folder)
+
+    def predict(self, restore: Callable[[], Restored]) -> None:
+        """Detect on the user's pictures and videos."""
+        from gaudi_apps.detection.data import PREPARATION
+        from gaudi_apps.detection.detector import Detector
+        from gaudi_apps.detection.predict import predict_by_flags
+
+        batch_size, folder = self.config.data.batch_size, self.settings.model_dir
+        predict_by_flags(self.config.use, restore, Detector, folder, batch_size=batch_size, prepare=PREPARATION)
+
+    def export(self, restore: Callable[[], Restored]) -> None:
+        """Export the detector, checked on pictures of the user's or of the validation images."""
+        from gaudi_apps.detection.export import run_export
+        from gaudi_apps.inference.exporter import choose_pictures
+
+        use = self.config.use
+        has_images = self.config.data.data_dir or self.config.data.val_annotations
+        pictures = choose_pictures(use.inference, open_source(self.config, "val") if has_images else None)
+        restored = restore()
+        reports = run_export(
+            restored.task.model,
+            categories_of(restored.facts),
+            pictures,
+            Path(use.output_dir or self.settings.model_dir / "export"),
+            use.export_format,
+            step=restored.step,
+            pool_padding=restored.facts.get("pool_padding", "same"),
+        )
+        for report in reports:
+            print(report.describe())
+
+
+def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
+    """What the machinery has to know of the flags."""
+    run, device, report, evaluation = config.run, config.device, config.report, config.evaluation
+    has_truth = not (config.data.use_fake_data or config.data.static)
+    return RunSettings(
+        device=make_device_settings(config, distribution, intra_threads=device.threads, inter_threads=device.threads),
+        model_dir=Path(run.model_dir),
+        clean=run.clean,
+        checkpoint=find_checkpoint(run),
+        keep_checkpoints=report.keep_ckpt_max,
+        checkpoint_minutes=report.save_checkpoints_minutes,
+        log_every=report.log_step_count_steps,
+        summary_every=report.save_summary_steps,
+        traced=parse_step_range(report.profile),
+        draws_input=report.vis_dataloader,
+        weights=config.weights.resnet_checkpoint,
+        target=evaluation.target_ap,
+        patience=evaluation.patience,
+        scores=has_truth and (evaluation.eval_epochs > 0 or not evaluation.no_evaluate),
+        reports=not evaluation.no_evaluate,
+        steps=run.steps,
+        kills=run.kills,
+        distribution=distribution,
+    )

@@ -1,0 +1,231 @@
+"""Training and validation data of ssd_train: records, files, static batches or random images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from gaudi_apps.detection.config import SSDConfig
+from gaudi_apps.detection.plan import COCO_TRAIN_IMAGES
+from gaudi_apps.inference.media import Preparation, keep_if_it_fits
+from gaudi_apps.inference.visualizer import Picture, draw_detections, write_picture
+from gaudi_apps.runtime.process_group import share_batch
+from gaudi_apps.runtime.settings import RunSettings
+from gaudi_apps.training.application import Batches, Facts, TrainingData
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
+from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.sampling import InputOptions
+from gaudi_ops import SSD300, DefaultBoxSpec, decode_boxes
+
+if TYPE_CHECKING:
+    from gaudi_datasets.detection.sources import DetectionSource
+
+
+Split = Literal["train", "val"]
+
+# What imports TensorFlow is imported inside the functions: it must have been started by then.
+
+
+def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
+    """Open what the configuration names, for this process.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it is damaged.
+    """
+    options = input_options(config, run)
+    if config.data.use_fake_data:
+        return _open_fake(options)
+    if config.data.static:
+        return _open_static(config, options)
+    return _open_images(config, options, run.distribution.place.local_size)
+
+
+def open_source(config: SSDConfig, split: Split) -> DetectionSource:
+    """The images of a split: records in --data_dir, or the files that annotations name, in the same order.
+
+    Raises:
+        MissingInputError: the flags name none, or they are not there.
+        DataError: they are damaged.
+    """
+    from gaudi_datasets.detection.coco import read_coco
+    from gaudi_datasets.detection.sources import CocoSource, RecordSource
+
+    data = config.data
+    if data.data_dir is not None:
+        return RecordSource(data.data_dir, split)
+    annotations, images = find_files(config, split)
+    if annotations is None or images is None:
+        raise MissingInputError(
+            f"--data_dir, --{split}_annotations: not given; one of them must name the {split} images"
+        )
+    return CocoSource(read_coco(annotations), images, keep_empty=split == "val")
+
+
+def find_files(config: SSDConfig, split: Split) -> tuple[str | None, str | None]:
+    """Annotation file and folder of images of a split that is read without records."""
+    data = config.data
+    if split == "train":
+        return data.train_annotations, data.train_images
+    return data.val_annotations, data.val_images
+
+
+def input_options(config: SSDConfig, run: RunSettings) -> InputOptions:
+    """How the pipelines batch, in this process."""
+    data, device, place = config.data, run.device, run.distribution.place
+    return InputOptions(
+        batch_size=share_batch(config.distribution, data.batch_size, place.size) // place.size,
+        seed=device.seed,
+        rank=place.rank,
+        size=place.size,
+        parallel_calls=data.num_parallel_calls,
+        threads=data.threadpool_size or device.usable_cpus,
+        flip_probability=data.flip_probability,
+        dtype="bfloat16" if device.dtype == "bf16" else "float32",
+    )
+
+
+def categories_of(facts: Facts) -> tuple[Category, ...]:
+    """The classes that a checkpoint, or training data, notes.
+
+    Raises:
+        DataError: it does not name them.
+    """
+    try:
+        return tuple(Category(**category) for category in facts["categories"])
+    except (KeyError, TypeError) as error:
+        raise DataError(f"checkpoint: does not name its classes ({error!r}); use another") from None
+
+
+def note_categories(categories: Sequence[Category]) -> Facts:
+    """Classes as checkpoints note them; `categories_of` reads them."""
+    return {"categories": [asdict(category) for category in categories]}
+
+
+def _open_images(config: SSDConfig, options: InputOptions, processes: int) -> TrainingData:
+    from gaudi_datasets.detection.pipeline import train_dataset
+    from gaudi_datasets.tf_input import read_batches
+
+    source = open_source(config, "train")
+    if config.data.cache == "auto":
+        options = keep_if_it_fits(source, options, processes)
+
+    def batches(first_step: int) -> Batches:
+        return read_batches(train_dataset(source, options, first_step=first_step), source)
+
+    return TrainingData(note_categories(source.categories), len(source), source.fingerprint, batches)
+
+
+def _open_static(config: SSDConfig, options: InputOptions) -> TrainingData:
+    from gaudi_datasets.detection.static_batches import open_static_batches, static_dataset
+    from gaudi_datasets.tf_input import read_batches
+
+    static = open_static_batches(Path(config.data.data_dir or ""), options)
+
+    def batches(first_step: int) -> Batches:
+        return read_batches(static_dataset(static, options, first_step=first_step))
+
+    return TrainingData(note_categories(static.categories), static.num_images, static.fingerprint, batches)
+
+
+def _open_fake(options: InputOptions) -> TrainingData:
+    from gaudi_datasets.detection.pipeline import fake_dataset
+
+    def batches(first_step: int) -> Batches:
+        return iter(fake_dataset(options, num_classes=len(COCO_CATEGORIES) + 1))
+
+    return TrainingData(note_categories(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", batches)
+
+
+PREPARATION = Preparation(prepare_image, prepare_pixels, (tf.errors.InvalidArgumentError,))
+
+
+NUM_PICTURES = 16
+SAME_BOX = 1e-3  # of the picture: boxes decoded from the offsets of one object differ by rounding only
+
+
+def draw_training_input(
+    batches: Iterable[Mapping[str, Any]],
+    categories: Sequence[Category],
+    output_dir: Path,
+    *,
+    num_pictures: int = NUM_PICTURES,
+    spec: DefaultBoxSpec = SSD300,
+) -> list[Path]:
+    """Draw the first images of training batches, each with the objects that its targets were encoded from.
+
+    The boxes are decoded back from classes and offsets, so a picture shows what is learnt: an object that the crop or
+    the matching lost has no box in it.
+
+    Args:
+        batches: of `gaudi_datasets.detection.pipeline.train_dataset`; no more of them are taken than needed.
+        categories: the classes, label 1 first.
+        output_dir: made when it is not there; pictures of an earlier call in it are removed.
+        num_pictures: how many images.
+        spec: default boxes that the targets are for.
+
+    Returns:
+        the PNG files, by their place in the order of training and the id of the image.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for earlier in output_dir.iterdir():
+        if re.fullmatch(r"\d{4}-image-\d+\.png", earlier.name):
+            earlier.unlink()
+    names = [category.name for category in categories]
+    numbers = range(1, num_pictures + 1)  # first in zip, so that no image is taken after the last number
+    paths = []
+    for number, (image, classes, offsets, image_id) in zip(numbers, _list_images(batches), strict=False):
+        boxes, labels = find_objects(classes, offsets, spec)
+        path = output_dir / f"{number:04d}-image-{image_id}.png"
+        write_picture(path, draw_detections(to_picture(image), boxes, labels, None, names))
+        paths.append(path)
+    return paths
+
+
+def to_picture(image: npt.ArrayLike) -> Picture:
+    """Undo the normalisation: float [height, width, 3] as the network takes it to uint8 RGB."""
+    values = np.asarray(image, np.float32) * STDDEV_RGB + MEAN_RGB
+    return np.asarray(np.rint(np.clip(values, 0, 1) * 255), np.uint8)
+
+
+def find_objects(
+    classes: npt.NDArray[np.int32], offsets: npt.NDArray[np.float32], spec: DefaultBoxSpec = SSD300
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    """The objects that the targets of an image stand for; several default boxes stand for one.
+
+    Args:
+        classes: int32 [spec.num_boxes], 0 for background.
+        offsets: float32 [spec.num_boxes, 4].
+        spec: the default boxes.
+
+    Returns:
+        boxes float32 [n, 4], y0, x0, y1, x1 in 0..1, and labels int32 [n], in the order of their first default box.
+    """
+    matched = classes > 0
+    boxes, labels = decode_boxes(offsets, spec)[matched], classes[matched]
+    chosen: list[int] = []
+    left = np.arange(len(labels))
+    while left.size:
+        first = int(left[0])
+        chosen.append(first)
+        same = (labels[left] == labels[first]) & (np.abs(boxes[left] - boxes[first]).max(axis=1) <= SAME_BOX)
+        left = left[~same]
+    return boxes[chosen], labels[chosen]
+
+
+def _list_images(batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Any, Any, Any, int]]:
+    """Image, classes, offsets and image id of every image, as arrays."""
+    for batch in batches:
+        columns = (np.asarray(batch[name]) for name in ("images", "classes", "offsets", "image_ids"))
+        for image, classes, offsets, image_id in zip(*columns, strict=True):
+            yield image, classes, offsets, int(image_id)

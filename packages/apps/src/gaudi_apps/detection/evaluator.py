@@ -1,0 +1,311 @@
+"""Evaluate a detector on every image of a data set, and write the report in the folder of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_apps.inference.scores import Score, print_scores, write_evaluation, write_json
+from gaudi_apps.inference.scoring import Scorer, find_order, pack_arrays, unpack_arrays
+from gaudi_apps.inference.visualizer import compare_pictures, decode_picture, draw_detections, write_picture
+from gaudi_apps.training.run_dir import RunFolder
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.scoring import CocoScores, score_detections
+from gaudi_datasets.detection.sources import DetectionSource, ground_truth
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, deal_positions
+from gaudi_distributed import Communicator
+
+Detection = dict[str, Any]
+# Batches of so many images of a source, from the first, as `gaudi_datasets.detection.batches.eval_batches` has them.
+ReadBatches: TypeAlias = Callable[[DetectionSource, InputOptions, int], Iterable[Mapping[str, Any]]]
+
+
+class Detects(Protocol):
+    """A detector, whatever computes it."""
+
+    def detect(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1), labels [batch, n], 0 where there is none, and scores."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a detector finds in some images of a data set.
+
+    Attributes:
+        positions: int64 [images], of the images in the data set, rising.
+        image_ids: int64 [images].
+        detections: of all these images, by image, as records of a COCO results file.
+    """
+
+    positions: npt.NDArray[np.int64]
+    image_ids: npt.NDArray[np.int64]
+    detections: list[Detection]
+
+
+def read_tensors(source: DetectionSource, options: InputOptions, num_images: int) -> Iterable[Mapping[str, Any]]:
+    """Batches of TensorFlow's pipeline."""
+    from gaudi_datasets.detection.pipeline import eval_dataset
+    from gaudi_datasets.tf_input import read_batches
+
+    return read_batches(eval_dataset(source, options, num_images=num_images), source)
+
+
+def detect(
+    detector: Detects,
+    source: DetectionSource,
+    options: InputOptions,
+    *,
+    num_images: int | None = None,
+    report: Callable[[], None] = lambda: None,
+    read: ReadBatches = read_tensors,
+) -> Found:
+    """Detect on every image of a data set that is dealt to this rank.
+
+    Args:
+        detector: the trained network.
+        source: images and truth.
+        options: batch size, threads, rank and number of ranks; figures do not depend on them.
+        num_images: only so many images, from the first.
+        report: called before each batch is used.
+        read: gives the batches.
+    """
+    total = len(source) if num_images is None else min(num_images, len(source))
+    category_ids = np.array([0] + [category.id for category in source.categories])
+    detections: list[Detection] = []
+    seen: list[int] = []
+    for batch in read(source, options, total):
+        report()
+        arrays = {name: np.asarray(batch[name]) for name in ("image_ids", "sizes")}
+        for image_id, found in _detect_batch(detector, batch["images"], arrays, category_ids):
+            seen.append(image_id)
+            detections += found
+    positions = deal_positions(total, options)
+    return Found(positions[positions < total], np.array(seen, np.int64), detections)
+
+
+def join_found(parts: Sequence[Found]) -> Found:
+    """What the ranks found, put together in the order of the data set.
+
+    Raises:
+        DataError: an image is missing, or was used twice.
+    """
+    order = find_order([part.positions for part in parts])
+    image_ids = np.concatenate([part.image_ids for part in parts])[order]
+    place = {image_id: number for number, image_id in enumerate(image_ids.tolist())}
+    # Stable, so those of an image stay as they are, the best first.
+    detections = sorted((one for part in parts for one in part.detections), key=lambda one: place[one["image_id"]])
+    return Found(np.arange(len(order)), image_ids, detections)
+
+
+def score(source: DetectionSource, found: Found) -> CocoScores:
+    """The COCO figures of what was found."""
+    return score_detections(ground_truth(source), found.detections, image_ids=found.image_ids.tolist())
+
+
+def pack_found(found: Found) -> bytes:
+    """A part as bytes."""
+    columns = {
+        "image_id": np.array([one["image_id"] for one in found.detections], np.int64),
+        "category_id": np.array([one["category_id"] for one in found.detections], np.int64),
+        "bbox": np.array([one["bbox"] for one in found.detections], np.float64).reshape(-1, 4),
+        "score": np.array([one["score"] for one in found.detections], np.float64),
+    }
+    return pack_arrays({"positions": found.positions, "image_ids": found.image_ids, **columns})
+
+
+def unpack_found(content: bytes) -> Found:
+    """The part that `pack_found` made the bytes of."""
+    arrays = unpack_arrays(content)
+    names = ("image_id", "category_id", "bbox", "score")
+    rows = zip(*(arrays[name].tolist() for name in names), strict=True)
+    return Found(arrays["positions"], arrays["image_ids"], [dict(zip(names, row, strict=True)) for row in rows])
+
+
+def _detect_batch(
+    detector: Detects,
+    images: Any,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    category_ids: npt.NDArray[np.int64],
+) -> Iterator[tuple[int, list[Detection]]]:
+    """Image id and detections of every image of a batch that is not padding."""
+    rows = zip(arrays["image_ids"].tolist(), arrays["sizes"], *detector.detect(images), strict=True)
+    for image_id, size, boxes, labels, scores in rows:
+        if image_id != PADDING_ID:
+            found = labels > 0
+            yield (
+                image_id,
+                to_records(image_id, size, boxes[found], category_ids[labels[found]], scores[found]),
+            )
+
+
+def to_records(
+    image_id: int,
+    size: npt.NDArray[np.int32],
+    boxes_yxyx: npt.NDArray[np.float32],
+    category_ids: npt.NDArray[np.int64],
+    scores: npt.NDArray[np.float32],
+) -> list[Detection]:
+    """Detections of one image as COCO results: bbox is left, top, width, height in pixels.
+
+    Args:
+        image_id: of the image.
+        size: [2], its height and width in pixels.
+        boxes_yxyx: [n, 4], in 0..1.
+        category_ids: [n].
+        scores: [n].
+    """
+    y0, x0, y1, x1 = (boxes_yxyx.astype(np.float64) * np.tile(size, 2)).T
+    bboxes = np.stack([x0, y0, x1 - x0, y1 - y0], axis=1)
+    return [
+        {"image_id": image_id, "category_id": int(category), "bbox": bbox.tolist(), "score": float(score)}
+        for bbox, category, score in zip(bboxes, category_ids, scores, strict=True)
+    ]
+
+
+EVALUATION, DETECTIONS = "evaluation.json", "detections.json"
+
+Scored = tuple[CocoScores, list[Detection]]
+
+
+class DetectionScorer(Scorer[Found, Scored]):
+    """Scores detectors of given classes by COCO's rules.
+
+    Args:
+        source: the images and their truth.
+        options: how to batch.
+        folder: of the run, which gets figures and pictures.
+        categories: of the detectors.
+        communicator: of the processes that score together.
+        num_images: only so many, from the first.
+        make_detector: of the network of a task; None: one of TensorFlow's.
+        read: gives the batches.
+
+    Raises:
+        DataError: the source has other classes.
+    """
+
+    def __init__(
+        self,
+        source: DetectionSource,
+        options: InputOptions,
+        folder: RunFolder,
+        categories: tuple[Category, ...],
+        communicator: Communicator,
+        *,
+        num_images: int | None,
+        make_detector: Callable[[Any], Detects] | None = None,
+        read: ReadBatches = read_tensors,
+    ) -> None:
+        super().__init__(communicator, {"validation data": source.fingerprint, "images": num_images})
+        self._source, self._options, self._folder, self._num_images = source, options, folder, num_images
+        self._make_detector, self._read = make_detector or _make_detector, read
+        self._detector: tuple[Any, Detects] | None = None
+        if source.categories != categories:
+            raise DataError(f"{source.name}: has other classes than the model or the training data; convert both alike")
+
+    def evaluate(self, task: Any) -> Found:
+        """Detect on the images of this process."""
+        # The same at every evaluation of a training: a new one would be traced and compiled anew.
+        if self._detector is None or self._detector[0] is not task:
+            self._detector = (task, self._make_detector(task.model))
+        return detect(
+            self._detector[1],
+            self._source,
+            self._options,
+            num_images=self._num_images,
+            report=self.report_batch,
+            read=self._read,
+        )
+
+    def pack(self, part: Found) -> bytes:
+        """A part as bytes."""
+        return pack_found(part)
+
+    def unpack(self, content: bytes) -> Found:
+        """The part of the bytes."""
+        return unpack_found(content)
+
+    def join(self, parts: Sequence[Found]) -> Scored:
+        """Score what all processes found."""
+        found = join_found(parts)
+        return score(self._source, found), found.detections
+
+    def summarize(self, result: Scored) -> Score:
+        """AP, and what else there is a figure of."""
+        scores = result[0]
+        figures = {name: value for name, value in scores.figures.items() if value is not None}
+        ap = figures.get("AP", 0.0)
+        return Score(ap, figures, f"AP {ap:.4f}, AP50 {figures.get('AP50', 0.0):.4f}, {scores.images} images")
+
+    def write(self, result: Scored, step: int) -> None:
+        """Print the figures, and leave them, the detections and pictures in the folder of the run."""
+        scores, detections = result
+        model_dir = self._folder.folder
+        write_json(model_dir / DETECTIONS, detections)
+        write_evaluation(model_dir / EVALUATION, scores, step=step)
+        pictures = draw_comparisons(model_dir, self._source, detections, num_images=scores.images)
+        self._folder.own(*pictures)
+        print_scores(scores)
+        paths = f"{pictures[0].parent} ({len(pictures)}), {model_dir / 'curves.png'}"
+        print(f"figures: {model_dir / EVALUATION}\npictures: {paths}")
+
+
+def _make_detector(model: Any) -> Detects:
+    from gaudi_apps.detection.detector import Detector
+
+    return Detector(model)
+
+
+PICTURES = "pictures"
+NUM_PICTURES = 8
+DRAWN_PER_IMAGE = 10
+DRAWN_SCORE = 0.3
+
+
+def draw_comparisons(
+    model_dir: Path, source: DetectionSource, detections: Sequence[Detection], *, num_images: int
+) -> list[Path]:
+    """Draw the truth and the predictions of a few pictures side by side, evenly over those that were evaluated.
+
+    Args:
+        model_dir: folder of the run.
+        source: the pictures and their truth.
+        detections: of all evaluated pictures, as COCO results.
+        num_images: how many were evaluated, from the first.
+
+    Returns:
+        the PNG files, in the folder ``pictures``.
+    """
+    folder = model_dir / PICTURES
+    folder.mkdir(parents=True, exist_ok=True)
+    by_image: dict[int, list[Detection]] = {}
+    for detection in detections:
+        by_image.setdefault(detection["image_id"], []).append(detection)
+    names = [category.name for category in source.categories]
+    label_of = {category.id: label for label, category in enumerate(source.categories, 1)}
+    paths = []
+    for index in np.unique(np.linspace(0, num_images - 1, NUM_PICTURES).astype(int)).tolist():
+        example = source.read(index)
+        picture = decode_picture(example.encoded)
+        found = [d for d in by_image.get(example.image_id, []) if d["score"] >= DRAWN_SCORE]
+        boxes = _fractions([d["bbox"] for d in found], example.height, example.width)
+        labels = np.array([label_of[d["category_id"]] for d in found], np.int32)
+        scores = np.array([d["score"] for d in found], np.float32)
+        truth = draw_detections(picture, example.boxes_yxyx, example.labels, None, names)
+        predicted = draw_detections(picture, boxes, labels, scores, names)
+        path = folder / f"{example.image_id}.png"
+        write_picture(path, compare_pictures(truth, predicted, left_title="truth", right_title="predicted"))
+        paths.append(path)
+    return paths
+
+
+def _fractions(boxes_xywh: Sequence[Sequence[float]], height: int, width: int) -> npt.NDArray[np.float64]:
+    """Boxes [n, 4] in pixels as y0, x0, y1, x1 in 0..1."""
+    x, y, w, h = np.reshape(np.array(boxes_xywh, np.float64), (-1, 4)).T
+    return np.stack([y / height, x / width, (y + h) / height, (x + w) / width], axis=1)

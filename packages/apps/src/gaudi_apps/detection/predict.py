@@ -1,0 +1,170 @@
+"""Detections on pictures and videos of the user's: listed, drawn, and as one COCO results file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_apps.detection.config import PictureFlags
+from gaudi_apps.detection.data import categories_of
+from gaudi_apps.detection.evaluator import DRAWN_PER_IMAGE, DRAWN_SCORE, Detection, Detects, to_records
+from gaudi_apps.inference.media import InputPicture, Preparation, find_files
+from gaudi_apps.inference.predictor import Results, predict_files
+from gaudi_apps.inference.scores import write_json
+from gaudi_apps.inference.visualizer import draw_detections
+from gaudi_apps.training.application import Restored
+from gaudi_datasets.detection.coco import Category
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """How to predict.
+
+    Attributes:
+        batch_size: pictures at once, at most.
+        score_threshold: least score of a detection that is drawn and listed; the results file has all above .05.
+        strict: end with the first file that cannot be used, instead of naming and skipping it.
+    """
+
+    batch_size: int = 16
+    score_threshold: float = DRAWN_SCORE
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class PredictReport:
+    """What a prediction did: files that were given and that could not be used, pictures and frames, detections."""
+
+    output_dir: Path
+    files: int
+    bad_files: int
+    pictures: int
+    detections: int
+
+    def describe(self) -> str:
+        """Where the results are and what could not be used, a line each."""
+        counts = f"{self.pictures} pictures and frames, {self.detections} detections"
+        lines = [f"{self.output_dir}: {counts}; detections.json, files.json and what was drawn"]
+        if self.bad_files:
+            lines.append(f"{self.bad_files} of {self.files} files could not be used; files.json says why")
+        return "\n".join(lines)
+
+
+def predict_by_flags(
+    flags: PictureFlags,
+    restore: Callable[[], Restored],
+    open_detector: Callable[[Any], Detects],
+    model_dir: Path,
+    *,
+    batch_size: int,
+    prepare: Preparation,
+) -> None:
+    """The mode predict: see `predict`.
+
+    Args:
+        flags: which pictures, and how.
+        restore: gives the network; called once the pictures are found.
+        open_detector: of a network.
+        model_dir: folder of the run.
+        batch_size: pictures at once, at most.
+        prepare: makes pictures what the detector takes.
+    """
+    files = find_files(flags.inference)
+    restored = restore()
+    output_dir = Path(flags.output_dir or model_dir / "predictions")
+    options = PredictOptions(batch_size, flags.score_threshold, flags.strict)
+    detector, categories = open_detector(restored.task.model), categories_of(restored.facts)
+    print(predict(detector, files, categories, output_dir, options, prepare=prepare).describe())
+
+
+def predict(
+    detector: Detects,
+    files: Sequence[Path],
+    categories: Sequence[Category],
+    output_dir: Path,
+    options: PredictOptions,
+    *,
+    prepare: Preparation,
+    write_line: Callable[[str], None] = print,
+) -> PredictReport:
+    """Detect on every picture and every frame of the files.
+
+    `output_dir` gets, all at the end or nothing: a PNG of each picture and a video of each video with at most 10 boxes
+    drawn; ``detections.json``, a COCO results list; and ``files.json``, a COCO document without annotations whose
+    ``images`` say which file (and frame) each image id is, and which picture was drawn of it, and whose ``bad_files``
+    say what was skipped. Files of the same names from an earlier run are replaced.
+
+    Args:
+        detector: the trained network.
+        files: from `gaudi_apps.inference.media.find_files`.
+        categories: the classes, label 1 first.
+        output_dir: made when it is not there.
+        options: see `PredictOptions`.
+        prepare: makes pictures what the detector takes.
+        write_line: gets a line for each detection that is drawn: file, score, class, and left, top, right, bottom in
+            pixels.
+
+    Raises:
+        DataError: no file can be used, or one cannot and the options are strict.
+        OSError: the results cannot be written.
+    """
+    results, counts = predict_files(
+        detector.detect,
+        files,
+        prepare,
+        lambda folder: _Detections(folder, categories, options.score_threshold),
+        output_dir,
+        batch_size=options.batch_size,
+        strict=options.strict,
+        write_line=write_line,
+    )
+    return PredictReport(output_dir, counts.files, counts.bad_files, counts.pictures, len(results.detections))
+
+
+class _Detections(Results):
+    def __init__(self, folder: Path, categories: Sequence[Category], score_threshold: float) -> None:
+        super().__init__(folder)
+        self.detections: list[Detection] = []
+        self._categories = categories
+        self._names = [category.name for category in categories]
+        self._category_ids = np.array([0] + [category.id for category in categories])
+        self._score_threshold = score_threshold
+
+    def add(self, picture: InputPicture, *outputs: npt.NDArray[Any]) -> list[str]:
+        """Keep and draw the detections of a picture (rows of label 0 are none); the lines about those drawn."""
+        boxes_yxyx, labels, scores = outputs
+        size = np.array(picture.pixels.shape[:2], np.int32)
+        found = labels > 0
+        self.detections += to_records(
+            picture.image_id, size, boxes_yxyx[found], self._category_ids[labels[found]], scores[found]
+        )
+        shown = np.flatnonzero(found & (scores >= self._score_threshold))[:DRAWN_PER_IMAGE]
+        self.add_image(
+            picture, draw_detections(picture.pixels, boxes_yxyx[shown], labels[shown], scores[shown], self._names)
+        )
+        corners = boxes_yxyx[shown] * np.tile(size, 2)
+        return [
+            f"{picture.name}: {scores[row]:.3f} {self._names[labels[row] - 1]} {x0:.0f} {y0:.0f} {x1:.0f} {y1:.0f}"
+            for row, (y0, x0, y1, x1) in zip(shown, corners, strict=True)
+        ]
+
+    def count(self) -> str:
+        """How many detections."""
+        return f"{len(self.detections)} detections"
+
+    def write_tables(self) -> None:
+        """Write the two JSON files."""
+        write_json(self.folder / "detections.json", self.detections)
+        categories = [asdict(category) for category in self._categories]
+        document = {
+            "images": self.images,
+            "annotations": [],
+            "categories": categories,
+            "bad_files": self.list_bad_files(),
+        }
+        write_json(self.folder / "files.json", document)

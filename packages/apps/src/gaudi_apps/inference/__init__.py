@@ -1,0 +1,1 @@
+"""Use of a trained network: scores, predictions on images and videos, exports."""

@@ -1,0 +1,235 @@
+"""Read images and videos by file, folder or pattern, and keep encoded images in memory where they fit."""
+
+from __future__ import annotations
+
+import glob
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_apps.inference.visualizer import Picture, decode_picture
+from gaudi_datasets.caching import decide_cache
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.image_files import read_image
+from gaudi_datasets.program import describe_error
+from gaudi_datasets.sampling import InputOptions
+
+PICTURE_ENDINGS = (".jpeg", ".jpg", ".png")
+VIDEO_ENDINGS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a network takes of a picture, float32 [side, side, 3]: of its encoded bytes, and of its pixels.
+
+    Both are needed: decoded as in training, for the libraries' JPEG decoders differ in the last bit. What cannot be
+    decoded raises one of `errors`.
+    """
+
+    of_encoded: Callable[[bytes], Any]
+    of_pixels: Callable[[Picture], Any]
+    errors: tuple[type[Exception], ...] = ()
+
+
+@dataclass(frozen=True)
+class InputPicture:
+    """A picture, or a frame of a video, to predict on.
+
+    Attributes:
+        image_id: its number, from 1, among all pictures, frames and bad files of the run.
+        path: its file.
+        frame: the number of the frame in the video, from 0; None for a picture.
+        rate: frames a second of the video; 0 for a picture.
+        image: float32 [side, side, 3], what the network takes.
+        pixels: uint8 [height, width, 3], RGB, to draw on.
+    """
+
+    image_id: int
+    path: Path
+    frame: int | None
+    rate: float
+    image: npt.NDArray[np.float32]
+    pixels: Picture
+
+    @property
+    def name(self) -> str:
+        """The file, with the number of the frame after it in a video."""
+        return f"{self.path}" if self.frame is None else f"{self.path}#{self.frame}"
+
+
+@dataclass(frozen=True)
+class BadFile:
+    """A file that cannot be used, or only up to some frame, and why."""
+
+    image_id: int
+    path: Path
+    error: Exception
+
+    @property
+    def message(self) -> str:
+        """One line with file, fault and remedy."""
+        return describe_error(self.error)
+
+
+def find_files(inputs: Sequence[str]) -> list[Path]:
+    """The files that paths, folders and patterns name, each once, in the order of the inputs and by name within one.
+
+    A file is taken whatever its ending; of a folder and of a pattern (`*`, `?`, `[...]`, and `**` for all folders
+    below) what ends as a picture or a video.
+
+    Raises:
+        MissingInputError: a path is not there, or a folder or pattern gives no picture or video.
+    """
+    return list(dict.fromkeys(path for text in inputs for path in _expand(text)))
+
+
+def read_pictures(files: Sequence[Path], prepare: Preparation) -> Iterator[InputPicture | BadFile]:
+    """The pictures and the frames of the videos, and in its place each file that cannot be used."""
+    image_id = 0
+    for path in files:
+        try:
+            for frame, rate, image, pixels in _read(path, prepare):
+                image_id += 1
+                yield InputPicture(image_id, path, frame, rate, image, pixels)
+        except (DataError, OSError) as error:
+            image_id += 1
+            yield BadFile(image_id, path, error)
+
+
+def _expand(text: str) -> list[Path]:
+    path = Path(text).expanduser()
+    if path.is_file():
+        return [path]
+    found = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
+    usable = sorted(each for each in found if _is_usable(each))
+    if not usable:
+        what = "is not there"
+        if path.is_dir() or glob.has_magic(text):
+            what = f"{'holds' if path.is_dir() else 'matches'} no picture ({', '.join(PICTURE_ENDINGS)}) and no video"
+        raise MissingInputError(f"{text}: {what}; give --inference pictures, videos, folders or patterns of them")
+    return usable
+
+
+def _is_usable(path: Path) -> bool:
+    return path.suffix.lower() in (*PICTURE_ENDINGS, *VIDEO_ENDINGS) and path.is_file()
+
+
+def _read(path: Path, prepare: Preparation) -> Iterator[tuple[int | None, float, npt.NDArray[np.float32], Picture]]:
+    """Number and rate of a frame (None and 0 for a picture), input of the network, and pixels."""
+    if path.suffix.lower() in VIDEO_ENDINGS:
+        for frame in read_frames(path):
+            yield frame.number, frame.rate, np.asarray(prepare.of_pixels(frame.pixels)), frame.pixels
+        return
+    encoded = read_image(path).encoded
+    errors: tuple[type[Exception], ...] = (cv2.error, *prepare.errors)
+    try:
+        image, pixels = np.asarray(prepare.of_encoded(encoded)), decode_picture(encoded)
+    except errors as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path}: cannot be decoded ({reason}); fetch it again or leave it out") from None
+    yield None, 0.0, image, pixels
+
+
+DEFAULT_RATE = 25.0
+# Some containers hold no number of frames, and OpenCV estimates it from duration and rate.
+SHARE_OF_FRAMES = 0.9
+# The first codec that OpenCV was built with is taken; Motion JPEG is in every build.
+CODECS = ((".mp4", "mp4v"), (".avi", "MJPG"))
+
+
+@dataclass(frozen=True)
+class VideoFrame:
+    """One frame: its number from 0, the frames a second of the video, and its pixels, RGB."""
+
+    number: int
+    rate: float
+    pixels: Picture
+
+
+def read_frames(path: Path) -> Iterator[VideoFrame]:
+    """The frames of a video in their order, one in memory at a time.
+
+    Raises:
+        DataError: it is no video that OpenCV can read, it has no frame, or it ends far before its announced end (the
+            frames before have been yielded then).
+    """
+    capture = cv2.VideoCapture(str(path))
+    try:
+        rate = capture.get(cv2.CAP_PROP_FPS)
+        rate = rate if math.isfinite(rate) and rate > 0 else DEFAULT_RATE
+        announced = capture.get(cv2.CAP_PROP_FRAME_COUNT)
+        number = 0
+        while (frame := capture.read())[0]:
+            pixels = np.asarray(cv2.cvtColor(frame[1], cv2.COLOR_BGR2RGB), np.uint8)
+            yield VideoFrame(number, rate, pixels)
+            number += 1
+    finally:
+        capture.release()
+    if number == 0:
+        raise DataError(f"{path}: is no video that OpenCV can read; convert it to MP4 or leave it out")
+    if number < SHARE_OF_FRAMES * announced:
+        raise DataError(f"{path}: ends after {number} of {announced:.0f} frames; fetch it again or leave it out")
+
+
+class VideoWriter:
+    """Writes frames of one size as a video; `close` finishes it.
+
+    Args:
+        stem: the path without its ending, which the codec that OpenCV has decides on.
+        rate: frames a second.
+    """
+
+    def __init__(self, stem: Path, rate: float) -> None:
+        self._stem = stem
+        self._rate = rate
+        self._file: tuple[Path, Any] | None = None
+
+    def write(self, picture: Picture) -> Path:
+        """Add a frame and return the video's path.
+
+        Args:
+            picture: uint8 [height, width, 3], RGB; an odd last row or column is cut off, as codecs ask for.
+
+        Raises:
+            OSError: OpenCV cannot write a video here.
+        """
+        height, width = (side - side % 2 for side in picture.shape[:2])
+        self._file = self._file or self._open((width, height))
+        path, writer = self._file
+        writer.write(cv2.cvtColor(np.ascontiguousarray(picture[:height, :width]), cv2.COLOR_RGB2BGR))
+        return path
+
+    def close(self) -> None:
+        """Finish the file."""
+        if self._file is not None:
+            self._file[1].release()
+
+    def _open(self, size: tuple[int, int]) -> tuple[Path, Any]:
+        for ending, codec in CODECS:
+            path = self._stem.with_name(self._stem.name + ending)
+            writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), self._rate, size)
+            if writer.isOpened():
+                return path, writer
+            path.unlink(missing_ok=True)
+        raise OSError(f"{self._stem}: OpenCV cannot write a video here, neither MP4 nor AVI")
+
+
+class SizedSource(Protocol):
+    """A data set that knows how large it is."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all encoded images together."""
+
+
+def keep_if_it_fits(source: SizedSource, options: InputOptions, processes: int) -> InputOptions:
+    """The options with the decision in them, which is printed; so many processes of this machine keep the images."""
+    decision = decide_cache(source.num_bytes, processes=processes)
+    print(decision.describe())
+    return replace(options, cache_encoded=decision.keeps)

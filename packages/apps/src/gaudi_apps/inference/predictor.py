@@ -1,0 +1,245 @@
+"""Predict on images and videos of the user's: read in batches, draw, write, and show progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gaudi_apps.inference.media import BadFile, InputPicture, Preparation, VideoWriter, read_pictures
+from gaudi_apps.inference.visualizer import Picture, write_picture
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.staging import staging_folder
+
+# A batch of large frames ends before it takes more memory than this for its pixels.
+PIXEL_BYTES_PER_BATCH = 256 * 2**20
+
+Compute = Callable[[npt.NDArray[np.float32]], Sequence[npt.NDArray[Any]]]
+
+
+Found = TypeVar("Found", bound="Results")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Files that were given and that could not be used, and pictures and frames that were read."""
+
+    files: int
+    bad_files: int
+    pictures: int
+
+
+class Results(ABC):
+    """What is predicted, collected and drawn into a folder; use it as a context manager, which finishes the videos.
+
+    Args:
+        folder: where to.
+
+    Attributes:
+        images: a row about each picture.
+        bad_files: what could not be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.images: list[dict[str, Any]] = []
+        self.bad_files: list[BadFile] = []
+        self.folder = folder
+        self._taken: set[str] = set()
+        self._video: tuple[Path, VideoWriter] | None = None  # the one whose frames are being read
+
+    def __enter__(self: Found) -> Found:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_video()
+
+    @abstractmethod
+    def add(self, picture: InputPicture, *outputs: npt.NDArray[Any]) -> list[str]:
+        """Keep and draw what was found in a picture; the lines to show of it."""
+
+    @abstractmethod
+    def count(self) -> str:
+        """How much there is, in words."""
+
+    @abstractmethod
+    def write_tables(self) -> None:
+        """Write what is collected into the folder."""
+
+    def add_image(self, picture: InputPicture, drawn: Picture) -> dict[str, Any]:
+        """Write a drawn picture, or add it to its video, and note it; returns the row."""
+        height, width = picture.pixels.shape[:2]
+        row = name_file(picture.image_id, picture.path)
+        row |= {"height": height, "width": width, "drawn": self._write_drawn(picture, drawn)}
+        self.images.append(row if picture.frame is None else row | {"frame": picture.frame})
+        return self.images[-1]
+
+    def list_bad_files(self) -> list[dict[str, Any]]:
+        """A row about each file that could not be used."""
+        return [{**name_file(bad.image_id, bad.path), "error": bad.message} for bad in self.bad_files]
+
+    def _write_drawn(self, picture: InputPicture, drawn: Picture) -> str:
+        """Write a PNG, or add a frame to the video of the file; the name of what is written."""
+        if picture.frame is None:
+            path = self.folder / f"{self._free_name(picture)}.png"  # the whole name before it: a.jpg and a.png are two
+            write_picture(path, drawn)
+            return path.name
+        if self._video is None or self._video[0] != picture.path:
+            self._close_video()
+            self._video = picture.path, VideoWriter(self.folder / self._free_name(picture), picture.rate)
+        return self._video[1].write(drawn).name
+
+    def _close_video(self) -> None:
+        if self._video is not None:
+            self._video[1].close()
+            self._video = None
+
+    def _free_name(self, picture: InputPicture) -> str:
+        """The file's name, with the image id after it when a file of another folder has taken it."""
+        name = picture.path.name if picture.path.name not in self._taken else f"{picture.path.name}-{picture.image_id}"
+        self._taken.add(name)
+        return name
+
+
+def predict_files(
+    compute: Compute,
+    files: Sequence[Path],
+    prepare: Preparation,
+    make_results: Callable[[Path], Found],
+    output_dir: Path,
+    *,
+    batch_size: int,
+    strict: bool,
+    write_line: Callable[[str], None],
+) -> tuple[Found, Counts]:
+    """Compute on every picture and every frame of the files; the results are in `output_dir` at the end, or nothing is.
+
+    Args:
+        compute: outputs of a batch, float32 [batch, side, side, 3].
+        files: from `gaudi_apps.inference.media.find_files`.
+        prepare: see `Preparation`.
+        make_results: of a folder.
+        output_dir: made when it is not there; files of the same names from an earlier run are replaced.
+        batch_size: pictures at once, at most.
+        strict: end with the first file that cannot be used, instead of naming and skipping it.
+        write_line: gets the lines to show.
+
+    Returns:
+        the results, and how many files and pictures they are of.
+
+    Raises:
+        DataError: no file can be used, or one cannot and it is strict.
+        OSError: the results cannot be written.
+    """
+    places = {path: place for place, path in enumerate(files, 1)}
+    with staging_folder(output_dir) as draft, FileProgress(len(files)) as progress:
+        with make_results(draft) as results:
+            pictures = _skip_bad(read_pictures(files, prepare), results, progress, strict)
+            for batch in _make_batches(pictures, batch_size):
+                outputs = compute(np.stack([picture.image for picture in batch]))
+                for picture, *rows in zip(batch, *outputs, strict=True):
+                    for line in results.add(picture, *rows):
+                        write_line(line)
+                progress.update(places[batch[-1].path], f"{len(results.images)} pictures, {results.count()}")
+        if not results.images:
+            raise DataError(f"none of {len(files)} files can be used; the first: {results.bad_files[0].message}")
+        results.write_tables()
+        for path in sorted(draft.iterdir()):
+            os.replace(path, output_dir / path.name)
+    return results, Counts(len(files), len(results.bad_files), len(results.images))
+
+
+def name_file(image_id: int, path: Path) -> dict[str, Any]:
+    """What a row says of a file; COCO's file names are within a folder, so the path as it was given stands beside."""
+    return {"id": image_id, "file_name": path.name, "path": str(path)}
+
+
+def _skip_bad(
+    pictures: Iterator[InputPicture | BadFile], results: Results, progress: FileProgress, strict: bool
+) -> Iterator[InputPicture]:
+    for picture in pictures:
+        if isinstance(picture, InputPicture):
+            yield picture
+        elif strict:
+            raise picture.error
+        else:
+            results.bad_files.append(picture)
+            progress.note(f"skipped: {picture.message}")
+
+
+def _make_batches(pictures: Iterator[InputPicture], batch_size: int) -> Iterator[list[InputPicture]]:
+    batch: list[InputPicture] = []
+    for picture in pictures:
+        batch.append(picture)
+        if len(batch) == batch_size or sum(one.pixels.nbytes for one in batch) > PIXEL_BYTES_PER_BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class FileProgress:
+    """Files done of all, on standard error, so that standard output holds results only.
+
+    Args:
+        total: number of files.
+        console: where to show it; standard error when None.
+        seconds_between_lines: between two plain lines where there is no terminal.
+    """
+
+    def __init__(
+        self, total: int, *, console: Console | None = None, seconds_between_lines: float = SECONDS_BETWEEN_LINES
+    ) -> None:
+        self._total = total
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._seconds = seconds_between_lines
+        self._last_line = time.monotonic()
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.completed:.0f}/{task.total:.0f} files"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(),
+                console=self._console,
+                expand=True,
+                transient=True,
+                redirect_stdout=sys.stdout.isatty(),  # else results that go to a file would go to the terminal
+            )
+            self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> FileProgress:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def update(self, done: int, text: str) -> None:
+        """Show that so many files are done, and the text beside it."""
+        if self._bar:
+            self._bar.update(self._task, completed=done, description=text)
+        elif time.monotonic() - self._last_line >= self._seconds:
+            self._last_line = time.monotonic()
+            self.note(f"{done}/{self._total} files, {text}")
+
+    def note(self, text: str) -> None:
+        """Show a line of its own, as about a file that cannot be used."""
+        self._console.print(text, markup=False, highlight=False)

@@ -1,0 +1,275 @@
+"""ssd_mxnet_train as the machinery of all programs sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gaudi_apps.cli.flags import PARITY_FLAGS
+from gaudi_apps.detection.data import categories_of
+from gaudi_apps.inference.scores import BackgroundScoring
+from gaudi_apps.mxnet.checks import SIDE_FLAGS, find_traced
+from gaudi_apps.mxnet.config import SSDMXNetConfig
+from gaudi_apps.mxnet.data import input_options, open_source, open_training_data
+from gaudi_apps.mxnet.framework import MXNet
+from gaudi_apps.mxnet.plan import make_plan
+from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.settings import DeviceSettings, RunSettings
+from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
+from gaudi_apps.training.callbacks import TrainingWatcher
+from gaudi_apps.training.plan import Plan
+from gaudi_distributed import Communicator, SingleProcess
+
+if TYPE_CHECKING:
+    from gaudi_apps.detection.evaluator import DetectionScorer
+    from gaudi_apps.training.run_dir import RunFolder
+    from gaudi_models.weights import WeightsFile
+
+MLPERF_LOG = "mlperf.log"
+
+# Flags that may change between two starts of a run, because the weights don't depend on them.
+FREE_FLAGS = frozenset(
+    {
+        *("async_val", "checkpoint", "clean", "coco_root", "config", "dali_workers", "dataset", "debug", "device"),
+        *("dry_run", "epochs", "eval_batch_size", "eval_dataset_size", "inference", "json", "keep_ckpt_max"),
+        *("log_interval", "mlperf", "mlperf_division", "mlperf_org", "mlperf_platform", "mlperf_status", "mode"),
+        *("model_dir", "nms_overlap_thresh", "nms_topk", "nms_valid_thresh", "output_dir", "post_nms"),
+        *("profile_start", "profile_stop", "save_checkpoints_minutes", "save_checkpoints_steps", "save_interval"),
+        *(
+            "gradient_predivide_factor",
+            "horovod_num_groups",
+            "score_threshold",
+            "steps",
+            "strict",
+            "submission",
+            "system",
+        ),
+        *("target_map", "tfrecord_root", "use_tfrecord"),
+        *("val_epochs", "val_interval", "vis_dataloader", *PARITY_FLAGS),
+    }
+)
+
+
+class SSDMXNetApplication(Application):
+    """Trains and uses SSD-ResNet34 in MXNet.
+
+    Args:
+        config: validated.
+        distribution: this process among those that train together.
+
+    Raises:
+        MissingExtraError: MLPerf's log is wanted, and MLPerf's package is not installed.
+    """
+
+    program = ("-m", "gaudi_apps.ssd_mxnet_train")
+    files: ClassVar = ("evaluation.json", "detections.json", MLPERF_LOG)
+    folders: ClassVar = ("pictures",)
+    side_flags = SIDE_FLAGS
+
+    def __init__(self, config: SSDMXNetConfig, distribution: Distribution) -> None:
+        self.config = config
+        self.settings = make_settings(config, distribution)
+        self._mxnet = MXNet(config)
+        self.framework = self._mxnet
+        self._started, self._num_scored = time.time(), 0
+        if config.mlperf.mlperf:
+            from gaudi_apps.mxnet.mlperf import load_mllog
+
+            load_mllog()
+
+    @property
+    def free_flags(self) -> frozenset[str]:
+        """A run may be prolonged: its rate depends on no end."""
+        return FREE_FLAGS
+
+    def shorten(self, steps: int) -> Mapping[str, Any]:
+        """Flags of a short run to verify resuming."""
+        each_step = {"save_checkpoints_steps": 1, "keep_ckpt_max": 2, "log_interval": 1}
+        return {**each_step, "mode": "train", "steps": steps, "profile_start": None, "profile_stop": None}
+
+    def open_training_data(self) -> TrainingData:
+        """Files, records or random images."""
+        # What was left to the device is what decides the weights.
+        network = replace(self.config.network, precision=self._mxnet.precision, data_layout=self._mxnet.layout)
+        self.config = replace(self.config, network=network)
+        return open_training_data(self.config, self.settings, self._mxnet.layout)
+
+    def make_plan(self, num_images: int) -> Plan:
+        """Plan by the flags; --dataset_size replaces the number of images."""
+        workers = self.settings.distribution.place.size
+        return make_plan(self.config, self.config.data.dataset_size or num_images, workers, self.recipe_version)
+
+    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
+        """The classes, and the padding of the weights."""
+        is_known = weights is not None and weights.padding is not None
+        return {**data.facts, "pool_padding": weights.pool_padding if weights and is_known else "symmetric"}
+
+    def build_task(
+        self,
+        facts: Facts,
+        keras_policy: str,
+        *,
+        averages: bool,
+        communicator: Communicator,
+        reduce_statistics: ReduceStatistics | None,
+    ) -> TrainableTask:
+        """A detector of these classes."""
+        from gaudi_apps.mxnet.task import Descent, MXNetTask, Numbers
+
+        flags, group = self.config.distribution, self.settings.distribution.batch_norm_group
+        device, precision, layout = self._mxnet.device, self._mxnet.precision, self._mxnet.layout
+        loss_scale = self.config.network.fp16_loss_scale if precision == "fp16" else 1.0
+        among: Any = communicator
+        return MXNetTask(
+            len(categories_of(facts)) + 1,
+            numbers=Numbers(device, precision, layout, loss_scale),
+            descent=Descent(
+                self.config.schedule.momentum,
+                self.config.schedule.weight_decay,
+                flags.gradient_predivide_factor,
+                flags.horovod_num_groups,
+            ),
+            communicator=communicator,
+            pool_padding=facts.get("pool_padding", "symmetric"),
+            # Sums of MXNet's arrays, which those of the session are not.
+            reduce_statistics=among.sum_within(group) if group > 1 and communicator.size > 1 else None,
+            seed=self.config.run.seed,
+        )
+
+    def open_scorer(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> DetectionScorer:
+        """COCO figures on the validation images."""
+        from gaudi_apps.detection.evaluator import DetectionScorer
+        from gaudi_datasets.detection.batches import eval_batches
+
+        data, source = self.config.data, open_source(self.config, "val")
+        self._num_scored = min(len(source), data.eval_dataset_size or len(source))
+        return DetectionScorer(
+            source,
+            input_options(self.config, self.settings, data.eval_batch_size),
+            folder,
+            categories_of(facts),
+            communicator,
+            num_images=data.eval_dataset_size,
+            make_detector=self._open_detector,
+            read=lambda source, options, count: eval_batches(
+                source, options, num_images=count, layout=self._mxnet.layout
+            ),
+        )
+
+    def open_background_scoring(self, facts: Facts) -> BackgroundScoring:
+        """A process with a detector of these classes."""
+        return BackgroundScoring(partial(open_scoring, self.config, facts))
+
+    def watch_training(self, plan: Plan, folder: Path) -> TrainingWatcher:
+        """MLPerf's log, if it is wanted."""
+        if not self.config.mlperf.mlperf:
+            return TrainingWatcher()
+        from gaudi_apps.mxnet.mlperf import MLPerfLog
+
+        path, count = folder / MLPERF_LOG, self._num_scored
+        return MLPerfLog(path, self.config, plan, eval_samples=count, started=self._started)
+
+    def _open_detector(self, model: Any) -> Any:
+        from gaudi_models.mxnet.detection import Detector
+
+        flags = self.config.validation
+        return Detector(
+            model,
+            self._mxnet.device,
+            score_threshold=flags.nms_valid_thresh,
+            iou_threshold=flags.nms_overlap_thresh,
+            max_per_class=flags.nms_topk,
+            max_detections=flags.post_nms,
+        )
+
+    def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
+        """Training images with the boxes that their targets stand for."""
+        from gaudi_apps.detection.data import draw_training_input
+
+        batches = open_training_data(self.config, self.settings, "NHWC").batches(0)
+        return draw_training_input(batches, categories_of(data.facts), folder)
+
+    def predict(self, restore: Callable[[], Restored]) -> None:
+        """Detect on the user's pictures and videos."""
+        from gaudi_apps.detection.predict import predict_by_flags
+        from gaudi_apps.mxnet.data import make_preparation
+
+        batch_size, folder = self.config.data.batch_size, self.settings.model_dir
+        prepare = make_preparation(self._mxnet.layout)
+        predict_by_flags(self.config.use, restore, self._open_detector, folder, batch_size=batch_size, prepare=prepare)
+
+    def export(self, restore: Callable[[], Restored]) -> None:
+        """Write the weights for either framework to read; their image size and classes are in the file, too."""
+        from gaudi_models.mxnet.weights import write_weights
+        from gaudi_models.weights import WeightsMetadata
+        from gaudi_ops import SSD300
+
+        restored = restore()
+        folder = Path(self.config.use.output_dir or self.settings.model_dir / "export")
+        folder.mkdir(parents=True, exist_ok=True)
+        network, path = restored.task.model, folder / "weights.safetensors"
+        classes = [asdict(category) for category in categories_of(restored.facts)]
+        write_weights(network, path, metadata=WeightsMetadata(network.padding, classes, SSD300.image_size))
+        print(f"{path}: weights after step {restored.step}")
+
+
+def open_scoring(config: SSDMXNetConfig, facts: Facts) -> Callable[[Mapping[str, Any]], Any]:
+    """In a process of its own: what scores weights, with the result of the scorer of `open_scorer`."""
+    from gaudi_apps.training.run_dir import RunFolder
+
+    app = SSDMXNetApplication(config, Distribution())
+    app.framework.start(app.settings.device)
+    alone = SingleProcess()
+    task = app.build_task(facts, "", averages=False, communicator=alone, reduce_statistics=None)
+    scorer = app.open_scorer(RunFolder(app.settings.model_dir), facts, alone)
+
+    def score(tensors: Mapping[str, Any]) -> Any:
+        task.write_weights(tensors)
+        return scorer.join([scorer.evaluate(task)])
+
+    return score
+
+
+def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSettings:
+    """What the machinery has to know of the flags."""
+    run, report, validation = config.run, config.report, config.validation
+    if distribution.place.size > 1:
+        communication = replace(distribution.communication, engine="horovod_mxnet")
+        distribution = replace(distribution, communication=communication)
+    validates = run.mode == "train_val" and not config.data.synthetic
+    return RunSettings(
+        device=DeviceSettings(
+            device=config.device.device,
+            use_hpu=False,
+            dtype=config.network.precision,
+            recipe_cache=None,
+            intra_threads=0,
+            inter_threads=0,
+            max_cpus=0,
+            seed=run.seed,
+            deterministic=False,
+            local_rank=distribution.place.local_rank,
+        ),
+        model_dir=Path(run.model_dir),
+        clean=run.clean,
+        checkpoint=run.checkpoint,
+        keep_checkpoints=report.keep_ckpt_max,
+        checkpoint_minutes=report.save_checkpoints_minutes,
+        log_every=report.log_interval,
+        summary_every=report.log_interval,
+        traced=find_traced(config),
+        draws_input=report.vis_dataloader,
+        weights=config.network.pretrained_backbone,
+        target=validation.target_map / 100,
+        patience=0,
+        scores=validates,
+        reports=validates,
+        steps=run.steps,
+        kills=0,
+        distribution=distribution,
+        scores_aside=validation.async_val,
+    )

@@ -1,0 +1,340 @@
+"""Flags of ssd_mxnet_train as frozen dataclasses, its systems, and the flags of the original."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from tyro.conf import FlagCreatePairsOff, arg
+from tyro.constructors import PrimitiveConstructorSpec
+
+from gaudi_apps.cli.flags import ParityFlags
+from gaudi_apps.detection.config import PictureFlags
+from gaudi_datasets.errors import FlagError
+from gaudi_datasets.former_flags import OFF, ON, FormerFlag
+
+
+def choose_among(*choices: str) -> PrimitiveConstructorSpec[str]:
+    """What tyro needs to read one of some values, whatever the case of its letters."""
+    by_folded = {choice.casefold(): choice for choice in choices}
+
+    def read(words: Sequence[str]) -> str:
+        found = by_folded.get(words[0].casefold())
+        if found is None:
+            raise ValueError(f"{words[0]}: must be one of {', '.join(choices)}")
+        return found
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{" + ",".join(choices) + "}",
+        instance_from_str=read,
+        is_instance=lambda value: value in choices,
+        str_from_instance=lambda value: [value],
+    )
+
+
+Switch = FlagCreatePairsOff[bool]
+Mode = Annotated[str, choose_among("train_val", "train", "val", "predict", "export", "plan", "parity")]
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """What to do, and where its results go."""
+
+    mode: Mode = "train_val"
+    """train_val: train, and validate at some epochs; train: without that; val: score checkpoints; predict: draw
+    detections; export: write the weights for either framework; plan: print what train_val would do;
+    parity: compute the first steps in two ways, and name the first tensor that differs."""
+    model_dir: str = "runs/ssd_mxnet_train"
+    """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
+    clean: Switch = False
+    """Remove the run in --model_dir first: what it wrote, and nothing else."""
+    dry_run: Switch = False
+    """Do all that train does up to its first step, and this step too, and write nothing."""
+    submission: Switch = False
+    """Run the submission's experiments by its scripts' variables (SYSTEM, ...), as does gaudi-run --submission."""
+    checkpoint: str = "newest"
+    """Which one val, predict, export and parity take: newest, best, a step, or for val all, in the order of steps."""
+    epochs: int = 80
+    """Passes over the training images."""
+    steps: int = 0
+    """Steps in all, in place of --epochs; 0: as many as --epochs needs."""
+    seed: int = 0
+    """Where weights, data order and augmentation start from."""
+    config: str | None = None
+    """YAML file of flags (name: value); flags of the command line win."""
+    json: Switch = False
+    """Print the plan, or what parity found, as JSON."""
+    debug: Switch = False
+    """Show a traceback with an error."""
+
+
+@dataclass(frozen=True)
+class DataFlags:
+    """Training and validation images."""
+
+    dataset: Annotated[str, choose_among("coco2017", "plain")] = "coco2017"
+    """Names in --coco_root: annotations/instances_train2017.json and train2017/, or without the year."""
+    coco_root: str | None = None
+    """Folder of annotations and image files."""
+    use_tfrecord: Switch = False
+    """Read the records in --tfrecord_root in place of --coco_root."""
+    tfrecord_root: str | None = None
+    """Folder of records (train-*, val-*) made by gaudi-datasets."""
+    synthetic: Switch = False
+    """Random images, to measure speed."""
+    dataset_size: int | None = None
+    """Training images an epoch; none: as many as there are."""
+    eval_dataset_size: int | None = None
+    """Validation images to score, the first ones; none: all."""
+    batch_size: int = 32
+    """Images of a process in a step."""
+    eval_batch_size: int | None = None
+    """Images of a process in a step of validation; none: --batch_size."""
+    flip_probability: float = 0.5
+    """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
+    dali_workers: Annotated[int, arg(aliases=["-j"])] = 6
+    """Threads that decode and augment."""
+
+
+@dataclass(frozen=True)
+class NetworkFlags:
+    """The network, its precision, and where its weights come from."""
+
+    precision: Annotated[str, choose_among("auto", "fp32", "bf16", "fp16", "amp")] = "auto"
+    """auto: fp16 on a GPU, else fp32; amp: fp16 on a GPU, else bf16. Weights are float32 in all."""
+    fp16_loss_scale: float = 128.0
+    """The loss is multiplied by it before the backward pass in fp16."""
+    data_layout: Annotated[str, choose_among("auto", "NHWC", "NCHW")] = "auto"
+    """auto: NHWC on a GPU, else NCHW."""
+    pretrained_backbone: str | None = None
+    """Weights to begin with: torchvision .pth, .pickle, .npz, .safetensors, or a checkpoint of this program or of
+    ssd_train; what fits is loaded, and the rest is named."""
+
+
+@dataclass(frozen=True)
+class DeviceFlags:
+    """Device."""
+
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    """auto: gpu, else cpu."""
+
+    no_hpu: ClassVar[bool] = True  # MXNet never had one
+
+
+@dataclass(frozen=True)
+class ScheduleFlags:
+    """Learning rate and optimizer. The rate of a run is 2.5e-3 max(1, round(lr / 2.5e-3 * images of a step / 32))."""
+
+    system: str | None = None
+    """DSS8440, C4140, 2xC4140 or 4xC4140: batch size, processes, warm-up, rate, weight decay and threads of the
+    submission on it, where no other flag gives them."""
+    lr: float | None = None
+    """Learning rate of 32 images a step; none: 2.5e-3."""
+    lr_decay_factor: float = 0.1
+    """The rate is multiplied by it at each of --lr_decay_epochs."""
+    lr_decay_epochs: tuple[int, ...] = (44, 55)
+    """Epochs after which it is."""
+    lr_warmup_epochs: float | None = None
+    """Epochs of linear warm-up; none: no warm-up."""
+    lr_warmup_factor: float = 0.0
+    """Warm-up begins at lr (1 - 1 / 2 ** factor)."""
+    momentum: float = 0.9
+    """Of SGD."""
+    weight_decay: float = 5e-4
+    """Times the sum of half squares of all trainable variables, in the gradient."""
+
+
+@dataclass(frozen=True)
+class ValidationFlags:
+    """Scoring during and after training."""
+
+    val_epochs: tuple[int, ...] = (40, 50, 55, 60, 65, 70, 75, 80)
+    """Epochs after which train_val validates."""
+    val_interval: int | None = None
+    """Epochs between two validations, in place of --val_epochs."""
+    async_val: Switch = False
+    """Validate in a process of its own while training goes on."""
+    target_map: Annotated[float, arg(aliases=["-t"])] = 23.0
+    """End training when a validation reaches this AP, in percent; 0: no target."""
+    nms_valid_thresh: float = 0.0
+    """Only scores above it count as detections."""
+    nms_overlap_thresh: float = 0.5
+    """A box that overlaps a better one of its class by this IoU or more is dropped."""
+    nms_topk: int = 200
+    """How many of the best scores of a class are looked at."""
+    post_nms: int = 200
+    """Detections of an image at most."""
+
+
+@dataclass(frozen=True)
+class HorovodFlags:
+    """Several processes that train together by Horovod, one for each device.
+
+    By its attributes it is `gaudi_apps.cli.flags.DistributionFlags` without tf.distribute.
+    """
+
+    use_horovod: Annotated[Switch, arg(aliases=["-hvd"])] = False
+    """Train together; so do, without it, processes that were launched together."""
+    hvd_workers: int = 0
+    """Processes in all, which are started through gaudi-run where none were launched; 0: those that were launched."""
+    num_workers_per_hls: int = 0
+    """Processes on each machine of MULTI_HLS_IPS, or on this one, started through gaudi-run where none were
+    launched; 0: 8 with MULTI_HLS_IPS, else as --hvd_workers says."""
+    bn_group: Literal[1, 2, 4, 8, 16] = 1
+    """Batch norm over the images of groups of so many processes."""
+    gradient_predivide_factor: float = 1.0
+    """Gradients are divided by it before they are summed over the processes, and by the rest after."""
+    horovod_num_groups: int = 1
+    """In how many groups gradients travel; 0: each by itself."""
+    horovod_hierarchical_allreduce: Switch = False
+    """Within each machine first, then between machines."""
+
+    distribution_strategy: ClassVar[str] = "off"
+    kubernetes_run: ClassVar[bool] = False
+    num_gpus: ClassVar[int] = 0
+    worker_hosts: ClassVar[str | None] = None
+    global_batch_size: ClassVar[int] = 0
+    gradient_compression: ClassVar[str] = "none"
+    fusion_threshold_mb: ClassVar[int | None] = None
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether processes are to train together."""
+        return self.use_horovod
+
+    @property
+    def distributed_bn(self) -> bool:
+        """Whether batch norm goes over several processes."""
+        return self.bn_group > 1
+
+
+@dataclass(frozen=True)
+class ReportFlags:
+    """Log and checkpoints."""
+
+    log_interval: int = 100
+    """Steps between two reports of loss and speed."""
+    save_interval: int | None = None
+    """Epochs between two checkpoints; none: each epoch."""
+    save_checkpoints_steps: int = 0
+    """Steps between two checkpoints, in place of --save_interval; 0: from the epochs."""
+    save_checkpoints_minutes: float = 0.0
+    """Minutes between two checkpoints, besides; 0: none."""
+    keep_ckpt_max: int = 20
+    """Checkpoints to keep besides the best; older ones are removed."""
+    profile_start: int | None = None
+    """First step to trace, counted from 1."""
+    profile_stop: int | None = None
+    """Last step to trace."""
+    vis_dataloader: Switch = False
+    """Draw what the network sees of the first training images, with the boxes that the targets stand for."""
+
+
+@dataclass(frozen=True)
+class MLPerfFlags:
+    """A log as MLPerf wants it, on standard output and as mlperf.log in --model_dir; needs gaudi-apps[mlperf]."""
+
+    mlperf: Switch = False
+    """Write it."""
+    mlperf_org: str = "none"
+    """Who submits."""
+    mlperf_platform: str = "none"
+    """On what."""
+    mlperf_division: Literal["open", "closed"] = "open"
+    """In which division."""
+    mlperf_status: Literal["research", "preview", "onprem", "cloud"] = "research"
+    """In which category."""
+
+
+@dataclass(frozen=True)
+class SSDMXNetConfig:
+    """Everything a run of ssd_mxnet_train depends on."""
+
+    run: RunFlags = field(default_factory=RunFlags)
+    data: DataFlags = field(default_factory=DataFlags)
+    network: NetworkFlags = field(default_factory=NetworkFlags)
+    schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
+    validation: ValidationFlags = field(default_factory=ValidationFlags)
+    use: PictureFlags = field(default_factory=PictureFlags)
+    device: DeviceFlags = field(default_factory=DeviceFlags)
+    distribution: HorovodFlags = field(default_factory=HorovodFlags)
+    report: ReportFlags = field(default_factory=ReportFlags)
+    mlperf: MLPerfFlags = field(default_factory=MLPerfFlags)
+    parity: ParityFlags = field(default_factory=ParityFlags)
+
+
+# Images of a process and step, processes, processes of a machine, epochs of warm-up, rate (of 32 images), weight decay,
+# threads that decode.
+_NAMES = ("batch_size", "hvd_workers", "num_workers_per_hls", "lr_warmup_epochs", "lr", "weight_decay", "dali_workers")
+SYSTEMS: Mapping[str, Mapping[str, float]] = {
+    name: dict(zip(_NAMES, values, strict=True))
+    for name, values in {
+        "DSS8440": (128, 8, 8, 5, 5.84e-3, 1.6e-4, 6),
+        "C4140": (128, 4, 4, 5.25, 2.92e-3, 1.6e-4, 6),
+        "2xC4140": (128, 8, 4, 5.25, 5.84e-3, 1.6e-4, 6),
+        "4xC4140": (56, 16, 4, 5, 3.2e-3, 1.3e-4, 3),
+    }.items()
+}
+
+
+def list_preset(argv: Sequence[str]) -> list[str]:
+    """The flags that the last `--system` among some arguments stands for; none without it.
+
+    Raises:
+        FlagError: there is no such system.
+    """
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--system", nargs="?")
+    name = finder.parse_known_args(argv)[0].system
+    if name is None:
+        return []
+    if name not in SYSTEMS:
+        raise FlagError(f"--system {name}: must be one of {', '.join(SYSTEMS)}")
+    return ["--use_horovod", *(word for flag, value in SYSTEMS[name].items() for word in (f"--{flag}", f"{value:g}"))]
+
+
+_DALI = "it was of DALI, in whose place OpenCV decodes on the CPU; leave it out"
+_NOT_FUSED = "MXNet 1.9.1 has no fused operator, so nothing is fused; leave it out"
+
+FORMER_FLAGS = (
+    FormerFlag(
+        "--backbone",
+        "ResNet-34 up to its third stage is the one backbone; leave it out",
+        default="resnet34_mlperf",
+        meant=("resnet34_mlperf",),
+    ),
+    FormerFlag("--bn-fp16", "the statistics of batch norm are float32 in every precision; leave it out", meant=(OFF,)),
+    FormerFlag("--no-fuse-bn-add-relu", _NOT_FUSED, meant=(ON,)),
+    FormerFlag("--no-fuse-bn-relu", _NOT_FUSED, meant=(ON,)),
+    FormerFlag("--input-jpg-decode", _DALI, default="gpu", meant=("cpu",)),
+    FormerFlag("--hw-decoder-load", _DALI, default="0.0", meant=("0",)),
+    FormerFlag("--data-shape", "300 is the one size of this network; leave it out", default="300", meant=("300",)),
+    FormerFlag("--input-batch-multiplier", _DALI, default="1", meant=("1",)),
+    FormerFlag(
+        "--resume-from",
+        "the same command with the same --model_dir goes on from its newest checkpoint; --pretrained-backbone begins a "
+        "new run with a checkpoint's weights, and --checkpoint names one for `--mode val`",
+        default="none",
+    ),
+    FormerFlag("--start-epoch", "a checkpoint knows its step; leave it out", default="1", meant=("1",)),
+    FormerFlag("--cocoapi-threads", "scoring takes the threads that it needs; leave it out", default="1"),
+    FormerFlag("--bulk-last-wgrad", "it was of the submission's own build of MXNet; leave it out", meant=(OFF,)),
+    FormerFlag(
+        "--results", "each validation at the end leaves detections.json in --model_dir; leave it out", default="none"
+    ),
+    FormerFlag("--log-level", "there is one level; --debug shows tracebacks", default="INFO", meant=("INFO",)),
+    FormerFlag(
+        "--log-local-ranks",
+        "rank 0 shows, and others write `worker_R/log.txt` in --model_dir; leave it out",
+        default="0",
+        meant=("0",),
+    ),
+    FormerFlag("--profile-no-horovod", "MXNet's profiler traces each process by itself; leave it out", meant=(ON,)),
+    FormerFlag(
+        "--test-initialization", "give --dry_run, which does all up to the first step, and this step", meant=(OFF,)
+    ),
+    FormerFlag("--test-anchors", "the default boxes are tested in gaudi-ops; leave it out", meant=(OFF,)),
+)

@@ -1,0 +1,106 @@
+"""Training and validation data of ssd_mxnet_train: files, records or random images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_apps.detection.data import note_categories
+from gaudi_apps.detection.plan import COCO_TRAIN_IMAGES
+from gaudi_apps.inference.media import Preparation, keep_if_it_fits
+from gaudi_apps.inference.visualizer import Picture, decode_picture
+from gaudi_apps.mxnet.config import SSDMXNetConfig
+from gaudi_apps.runtime.settings import RunSettings
+from gaudi_apps.training.application import Batches, TrainingData
+from gaudi_datasets.detection.batches import Layout, prepare_pixels
+from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.errors import MissingInputError
+from gaudi_datasets.sampling import InputOptions
+
+if TYPE_CHECKING:
+    from gaudi_datasets.detection.sources import DetectionSource
+
+
+Split = Literal["train", "val"]
+
+
+def open_training_data(config: SSDMXNetConfig, run: RunSettings, layout: Any) -> TrainingData:
+    """Open what the configuration names, for this process.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it is damaged.
+    """
+    from gaudi_datasets.detection.batches import fake_batches, train_batches
+
+    options = input_options(config, run)
+    if config.data.synthetic:
+
+        def draw(first_step: int) -> Batches:
+            return fake_batches(options, num_classes=len(COCO_CATEGORIES) + 1, layout=layout)
+
+        return TrainingData(note_categories(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", draw)
+    source = open_source(config, "train")
+    options = keep_if_it_fits(source, options, run.distribution.place.local_size)
+
+    def read(first_step: int) -> Batches:
+        return train_batches(source, options, first_step=first_step, layout=layout, scale_brightness=True)
+
+    return TrainingData(note_categories(source.categories), len(source), source.fingerprint, read)
+
+
+def open_source(config: SSDMXNetConfig, split: Split) -> DetectionSource:
+    """The images of a split: records, or the files in --coco_root, in the same order.
+
+    Raises:
+        MissingInputError: the flags name none, or they are not there.
+        DataError: they are damaged.
+    """
+    from gaudi_datasets.detection.coco import read_coco
+    from gaudi_datasets.detection.sources import CocoSource, RecordSource
+
+    data = config.data
+    if data.tfrecord_root is not None:
+        return RecordSource(Path(data.tfrecord_root), split)
+    if data.coco_root is None:
+        raise MissingInputError(f"--coco_root, --tfrecord_root: not given; one of them must name the {split} images")
+    annotations, images = find_coco_files(data.coco_root, data.dataset, split)
+    return CocoSource(read_coco(annotations), images, keep_empty=split == "val")
+
+
+def input_options(config: SSDMXNetConfig, run: RunSettings, batch_size: int | None = None) -> InputOptions:
+    """How this process batches: --batch_size images at once, or another number of them."""
+    data, place = config.data, run.distribution.place
+    return InputOptions(
+        batch_size=batch_size or data.batch_size,
+        seed=run.device.seed,
+        rank=place.rank,
+        size=place.size,
+        threads=data.dali_workers,
+        flip_probability=data.flip_probability,
+    )
+
+
+def find_coco_files(root: str | Path, dataset: str, split: str) -> tuple[Path, Path]:
+    """The annotation file and the folder of images of a split.
+
+    Args:
+        root: the folder.
+        dataset: "coco2017", whose names have the year, or "plain".
+        split: "train" or "val".
+    """
+    name = f"{split}{dataset.removeprefix('coco') if dataset != 'plain' else ''}"
+    return Path(root) / "annotations" / f"instances_{name}.json", Path(root) / name
+
+
+def make_preparation(layout: Layout) -> Preparation:
+    """For a network of images of a layout."""
+    axes = (2, 0, 1) if layout == "NCHW" else (0, 1, 2)
+
+    def of_pixels(pixels: Picture) -> npt.NDArray[np.float32]:
+        return np.ascontiguousarray(prepare_pixels(pixels).transpose(axes))
+
+    return Preparation(lambda encoded: of_pixels(decode_picture(encoded)), of_pixels)

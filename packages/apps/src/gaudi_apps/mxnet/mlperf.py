@@ -1,0 +1,160 @@
+"""The log of a training as MLPerf training v0.7 wants it, by MLPerf's own package: in a file, and on standard output.
+
+A run that was stopped and continued adds to its log, so that it begins and ends once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from gaudi_apps.inference.scores import Score
+from gaudi_apps.mxnet.config import SSDMXNetConfig
+from gaudi_apps.training.callbacks import TrainingWatcher
+from gaudi_apps.training.plan import Plan
+from gaudi_datasets.detection.augmentation import PROPOSALS_PER_PASS
+from gaudi_datasets.errors import MissingExtraError
+from gaudi_distributed.launch.caches import CACHES_CLEARED
+
+
+class StandardOutput(logging.Handler):
+    """Writes lines to what is standard output when they come: above the bar of progress, where there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        sys.stdout.write(f"{record.getMessage()}\n")
+        sys.stdout.flush()
+
+
+class MLPerfLog(TrainingWatcher):
+    """Writes the lines of one run, ``:::MLLOG {...}``.
+
+    Args:
+        path: the file; it is begun anew by a run that begins.
+        config: of the run.
+        plan: of the run.
+        eval_samples: images that are scored.
+        started: when the program was, in seconds since 1970.
+
+    Raises:
+        MissingExtraError: MLPerf's package is not installed.
+    """
+
+    def __init__(self, path: Path, config: SSDMXNetConfig, plan: Plan, *, eval_samples: int, started: float) -> None:
+        self._mllog, self._keys = load_mllog()
+        self._path, self._config, self._plan = path, config, plan
+        self._eval_samples, self._started = eval_samples, started
+        self._logger: Any = None
+        self._handler: logging.Handler | None = None
+        self._reached = False
+        self._epoch = 0
+
+    def begin(self, done: int) -> None:
+        """Say what is to be done, and that it begins now; a run that goes on says only which epoch begins."""
+        self._open(is_new=done == 0)
+        keys = self._keys
+        if done == 0:
+            milliseconds = int(1000 * self._started)
+            # Only gaudi-run clears the caches of the machines, and says whether it could.
+            self._logger.event(keys.CACHE_CLEAR, os.environ.get(CACHES_CLEARED) == "1", time_ms=milliseconds)
+            self._logger.start(keys.INIT_START, time_ms=milliseconds)
+            for key, value in self._list_facts().items():
+                self._logger.event(key, value)
+            self._logger.end(keys.INIT_STOP)
+            self._logger.start(keys.RUN_START)
+        self._epoch = self._find_epoch(done)
+        self._start_epoch()
+
+    def after_step(self, done: int) -> None:
+        """Say where epochs end and begin."""
+        epoch = self._find_epoch(done)
+        if epoch != self._epoch:
+            self._stop_epoch()
+            self._epoch = epoch
+            if done < self._plan.total_steps:
+                self._start_epoch()
+
+    def begin_evaluation(self, done: int) -> None:
+        """Say that it begins."""
+        self._logger.start(self._keys.EVAL_START, metadata=self._name_epochs(done))
+
+    def end_evaluation(self, done: int, score: Score) -> None:
+        """Say that it has ended, and the accuracy."""
+        metadata = self._name_epochs(done)
+        self._logger.event(self._keys.EVAL_ACCURACY, score.value, metadata=metadata)
+        self._logger.end(self._keys.EVAL_STOP, metadata=metadata)
+        self._reached |= 0 < self._config.validation.target_map <= 100 * score.value
+
+    def end(self, done: int) -> None:
+        """Say how it ended."""
+        status = self._keys.SUCCESS if self._reached else self._keys.ABORTED
+        self._logger.end(self._keys.RUN_STOP, metadata={"status": status})
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._handler is not None:
+            self._handler.close()
+
+    def _open(self, *, is_new: bool) -> None:
+        logger = logging.Logger(f"{__name__}.{id(self)}", logging.INFO)
+        self._handler = logging.FileHandler(self._path, mode="w" if is_new else "a", encoding="utf-8")
+        logger.addHandler(self._handler)
+        logger.addHandler(StandardOutput())
+        self._logger = self._mllog.MLLogger(logger)
+
+    def _list_facts(self) -> dict[str, Any]:
+        keys, plan, config = self._keys, self._plan, self._config
+        schedule, names = config.schedule, config.mlperf
+        return {
+            keys.SUBMISSION_ORG: names.mlperf_org,
+            keys.SUBMISSION_PLATFORM: names.mlperf_platform,
+            keys.SUBMISSION_DIVISION: names.mlperf_division,
+            keys.SUBMISSION_STATUS: names.mlperf_status,
+            keys.SUBMISSION_BENCHMARK: keys.SSD,
+            keys.SEED: config.run.seed,
+            keys.GLOBAL_BATCH_SIZE: plan.global_batch,
+            keys.TRAIN_SAMPLES: plan.images,
+            keys.EVAL_SAMPLES: self._eval_samples,
+            keys.MODEL_BN_SPAN: config.data.batch_size * config.distribution.bn_group,
+            keys.MAX_SAMPLES: PROPOSALS_PER_PASS,
+            keys.OPT_BASE_LR: plan.peak_learning_rate,
+            keys.OPT_LR_WARMUP_FACTOR: schedule.lr_warmup_factor,
+            keys.OPT_LR_WARMUP_STEPS: plan.warmup_steps,
+            keys.OPT_LR_DECAY_BOUNDARY_EPOCHS: list(schedule.lr_decay_epochs),
+            keys.OPT_WEIGHT_DECAY: schedule.weight_decay,
+        }
+
+    def _find_epoch(self, done: int) -> int:
+        """The epoch of the next step, from 1."""
+        return int(done * self._plan.global_batch / self._plan.images) + 1
+
+    def _start_epoch(self) -> None:
+        keys = self._keys
+        self._logger.start(keys.BLOCK_START, metadata={keys.FIRST_EPOCH_NUM: self._epoch, keys.EPOCH_COUNT: 1})
+        self._logger.start(keys.EPOCH_START, metadata={keys.EPOCH_NUM: self._epoch})
+
+    def _stop_epoch(self) -> None:
+        keys = self._keys
+        self._logger.end(keys.EPOCH_STOP, metadata={keys.EPOCH_NUM: self._epoch})
+        self._logger.end(keys.BLOCK_STOP, metadata={keys.FIRST_EPOCH_NUM: self._epoch})
+
+    def _name_epochs(self, done: int) -> dict[str, float]:
+        return {self._keys.EPOCH_NUM: round(done * self._plan.global_batch / self._plan.images, 4)}
+
+
+def load_mllog() -> tuple[Any, Any]:
+    """MLPerf's module for logs, and that of its keys.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+    """
+    try:
+        from mlperf_logging.mllog import constants, mllog
+    except ImportError as error:
+        raise MissingExtraError(
+            f"--mlperf: mlperf_logging cannot be imported ({error}); pip install 'gaudi-apps[mlperf]'"
+        ) from error
+    return mllog, constants

@@ -1,0 +1,182 @@
+"""The plan of a training in MXNet, and its report for `--mode plan`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from gaudi_apps.cli.launch import LaunchReport
+from gaudi_apps.detection.plan import (
+    COCO_CLASSES,
+    COCO_TRAIN_IMAGES,
+    IMAGES_OF_BASE_RATE,
+    Needs,
+    TrainingSet,
+    describe_annotations,
+    describe_records,
+)
+from gaudi_apps.mxnet.config import ScheduleFlags, SSDMXNetConfig
+from gaudi_apps.mxnet.data import find_coco_files
+from gaudi_apps.training.plan import (
+    CURRENT,
+    Plan,
+    describe_large_batch,
+    describe_late_drops,
+    describe_long_warmup,
+    find_version_in,
+    print_json,
+    print_tables,
+)
+from gaudi_ops import schedules
+
+UNIT_RATE = 2.5e-3  # rates are whole multiples of it
+
+
+def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1, version: int = CURRENT) -> Plan:
+    """Plan the training of `num_images` images an epoch by a validated configuration, on so many processes together.
+
+    An epoch is as many steps as it takes to see every image once, with a fraction, for the last step of an epoch goes
+    on into the next one. That step still belongs to the epoch that it ends. The warm-up's fraction is cut off.
+
+    Args:
+        config: validated.
+        num_images: of an epoch.
+        workers: processes.
+        version: see `gaudi_apps.training.plan`.
+    """
+    run, schedule, report = config.run, config.schedule, config.report
+    batch = config.data.batch_size * workers
+    length = _Length(num_images, batch, version)
+    total_steps = run.steps or length.count_steps(run.epochs)
+    warmup_steps = int((schedule.lr_warmup_epochs or 0) * num_images / batch)
+    drop_steps = tuple(map(length.count_steps, schedule.lr_decay_epochs))
+    factors = tuple(schedule.lr_decay_factor ** (number + 1) for number in range(len(drop_steps)))
+    peak = find_rate(schedule, batch)
+    return Plan(
+        images=num_images,
+        global_batch=batch,
+        steps_per_epoch=max(1, round(num_images / batch)),
+        total_steps=total_steps,
+        epochs=total_steps * batch / num_images,
+        peak_learning_rate=peak,
+        lr_schedule="piecewise",
+        warmup_steps=warmup_steps,
+        drop_steps=drop_steps,
+        checkpoint_steps=report.save_checkpoints_steps or length.count_steps(report.save_interval or 1),
+        evaluation_steps=0,
+        learning_rate=_make_schedule(schedule, peak, warmup_steps, drop_steps, factors, version),
+        warnings=tuple(_find_misfits(config, num_images, batch, total_steps, warmup_steps, drop_steps)),
+        workers=workers,
+        drop_factors=factors,
+        evaluated_steps=_list_validations(config, length, total_steps),
+    )
+
+
+@dataclass(frozen=True)
+class _Length:
+    """How long an epoch is."""
+
+    images: int
+    batch: int
+    version: int
+
+    def count_steps(self, epochs: int) -> int:
+        """Count the steps up to the end of an epoch."""
+        images = epochs * self.images
+        return max(1, images // self.batch if self.version == 1 else -(-images // self.batch))
+
+    def count_epochs(self, steps: int) -> int:
+        """Count the whole epochs of so many steps."""
+        return int(steps * self.batch / self.images)
+
+
+def _make_schedule(
+    schedule: ScheduleFlags,
+    peak: float,
+    warmup_steps: int,
+    drop_steps: Sequence[int],
+    factors: Sequence[float],
+    version: int,
+) -> schedules.Schedule:
+    """Make the rate of every step, which the submission counts from 1: its first one is above that of step 0."""
+    rising_steps = warmup_steps if version == 1 else max(warmup_steps - 1, 0)
+    below_peak = 0.5**schedule.lr_warmup_factor * (rising_steps / max(warmup_steps, 1))
+    after = schedules.piecewise_constant(peak, drop_steps, factors)
+    return schedules.linear_warmup(after, rising_steps, peak, start_rate=peak * (1 - below_peak))
+
+
+def find_rate(schedule: ScheduleFlags, batch: int) -> float:
+    """The rate of so many images a step, which is a whole multiple of 2.5e-3."""
+    wanted = (schedule.lr or UNIT_RATE) / UNIT_RATE * batch / IMAGES_OF_BASE_RATE
+    return UNIT_RATE * max(1, round(wanted)) if math.isfinite(wanted) else wanted
+
+
+def _list_validations(config: SSDMXNetConfig, length: _Length, total_steps: int) -> tuple[int, ...]:
+    """Steps after which train_val validates; the last one of a run is among them. Random images have no truth."""
+    if config.run.mode == "train" or config.data.synthetic:
+        return ()
+    epochs = config.validation.val_epochs
+    if (interval := config.validation.val_interval) is not None:
+        epochs = tuple(range(interval, length.count_epochs(total_steps) + 1, interval))
+    steps = set(map(length.count_steps, epochs))
+    return tuple(sorted({total_steps, *(step for step in steps if step < total_steps)}))
+
+
+def _find_misfits(
+    config: SSDMXNetConfig,
+    num_images: int,
+    batch: int,
+    total_steps: int,
+    warmup_steps: int,
+    drop_steps: tuple[int, ...],
+) -> list[str]:
+    """What is allowed but rarely meant, a line each."""
+    found = []
+    if batch > num_images:
+        found.append(describe_large_batch(batch, num_images))
+    if warmup_steps >= total_steps:
+        found.append(describe_long_warmup(warmup_steps, total_steps, "lower --lr_warmup_epochs"))
+    if late := [step for step in drop_steps if step >= total_steps]:
+        found.append(describe_late_drops(late, total_steps, "lower --lr_decay_epochs"))
+    if config.schedule.lr is not None and config.schedule.lr * batch / IMAGES_OF_BASE_RATE < UNIT_RATE / 2:
+        found.append(f"the rate is {UNIT_RATE:g}, the least there is, and --lr asks for less than half of it")
+    return found
+
+
+# What a plan for a GPU or a CPU would be is not known before MXNet was asked, so auto counts as the larger of the two.
+_BYTES_PER_VALUE = {"bf16": 2, "fp16": 2, "amp": 2, "fp32": 4, "auto": 4}
+
+
+def print_plan(
+    config: SSDMXNetConfig, workers: int = 1, launch: LaunchReport | None = None, console: Console | None = None
+) -> None:
+    """Print what training by this configuration on so many processes would do, as tables or (--json) as JSON."""
+    training_set = describe_training_set(config)
+    plan = make_plan(config, training_set.images, workers, find_version_in(config.run.model_dir))
+    decay, bytes_per_value = config.schedule.weight_decay, _BYTES_PER_VALUE[config.network.precision]
+    needs = Needs(training_set, plan, config.report.keep_ckpt_max, bytes_per_value, decay)
+    if config.run.json:
+        print_json(needs.as_json(), launch, console)
+        return
+    facts = list(needs.list_facts())
+    if plan.evaluated_steps:
+        facts.append(("validations", f"after steps {', '.join(map(str, plan.evaluated_steps))}"))
+    print_tables(config.run.model_dir, facts, plan, launch, console)
+
+
+def describe_training_set(config: SSDMXNetConfig) -> TrainingSet:
+    """Number of images and classes: of the records or files, and of COCO where there are none.
+
+    Raises:
+        MissingInputError, DataError: as by `gaudi_apps.detection.plan.describe_training_set`.
+    """
+    data, given = config.data, config.data.dataset_size or 0
+    if data.tfrecord_root is not None:
+        return describe_records(Path(data.tfrecord_root), given)
+    if data.coco_root is not None:
+        return describe_annotations(*find_coco_files(data.coco_root, data.dataset, "train"), given)
+    return TrainingSet(given or COCO_TRAIN_IMAGES, COCO_CLASSES)

@@ -1,0 +1,262 @@
+"""The detector in MXNet as a training task, with weights drawn by NumPy."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_apps.training.checkpoint import require_names, require_shape
+from gaudi_models.mxnet.losses import SSDLoss
+from gaudi_models.mxnet.precision import Layout, Precision
+from gaudi_models.mxnet.ssd import SSD, build_ssd
+from gaudi_models.mxnet.statistics import ReduceStatistics
+from gaudi_models.mxnet.weights import assign_weights, name_parameters, read_tensors, to_mxnet, to_numpy
+from gaudi_models.padding import PoolPadding
+from gaudi_models.weights import LoadReport, WeightsFile
+
+MOMENTUM_NAME = "momentum/"
+
+Batch = Mapping[str, Any]
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Where and in what the network computes.
+
+    Attributes:
+        device: an `mxnet.Context`.
+        precision: of the convolutions; weights are float32.
+        layout: of images.
+        loss_scale: the loss is multiplied by it for the backward pass, and gradients are divided by it.
+    """
+
+    device: Any
+    precision: Precision = "fp32"
+    layout: Layout = "NCHW"
+    loss_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How the weights move.
+
+    Attributes:
+        momentum: of SGD.
+        weight_decay: times the weight, in the gradient of every trainable variable.
+        predivide: see `gaudi_distributed.comm.horovod_mxnet_engine.HorovodMXNetCommunicator.open_trainer`.
+        groups: the same.
+    """
+
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    predivide: float = 1.0
+    groups: int = 1
+
+
+class MXNetTask:
+    """Trains SSD-ResNet34 on batches of `gaudi_datasets.detection.batches.train_batches`.
+
+    Args:
+        num_classes: with the background.
+        numbers: where and in what to compute.
+        descent: how the weights move.
+        communicator: of the processes that train together: with several, one of `horovod_mxnet_engine`.
+        pool_padding: see `gaudi_models.mxnet.ssd.build_ssd`.
+        reduce_statistics: the same.
+        seed: of the new weights.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        numbers: Numbers,
+        descent: Descent,
+        communicator: Any,
+        pool_padding: PoolPadding = "symmetric",
+        reduce_statistics: ReduceStatistics | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._numbers, self._communicator = numbers, communicator
+        self.model = build_ssd(
+            num_classes,
+            pool_padding=pool_padding,
+            layout=numbers.layout,
+            precision=numbers.precision,
+            reduce_statistics=reduce_statistics,
+        )
+        self.model.initialize(ctx=numbers.device)
+        assign_weights(self.model, draw_weights(self.model, seed))
+        self.model.hybridize(static_alloc=True, static_shape=True)
+        named = name_parameters(self.model)
+        self._weights = {name: parameter.data() for name, parameter in named.items()}
+        self._statistics = [one.data() for one in named.values() if one.grad_req == "null"]
+        self._trained = {name: one for name, one in sorted(named.items()) if one.grad_req != "null"}
+        self._gradients = [one.grad() for one in self._trained.values()]
+        self._compute_loss = SSDLoss(numbers.loss_scale)
+        self._trainer, self._velocities = self._open_trainer(descent)
+        self._wishes = [0.0, 0.0]
+
+    def train_step(self, batch: Batch, learning_rate: float) -> Mapping[str, Any]:
+        """Learn from a batch; see `gaudi_apps.training.loop.Task`."""
+        losses = self.compute_gradients(batch)
+        finite = self._find_finite(losses)
+        scalars: dict[str, Any] = {}
+        if self._communicator.size > 1:
+            own_finite = finite
+            self._trainer.allreduce_grads()
+            losses, scalars["wishes"] = self._average(losses)
+            finite = self._find_finite(losses)
+            scalars["own_finite"] = bool(own_finite.asscalar())
+        scalars |= dict(zip(("loss", "class_loss", "box_loss"), losses.asnumpy().tolist(), strict=True))
+        scalars["finite"] = bool(finite.asscalar()) and math.isfinite(learning_rate)
+        if scalars["finite"]:
+            self.update(learning_rate)
+        return scalars
+
+    def compute_gradients(self, batch: Batch) -> Any:
+        """The loss and its two parts, float32 [3]; the gradients are in the parameters then."""
+        device = self._numbers.device
+        images, classes, offsets = (mx.nd.array(batch[name], ctx=device) for name in ("images", "classes", "offsets"))
+        with mx.autograd.record():
+            logits, boxes = self.model(images)
+        losses, gradients = self._compute_loss(logits, boxes, classes, offsets, batch["num_matched"])
+        mx.autograd.backward([logits, boxes], gradients)
+        return mx.nd.concat(*losses, dim=0)
+
+    def read_gradients(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of the gradients by the names of their variables, as `compute_gradients` left them, unscaled."""
+        scale, layout = self._numbers.loss_scale, self._numbers.layout
+        return {name: to_numpy(one.grad(), layout) / scale for name, one in self._trained.items()}
+
+    def update(self, learning_rate: float) -> None:
+        """Move the weights by the gradients that there are."""
+        self._trainer.set_learning_rate(learning_rate)
+        self._trainer.update(1)
+
+    def train_steps(self, batches: Sequence[Batch], learning_rates: Sequence[float]) -> list[Mapping[str, Any]]:
+        """One step after the other: MXNet has no call for several."""
+        return [self.train_step(*given) for given in zip(batches, learning_rates, strict=True)]
+
+    def wish(self, *, stop: bool, save: bool) -> None:
+        """Have the steps to come tell all ranks what this one wants, see `gaudi_apps.training.loop.Wishes`."""
+        self._wishes = [float(stop), float(save)]
+
+    def guard_shapes(self) -> None:
+        """Nothing is to be done: the network's graph is built once, for the shapes of the first batch."""
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """The weights as they are; no average of them is kept."""
+        return contextlib.nullcontext()
+
+    def load_weights(self, weights: WeightsFile) -> LoadReport:
+        """See `gaudi_models.mxnet.weights.assign_weights`."""
+        return assign_weights(self.model, weights)
+
+    def read_weights(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of weights and moving statistics by name."""
+        return {name: to_numpy(array, self._numbers.layout) for name, array in self._weights.items()}
+
+    def read_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of weights and momentum by name, kernels as the TensorFlow programs have them."""
+        return {name: to_numpy(array, self._numbers.layout) for name, array in self._state().items()}
+
+    def write_state(self, tensors: Tensors) -> None:
+        """Set weights and momentum.
+
+        Raises:
+            DataError: a tensor is missing, superfluous, or of another shape; nothing is changed then.
+        """
+        self._write(tensors, self._state())
+
+    def write_weights(self, tensors: Tensors) -> None:
+        """Set the weights to use the model with, and leave the momentum that is among the tensors.
+
+        Raises:
+            DataError: a weight is missing, or of another shape; nothing is changed then.
+        """
+        self._write({name: one for name, one in tensors.items() if name in self._weights}, self._weights)
+
+    def _state(self) -> dict[str, Any]:
+        """Every array by the name it has in a checkpoint."""
+        return self._weights | {f"{MOMENTUM_NAME}{name}": one for name, one in self._velocities.items()}
+
+    def _write(self, tensors: Tensors, arrays: Mapping[str, Any]) -> None:
+        require_names(tensors, arrays)
+        values = {name: to_mxnet(tensors[name], self._numbers.layout) for name in arrays}
+        for name, array in arrays.items():
+            require_shape(name, values[name].shape, array.shape)
+        for name, array in arrays.items():
+            array[:] = values[name].as_in_context(array.context)
+
+    def _open_trainer(self, descent: Descent) -> tuple[Any, dict[str, Any]]:
+        """The trainer, and the velocities of the trained parameters by name."""
+        optimizer = mx.optimizer.SGD(
+            momentum=descent.momentum, wd=descent.weight_decay, rescale_grad=1 / self._numbers.loss_scale
+        )
+        if self._communicator.size > 1:
+            trainer = self._communicator.open_trainer(
+                self._trained, optimizer, predivide=descent.predivide, groups=descent.groups
+            )
+        else:
+            trainer = mx.gluon.Trainer(self._trained, optimizer, kvstore=None)
+        # Gluon makes them at the first step, by the places of the names in their order; here they are part of the state
+        # from the start.
+        velocities = {name: mx.nd.zeros(one.shape, ctx=self._numbers.device) for name, one in self._trained.items()}
+        (updater,) = trainer._updaters
+        updater.states = dict(enumerate(velocities.values()))
+        updater.states_synced = dict.fromkeys(updater.states, True)
+        return trainer, velocities
+
+    def _find_finite(self, losses: Any) -> Any:
+        """Whether losses and gradients are, float32 [1], maybe still being computed."""
+        arrays = [losses, *self._gradients]
+        return mx.nd.multi_all_finite(*arrays, num_arrays=len(arrays))
+
+    def _average(self, losses: Any) -> tuple[Any, npt.NDArray[np.float32]]:
+        """Make this rank's losses and moving statistics the means over the ranks; the losses, and the mean wish.
+
+        What follows on the averaged gradients computes with means only, so after the step all ranks have the same
+        state, bit for bit, and have found alike whether its numbers are finite.
+        """
+        wishes = mx.nd.array(self._wishes, ctx=losses.context)
+        (means,) = self._communicator.allreduce([mx.nd.concat(losses, wishes, *self._statistics, dim=0)])
+        ends = np.cumsum([3, 2, *(len(one) for one in self._statistics)]).tolist()
+        for statistic, begin, end in zip(self._statistics, ends[1:-1], ends[2:], strict=True):
+            statistic[:] = means[begin:end]
+        return means[:3], means[3:5].asnumpy()
+
+
+def draw_weights(net: SSD, seed: int) -> WeightsFile:
+    """Kernels for a detector: He's normal distribution in the trunk, Glorot's uniform one in what has a bias.
+
+    These are the distributions that the TensorFlow program draws from, but for his cut tails. He et al.,
+    https://arxiv.org/abs/1502.01852; Glorot and Bengio, "Understanding the difficulty of training deep feedforward
+    neural networks", 2010.
+
+    Args:
+        net: initialised.
+        seed: of the draws; each kernel has draws of its own.
+    """
+    shapes = {name: tensor.shape for name, tensor in read_tensors(net).items()}
+    kernels = [name for name in shapes if name.endswith("/kernel")]
+    drawn = {}
+    for number, name in enumerate(kernels):
+        generator = np.random.default_rng([seed, number])
+        height, width, channels_in, channels_out = shapes[name]
+        fan_in, fan_out = height * width * channels_in, height * width * channels_out
+        if f"{name.removesuffix('kernel')}bias" in shapes:
+            bound = math.sqrt(6 / (fan_in + fan_out))
+            values = generator.uniform(-bound, bound, shapes[name])
+        else:
+            values = generator.normal(0, math.sqrt(2 / fan_in), shapes[name])
+        drawn[name] = values.astype(np.float32)
+    return WeightsFile("new weights", drawn, net.padding, {})

@@ -1,0 +1,138 @@
+"""Report where this rank is and what ends it, and end on SIGTERM and Ctrl-C after the step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, ClassVar
+
+from gaudi_datasets.program import EX_TEMPFAIL, describe_error, exit_status_of, is_foreseen
+from gaudi_distributed import Communicator
+from gaudi_distributed.cluster.rank_info import Place, find_place
+from gaudi_distributed.failure import Member, exit_now, host_supervision, join_supervision
+
+
+class Supervised:
+    """What the machinery says to the supervision of a run.
+
+    Args:
+        prog: the name that error messages begin with.
+        debug: show the traceback of an error.
+    """
+
+    def __init__(self, prog: str = "", *, debug: bool = False) -> None:
+        self._prog, self._debug = prog, debug
+        self._member: Member | None = None
+        self._step = 0
+
+    @property
+    def asked_by(self) -> str:
+        """Who asks all ranks to save and end; empty: nobody does."""
+        return "gaudi-run" if self._member is not None and self._member.stop_requested else ""
+
+    def at(self, step: int, phase: str) -> None:
+        """Say that so many steps are done, and what comes next; see `gaudi_distributed.failure.Member.at`."""
+        self._step = step
+        if self._member is not None:
+            self._member.at(step, phase)
+
+    def begin(self, phase: str) -> None:
+        """Say what comes next, after the same step."""
+        self.at(self._step, phase)
+
+    def run(self, main: Callable[[], int]) -> int:
+        """Join gaudi-run's supervision, if it started this process, and do what `main` does; returns the exit status.
+
+        Of a watched process, an error is reported and does not come out of here: the process ends with the status of
+        what ended the run, be it this error or another that came first, and shows nothing.
+        """
+        self._member = join_supervision(find_place(os.environ), os.environ, self._announce)
+        try:
+            status = main()
+        except SystemExit:  # after a help text
+            if self._member is not None:
+                self._member.leave()
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            if self._member is None:
+                raise
+            if self._debug:
+                traceback.print_exc()
+            exit_now(self._report(self._member, error))
+        if self._member is not None and (cause := self._member.leave()) is not None:
+            exit_now(cause.status)
+        return status
+
+    def host(self, communicator: Communicator, place: Place) -> None:
+        """Without gaudi-run, have rank 0 watch over all; every rank calls this."""
+        if self._member is None:
+            self._member = host_supervision(communicator, place, os.environ, self._announce)
+
+    def _report(self, member: Member, error: BaseException) -> int:
+        status, text = exit_status_of(error), describe_error(error)
+        if getattr(error, "is_on_all_ranks", False):
+            cause = member.leave(text, status)
+            return status if cause is None else cause.status
+        is_certain = is_foreseen(error) and status != EX_TEMPFAIL and getattr(error, "is_own", True)
+        if not is_foreseen(error) and not self._debug:
+            text += "; this was not foreseen, rerun with --debug for the traceback"
+        return member.report(text, status, certain=is_certain).status
+
+    def _announce(self, text: str) -> None:
+        sys.stdout.flush()
+        print(f"{self._prog}: error: {text}", file=sys.stderr, flush=True)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def interrupt_on_sigterm() -> None:
+    """Have SIGTERM interrupt the program as Ctrl-C does, so that what it was writing is taken away, as a rule."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+class StoppedError(Exception):
+    """The run was asked to stop, and has saved what it did."""
+
+    exit_status: ClassVar[int] = 75
+    is_on_all_ranks: ClassVar[bool] = True
+
+
+class StopRequest:
+    """Notes the first SIGINT or SIGTERM while it is entered; a second one interrupts at once.
+
+    Args:
+        find_other: the name of who else asks; empty: nobody does.
+    """
+
+    def __init__(self, find_other: Callable[[], str] = lambda: "") -> None:
+        self._name = ""
+        self._find_other = find_other
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.name)
+
+    @property
+    def name(self) -> str:
+        """Name of the signal that came, or of who else asked; empty before."""
+        return self._name or self._find_other()
+
+    def __enter__(self) -> StopRequest:
+        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._name:
+            raise KeyboardInterrupt
+        self._name = signal.Signals(number).name

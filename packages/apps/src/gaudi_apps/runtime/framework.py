@@ -1,0 +1,76 @@
+"""What the machinery of a run needs of the library that computes; it knows no other face of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gaudi_apps.runtime.profiler import StepRange
+from gaudi_apps.runtime.settings import DeviceSettings
+
+if TYPE_CHECKING:
+    from gaudi_apps.training.parity.record import Lead, StepTensor
+    from gaudi_distributed import Precision
+
+
+class Summaries(Protocol):
+    """Curves for TensorBoard."""
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add a point at `step` to the curve of each name."""
+
+    def write_hparams(self, values: Mapping[str, Any]) -> None:
+        """Set down what the run is done with."""
+
+
+class Tracer(Protocol):
+    """Traces some steps."""
+
+    def before_step(self, step: int) -> None:
+        """Call before the step of this number, counted from 1."""
+
+    def after_step(self, step: int) -> None:
+        """Call after that step."""
+
+
+class Framework(Protocol):
+    """A library that computes; it is imported by `start` at the earliest."""
+
+    def start(self, settings: DeviceSettings) -> Precision:
+        """Choose device and precision, set the environment, and only then import the library.
+
+        Raises:
+            ConfigurationError, DeviceError, ImportError: it cannot compute like this here.
+        """
+
+    def list_devices(self) -> list[str]:
+        """Kinds of the devices that are computed on, once it was started."""
+
+    def needs_static_shapes(self) -> bool:
+        """Whether the device that was started computes well only where all shapes are known."""
+
+    def replay_steps(
+        self,
+        task: Any,
+        batches: Iterator[Mapping[str, Any]],
+        learning_rate: Callable[[int], float],
+        steps: int,
+        lead: Lead | None,
+    ) -> Iterator[list[StepTensor]]:
+        """Train, and give all tensors of each step in the order of computation, for `gaudi_apps.training.parity`.
+
+        Args:
+            task: that the program built for this framework; alone, not with other processes.
+            batches: of `gaudi_apps.training.application.TrainingData`.
+            learning_rate: of a step, counted from 0.
+            steps: how many.
+            lead: the other side's steps, whose batches and outputs are gone by; None: this side goes by itself.
+        """
+
+    def open_summaries(self, folder: Path) -> AbstractContextManager[Summaries]:
+        """Curves in a folder that `tensorboard --logdir` reads."""
+
+    def open_tracer(self, folder: Path, steps: StepRange | None) -> AbstractContextManager[Tracer]:
+        """A trace of some steps, left in the folder; of none where the range is None."""

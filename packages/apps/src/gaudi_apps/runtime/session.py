@@ -1,0 +1,231 @@
+"""A session of a program: framework, communicator, folder of the run, and values shared from rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from gaudi_apps.runtime.elastic import Commits
+from gaudi_apps.runtime.failure_reporting import Supervised
+from gaudi_apps.training.application import Application, Facts, Restored, TrainableTask
+from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, load_checkpoint
+from gaudi_apps.training.plan import find_recipe_version
+from gaudi_apps.training.run_dir import RunFolder
+from gaudi_datasets.errors import MissingInputError
+from gaudi_datasets.program import describe_error, exit_status_of
+from gaudi_distributed import Communicator, SingleProcess, apply_environment
+from gaudi_distributed.comm.communicator import SumOfGroup, allreduce_within
+from gaudi_distributed.comm.opening import communication_environment, open_communicator
+
+CHECKPOINTS = "checkpoints"
+BEST = "best"
+WORKER, LOG = "worker_{}", "log.txt"
+# What a checkpoint notes of the run; all else that it notes is of the model.
+RUN_FACTS = ("settings", "position", "image_sequence", "early_stop", "batch_norm_images")
+
+
+class Session:
+    """One start of a program, in this process and maybe others; use it as a context manager.
+
+    Args:
+        app: the program, with validated flags.
+        supervised: hears where this process is.
+        commits: copies of the state, where processes come and go.
+
+    Attributes:
+        communicator: of the processes that train together.
+        is_root: whether this one is rank 0, whose files count, and which alone shows and writes results.
+        logs: where this process writes what only it knows: the folder of the run, or `worker_R` in it.
+    """
+
+    def __init__(self, app: Application, supervised: Supervised, commits: Commits) -> None:
+        self.app = app
+        self.supervised, self.commits = supervised, commits
+        self.settings = app.settings
+        self.model_dir = app.settings.model_dir
+        self.folder = RunFolder(self.model_dir, (CHECKPOINTS, BEST))
+        self.checkpoints = CheckpointFolder(self.model_dir / CHECKPOINTS, keep=app.settings.keep_checkpoints)
+        self.best = CheckpointFolder(self.model_dir / BEST, keep=1)
+        distribution = app.settings.distribution
+        apply_environment(distribution.environment)
+        apply_environment(communication_environment(distribution.communication, distribution.place, os.environ))
+        # A process that has another rank than before keeps its device.
+        self.precision = commits.precision or app.framework.start(app.settings.device)
+        commits.precision = self.precision
+        self.communicator: Communicator = open_communicator(distribution.communication)
+        if not commits.every:
+            supervised.host(self.communicator, distribution.place)
+        rank = self.communicator.rank
+        self.is_root = rank == 0
+        self.logs = self.model_dir / WORKER.format(rank) if rank else self.model_dir
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Session:
+        if not self.is_root:
+            silence = self._stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            self._stack.enter_context(contextlib.redirect_stdout(silence))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        if error is None:
+            # None leaves while another, which may still be at work, needs it.
+            self.communicator.barrier()
+            self.communicator.close()
+
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[None]:
+        """Within, what other ranks than 0 print goes into their log in place of being lost; the run has begun."""
+        if self.is_root:
+            yield
+            return
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with (self.logs / LOG).open("a", encoding="utf-8", buffering=1) as log, contextlib.redirect_stdout(log):
+            yield
+
+    def choose_recipe(self) -> None:
+        """Have the program follow the recipe of the run in the folder, or the current one, alike on all ranks."""
+        clean = self.settings.clean
+        self.app.use_recipe(from_root(self.communicator, lambda: find_recipe_version(self.folder, clean=clean)))
+
+    def build_task(self, facts: Facts, *, averages: bool) -> TrainableTask:
+        """A network as the facts describe it, with new weights, that trains with the other processes."""
+        task = self.app.build_task(
+            facts,
+            self.precision.keras_policy,
+            averages=averages,
+            communicator=self.communicator,
+            reduce_statistics=self._find_reduction(),
+        )
+        if self.settings.device.checks_shapes or self.app.framework.needs_static_shapes():
+            task.guard_shapes()
+        return task
+
+    def _find_reduction(self) -> SumOfGroup | None:
+        group = self.settings.distribution.batch_norm_group
+        return allreduce_within(self.communicator, group) if group > 1 else None
+
+    def select_checkpoints(self) -> list[Path]:
+        """Folders of the checkpoints that --checkpoint names, in the order of steps.
+
+        Raises:
+            MissingInputError: there are none.
+        """
+        which = self.settings.checkpoint
+        folder = self.best if which == "best" else self.checkpoints
+        steps = folder.steps()
+        if which.isdecimal():
+            steps = [step for step in steps if step == int(which)]
+        if not steps:
+            raise MissingInputError(
+                f"{folder.folder}: has no checkpoint {which}; train first, or give another --model_dir"
+            )
+        return [folder.path(step) for step in (steps if which == "all" else steps[-1:])]
+
+    def load_selected(self) -> Checkpoint:
+        """The one checkpoint that --checkpoint names; the newest that can be read is taken for the newest."""
+        if self.settings.checkpoint == "newest":
+            return self.checkpoints.load_newest(report=warn)
+        return load_checkpoint(self.select_checkpoints()[0])
+
+    def restore_newest(self) -> Restored:
+        """Build the network of the newest checkpoint that can be read, in this process alone."""
+        return self._restore(self.checkpoints.load_newest(report=warn))
+
+    def restore_selected(self) -> Restored:
+        """Build the network of the one checkpoint that --checkpoint names, in this process alone."""
+        return self._restore(self.load_selected())
+
+    def restore_together(self, load: Callable[[], Checkpoint]) -> Restored:
+        """Build the network of a checkpoint that rank 0 loads, on every rank."""
+        loaded: list[Checkpoint] = []
+
+        def look() -> dict[str, Any]:
+            loaded.append(load())
+            return {"facts": model_facts(loaded[0]), "step": loaded[0].step}
+
+        found = from_root(self.communicator, look)
+        if self.is_root:
+            restored = self._restore(loaded[0])
+        else:
+            restored = Restored(self._build_for_use(found["facts"]), found["facts"], found["step"])
+        self.supervised.begin("broadcast")
+        share_state(self.communicator, restored.task)
+        return restored
+
+    def _restore(self, checkpoint: Checkpoint) -> Restored:
+        """With the averaged weights where the checkpoint has them."""
+        facts = model_facts(checkpoint)
+        task = self._build_for_use(facts)
+        task.write_weights(checkpoint.tensors)
+        return Restored(task, facts, checkpoint.step)
+
+    def _build_for_use(self, facts: Facts) -> TrainableTask:
+        """A network that does not train, and so needs no other process."""
+        policy = self.precision.keras_policy
+        return self.app.build_task(facts, policy, averages=False, communicator=SingleProcess(), reduce_statistics=None)
+
+
+def model_facts(checkpoint: Checkpoint) -> Facts:
+    """What a checkpoint notes of its network."""
+    return {name: value for name, value in checkpoint.facts.items() if name not in RUN_FACTS}
+
+
+def warn(text: str) -> None:
+    """Show a line that is no result."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+Value = TypeVar("Value")
+
+
+class RootError(Exception):
+    """What rank 0 could not do, on the other ranks; they end with its exit status."""
+
+    is_own: ClassVar[bool] = False
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(f"rank 0: {message}")
+        self.exit_status = exit_status
+
+
+def from_root(communicator: Communicator, compute: Callable[[], Value]) -> Value:
+    """What `compute`, which is called on rank 0 only, gives there: a JSON value, for every rank.
+
+    Raises:
+        RootError: it raised something on rank 0, which is raised on there.
+    """
+    if communicator.size == 1:
+        return compute()
+    if communicator.rank:
+        answer = json.loads(communicator.gather(b"")[0])
+        if "error" in answer:
+            raise RootError(answer["error"], answer["status"])
+        value: Value = answer["value"]
+        return value
+    try:
+        value = compute()
+    except Exception as error:
+        told = {"error": describe_error(error), "status": exit_status_of(error)}
+        communicator.gather(json.dumps(told).encode())
+        raise
+    communicator.gather(json.dumps({"value": value}).encode())
+    return value
+
+
+def share_state(communicator: Communicator, task: TrainableTask) -> None:
+    """Give the networks of all ranks, which are built alike, the state that rank 0's has."""
+    if communicator.size > 1:
+        state = task.read_state()
+        tensors = communicator.broadcast(list(state.values()))
+        task.write_state(dict(zip(state, map(np.asarray, tensors), strict=True)))

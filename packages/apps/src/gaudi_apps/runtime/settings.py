@@ -1,0 +1,123 @@
+"""What the machinery of a run has to know of a program's flags, whatever that program calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.profiler import StepRange
+from gaudi_distributed.devices.cores import count_processors
+
+# Threads: a number, 0 for as many as there are processors to use, or the measured best.
+ThreadFlag: TypeAlias = Literal["auto"] | int
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """Where and how TensorFlow computes.
+
+    Attributes:
+        device: ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"hpu"``.
+        use_hpu: whether ``"auto"`` may take a Gaudi.
+        dtype: precision by name, see `gaudi_distributed.choose_precision`.
+        recipe_cache: folder of compiled graphs on Gaudi.
+        intra_threads: within an operation; 0: as many as usable processors; ``"auto"``: the fastest.
+        inter_threads: between operations; the same.
+        max_cpus: processors the program may use at most; 0: all.
+        seed: of weights, order and augmentation.
+        deterministic: whether every operation has to give the same bits at every run.
+        local_rank: of this process on its machine, which says which device is its own.
+        is_rank: whether it is one of several processes.
+        checks_shapes: whether a training step without static shapes is an error on every device.
+    """
+
+    device: str
+    use_hpu: bool
+    dtype: str
+    recipe_cache: str | None
+    intra_threads: ThreadFlag
+    inter_threads: ThreadFlag
+    max_cpus: int
+    seed: int
+    deterministic: bool
+    local_rank: int = 0
+    is_rank: bool = False
+    checks_shapes: bool = False
+
+    @property
+    def usable_cpus(self) -> int:
+        """Processors that the program may use."""
+        available = count_processors()
+        return min(available, self.max_cpus or available)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """A run, its reports and its end.
+
+    Attributes:
+        device: see `DeviceSettings`.
+        model_dir: folder of the run.
+        clean: whether to remove the run there first.
+        checkpoint: which one is used: ``"newest"``, ``"best"``, ``"all"`` or a step.
+        keep_checkpoints: how many of the newest are kept.
+        checkpoint_minutes: between two checkpoints, besides those by steps; 0: none.
+        log_every: steps between two reports to the user.
+        summary_every: steps between two points in TensorBoard.
+        traced: steps to trace for TensorBoard's profiler.
+        draws_input: whether pictures of the training input are wanted.
+        weights: file to begin with.
+        target: the score that ends training; 0: none.
+        patience: evaluations in a row without a better score that end training; 0: never.
+        scores: whether training is scored, while it lasts or at its end.
+        scores_aside: whether it is scored by a process of its own while it goes on.
+        reports: whether a report of scores is wanted at the end of training.
+        steps: of the run, where they are given; 0: they follow from epochs.
+        kills: how often verify-resume kills its run.
+        steps_per_call: steps that are computed in one call.
+        distribution: this process among those that train together.
+    """
+
+    device: DeviceSettings
+    model_dir: Path
+    clean: bool
+    checkpoint: str
+    keep_checkpoints: int
+    checkpoint_minutes: float
+    log_every: int
+    summary_every: int
+    traced: StepRange | None
+    draws_input: bool
+    weights: str | None
+    target: float
+    patience: int
+    scores: bool
+    reports: bool
+    steps: int
+    kills: int
+    steps_per_call: int = 1
+    scores_aside: bool = False
+    distribution: Distribution = field(default_factory=Distribution)
+
+
+def make_device_settings(
+    config: Any, distribution: Distribution, *, intra_threads: ThreadFlag, inter_threads: ThreadFlag
+) -> DeviceSettings:
+    """What TensorFlow programs call alike: of the flags in the groups `run` and `device`, for one of the processes."""
+    run, device = config.run, config.device
+    return DeviceSettings(
+        device=device.device,
+        use_hpu=not device.no_hpu,
+        dtype=device.dtype,
+        recipe_cache=device.recipe_cache,
+        intra_threads=intra_threads,
+        inter_threads=inter_threads,
+        max_cpus=device.max_cpus,
+        seed=run.seed,
+        deterministic=run.deterministic,
+        local_rank=distribution.place.local_rank,
+        is_rank=distribution.place.size > 1,
+        checks_shapes=device.check_static_shapes,
+    )

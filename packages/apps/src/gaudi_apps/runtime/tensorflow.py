@@ -1,0 +1,173 @@
+"""TensorFlow as framework: start it, write summaries for TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from gaudi_apps.runtime.profiler import Profiler, StepRange
+from gaudi_apps.runtime.settings import DeviceSettings
+from gaudi_apps.runtime.threads import find_threads
+from gaudi_distributed import (
+    Precision,
+    apply_environment,
+    choose_device,
+    choose_precision,
+    open_device,
+    polling_environment,
+)
+from gaudi_distributed.devices.habana import module_environment
+
+if TYPE_CHECKING:
+    from gaudi_apps.training.parity.record import Lead, StepTensor
+
+
+# TensorFlow is imported inside the functions, after `start_tensorflow` has set what it reads when it is imported.
+
+
+class TensorFlow:
+    """See `gaudi_apps.runtime.framework.Framework`."""
+
+    def start(self, settings: DeviceSettings) -> Precision:
+        """See `start_tensorflow`."""
+        return start_tensorflow(settings)
+
+    def list_devices(self) -> list[str]:
+        """Such as ``["CPU"]``."""
+        import tensorflow as tf
+
+        return sorted({device.device_type for device in tf.config.get_visible_devices()})
+
+    def needs_static_shapes(self) -> bool:
+        """On a Gaudi, where each new shape is compiled for long."""
+        from gaudi_ops.tf import devices
+
+        return devices.has_hpu()
+
+    def replay_steps(
+        self,
+        task: Any,
+        batches: Iterator[Mapping[str, Any]],
+        learning_rate: Callable[[int], float],
+        steps: int,
+        lead: Lead | None,
+    ) -> Iterator[list[StepTensor]]:
+        """See `gaudi_apps.training.parity.keras_steps`."""
+        from gaudi_apps.training.parity.keras_steps import replay_steps
+
+        return replay_steps(task, batches, learning_rate, steps, lead)
+
+    def open_summaries(self, folder: Path) -> SummaryWriter:
+        """By tf.summary."""
+        return SummaryWriter(folder)
+
+    def open_tracer(self, folder: Path, steps: StepRange | None) -> Profiler:
+        """By TensorFlow's profiler."""
+        return Profiler(folder, steps)
+
+
+def start_tensorflow(settings: DeviceSettings) -> Precision:
+    """Choose device and precision, set the environment, and only then import TensorFlow."""
+    kind = choose_device(settings.device, use_hpu=settings.use_hpu)
+    precision = choose_precision(settings.dtype, kind, recipe_cache=settings.recipe_cache)
+    # Its log of CPU features and missing CUDA libraries is no news to a user; errors still show.
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"), "OPENCV_FFMPEG_LOGLEVEL": "-8"}
+    # A process that trains alone takes whichever Gaudi is free, or the one that the user names.
+    module = module_environment(settings.local_rank, os.environ) if kind == "hpu" and settings.is_rank else {}
+    polling = polling_environment(os.environ) if kind == "cpu" and settings.is_rank else {}
+    apply_environment({**quiet, **precision.environment, **module, **polling})
+    threads = find_threads(
+        settings.intra_threads,
+        settings.inter_threads,
+        settings.usable_cpus,
+        dtype="bfloat16" if settings.dtype == "bf16" else "float32",
+        on_cpu=kind == "cpu",
+    )
+    import tensorflow as tf
+
+    from gaudi_ops.tf.keras_api import keras
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads.intra)
+    tf.config.threading.set_inter_op_parallelism_threads(threads.inter)
+    open_device(kind, or_cpu=settings.device == "auto", local_rank=settings.local_rank)
+    keras.utils.set_random_seed(settings.seed)
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()
+        # It joins additions of two into additions of many, whose order changes from run to run even so.
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    return precision
+
+
+class SummaryWriter:
+    """Writes scalars into a folder that `tensorboard --logdir` reads.
+
+    Args:
+        folder: made when it is not there; a continued run adds a file to it.
+
+    Raises:
+        ImportError: TensorFlow is not installed; the message names the extra.
+        OSError: the folder cannot be written to; so may every method.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import tensorflow as tf
+        except ImportError as error:
+            raise ImportError("summaries need TensorFlow: pip install gaudi-apps[tensorflow]") from error
+        self._summary, self._error = tf.summary, tf.errors.OpError
+        self._folder = folder
+        with self._writing():
+            self._writer = tf.summary.create_file_writer(str(folder))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add a point at `step` to the curve of each name."""
+        with self._writing(), self._writer.as_default():
+            for name, value in scalars.items():
+                self._summary.scalar(name, value, step=step)
+
+    def write_hparams(self, values: Mapping[str, Any]) -> None:
+        """Set down what the run is done with, for TensorBoard's table of hyperparameters.
+
+        What is no number, truth value or text is written as text. Without the distribution tensorboard, which newer
+        TensorFlow does not bring along, nothing is written: there is nobody to look at it.
+        """
+        try:
+            from tensorboard.plugins.hparams import api
+        except ImportError:
+            return
+        with self._writing(), self._writer.as_default():
+            api.hparams({name: to_hparam(value) for name, value in values.items()})
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is buffered and close the file."""
+        with self._writing():
+            self._writer.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """TensorFlow's errors about the disk as Python's."""
+        try:
+            yield
+        except self._error as error:
+            reason = re.sub(r"\{\{.*?\}\} ?| \[Op:.*", "", " ".join(error.message.split()))
+            raise OSError(errno.EIO, reason, str(self._folder)) from None
+
+    def __enter__(self) -> SummaryWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def to_hparam(value: Any) -> bool | int | float | str:
+    """A value as the table of hyperparameters takes it: what is no number, truth value or text, as text."""
+    return value if isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,1 @@
+"""Training: the trainer, its callbacks, its initial state, and the checkpoints that it leaves."""

@@ -1,0 +1,216 @@
+"""The interface of a program to the machinery that all programs share: data, network and scores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+import numpy.typing as npt
+
+from gaudi_apps.inference.scores import BackgroundScoring, Score
+from gaudi_apps.runtime.framework import Framework
+from gaudi_apps.runtime.settings import RunSettings
+from gaudi_apps.runtime.tensorflow import TensorFlow
+from gaudi_apps.training.callbacks import TrainingWatcher
+from gaudi_apps.training.loop import Task
+from gaudi_apps.training.plan import CURRENT, Plan
+from gaudi_apps.training.run_dir import RunFolder
+from gaudi_distributed import Communicator
+
+if TYPE_CHECKING:
+    from gaudi_models.weights import LoadReport, WeightsFile
+
+Batches = Iterator[Mapping[str, Any]]
+Facts = Mapping[str, Any]
+Tensors = Mapping[str, npt.NDArray[Any]]
+ReduceStatistics: TypeAlias = Callable[[Sequence[Any]], list[Any]]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What is learnt from.
+
+    Attributes:
+        facts: the classes, as checkpoints note them: JSON values by name.
+        num_images: that there are.
+        fingerprint: equal for equal data, on all ranks of a run too.
+        batches: the endless batches of this rank from a step on.
+    """
+
+    facts: Facts
+    num_images: int
+    fingerprint: str
+    batches: Callable[[int], Batches]
+
+
+class TrainableTask(Task, Protocol):
+    """A network that learns, and its state; `gaudi_apps.training.keras_task.KerasTask` is one."""
+
+    model: Any
+
+    def guard_shapes(self) -> None:
+        """Let a dynamic shape or a second trace of a step be an error, see `gaudi_apps.training.static_shapes`."""
+
+    def wish(self, *, stop: bool, save: bool) -> None:
+        """Have the steps to come tell all ranks what this one wants, see `gaudi_apps.training.loop.Wishes`."""
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Within, the model has the average of its weights, if one is kept."""
+
+    def load_weights(self, weights: WeightsFile) -> LoadReport:
+        """Set what is in a file with the same name and shape, and begin the average anew."""
+
+    def read_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of all variables by name."""
+
+    def write_state(self, tensors: Tensors) -> None:
+        """Set all variables."""
+
+    def write_weights(self, tensors: Tensors) -> None:
+        """Set the weights to use the model with."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A network from a checkpoint, what the checkpoint notes of it, and its step."""
+
+    task: TrainableTask
+    facts: Facts
+    step: int
+
+
+class TaskScorer(Protocol):
+    """Scores a task on validation data."""
+
+    def summarize(self, result: Any) -> Score:
+        """The figures of a result, as of an evaluation in the background."""
+
+    def adopt(self, step: int, result: Any | None) -> None:
+        """Have the score of a step from a result that was found elsewhere, which rank 0 has."""
+
+    def watch(self, begin: Callable[[str], None]) -> None:
+        """Have somebody told what comes next; see `gaudi_distributed.failure.Member.at`."""
+
+    def score(self, task: Any, step: int) -> Score:
+        """Score it after so many steps, with the average of its weights where one is kept."""
+
+    def report(self, task: Any, step: int) -> Score:
+        """Score it, show the figures, and leave them in the folder of the run."""
+
+
+class Application(ABC):
+    """A program as its machinery sees it.
+
+    Attributes:
+        program: what a Python is given to run it, such as ``("-m", "gaudi_apps.ssd_train")``.
+        files: names of files in the folder of a run that the program writes besides those of the machinery.
+        folders: the same of folders.
+        side_flags: names of flags that two sides of a parity may differ in, besides those of `gaudi_apps.cli.flags`.
+        config: the dataclass of its flags, validated.
+        settings: what the machinery has to know of them.
+        recipe_version: which recipe is followed, see `gaudi_apps.training.plan`.
+        framework: what computes.
+    """
+
+    framework: Framework = TensorFlow()
+    program: tuple[str, ...]
+    files: ClassVar[tuple[str, ...]]
+    folders: ClassVar[tuple[str, ...]]
+    side_flags: tuple[str, ...]
+    config: Any
+    settings: RunSettings
+    recipe_version: int = CURRENT
+
+    def use_recipe(self, version: int) -> None:
+        """Plan and train by a version of the recipes."""
+        self.recipe_version = version
+
+    @property
+    def resolved_flags(self) -> Mapping[str, Any]:
+        """Flags by name whose default follows from others, with the values that they have in this run."""
+        return {}
+
+    @property
+    @abstractmethod
+    def free_flags(self) -> frozenset[str]:
+        """Flags that may change between two starts of a run, because its weights don't depend on them."""
+
+    @abstractmethod
+    def shorten(self, steps: int) -> Mapping[str, Any]:
+        """Flags of a run of so many steps that saves each of them and does nothing besides, to verify resuming."""
+
+    @abstractmethod
+    def open_training_data(self) -> TrainingData:
+        """Open what the flags name.
+
+        Raises:
+            MissingInputError: it is not there.
+            DataError: it is damaged.
+        """
+
+    @abstractmethod
+    def make_plan(self, num_images: int) -> Plan:
+        """Plan the training of so many images an epoch, on all processes together."""
+
+    @abstractmethod
+    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
+        """What a checkpoint has to note for its model to be built again: classes, architecture, padding."""
+
+    @abstractmethod
+    def build_task(
+        self,
+        facts: Facts,
+        keras_policy: str,
+        *,
+        averages: bool,
+        communicator: Communicator,
+        reduce_statistics: ReduceStatistics | None,
+    ) -> TrainableTask:
+        """A network with new weights.
+
+        Args:
+            facts: from `describe_model`, or from a checkpoint.
+            keras_policy: precision of the layers.
+            averages: whether it may keep an average of its weights.
+            communicator: of the processes that it trains with.
+            reduce_statistics: gives the sums, over processes, of what batch norm measures; None: each by itself.
+
+        Raises:
+            DataError: the facts do not say what is needed.
+        """
+
+    @abstractmethod
+    def open_scorer(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> TaskScorer:
+        """What scores networks of these facts, each process a part of the images, and leaves the scores in the folder.
+
+        Raises:
+            MissingInputError: there is no validation data.
+            DataError: it has other classes.
+        """
+
+    @abstractmethod
+    def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
+        """Draw what the network sees of the first training images; returns the files."""
+
+    def open_background_scoring(self, facts: Facts) -> BackgroundScoring | None:
+        """A process that scores while this one trains, with the results of the scorer; None: training waits."""
+        return None
+
+    def watch_training(self, plan: Plan, folder: Path) -> TrainingWatcher:
+        """Who hears what a training by a plan does, of which rank 0 leaves something in the folder."""
+        return TrainingWatcher()
+
+    def finish(self, restore: Callable[[], Restored]) -> None:  # noqa: B027
+        """What follows on a training that came to its end; nothing, unless a program says so."""
+
+    @abstractmethod
+    def predict(self, restore: Callable[[], Restored]) -> None:
+        """Use the chosen checkpoint on the user's pictures."""
+
+    @abstractmethod
+    def export(self, restore: Callable[[], Restored]) -> None:
+        """Export the chosen checkpoint."""

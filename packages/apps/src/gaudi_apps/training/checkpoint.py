@@ -1,0 +1,229 @@
+"""Checkpoints: folders of one tensor file and a manifest, complete or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from gaudi_datasets.errors import DataError, MissingInputError
+
+FORMAT = "gaudi-apps checkpoint"
+VERSION = 2
+TENSORS = "state.safetensors"
+MANIFEST = "manifest.json"
+_FILES = (MANIFEST, TENSORS)
+_REMEDY = "remove this checkpoint and use the one before"
+_NAME = re.compile(r"step-(\d{8,})")
+_DRAFT = re.compile(r"step-\d{8,}\.tmp")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as loaded.
+
+    Attributes:
+        step: steps that were done when it was written.
+        tensors: arrays by name.
+        facts: what the program that wrote it noted about model and run, JSON values by name.
+        sha256: of the tensor file; equal for equal tensors.
+    """
+
+    step: int
+    tensors: Mapping[str, npt.NDArray[Any]]
+    facts: Mapping[str, Any]
+    sha256: str
+
+
+class CheckpointFolder:
+    """The checkpoints of one run.
+
+    Args:
+        folder: where they are; made on the first save.
+        keep: how many of the newest are kept.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 20) -> None:
+        self.folder = folder
+        self._keep = keep
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints, rising; a damaged one, even one that lost a file, is among them."""
+        paths = (path for path in self._list_folders(_NAME) if any((path / file).is_file() for file in _FILES))
+        return sorted(int(path.name.removeprefix("step-")) for path in paths)
+
+    def path(self, step: int) -> Path:
+        """Folder of the checkpoint of a step."""
+        return self.folder / f"step-{step:08d}"
+
+    def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> Path:
+        """Write a checkpoint, remove those that are too many, and return the new one's folder.
+
+        Raises:
+            OSError: the disk is full or may not be written to; the earlier checkpoints stay.
+        """
+        target = self.path(step)
+        draft = target.with_name(f"{target.name}.tmp")
+        draft.mkdir(parents=True, exist_ok=True)
+        try:
+            _write(draft, step, tensors, facts)
+            _publish(draft, target)
+        except BaseException:
+            _remove_files(draft)
+            raise
+        _sync(self.folder)
+        # One of a later step could not be read, else the run would have gone on from there: it takes no place.
+        for old in [old for old in self.steps() if old <= step][: -self._keep]:
+            _remove_files(self.path(old))
+        # What a process left that was killed while it saved or removed one.
+        empty = [path for path in self._list_folders(_NAME) if not any(path.iterdir())]
+        for stale in [*self._list_folders(_DRAFT), *empty]:
+            _remove_files(stale)
+        return target
+
+    def load_newest(self, *, report: Callable[[str], None] = lambda text: None) -> Checkpoint:
+        """Load the checkpoint of the highest step that can be read.
+
+        Args:
+            report: called with a line about each newer one that cannot be read.
+
+        Raises:
+            MissingInputError: there is no checkpoint.
+            DataError: there are checkpoints, and all are damaged or of another format.
+        """
+        steps = self.steps()
+        if not steps:
+            raise MissingInputError(f"{self.folder}: has no checkpoint; train first, or give another --model_dir")
+        for step in reversed(steps):
+            try:
+                return load_checkpoint(self.path(step))
+            except DataError as error:
+                report(f"{error}")
+        raise DataError(f"{self.folder}: none of its {len(steps)} checkpoints can be read; restore one from a copy")
+
+    def clear(self) -> None:
+        """Remove all checkpoints, half-written ones too; files that this class did not write stay."""
+        for path in [*self._list_folders(_NAME), *self._list_folders(_DRAFT)]:
+            _remove_files(path)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def _list_folders(self, name: re.Pattern[str]) -> list[Path]:
+        """Folders of such names; a link to one is not ours to write to."""
+        if not self.folder.is_dir():
+            return []
+        found = (path for path in self.folder.iterdir() if name.fullmatch(path.name))
+        return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Load one checkpoint folder.
+
+    Raises:
+        DataError: a file is missing, damaged, or of another format.
+    """
+    try:
+        content = (path / MANIFEST).read_bytes()
+        manifest = json.loads(content)["manifest"]
+        # Compared as bytes: a changed space or digit anywhere is damage.
+        if content != _render(manifest):
+            raise DataError(f"{path / MANIFEST}: is damaged; {_REMEDY}")
+        if manifest["format"] != FORMAT or manifest["version"] != VERSION:
+            raise DataError(f"{path / MANIFEST}: is no checkpoint of version {VERSION} of this program; {_REMEDY}")
+        sha256 = manifest["sha256"][TENSORS]
+        if sha256 != _sha256(path / TENSORS):
+            raise DataError(f"{path / TENSORS}: is not what its manifest says; {_REMEDY}")
+        return Checkpoint(manifest["step"], load_file(path / TENSORS), manifest["facts"], sha256)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: is damaged ({error!r}); {_REMEDY}") from error
+
+
+def _write(draft: Path, step: int, tensors: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> None:
+    # In memory, for the library's own writing goes through a file of its own, which stays where a run is killed in it.
+    content = save(dict(tensors))
+    sha256 = {TENSORS: hashlib.sha256(content).hexdigest()}
+    manifest = {"format": FORMAT, "version": VERSION, "step": step, "sha256": sha256, "facts": dict(facts)}
+    _write_file(draft / TENSORS, content)
+    _write_file(draft / MANIFEST, _render(manifest))
+    _sync(draft)
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    try:
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # of a full disk it does not name the file
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _publish(draft: Path, target: Path) -> None:
+    """Give a draft its name; where that is taken, by a damaged checkpoint or notes of somebody, move its files in."""
+    if not target.exists():
+        os.replace(draft, target)
+        return
+    (target / MANIFEST).unlink(missing_ok=True)
+    for name in (TENSORS, MANIFEST):
+        os.replace(draft / name, target / name)
+    _sync(target)
+    _remove_files(draft)
+
+
+def _render(manifest: Mapping[str, Any]) -> bytes:
+    """The content of a manifest file: the manifest under its own checksum."""
+    body = json.dumps(manifest, sort_keys=True)
+    whole = {"manifest_sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": manifest}
+    return (json.dumps(whole, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _remove_files(folder: Path) -> None:
+    # Only the two files of a checkpoint, and the folder if that empties it: what else lies there is not ours.
+    for name in _FILES:
+        (folder / name).unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def require_names(found: Iterable[str], expected: Iterable[str]) -> None:
+    """Raise DataError unless the same names are in both."""
+    if unlike := sorted({*found} ^ {*expected}):
+        raise DataError(
+            f"checkpoint: {len(unlike)} tensors are missing or unknown, the first is {unlike[0]}; use another"
+        )
+
+
+def require_shape(name: str, found: Sequence[int], expected: Sequence[int]) -> None:
+    """Raise DataError unless a tensor has the shape that the model's has."""
+    if list(found) != list(expected):
+        raise DataError(
+            f"checkpoint: tensor {name} has shape {list(found)} and the model {list(expected)}; it is of a model with "
+            f"other classes, so use another --model_dir"
+        )

@@ -1,0 +1,212 @@
+"""A Keras network as something that learns: gradients, optimizer, average of the weights, and their state by name."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from gaudi_apps.training.checkpoint import require_names, require_shape
+from gaudi_apps.training.static_shapes import GuardedFunction
+from gaudi_distributed import Communicator
+from gaudi_models.weights import LoadReport, WeightsFile, assign_weights
+from gaudi_ops.tf import MovingAverages, devices
+
+Scalars = Mapping[str, Any]
+Batch = Mapping[str, Any]
+
+MOMENTUM_NAME = "momentum/"
+
+
+class Optimizer(Protocol):
+    """What moves the weights; its velocities are part of the state."""
+
+    velocities: Sequence[Any]
+
+    def apply(self, gradients: Sequence[Any], rate: Any) -> None:
+        """Update every variable once."""
+
+
+class KerasTask(ABC):
+    """Trains a Keras network; what the loss is, is said by the one who derives from it.
+
+    Args:
+        model: the network.
+        optimizer: of its trainable variables, in their order.
+        communicator: of the processes that train together.
+        ema_decay: of the average of the weights, see `gaudi_ops.tf.MovingAverages`; 0: there is none.
+    """
+
+    def __init__(self, model: Any, optimizer: Optimizer, *, communicator: Communicator, ema_decay: float = 0.0) -> None:
+        self.model = model
+        self._optimizer = optimizer
+        self._averages = MovingAverages(model.variables, ema_decay) if ema_decay else None
+        self._communicator = communicator
+        self._wishes = tf.Variable(tf.zeros([2]), trainable=False, name="wishes")
+        # Nothing in a step is Python's control flow, so AutoGraph has nothing to translate.
+        self._step = tf.function(self._train_step, autograph=False, reduce_retracing=True)
+        self._steps = tf.function(self._train_steps, autograph=False, reduce_retracing=True)
+        self._guarded = False
+
+    def guard_shapes(self) -> None:
+        """From now on, a dynamic shape or a second trace is a ShapeError, see `gaudi_apps.training.static_shapes`."""
+        if not self._guarded:
+            self._step, self._guarded = GuardedFunction(self._step, [layer.name for layer in self.model.layers]), True
+
+    @abstractmethod
+    def compute_loss(self, batch: Batch) -> dict[str, Any]:
+        """Scalars by name, with ``loss``, the one that is learnt from; within a gradient tape."""
+
+    def train_step(self, batch: Batch, learning_rate: float) -> Scalars:
+        """Learn from a batch; see `gaudi_apps.training.loop.Task`."""
+        scalars: Scalars = self._step(batch, tf.constant(learning_rate, tf.float32))
+        return scalars
+
+    def train_steps(self, batches: Sequence[Batch], learning_rates: Sequence[float]) -> list[Scalars]:
+        """Learn from one batch after the other in a single call; see `gaudi_apps.training.loop.Task`."""
+        if self._guarded or devices.has_hpu():
+            return [self.train_step(*given) for given in zip(batches, learning_rates, strict=True)]
+        stacked = {name: tf.stack([batch[name] for batch in batches]) for name in batches[0]}
+        scalars = self._steps(stacked, tf.constant(learning_rates, tf.float32))
+        arrays = {name: values.numpy() for name, values in scalars.items()}
+        return [{name: values[place] for name, values in arrays.items()} for place in range(len(batches))]
+
+    def _train_steps(self, batches: Batch, learning_rates: Any) -> Scalars:
+        # Traced before the loop, so that every variable is there: none may be made inside of it.
+        batch = {name: tf.TensorSpec(values.shape[1:], values.dtype) for name, values in batches.items()}
+        outputs = self._step.get_concrete_function(batch, tf.TensorSpec([], tf.float32)).structured_outputs
+        return tf.map_fn(
+            lambda given: self._train_step(*given),
+            (batches, learning_rates),
+            parallel_iterations=1,  # a step begins where the one before has ended
+            fn_output_signature={name: tf.TensorSpec(one.shape, one.dtype) for name, one in outputs.items()},
+        )
+
+    def wish(self, *, stop: bool, save: bool) -> None:
+        """Have the steps to come tell all ranks, in their scalar ``wishes``, what this one wants.
+
+        `gaudi_apps.training.loop.Wishes` reads it.
+        """
+        self._wishes.assign([float(stop), float(save)])
+
+    def _train_step(self, batch: Batch, learning_rate: Any) -> Scalars:
+        with tf.GradientTape() as tape:
+            scalars = self.compute_loss(batch)
+        gradients = tape.gradient(scalars["loss"], self.model.trainable_variables)
+        if self._communicator.size > 1:
+            gradients, scalars = self._average(gradients, scalars)
+        finite = _are_finite(scalars["loss"], learning_rate, gradients)
+        if devices.has_hpu():
+            # No branch is known to run there. The run ends at a number that is not finite, before anything is saved.
+            self.update(gradients, learning_rate)
+        else:
+            tf.cond(finite, lambda: self.update(gradients, learning_rate), lambda: None)
+        return {**scalars, "finite": finite}
+
+    def _average(self, gradients: Sequence[Any], scalars: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Make this rank's step the step of all: the means of gradients, scalars and moving statistics over the ranks.
+
+        This is the one place where anything is normalised by the number of ranks. A rank's loss is the mean over its
+        images, and all ranks have equally many, so the mean over the ranks is the mean over the global batch. What
+        follows computes with means only, so after the step all ranks have the same state, bit for bit, and have found
+        alike whether its numbers are finite.
+        """
+        own_finite = _are_finite(scalars["loss"], 0.0, gradients)
+        gradients = self._communicator.allreduce(gradients, compressed=True)
+        statistics = self._find_statistics()
+        means = self._communicator.allreduce([*scalars.values(), self._wishes.read_value(), *statistics])
+        for variable, mean in zip(statistics, means[len(scalars) + 1 :], strict=True):
+            variable.assign(mean)
+        averaged = dict(zip([*scalars, "wishes"], means, strict=False))
+        return gradients, {**averaged, "own_finite": own_finite}
+
+    def _find_statistics(self) -> list[Any]:
+        """The moving statistics that a forward pass changes; those of frozen layers it does not."""
+        return [one for layer in self.model.layers if layer.trainable for one in layer.non_trainable_variables]
+
+    def update(self, gradients: Sequence[Any], learning_rate: Any) -> None:
+        """Move the weights, inside the graph, and all that follows on it."""
+        self._optimizer.apply(gradients, learning_rate)
+        self.after_update()
+        if self._averages is not None:
+            self._averages.update()
+
+    def after_update(self) -> None:  # noqa: B027
+        """What follows on an update of the weights, inside the graph; nothing, unless somebody says so."""
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Within, the model has the average of its weights, if one is kept."""
+        return contextlib.nullcontext() if self._averages is None else self._averages.swapped()
+
+    def load_weights(self, weights: WeightsFile) -> LoadReport:
+        """See `gaudi_models.weights.assign_weights`; the average begins anew."""
+        report = assign_weights(self.model, weights)
+        self.reset_averages()
+        return report
+
+    def reset_averages(self) -> None:
+        """Begin the average anew."""
+        if self._averages is not None:
+            self._averages.reset()
+
+    def training_state(self) -> dict[str, Any]:
+        """Variables by name that only training needs."""
+        trained = (name_of(variable) for variable in self.model.trainable_variables)
+        return {f"{MOMENTUM_NAME}{name}": slot for name, slot in zip(trained, self._optimizer.velocities, strict=True)}
+
+    def _weights(self) -> dict[str, Any]:
+        return {name_of(variable): variable for variable in self.model.variables}
+
+    def _state(self) -> dict[str, Any]:
+        """Every variable by the name it has in a checkpoint."""
+        averages = self._averages.state() if self._averages is not None else {}
+        return self._weights() | self.training_state() | averages
+
+    def read_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of all variables, weights, optimizer and average, by name."""
+        return {name: np.array(variable.numpy()) for name, variable in self._state().items()}
+
+    def write_weights(self, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Set the weights to use the model with: their average where the checkpoint has one.
+
+        Raises:
+            DataError: a weight is missing, or of another shape; nothing is changed then.
+        """
+        weights = self._weights()
+        chosen = {name: tensors.get(f"average/{name}", tensors.get(name)) for name in weights}
+        _require_fit({name: tensor for name, tensor in chosen.items() if tensor is not None}, weights)
+        for name, variable in weights.items():
+            variable.assign(chosen[name])
+
+    def write_state(self, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Set all variables.
+
+        Raises:
+            DataError: a tensor is missing, superfluous, or of another shape; nothing is changed then.
+        """
+        state = self._state()
+        _require_fit(tensors, state)
+        for name, variable in state.items():
+            variable.assign(tensors[name])
+
+
+def _are_finite(loss: Any, learning_rate: Any, gradients: Sequence[Any]) -> Any:
+    # One sum over all gradients: it is finite only where each of them is.
+    return tf.reduce_all(tf.math.is_finite(tf.stack([loss, learning_rate, tf.linalg.global_norm(gradients)])))
+
+
+def name_of(variable: Any) -> str:
+    """What a checkpoint calls a variable."""
+    name: str = variable.name.removesuffix(":0")
+    return name
+
+
+def _require_fit(tensors: Mapping[str, npt.NDArray[Any]], variables: Mapping[str, Any]) -> None:
+    require_names(tensors, variables)
+    for name, variable in variables.items():
+        require_shape(name, tensors[name].shape, variable.shape)

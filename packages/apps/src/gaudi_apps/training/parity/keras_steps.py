@@ -1,0 +1,177 @@
+"""The first training steps of a Keras network with everything in them laid open, as the mode parity compares it.
+
+The side that is compared is led by the one that was recorded: each layer is given what the recorded layers before it
+gave, and each step begins with the weights that the recorded one began with. So a layer is compared on equal inputs,
+and what differs is its own doing. Without, rounding alone would tear two sides apart: a deep network with batch norm
+over a small batch makes other gradients of the last bits of bfloat16.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_apps.training.keras_task import KerasTask, name_of
+from gaudi_apps.training.parity.record import (
+    Array,
+    Lead,
+    LedStep,
+    StepTensor,
+    list_outputs,
+    note_tensor,
+    require_shape,
+    wrapped,
+)
+
+# Names and values of the variables of each layer.
+Weights: TypeAlias = Mapping[str, list[tuple[str, Array]]]
+
+
+def replay_steps(
+    task: KerasTask,
+    batches: Iterator[Mapping[str, Any]],
+    learning_rate: Callable[[int], float],
+    steps: int,
+    lead: Lead | None = None,
+) -> Iterator[list[StepTensor]]:
+    """Train, as `KerasTask.train_step` does, and give all tensors of each step in the order of computation.
+
+    Args:
+        task: trained by this; alone, not with other processes.
+        batches: of `gaudi_apps.training.application.TrainingData`.
+        learning_rate: of a step, counted from 0.
+        steps: how many.
+        lead: the other side's steps, counted from 1; None: this side goes by itself.
+
+    Raises:
+        ConfigurationError: the other side's tensors are not of the shapes of this side's.
+    """
+    open_step = _OpenStep(task)
+    before = _read_weights(task.model)
+    for number in range(1, steps + 1):
+        batch = next(batches)
+        led = lead(number) if lead else LedStep({}, {}, {})
+        used = {name: _take(name, values, led.batch.get(name)) for name, values in batch.items()}
+        outputs, scalars, gradients = open_step(used, learning_rate(number - 1), led.outputs)
+        after = _read_weights(task.model)
+        yield [
+            *(note_tensor(number, "batch", name, _to_array(values)) for name, values in sorted(batch.items())),
+            *list_outputs(number, outputs, before if number == 1 else {}),
+            *(note_tensor(number, "loss", name, values) for name, values in _with_total_last(scalars)),
+            *(note_tensor(number, "gradient", name, values, layer) for name, layer, values in gradients),
+            *_list_updates(number, before, after),
+        ]
+        before = _follow(task.model, before, led.updates) if led.updates else after
+
+
+class _OpenStep:
+    """A step, compiled, that gives what its layers compute, its scalars and its gradients."""
+
+    def __init__(self, task: KerasTask) -> None:
+        self._task = task
+        self._outputs: list[str] = []
+        self._step = tf.function(self._compute, autograph=False)
+        self._layers = {id(one): layer.name for layer in task.model.layers for one in layer.variables}
+
+    def __call__(
+        self, batch: Mapping[str, Any], rate: float, lead: Mapping[str, Array]
+    ) -> tuple[list[tuple[str, Array]], dict[str, Array], list[tuple[str, str, Array]]]:
+        outputs, scalars, gradients = self._step(batch, tf.constant(rate, tf.float32), dict(lead))
+        variables = self._task.model.trainable_variables
+        # From the last layer to the first, as they are computed.
+        backwards = [
+            (name_of(variable), self._layers[id(variable)], _to_array(gradient))
+            for variable, gradient in zip(reversed(variables), reversed(gradients), strict=True)
+        ]
+        named = [(name, _to_array(values)) for name, values in zip(self._outputs, outputs, strict=True)]
+        return named, {name: _to_array(value) for name, value in scalars.items()}, backwards
+
+    def _compute(
+        self, batch: Mapping[str, Any], rate: Any, lead: Mapping[str, Any]
+    ) -> tuple[list[Any], Mapping[str, Any], Sequence[Any]]:
+        with _noting_outputs(self._task.model.layers, lead) as outputs, tf.GradientTape() as tape:
+            scalars = self._task.compute_loss(batch)
+        gradients = tape.gradient(scalars["loss"], self._task.model.trainable_variables)
+        self._task.update(gradients, rate)
+        self._outputs = list(outputs)
+        return list(outputs.values()), scalars, gradients
+
+
+@contextlib.contextmanager
+def _noting_outputs(layers: Sequence[Any], lead: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Within, what layers give is noted by their names, in the order of their calls, and replaced by the lead.
+
+    A model of the layers' outputs would be a second forward pass, which changes the moving statistics a second time.
+    """
+    noted: dict[str, Any] = {}
+
+    def note(layer: Any, output: Any) -> Any:
+        calls = sum(name.partition("#")[0] == layer.name for name in noted)
+        name = f"{layer.name}#{calls + 1}" if calls else layer.name
+        noted[name] = output
+        return _replace(name, output, lead[name]) if name in lead else output
+
+    def call(layer: Any, own_call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        return tf.nest.map_structure(functools.partial(note, layer), own_call(*arguments, **keywords))
+
+    with wrapped(layers, "call", call):
+        yield noted
+
+
+def _replace(name: str, output: Any, given: Any) -> Any:
+    """Other values in place of an output, whose gradient stays that of the output."""
+
+    @tf.custom_gradient
+    def replace(own: Any) -> Any:
+        return _take(name, own, given), lambda upstream: upstream
+
+    return replace(output)
+
+
+def _take(name: str, own: Any, given: Any) -> Any:
+    """The other side's values in the type of this side's; this side's where there are no others."""
+    if given is None:
+        return own
+    require_shape(name, own.shape, given.shape)
+    return tf.cast(given, own.dtype)
+
+
+def _follow(model: Any, before: Weights, updates: Mapping[str, Array]) -> Weights:
+    """Take the other side's step in place of the own one; returns the weights after it."""
+    for layer in model.layers:
+        for variable, (name, old) in zip(layer.variables, before[layer.name], strict=True):
+            require_shape(name, old.shape, updates[name].shape)
+            variable.assign(old + updates[name])
+    return _read_weights(model)
+
+
+def _list_updates(number: int, before: Weights, after: Weights) -> Iterator[StepTensor]:
+    """What the step added to each variable: weights and moving statistics."""
+    for layer, variables in after.items():
+        for (name, new), (_, old) in zip(variables, before[layer], strict=True):
+            yield note_tensor(number, "update", name, new - old, layer)
+
+
+def _read_weights(model: Any) -> Weights:
+    """Names and values of the variables of each layer."""
+    return {
+        layer.name: [(name_of(variable), _to_array(variable)) for variable in layer.variables] for layer in model.layers
+    }
+
+
+def _with_total_last(scalars: Mapping[str, Array]) -> list[tuple[str, Array]]:
+    """The loss is the sum of its parts, so it comes after them."""
+    return sorted(scalars.items(), key=lambda item: item[0] == "loss")
+
+
+def _to_array(values: Any) -> Array:
+    """NumPy has no bfloat16: its values are given in float32, which has all of them."""
+    tensor = tf.convert_to_tensor(values)
+    if tensor.dtype == tf.bfloat16:
+        tensor = tf.cast(tensor, tf.float32)
+    return np.asarray(tensor.numpy(), order="C")

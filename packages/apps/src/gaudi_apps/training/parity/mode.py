@@ -1,0 +1,190 @@
+"""The mode parity: record this side, or compare it with another, recorded before or by a process started now."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gaudi_apps.cli.config_file import list_flags
+from gaudi_apps.cli.flags import DISTRIBUTION_FLAGS, SIDE_FLAGS, ParityFlags, find_other_side
+from gaudi_apps.runtime.session import Session
+from gaudi_apps.training.application import Facts, TrainableTask, TrainingData
+from gaudi_apps.training.parity.compare import (
+    Difference,
+    ParityError,
+    choose_tolerances,
+    compare_step,
+    find_first,
+    make_document,
+    print_document,
+    print_table,
+    require_comparable,
+)
+from gaudi_apps.training.parity.record import (
+    LedStep,
+    Recording,
+    StepTensor,
+    read_recording,
+    require_new,
+    write_recording,
+)
+from gaudi_apps.training.plan import Plan, note_version
+from gaudi_apps.training.setup import list_start_facts, require_classes
+
+# Of a start; what else it has in common with others is in the settings.
+_OF_A_SIDE = ("device", "precision", "python", "versions", "code")
+
+
+def run_parity(session: Session, flags: ParityFlags, other: Path | None, *, as_json: bool) -> None:
+    """Record this side where there is no other, and else compare with it.
+
+    Args:
+        session: of this side; nothing is written into its folder of a run.
+        flags: checked.
+        other: a recording.
+        as_json: whether standard output is for one JSON object.
+
+    Raises:
+        ParityError: the sides differ.
+        ConfigurationError: the recording is of other data, flags or tensors.
+        DataError: it is damaged.
+    """
+    if flags.parity_output is not None:
+        require_new(Path(flags.parity_output))
+    recording = None if other is None else read_recording(other)
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+        this = _ThisSide(session, flags.parity_steps)
+        if recording is None:
+            folder = Path(flags.parity_output or "")
+            write_recording(folder, this.settings, this.side, this.compute(None))
+            print(f"{folder}: recorded; compare by --parity_against recorded={folder}")
+            return
+        require_comparable(this.settings, recording)
+        differences = _compare(this, recording, flags)
+    if as_json:
+        print_document(make_document(differences, this.side, recording.side))
+    else:
+        print_table(differences)
+    first = find_first(differences)
+    if first is not None:
+        one = differences[first]
+        raise ParityError(
+            f"parity: {one.tensor.describe()} is the first that differs, by {one.largest:.3g}, tolerated are "
+            f"{one.bound:.3g}"
+        )
+
+
+class _ThisSide:
+    """The side that this process computes."""
+
+    def __init__(self, session: Session, steps: int) -> None:
+        self._framework = session.app.framework
+        self._data = session.app.open_training_data()
+        session.choose_recipe()
+        self._plan = session.app.make_plan(self._data.num_images)
+        self._steps = steps
+        self._task, facts, weights = _begin(session, self._data)
+        start = list_start_facts(session, self._data.fingerprint)
+        self.side = {"weights": weights, **{name: start[name] for name in _OF_A_SIDE}}
+        self.settings = _list_settings(session, self._data, self._plan, facts, steps)
+
+    def compute(self, recording: Recording | None) -> Iterator[list[StepTensor]]:
+        """All tensors of each step, led by the recording where there is one."""
+        lead = None if recording is None else lambda step: _read_lead(recording, step)
+        batches = self._data.batches(0)
+        return self._framework.replay_steps(self._task, batches, self._plan.learning_rate, self._steps, lead)
+
+
+def _compare(this: _ThisSide, recording: Recording, flags: ParityFlags) -> list[Difference]:
+    precisions = [str(side.get("precision")) for side in (this.side, recording.side)]
+    tolerances = choose_tolerances(precisions, flags.parity_rtol, flags.parity_atol)
+    differences: list[Difference] = []
+    for step, tensors in enumerate(this.compute(recording), 1):
+        differences += compare_step(tensors, recording, step, tolerances)
+    return differences
+
+
+def _begin(session: Session, data: TrainingData) -> tuple[TrainableTask, Facts, str]:
+    """The network as a training would begin with it, its facts, and where its weights are from."""
+    run = session.settings
+    if run.checkpoint != "newest" or session.checkpoints.steps():
+        restored = session.restore_selected()
+        require_classes(restored.facts, data, f"checkpoint of step {restored.step}")
+        return restored.task, restored.facts, f"checkpoint of step {restored.step}"
+    if run.weights is None:
+        facts = session.app.describe_model(data, None)
+        return session.build_task(facts, averages=False), facts, f"seed {run.device.seed}"
+    from gaudi_models.weights import read_weights
+
+    weights = read_weights(run.weights)
+    facts = session.app.describe_model(data, weights)
+    task = session.build_task(facts, averages=False)
+    print(task.load_weights(weights).describe())
+    return task, facts, "file of weights"
+
+
+def _list_settings(session: Session, data: TrainingData, plan: Plan, facts: Facts, steps: int) -> dict[str, Any]:
+    """What two sides must have in common, JSON values by name."""
+    app = session.app
+    free = {*app.free_flags, *DISTRIBUTION_FLAGS, *SIDE_FLAGS, *app.side_flags}
+    flags = {name: value for name, value in list_flags(app.config) if name not in free}
+    flags |= {**app.resolved_flags, **note_version(app.recipe_version)}
+    return {"data": data.fingerprint, "parity_steps": steps, **facts, **flags, "batch_size": plan.global_batch}
+
+
+def _read_lead(recording: Recording, step: int) -> LedStep:
+    def read(part: str) -> dict[str, Any]:
+        return {one.name: recording.read(one) for one in recording.list_step(step) if one.part == part}
+
+    return LedStep(read("batch"), read("output"), read("update"))
+
+
+class OtherSideError(RuntimeError):
+    """The other side could not be computed; the program ends with its exit status."""
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
+@contextlib.contextmanager
+def recorded_side(flags: ParityFlags, command: Sequence[str]) -> Iterator[Path | None]:
+    """The folder of the other side's recording; None: only this side is to be recorded.
+
+    Args:
+        flags: checked.
+        command: that computes this side.
+
+    Raises:
+        OtherSideError: it could not be computed.
+    """
+    other = find_other_side(flags)
+    if other is None:
+        yield None
+    elif other.recorded is not None:
+        yield Path(other.recorded)
+    else:
+        with tempfile.TemporaryDirectory(prefix="parity-") as parent:
+            folder = Path(parent) / "other"
+            _record([*command, *other_arguments(flags, folder)], other.text)
+            yield folder
+
+
+def other_arguments(flags: ParityFlags, folder: Path) -> tuple[str, ...]:
+    """What a command line says after that of this side, to have the other side recorded in a folder."""
+    other = find_other_side(flags)
+    return (*(other.arguments if other else ()), "--parity_against", f"--parity_output={folder}")
+
+
+def _record(command: Sequence[str], text: str) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        last = next((line for line in reversed(said) if "error: " in line), said[-1] if said else "it said nothing")
+        status = done.returncode if done.returncode > 0 else 70
+        raise OtherSideError(f"the other side ({text}): {last.partition('error: ')[2] or last}", status)

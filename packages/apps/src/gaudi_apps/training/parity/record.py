@@ -1,0 +1,294 @@
+"""Tensors of a step in the order of computation, and their recording in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from gaudi_apps.cli.flags import MAX_STEPS
+from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
+from gaudi_datasets.staging import staging_folder
+from gaudi_distributed.errors import ConfigurationError
+
+FORMAT = "gaudi-apps parity"
+VERSION = 1
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 64 << 20
+MAX_BYTES = 32 << 30
+_TYPES = {"settings": dict, "side": dict, "steps": list, "tensors": list}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording, whose manifest was found good and whose files are what it says.
+
+    Attributes:
+        folder: where it is.
+        settings: what two sides must have in common, JSON values by name.
+        side: what they may differ in.
+        steps: how many there are.
+        tensors: of all steps, in the order of computation.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+    side: Mapping[str, Any]
+    steps: int
+    tensors: tuple[TensorFacts, ...]
+
+    def list_step(self, step: int) -> list[TensorFacts]:
+        """The tensors of a step, counted from 1."""
+        return [tensor for tensor in self.tensors if tensor.step == step]
+
+    def read(self, tensor: TensorFacts) -> Array:
+        """The values of one of the tensors.
+
+        Raises:
+            DataError: they are not there, or of another shape or type than the manifest says.
+        """
+        path = self.folder / _name_file(tensor.step)
+        try:
+            with safe_open(path, framework="numpy") as file:
+                shape = tuple(file.get_slice(tensor.key).get_shape())
+                values: Array = file.get_tensor(tensor.key) if shape == tensor.shape else np.empty(shape, np.uint8)
+        except (OSError, SafetensorError, TypeError) as error:
+            raise DataError(f"{path}: {tensor.key}: cannot be read ({error}); record it anew") from None
+        if (values.shape, values.dtype.name) != (tensor.shape, tensor.dtype):
+            raise DataError(f"{path}: {tensor.key}: is not of the shape and type of {MANIFEST}; record it anew")
+        return values
+
+
+def require_new(folder: Path) -> None:
+    """Raise UnsafeError where a recording cannot be written because something is there."""
+    if os.path.lexists(folder):
+        raise UnsafeError(f"--parity_output {folder}: is there already; give a folder that is not")
+
+
+def write_recording(
+    folder: Path, settings: Mapping[str, Any], side: Mapping[str, Any], steps: Iterable[list[StepTensor]]
+) -> None:
+    """Write a recording, which is there as a whole or not at all.
+
+    Args:
+        folder: must not be there yet.
+        settings: see `Recording`.
+        side: see `Recording`.
+        steps: the tensors of each step; only one step is kept in memory.
+
+    Raises:
+        UnsafeError: something is there.
+        FlagError: it would be larger than a recording may be.
+    """
+    require_new(folder)
+    files: list[dict[str, Any]] = []
+    tensors: list[TensorFacts] = []
+    with staging_folder(folder.absolute().parent) as parent:
+        draft = parent / "recording"
+        draft.mkdir()
+        for number, step in enumerate(steps, 1):
+            path = draft / _name_file(number)
+            total = sum(one["bytes"] for one in files) + sum(one.values.nbytes for one in step)
+            if total > MAX_BYTES:
+                limit = f"above {MAX_BYTES >> 30} GiB"
+                raise FlagError(f"--parity_output {folder}: is {limit} at step {number}; give a smaller --batch_size")
+            _write_step(path, step)
+            files.append({"bytes": path.stat().st_size, "sha256": _hash(path)})
+            tensors += [one.facts for one in step]
+        manifest = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "side": dict(side)}
+        document = {**manifest, "steps": files, "tensors": [asdict(tensor) for tensor in tensors]}
+        (draft / MANIFEST).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        for path in draft.iterdir():  # the library writes files that nobody else may read
+            path.chmod((draft / MANIFEST).stat().st_mode)
+        require_new(folder)
+        draft.rename(folder)
+
+
+def read_recording(folder: Path) -> Recording:
+    """Open a recording and check all of it.
+
+    Raises:
+        MissingInputError: there is none.
+        DataError: it is damaged, or of another format or version.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise MissingInputError(f"{path}: there is no such file; give a folder that --parity_output made")
+    if path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise DataError(f"{path}: is larger than {MAX_MANIFEST_BYTES >> 20} MiB; record it anew")
+    try:
+        document = json.loads(path.read_bytes())
+        recording = _parse(folder, document)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{path}: is no recording of a parity ({error}); record it anew") from None
+    for number, entry in enumerate(document["steps"], 1):
+        _check_file(folder / _name_file(number), entry)
+    return recording
+
+
+def _parse(folder: Path, document: Any) -> Recording:
+    if document["format"] != FORMAT or document["version"] != VERSION:
+        raise ValueError(f"format {document['format']!r}, version {document['version']!r}")
+    for name, kind in _TYPES.items():
+        if not isinstance(document[name], kind):
+            raise TypeError(f"{name} is of the wrong type")
+    steps = len(document["steps"])
+    if not 1 <= steps <= MAX_STEPS:
+        raise ValueError(f"{steps} steps")
+    tensors = tuple(_parse_tensor(entry, steps) for entry in document["tensors"])
+    if len({tensor.key for tensor in tensors}) != len(tensors):
+        raise ValueError("a tensor stands in it twice")
+    return Recording(folder, document["settings"], document["side"], steps, tensors)
+
+
+def _parse_tensor(entry: Any, steps: int) -> TensorFacts:
+    tensor = TensorFacts(**{**entry, "shape": tuple(entry["shape"])})
+    texts = (tensor.part, tensor.name, tensor.layer, tensor.dtype)
+    numbers = (tensor.step, *tensor.shape)
+    if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
+        raise TypeError(f"tensor {str(entry)[:80]}")
+    if tensor.part not in get_args(Part) or not 1 <= tensor.step <= steps or min(tensor.shape, default=0) < 0:
+        raise ValueError(f"tensor {str(entry)[:80]}")
+    return tensor
+
+
+def _check_file(path: Path, entry: Any) -> None:
+    if not path.is_file():
+        raise DataError(f"{path}: is missing; copy the whole recording, or record it anew")
+    size = path.stat().st_size
+    known = isinstance(entry, dict) and entry.get("bytes") == size <= MAX_BYTES
+    if not known or entry.get("sha256") != _hash(path):
+        raise DataError(f"{path}: is not what {MANIFEST} says; copy it again, or record it anew")
+
+
+def _write_step(path: Path, step: list[StepTensor]) -> None:
+    try:
+        save_file({one.facts.key: np.asarray(one.values, order="C") for one in step}, path)
+    except SafetensorError as error:  # also of a full disk
+        raise OSError(f"{path.name}: cannot be written ({error})") from None
+
+
+def _name_file(step: int) -> str:
+    return f"step-{step:04d}.safetensors"
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+# In the order of a step: what goes in, the weights of a layer (in the first step) and what it gives, the parts of the
+# loss, gradients from the last layer to the first, and what the step adds to each variable.
+Part: TypeAlias = Literal["batch", "weight", "output", "loss", "gradient", "update"]
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """A tensor without its values.
+
+    Attributes:
+        step: from 1.
+        part: of the step.
+        name: of a variable, a layer, a part of the batch or of the loss.
+        layer: that it belongs to; empty: to none.
+        shape: of its values.
+        dtype: of its values, as NumPy names it.
+    """
+
+    step: int
+    part: Part
+    name: str
+    layer: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others of a recording."""
+        return f"step{self.step}/{self.part}/{self.name}"
+
+    def describe(self) -> str:
+        """For a line of text."""
+        place = f" of layer {self.layer}" if self.layer else ""
+        return f"step {self.step}: {self.part} {self.name}{place}"
+
+
+@dataclass(frozen=True, eq=False)
+class StepTensor:
+    """A tensor with its values, which are numbers that NumPy has."""
+
+    facts: TensorFacts
+    values: Array
+
+
+def note_tensor(step: int, part: Part, name: str, values: Array, layer: str = "") -> StepTensor:
+    """A tensor of a step."""
+    return StepTensor(TensorFacts(step, part, name, layer, tuple(values.shape), values.dtype.name), values)
+
+
+@dataclass(frozen=True)
+class LedStep:
+    """What a step of the other side went by: its batch, what its layers gave, and what was added to its variables."""
+
+    batch: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    updates: Mapping[str, Array]
+
+
+# The other side's steps, counted from 1.
+Lead: TypeAlias = Callable[[int], LedStep]
+
+
+def list_outputs(
+    step: int, outputs: Iterable[tuple[str, Array]], weights: Mapping[str, Sequence[tuple[str, Array]]]
+) -> Iterator[StepTensor]:
+    """What layers give, and before it the weights that they begin with.
+
+    Args:
+        step: from 1.
+        outputs: names and values in the order of computation; a second output of a layer has ``#2`` after its name.
+        weights: names and values by layers; empty where they are not to be noted.
+    """
+    left = dict(weights)
+    for name, values in outputs:
+        layer = name.partition("#")[0]
+        for variable, content in left.pop(layer, ()):
+            yield note_tensor(step, "weight", variable, content, layer)
+        yield note_tensor(step, "output", name, values, layer)
+
+
+def require_shape(name: str, own: Sequence[int], given: Sequence[int]) -> None:
+    """Raise ConfigurationError where a tensor of the other side cannot take the place of this side's."""
+    if tuple(own) != tuple(given):
+        raise ConfigurationError(
+            f"recording: {name} has shape {list(given)} there and {list(own)} here; record it anew"
+        )
+
+
+@contextlib.contextmanager
+def wrapped(layers: Iterable[Any], method: str, wrap: Callable[..., Any]) -> Iterator[None]:
+    """Within, a method of each layer is ``wrap(layer, own method, *arguments)``."""
+    kept = list(layers)
+    for layer in kept:
+        # Not by an assignment, which a framework would track.
+        vars(layer)[method] = functools.partial(wrap, layer, getattr(layer, method))
+    try:
+        yield
+    finally:
+        for layer in kept:
+            del vars(layer)[method]

@@ -1,0 +1,165 @@
+"""The folder of a run: what the run is, and which files in it are the run's own.
+
+``run.json`` says both. It keeps two runs from mixing in one folder, and lets a run be removed without touching
+anything else that lies there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gaudi_apps.inference.scores import write_json
+from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_datasets.errors import DataError, UnsafeError
+
+RUN_FILE = "run.json"
+FORMAT = "gaudi-apps run"
+VERSION = 1
+
+
+class RunChangedError(ValueError):
+    """A run is to be continued with other settings or data than it was begun with."""
+
+    exit_status: ClassVar[int] = 78
+
+
+class RunFolder:
+    """A run's folder.
+
+    Args:
+        folder: made when the run begins.
+        checkpoint_folders: names of the folders of checkpoints within, which remove their own files.
+    """
+
+    def __init__(self, folder: Path, checkpoint_folders: Sequence[str] = ("checkpoints",)) -> None:
+        self.folder = folder
+        self._checkpoint_folders = checkpoint_folders
+        self._record_path = folder / RUN_FILE
+
+    def look(self, settings: Mapping[str, Any], *, files: Sequence[str], folders: Sequence[str]) -> bool:
+        """See whether a run can begin here, or go on; nothing is changed.
+
+        Args:
+            settings: what decides the result of the run, JSON values by name.
+            files: names of files that the run will write, which are its own once it has begun.
+            folders: names of folders that it will write into; of what is in them, only what `own` is told is its own.
+                None of the files and folders may be there before a run begins.
+
+        Returns:
+            whether there is a run already.
+
+        Raises:
+            RunChangedError: there is a run of other settings.
+            UnsafeError: there is no run, and one of the names is taken.
+            DataError: ``run.json`` cannot be read.
+        """
+        if self._record_path.exists():
+            _require_same(self._record_path, self._read()["settings"], settings)
+            return True
+        taken = [name for name in (*self._checkpoint_folders, *files, *folders) if os.path.lexists(self.folder / name)]
+        if taken:
+            raise UnsafeError(
+                f"{self.folder / taken[0]}: is there, but by {RUN_FILE} no run wrote it; give another --model_dir"
+            )
+        return False
+
+    def begin(self, settings: Mapping[str, Any], *, files: Sequence[str], folders: Sequence[str]) -> bool:
+        """Begin a run here, or go on with the one that is here; arguments, result and exceptions are as of `look`."""
+        if self.look(settings, files=files, folders=folders):
+            return True
+        self.folder.mkdir(parents=True, exist_ok=True)
+        record = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "files": sorted(files)}
+        write_json(self._record_path, record)
+        return False
+
+    def read_settings(self) -> dict[str, Any] | None:
+        """Read the settings of the run that is here; None where there is none.
+
+        Raises:
+            DataError: ``run.json`` cannot be read.
+        """
+        if not self._record_path.exists():
+            return None
+        settings: dict[str, Any] = self._read()["settings"]
+        return settings
+
+    def own(self, *paths: Path) -> None:
+        """Note files as the run's own, as soon as their names are known; without a run here nothing is noted."""
+        if not self._record_path.exists():
+            return
+        record = self._read()
+        names = {os.fspath(path.relative_to(self.folder)) for path in paths}
+        if new := names - set(record["files"]):
+            write_json(self._record_path, {**record, "files": sorted({*record["files"], *new})})
+
+    def clean(self) -> int:
+        """Remove the run: its checkpoints and the files noted as its own, and folders that this empties.
+
+        Returns:
+            how many files were removed, checkpoints not counted.
+
+        Raises:
+            UnsafeError: there is something here, but no run.
+        """
+        if not self._record_path.exists():
+            if self.folder.is_dir() and any(self.folder.iterdir()):
+                raise UnsafeError(f"{self.folder}: holds files but no {RUN_FILE}, so --clean removes nothing")
+            return 0
+        paths = [self.folder / name for name in self._read()["files"]]
+        checkpoint_folders = [self.folder / name for name in self._checkpoint_folders]
+        # All are looked at before the first file is removed.
+        for folder in [*checkpoint_folders, *(path.parent for path in paths)]:
+            self._require_inside(folder)
+        for folder in checkpoint_folders:
+            CheckpointFolder(folder).clear()
+        removed = sum(self._remove(path) for path in paths)
+        self._record_path.unlink()
+        return removed
+
+    def _require_inside(self, folder: Path) -> None:
+        """Where the record was tampered with, or a folder became a link, what is in there is not the run's."""
+        if not folder.resolve().is_relative_to(self.folder.resolve()):
+            raise UnsafeError(f"{folder}: is outside the folder of the run in {self._record_path}; remove it by hand")
+
+    def _remove(self, path: Path) -> bool:
+        if not path.is_file() and not path.is_symlink():
+            return False
+        path.unlink()
+        root, parent = self.folder.resolve(), path.parent.resolve()
+        while parent != root and not any(parent.iterdir()):
+            parent.rmdir()
+            parent = parent.parent
+        return True
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            record: dict[str, Any] = json.loads(self._record_path.read_text(encoding="utf-8"))
+            if record["format"] != FORMAT or record["version"] != VERSION:
+                raise ValueError(f"format {record['format']!r}, version {record['version']!r}")
+            files, settings = record["files"], record["settings"]
+            if not isinstance(settings, dict) or not isinstance(files, list):
+                raise ValueError("files or settings are of the wrong type")
+            if not all(isinstance(name, str) and "\0" not in name for name in files):
+                raise ValueError("a name among files is none")
+            return record
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{self._record_path}: is no record of a run ({error}); give another --model_dir") from None
+
+
+def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    # Through JSON, where a tuple is a list.
+    now = json.loads(json.dumps(now))
+    changed = [name for name in {*before, *now} if before.get(name) != now.get(name)]
+    if changed:
+        # What only one of the two has follows from another change.
+        changed.sort(key=lambda name: (name not in before or name not in now, name))
+        name = changed[0]
+        others = f" (and {len(changed) - 1} more: {', '.join(changed[1:4])})" if len(changed) > 1 else ""
+        raise RunChangedError(
+            f"{path}: the run there has {name} {before.get(name)!r}, this one {now.get(name)!r}{others}; "
+            f"give the same, another --model_dir, or --clean to start over"
+        )

@@ -1,0 +1,166 @@
+"""The mode verify-resume: kill a short run of the user's own configuration again and again, and compare.
+
+One run goes through; another is ended by SIGKILL at drawn moments and started again with the same command until it is
+done. Both are processes of their own, as the real ones are.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import ClassVar
+
+import yaml
+
+from gaudi_apps.cli.config_file import list_flags
+from gaudi_apps.runtime.session import CHECKPOINTS
+from gaudi_apps.training.application import Application
+from gaudi_apps.training.checkpoint import CheckpointFolder
+
+STEPS = 6
+_STEP = re.compile(r"step (\d+)/")
+# What a short run says itself, or does without.
+_LEFT_OUT = ("config", "clean", "debug", "json")
+
+
+class ResumeError(RuntimeError):
+    """A run that was killed and resumed did not end as the one that went through."""
+
+    exit_status: ClassVar[int] = 70
+
+
+@dataclass(frozen=True)
+class ResumeReport:
+    """What was compared.
+
+    Attributes:
+        steps: of each run.
+        kills: how many times the second run was ended; fewer than asked for where it came to its end before.
+        state: SHA-256 of weights and optimizer state at the end.
+        image_sequence: SHA-256 over the ids of all images in their order.
+    """
+
+    steps: int
+    kills: int
+    state: str
+    image_sequence: str
+
+    def describe(self) -> str:
+        """A few lines for the user."""
+        return (
+            f"{self.steps} steps, killed {self.kills} times: the same as without\n"
+            f"weights and optimizer state  {self.state}\n"
+            f"sequence of image ids        {self.image_sequence}"
+        )
+
+
+def verify_resume(app: Application) -> int:
+    """Prove it for the configuration of a program in a temporary folder; returns the exit status."""
+    run = app.settings
+    steps = run.steps or max(STEPS, run.kills + 1)
+    with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
+        print(compare_runs(app, Path(folder), steps=steps, kills=run.kills, seed=run.device.seed).describe())
+    return 0
+
+
+def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed: int) -> ResumeReport:
+    """Train twice, once with kills, and compare the ends bit for bit.
+
+    Args:
+        app: what to train; its folder of the run is not touched.
+        folder: where both runs are made.
+        steps: of each run.
+        kills: how often the second run is ended, fewer than there are steps.
+        seed: of the moments of the kills.
+
+    Raises:
+        ResumeError: the ends differ, or a run failed.
+    """
+    seconds = _train_whole(_command(app, folder / "whole", steps))
+    drawn = random.Random(seed)
+    command = _command(app, folder / "killed", steps)
+    planned = [(step, drawn.uniform(0, seconds)) for step in sorted(drawn.sample(range(1, steps), kills))]
+    # Once a run has come to its end, there is nothing left to kill.
+    kills = len(list(takewhile(lambda moment: _kill_after(command, *moment), planned)))
+    if not kills:
+        raise ResumeError("verify-resume: the run ended before it could be killed; give it more --steps")
+    _run(command)
+    first, second = (CheckpointFolder(folder / name / CHECKPOINTS).load_newest() for name in ("whole", "killed"))
+    for what, one, other in (
+        ("steps", first.step, second.step),
+        ("weights and optimizer state", first.sha256, second.sha256),
+        ("sequence of image ids", first.facts["image_sequence"], second.facts["image_sequence"]),
+    ):
+        if one != other:
+            raise ResumeError(f"verify-resume: {what} differ after {kills} kills: {one} without, {other} with them")
+    return ResumeReport(first.step, kills, first.sha256, first.facts["image_sequence"])
+
+
+def _command(app: Application, model_dir: Path, steps: int) -> list[str]:
+    """The program on the user's flags, but for those of a short run, which go through a file."""
+    changed = {**app.shorten(steps), "mode": "train", "deterministic": True, "model_dir": str(model_dir)}
+    flags = {name: value for name, value in list_flags(app.config) if name not in _LEFT_OUT} | changed
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
+    path = model_dir.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return [sys.executable, *app.program, "--config", str(path)]
+
+
+def _train_whole(command: Sequence[str]) -> float:
+    """Run to the end; returns the seconds from one report of a step to the next, between them a checkpoint."""
+    times: list[float] = []
+    _run(command, lambda process, step: times.append(time.monotonic()))
+    return (times[-1] - times[0]) / max(len(times) - 1, 1) if times else 0.0
+
+
+def _kill_after(command: Sequence[str], step: int, delay: float) -> bool:
+    """Run until a step is reported and a little longer, so that the kill falls anywhere in saving and stepping.
+
+    Returns:
+        False: the run came to its end before, which beside other work it may.
+    """
+    timers: list[threading.Timer] = []
+
+    def kill_soon(process: subprocess.Popen[str], done: int) -> None:
+        if timers:  # a step later at the latest, so that each of the kills has a step of its own
+            process.kill()
+        elif done >= step:
+            timers.append(threading.Timer(delay, process.kill))
+            timers[0].start()
+
+    try:
+        status = _run(command, kill_soon, ends_with=(-signal.SIGKILL, 0))
+    finally:
+        for timer in timers:
+            timer.cancel()
+    if status == 0 and not timers:
+        raise ResumeError(f"verify-resume: a run ended with status 0 before step {step}")
+    return status != 0
+
+
+def _run(
+    command: Sequence[str],
+    at_step: Callable[[subprocess.Popen[str], int], None] = lambda process, step: None,
+    *,
+    ends_with: Sequence[int] = (0,),
+) -> int:
+    """Run the program, say when it reports a step, and return its status; raise ResumeError if that is another one."""
+    last = "it said nothing"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout or ():
+            last = line.strip() or last
+            if found := _STEP.match(line):
+                at_step(process, int(found[1]))
+    if process.returncode not in ends_with:
+        raise ResumeError(f"verify-resume: a run ended with status {process.returncode}, not {ends_with[0]}: {last}")
+    return process.returncode

@@ -1,0 +1,443 @@
+"""Hosts of a run: their names and slots, read strictly, from flags or the environment, and this machine's addresses."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import re
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TypeAlias
+
+from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
+
+FIRST_PORT = 2410
+# Devices of one of the originals' servers.
+DEVICES_PER_SERVER = 8
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine by name or address (IPv6 without brackets), and how many ranks run there, at least 1."""
+
+    name: str
+    slots: int = 1
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """One rank: its number, its host, and its number among those of its host."""
+
+    rank: int
+    host: Host
+    local_rank: int
+    host_index: int
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts whose ranks are numbered host by host, and the ports where tf.distribute listens: `first_port` + rank.
+
+    Raises:
+        ConfigurationError: no host, a host twice, slots or ports out of range.
+    """
+
+    hosts: tuple[Host, ...]
+    first_port: int = FIRST_PORT
+
+    def __post_init__(self) -> None:
+        names = [host.name.lower() for host in self.hosts]
+        if not names or len(set(names)) < len(names):
+            raise ConfigurationError(f"hosts are {', '.join(names) or 'none'}; name one at least, and none twice")
+        for host in self.hosts:
+            check_host(host.name, "hosts")
+            if not 1 <= host.slots <= MAX_SLOTS:
+                raise ConfigurationError(f"host {host.name}: {host.slots} ranks; give it 1 to {MAX_SLOTS}")
+        if not 1024 <= self.first_port <= 65536 - self.size:
+            raise ConfigurationError(
+                f"ports {self.first_port} to {self.first_port + self.size - 1}, one for each rank; "
+                "choose a --first_port so that all lie in 1024 to 65535"
+            )
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return sum(host.slots for host in self.hosts)
+
+    @property
+    def most_slots(self) -> int:
+        """Ranks of the host that has the most."""
+        return max(host.slots for host in self.hosts)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """host:port of each rank, as TF_CONFIG names them."""
+        return tuple(join_port(place.host.name, self.first_port + place.rank) for place in self.places())
+
+    def places(self) -> Iterator[RankPlace]:
+        """Yield each rank's place, by rank."""
+        rank = 0
+        for index, host in enumerate(self.hosts):
+            for local_rank in range(host.slots):
+                yield RankPlace(rank, host, local_rank, index)
+                rank += 1
+
+
+@dataclass(frozen=True)
+class HostRequest:
+    """What was asked for: each None where it was not.
+
+    Attributes:
+        hosts: like "a:2,b:2".
+        hostfile: a file of lines like `a slots=2`.
+        np: ranks in all.
+        slots: ranks on each host.
+        first_port: see `Cluster`.
+    """
+
+    hosts: str | None = None
+    hostfile: Path | None = None
+    np: int | None = None
+    slots: int | None = None
+    first_port: int = FIRST_PORT
+
+
+@dataclass(frozen=True)
+class HostSource:
+    """Hosts by what named them."""
+
+    name: str
+    entries: tuple[Entry, ...]
+
+
+def find_cluster(
+    request: HostRequest, environ: Mapping[str, str], read: Callable[[Path], str] | None = None
+) -> tuple[Cluster, str]:
+    """Return the hosts with exactly the ranks asked for, and the name of what named them ("" for this machine alone).
+
+    They come from `--hosts`, `--hostfile`, MULTI_HLS_IPS, SLURM's or Kubernetes' environment; where several name
+    hosts, the first counts, and its hosts have to be among those of the others. Ranks fill host after host.
+
+    Raises:
+        ConfigurationError: a source is wrong, sources or numbers contradict each other, or there are too few slots.
+    """
+    sources = list_sources(request, environ, read or _read)
+    if not sources:
+        if request.np is not None and request.slots is not None and request.np > request.slots:
+            raise ConfigurationError(
+                f"--np {request.np}: this machine has {request.slots} ranks by --num_workers_per_hls; name more hosts"
+            )
+        return Cluster((Host("localhost", request.np or request.slots or 1),), request.first_port), ""
+    source = sources[0]
+    for other in sources[1:]:
+        known = {name.lower() for name, _ in other.entries}
+        strange = [name for name, _ in source.entries if name.lower() not in known]
+        if strange:
+            raise ConfigurationError(
+                f"{source.name} names {', '.join(strange)}, which {other.name} does not; name the same hosts in both, "
+                f"or take {other.name} away"
+            )
+    return Cluster(_fill(_with_slots(source, request), request.np, source.name), request.first_port), source.name
+
+
+def list_sources(request: HostRequest, environ: Mapping[str, str], read: Callable[[Path], str]) -> list[HostSource]:
+    """Return all that names hosts, in the order in which they count."""
+    sources = []
+    if request.hosts is not None:
+        sources.append(HostSource("--hosts", parse_hosts(request.hosts)))
+    if request.hostfile is not None:
+        sources.append(HostSource("--hostfile", parse_hostfile(read(request.hostfile), str(request.hostfile))))
+    if "MULTI_HLS_IPS" in environ:
+        sources.append(HostSource("MULTI_HLS_IPS", parse_hosts(environ["MULTI_HLS_IPS"], "MULTI_HLS_IPS")))
+    if "SLURM_JOB_NODELIST" in environ:
+        sources.append(HostSource("SLURM_JOB_NODELIST", _read_slurm(environ)))
+    path = kubernetes_hostfile(environ)
+    if path is not None:
+        sources.append(HostSource("Kubernetes' host file", parse_hostfile(read(Path(path)), path)))
+    return sources
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MissingProgramError(f"{path}: cannot be read as a list of hosts ({error})") from error
+
+
+def _read_slurm(environ: Mapping[str, str]) -> tuple[Entry, ...]:
+    names = expand_node_list(environ["SLURM_JOB_NODELIST"])
+    if "SLURM_TASKS_PER_NODE" not in environ:
+        return tuple((name, None) for name in names)
+    counts = expand_task_counts(environ["SLURM_TASKS_PER_NODE"])
+    if len(counts) != len(names):
+        raise ConfigurationError(
+            f"SLURM_JOB_NODELIST names {len(names)} hosts and SLURM_TASKS_PER_NODE counts ranks of {len(counts)}; "
+            "run inside one job of SLURM, or unset both"
+        )
+    return tuple(zip(names, counts, strict=True))
+
+
+def _with_slots(source: HostSource, request: HostRequest) -> list[Host]:
+    """Return the hosts with slots: their own, or those asked for, or an equal part of the ranks each."""
+    given = [slots for _, slots in source.entries if slots is not None]
+    if given:
+        if request.slots is not None and set(given) != {request.slots}:
+            raise ConfigurationError(
+                f"{source.name} gives {', '.join(map(str, given))} ranks on its hosts, --num_workers_per_hls "
+                f"{request.slots}; give one of the two"
+            )
+        return [Host(name, slots or 1) for name, slots in source.entries]
+    number = len(source.entries)
+    slots = request.slots
+    if slots is None and request.np is not None and request.np % number == 0:
+        slots = request.np // number
+    if slots is None and source.name == "MULTI_HLS_IPS":
+        slots = DEVICES_PER_SERVER
+    if slots is None:
+        raise ConfigurationError(
+            f"{source.name} names {number} hosts without numbers of ranks; write a:2,b:2, or give "
+            f"--num_workers_per_hls, or an --np that {number} divides"
+        )
+    return [Host(name, slots) for name, _ in source.entries]
+
+
+def _fill(hosts: list[Host], ranks: int | None, source: str) -> tuple[Host, ...]:
+    """Return the hosts that `ranks` ranks fill, one after another, the last perhaps in part."""
+    slots = sum(host.slots for host in hosts)
+    if ranks is None:
+        return tuple(hosts)
+    if ranks > slots:
+        raise ConfigurationError(f"--np {ranks}: {source} has slots for {slots} ranks; give it more slots or hosts")
+    filled = []
+    for host in hosts:
+        taken = min(host.slots, ranks)
+        if taken:
+            filled.append(Host(host.name, taken))
+        ranks -= taken
+    return tuple(filled)
+
+
+MAX_SLOTS = 1024
+MAX_HOSTS = 4096
+
+# A host's name, and how many ranks it takes where that was said.
+Entry: TypeAlias = "tuple[str, int | None]"
+
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.ASCII)
+_ITEM = re.compile(r"(?P<name>\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<slots>.*))?", re.DOTALL)
+_RULE = "is no host: write a name of letters, digits and hyphens between dots, an IPv4 address, or [an IPv6 address]"
+
+
+def check_host(name: str, source: str) -> None:
+    """Raise ConfigurationError unless it is a name by RFC 1123, an IPv4 address, or an IPv6 address without brackets.
+
+    What ends in a number is taken for an address, so that 10.0.0.300 is no name.
+    """
+    if is_ipv6(name):
+        return
+    if len(name) > 253 or _NAME.fullmatch(name) is None:
+        raise ConfigurationError(f"{source}: {name!r} {_RULE}")
+    if name.rpartition(".")[2].isdigit():
+        try:
+            ipaddress.IPv4Address(name)
+        except ValueError:
+            raise ConfigurationError(f"{source}: {name!r} {_RULE}") from None
+
+
+def is_ipv6(name: str) -> bool:
+    """Tell whether it is an IPv6 address, without brackets and without a zone."""
+    try:
+        return "%" not in name and bool(ipaddress.IPv6Address(name))
+    except ValueError:
+        return False
+
+
+def join_port(host: str, port: int) -> str:
+    """Return host:port (or another number), an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if is_ipv6(host) else f"{host}:{port}"
+
+
+def read_slots(text: str, source: str) -> int:
+    """Return a number of ranks; ConfigurationError unless it is 1 to 1024 in plain digits."""
+    if re.fullmatch("[0-9]{1,4}", text, re.ASCII) is None or not 1 <= int(text) <= MAX_SLOTS:
+        raise ConfigurationError(f"{source}: {text!r} ranks on a host; write a number from 1 to {MAX_SLOTS}")
+    return int(text)
+
+
+def parse_hosts(text: str, source: str = "--hosts") -> tuple[Entry, ...]:
+    """Return the hosts of "a:2,b:2", "a,b" or "[::1]:2"; ConfigurationError names what is wrong."""
+    return _checked((_parse_item(item, source) for item in text.split(",")), source)
+
+
+def parse_hostfile(text: str, source: str) -> tuple[Entry, ...]:
+    """Return the hosts of lines like `node1 slots=8`; a line may be empty, and # begins a comment."""
+    entries: list[Entry] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        place = f"{source}: line {number}"
+        name, _ = _parse_item(words[0], place, with_slots=False)
+        slots = None
+        if words[1:]:
+            key, _, value = words[1].partition("=")
+            if key != "slots" or words[2:]:
+                raise ConfigurationError(
+                    f"{place}: {' '.join(words[1:])!r}; after the host there is slots=N or nothing"
+                )
+            slots = read_slots(value, place)
+        entries.append((name, slots))
+    return _checked(entries, source)
+
+
+def expand_node_list(text: str, source: str = "SLURM_JOB_NODELIST") -> tuple[str, ...]:
+    """Return the names in SLURM's short form: "n[01-03,7],login" is n01, n02, n03, n7, login."""
+    parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|[^,]", text)
+    if not text or ",".join(parts) != text:
+        raise ConfigurationError(f"{source}: {text!r} is no list of nodes; it reads like node[01-04,7],login1")
+    names: list[str] = []
+    for part in parts:
+        pieces = re.split(r"(\[[^\[\]]*\])", part)
+        choices = [_expand_ranges(piece[1:-1], source) if piece.startswith("[") else [piece] for piece in pieces]
+        names += ("".join(chosen) for chosen in product(*choices))
+        if len(names) > MAX_HOSTS:
+            raise ConfigurationError(f"{source}: {text[:80]!r} names more than {MAX_HOSTS} hosts; name fewer")
+    return tuple(name for name, _ in _checked(((name, None) for name in names), source))
+
+
+def expand_task_counts(text: str, source: str = "SLURM_TASKS_PER_NODE") -> tuple[int, ...]:
+    """Return the ranks of each host from SLURM's short form: "2(x3),1" is 2, 2, 2, 1."""
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"([0-9]{1,4})(?:\(x([0-9]{1,4})\))?", part, re.ASCII)
+        if found is None:
+            raise ConfigurationError(f"{source}: {text!r} is no list of counts; it reads like 2(x3),1")
+        counts += [read_slots(found[1], source)] * int(found[2] or 1)
+    return tuple(counts)
+
+
+def _parse_item(item: str, source: str, *, with_slots: bool = True) -> Entry:
+    found = _ITEM.fullmatch(item)
+    if found is None or (found["slots"] is not None and not with_slots):
+        raise ConfigurationError(f"{source}: {item!r} {_RULE}")
+    name = found["name"]
+    if name.startswith("["):
+        name = name[1:-1]
+        if not is_ipv6(name):
+            raise ConfigurationError(f"{source}: {item!r} {_RULE}")
+        name = str(ipaddress.IPv6Address(name))
+    check_host(name, source)
+    return name, None if found["slots"] is None else read_slots(found["slots"], f"{source}: {name}")
+
+
+def _expand_ranges(text: str, source: str) -> list[str]:
+    names: list[str] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part, re.ASCII)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if found is None or not first <= last < first + MAX_HOSTS:
+            raise ConfigurationError(f"{source}: {part!r} in brackets is no number or range like 01-04")
+        names += [str(number).zfill(len(found[1])) for number in range(first, last + 1)]
+    return names
+
+
+def _checked(entries: Iterable[Entry], source: str) -> tuple[Entry, ...]:
+    """Return the entries, of which there is one at least, without a host twice, and all or none with slots."""
+    checked: dict[str, Entry] = {}
+    for name, slots in entries:
+        check_host(name, source)
+        if name.lower() in checked:
+            raise ConfigurationError(f"{source}: host {name!r} is named twice; name it once, with all its ranks")
+        checked[name.lower()] = (name, slots)
+    if not checked:
+        raise ConfigurationError(f"{source}: names no host; name one at least")
+    if len({slots is None for _, slots in checked.values()}) > 1:
+        raise ConfigurationError(
+            f"{source}: some hosts have a number of ranks and some have none; give it for all or none"
+        )
+    return tuple(checked.values())
+
+
+def kubernetes_hostfile(environ: Mapping[str, str]) -> str | None:
+    """Return the host file that the MPI operator mounts into a launcher's pod; None outside of one."""
+    return environ.get("OMPI_MCA_orte_default_hostfile") if "KUBERNETES_SERVICE_HOST" in environ else None
+
+
+LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915
+_INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", re.ASCII)
+
+
+def check_interface(text: str, source: str) -> None:
+    """Raise FlagError unless it is an interface's name, or an IPv4 network like 10.0.0.0/24."""
+    if "/" in text:
+        try:
+            ipaddress.IPv4Interface(text)
+        except ValueError as error:
+            raise FlagError(f"{source} {text!r}: is no network ({error}); write one like 10.0.0.0/24") from None
+    elif _INTERFACE.fullmatch(text) is None:
+        raise FlagError(f"{source} {text!r}: is no interface; write a name like eth0, or a network like 10.0.0.0/24")
+
+
+def find_local_hosts(cluster: Cluster) -> frozenset[str]:
+    """Return the names of the hosts that are this machine: those with an address that can be listened on here."""
+    return frozenset(host.name for host in cluster.hosts if is_this_machine(host.name))
+
+
+def is_this_machine(name: str) -> bool:
+    """Tell whether the host's address is one of this machine's; a name that is not known is not."""
+    if name == "localhost":
+        return True
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def own_address(cluster: Cluster, local_hosts: frozenset[str], interface: str | None) -> str:
+    """Return the address by which the ranks reach this machine: that of the interface, or of the way to another host.
+
+    Raises:
+        ConfigurationError: the interface is not there, or no way leads to that host.
+    """
+    others = [host.name for host in cluster.hosts if host.name not in local_hosts]
+    if not others:
+        return LOOPBACK
+    if interface is not None and "/" not in interface:
+        return interface_address(interface)
+    try:
+        (family, kind, _, _, address), *_ = socket.getaddrinfo(others[0], 9, type=socket.SOCK_DGRAM)
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigurationError(
+            f"host {others[0]}: no way leads there ({error}); correct its name or the network"
+        ) from error
+
+
+def interface_address(name: str) -> str:
+    """Return the IPv4 address of a network interface; ConfigurationError where it is not there or has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+        except OSError as error:
+            raise ConfigurationError(
+                f"--interface {name}: {error.strerror}; choose one that `ip address` lists"
+            ) from error
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _can_bind(family: int, address: tuple[object, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True

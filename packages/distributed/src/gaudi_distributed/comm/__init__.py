@@ -1,0 +1,1 @@
+"""Communication between ranks: one communicator, whatever engine carries it."""

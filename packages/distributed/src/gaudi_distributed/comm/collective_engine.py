@@ -1,0 +1,153 @@
+"""Ranks that talk through tf.distribute, with one replica a process: MultiWorkerMirroredStrategy, or Gaudi's own.
+
+Only its collective operations are used. Variables are made outside the strategy's scope and are plain ones.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.comm.communicator import Packing, check_root, reduce_in_buckets
+from gaudi_distributed.errors import ConfigurationError
+
+
+class CollectiveCommunicator:
+    """A rank of a strategy with one replica in each process; see `Communicator`."""
+
+    def __init__(self, strategy: Any, place: Place, packing: Packing) -> None:
+        import tensorflow as tf
+
+        if strategy.num_replicas_in_sync != place.size:
+            raise ConfigurationError(
+                f"tf.distribute has {strategy.num_replicas_in_sync} replicas for {place.size} processes; each process "
+                "is to see one device, and TF_CONFIG to name every process"
+            )
+        self._strategy, self._place, self._packing = strategy, place, packing
+        self._graph = tf.function(self._sum_in_graph, autograph=False)
+
+    @property
+    def rank(self) -> int:
+        """This worker's index."""
+        return self._place.rank
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return self._place.size
+
+    @property
+    def local_rank(self) -> int:
+        """This worker among those of its host."""
+        return self._place.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """How many of the workers run on this host."""
+        return self._place.local_size
+
+    def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
+        """See `Communicator.allreduce`."""
+        return reduce_in_buckets(
+            tensors,
+            size=self.size,
+            average=average,
+            compressed=compressed,
+            packing=self._packing,
+            total=self._sum,
+        )
+
+    def broadcast(self, tensors: Sequence[Any], *, root: int = 0) -> list[Any]:
+        """See `Communicator.broadcast`; strings do not travel."""
+        import numpy as np
+        import tensorflow as tf
+
+        check_root(root, self.size)
+        arrays = [np.asarray(tensor) for tensor in tensors]
+        content = b"".join(array.tobytes() for array in arrays)
+        (received,) = self._exchange([content if self.rank == root else b""], len(content))
+        parts = np.split(received, np.cumsum([array.nbytes for array in arrays])[:-1])
+        return [
+            tf.constant(np.frombuffer(part.tobytes(), array.dtype).reshape(array.shape))
+            for part, array in zip(parts, arrays, strict=True)
+        ]
+
+    def gather(self, content: bytes) -> list[bytes]:
+        """See `Communicator.gather`."""
+        import numpy as np
+
+        mine = [b""] * self.size
+        mine[self.rank] = len(content).to_bytes(4, sys.byteorder)
+        counts = [int(row.view(np.int32)[0]) for row in self._exchange(mine, 4)]
+        mine[self.rank] = content
+        # Lengths as powers of two, so that a run has few graphs.
+        rows = self._exchange(mine, 1 << max(counts).bit_length())
+        return [row[:count].tobytes() for row, count in zip(rows, counts, strict=True)]
+
+    def barrier(self) -> None:
+        """See `Communicator.barrier`."""
+        self.gather(b"")
+
+    def close(self) -> None:
+        """See `Communicator.close`: wait for the others, for a worker that is gone is a failure to tf.distribute."""
+        self.barrier()
+
+    def _exchange(self, rows: list[bytes], width: int) -> list[Any]:
+        """Return, on every rank, rows of `width` bytes of which each came from the one rank where it was not empty.
+
+        Replicas can only reduce. A sum of integers of which all but one are zero keeps every bit.
+        """
+        import numpy as np
+        import tensorflow as tf
+
+        padded = b"".join(row.ljust(-width // 4 * -4, b"\0") for row in rows)
+        (total,) = self._sum([tf.constant(np.frombuffer(padded, np.int32))])
+        return [row[:width] for row in np.split(total.numpy().view(np.uint8), len(rows))]
+
+    def _sum(self, vectors: list[Any]) -> list[Any]:
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            # A collective of its own for each call: those of one graph may run side by side.
+            return self._sum_in_graph(*vectors)
+        return list(self._graph.get_concrete_function(*vectors)(*vectors))
+
+    def _sum_in_graph(self, *vectors: Any) -> list[Any]:
+        import tensorflow as tf
+
+        def reduce(*values: Any) -> list[Any]:
+            context = tf.distribute.get_replica_context()
+            # The strategy goes by the device of a tensor, which one from outside need not have; and one at a time,
+            # for it would pack what it gets in a list once more.
+            return [context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value)) for value in values]
+
+        return list(self._strategy.run(reduce, vectors))
+
+
+def open_multi_worker(place: Place, packing: Packing) -> CollectiveCommunicator:
+    """Wait for all workers of TF_CONFIG; call it before TensorFlow computes anything.
+
+    Raises:
+        ConfigurationError: another process listens at the port of this one.
+    """
+    import tensorflow as tf
+
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    except tf.errors.UnknownError as error:
+        if "gRPC server" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"tf.distribute cannot listen at the port that TF_CONFIG names for rank {place.rank}, so another run may "
+            "do so; wait for its end, or start this one by gaudi-run with another --first_port"
+        ) from error
+    return CollectiveCommunicator(strategy, place, packing)
+
+
+def open_hpu(place: Place, packing: Packing) -> CollectiveCommunicator:
+    """Wait for all workers of TF_CONFIG, each with a Gaudi of its own. Not tested on hardware."""
+    from gaudi_distributed.devices.habana import make_strategy
+
+    return CollectiveCommunicator(make_strategy(), place, packing)

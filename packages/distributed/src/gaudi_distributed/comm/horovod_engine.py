@@ -1,0 +1,162 @@
+"""Ranks that talk through Horovod, by Open MPI, Gloo, NCCL or HCCL: the one module that imports it for TensorFlow."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from importlib import util
+from typing import Any
+
+from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.comm.communicator import Packing, check_root, reduce_in_buckets
+from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.horovod_build.environment import describe_missing_headers, lacks_headers
+
+
+def require_horovod() -> None:
+    """Raise ConfigurationError unless Horovod is installed in this Python; it is not imported."""
+    if util.find_spec("horovod") is None:
+        raise ConfigurationError(
+            f"Horovod is not installed in {sys.prefix}; `gaudi-run install-horovod` builds it for what is there"
+        )
+
+
+class HorovodRank(ABC):
+    """A rank; its operations are matched between ranks by their names.
+
+    Args:
+        hvd: Horovod's module for the framework.
+        place: of this process.
+
+    Raises:
+        ConfigurationError: Horovod counts other ranks than the environment names.
+    """
+
+    def __init__(self, hvd: Any, place: Place) -> None:
+        self._hvd = hvd
+        self._hvd.init()
+        self._calls = 0
+        if (self._hvd.rank(), self._hvd.size()) != (place.rank, place.size):
+            raise ConfigurationError(
+                f"Horovod is rank {self._hvd.rank()} of {self._hvd.size()}, and the environment says rank {place.rank} "
+                f"of {place.size}; start the run with mpirun, horovodrun or gaudi-run"
+            )
+
+    @property
+    def rank(self) -> int:
+        """This process, as Horovod counts."""
+        return int(self._hvd.rank())
+
+    @property
+    def size(self) -> int:
+        """How many processes Horovod has."""
+        return int(self._hvd.size())
+
+    @property
+    def local_rank(self) -> int:
+        """This process among those of its host."""
+        return int(self._hvd.local_rank())
+
+    @property
+    def local_size(self) -> int:
+        """How many of the processes run on this host."""
+        return int(self._hvd.local_size())
+
+    def gather(self, content: bytes) -> list[bytes]:
+        """See `Communicator.gather`."""
+        import numpy as np
+
+        name = self._next_name("gather")
+        # A byte more than the content, for an empty one is no tensor to Horovod.
+        mine = np.frombuffer(content + b"\0", np.uint8)
+        counts = self._join_arrays(np.array([len(mine)], np.int64), f"{name}_counts")
+        every = self._join_arrays(mine, f"{name}_contents")
+        return [part[:-1].tobytes() for part in np.split(every, np.cumsum(counts)[:-1])]
+
+    def barrier(self) -> None:
+        """See `Communicator.barrier`."""
+        self.gather(b"")
+
+    def close(self) -> None:
+        """See `Communicator.close`."""
+        self._hvd.shutdown()
+
+    @abstractmethod
+    def _join_arrays(self, array: Any, name: str) -> Any:
+        """NumPy arrays [n], that of each rank after the other."""
+
+    def _next_name(self, kind: str) -> str:
+        """Return a name that this process has not used, and that is the same on all ranks: calls are in one order."""
+        self._calls += 1
+        return f"gaudi_{kind}_{self._calls}"
+
+
+class HorovodCommunicator(HorovodRank):
+    """A rank of Horovod's with TensorFlow's tensors; see `Communicator`."""
+
+    def __init__(self, place: Place, packing: Packing) -> None:
+        super().__init__(load_horovod(), place)
+        self._packing = packing
+
+    def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
+        """See `Communicator.allreduce`."""
+        return reduce_in_buckets(
+            tensors,
+            size=self.size,
+            average=average,
+            compressed=compressed,
+            packing=self._packing,
+            total=self._sum,
+        )
+
+    def broadcast(self, tensors: Sequence[Any], *, root: int = 0) -> list[Any]:
+        """See `Communicator.broadcast`."""
+        check_root(root, self.size)
+        name = self._next_name("broadcast")
+        return [self._hvd.broadcast(tensor, root, name=f"{name}_{i}") for i, tensor in enumerate(tensors)]
+
+    def _join_arrays(self, array: Any, name: str) -> Any:
+        return self._hvd.allgather(array, name=name).numpy()
+
+    def _sum(self, vectors: list[Any]) -> list[Any]:
+        name = self._next_name("allreduce")
+        # Without its scope, which names layers: Keras counts them, and a rank may have made other models before.
+        return [
+            self._hvd.allreduce(vector, op=self._hvd.Sum, name=f"{name}_{i}", ignore_name_scope=True)
+            for i, vector in enumerate(vectors)
+        ]
+
+
+def is_rank_lost(error: BaseException) -> bool:
+    """Whether an error is Horovod's about its communication: a rank is gone, or the way to it."""
+    # By name: the error may be that the library, which would have to be imported, is not there.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return "HorovodInternalError" in kinds or ("OpError" in kinds and "Horovod" in str(error))
+
+
+def end_horovod() -> None:
+    """End this rank's part, so that it can begin anew as another rank; `HorovodCommunicator` does that."""
+    load_horovod().shutdown()
+
+
+def load_horovod() -> Any:
+    """Import Horovod for TensorFlow.
+
+    Raises:
+        ConfigurationError: it is not installed, or was not built for this TensorFlow.
+    """
+    import tensorflow as tf
+
+    if lacks_headers(tf.__version__):
+        raise ConfigurationError(describe_missing_headers(tf.__version__))
+    try:
+        import horovod.tensorflow as hvd
+
+        hvd.mpi_built()
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Horovod does not work here ({str(error).splitlines()[0]}); `gaudi-run install-horovod` builds "
+            f"it for TensorFlow {tf.__version__}; or use --distribution_strategy multi_worker"
+        ) from error
+    return hvd

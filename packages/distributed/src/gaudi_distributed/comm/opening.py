@@ -1,0 +1,204 @@
+"""Open the communicator of a run: its environment first, then its engine, then the check that all ranks agree."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Literal, get_args
+
+from gaudi_distributed.cluster.rank_info import Place, find_place, write_tf_config
+from gaudi_distributed.comm.communicator import BYTES_PER_MB, DEFAULT_MB, Communicator, Packing, SingleProcess
+from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.failure.elastic import ADDRESS as GLOO_ADDRESS
+from gaudi_distributed.failure.elastic import CYCLE_VARIABLE, FUSION_VARIABLE
+
+Engine = Literal["single", "horovod", "horovod_mxnet", "multi_worker", "hpu"]
+Compression = Literal["none", "fp16", "bf16"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
+FIRST_PORT = 2410
+# What gaudi-run tells the processes that it starts: the engine that they are started for.
+ENGINE_VARIABLE = "GAUDI_RUN_ENGINE"
+PROCESSOR_CYCLE_MS = 25
+_WIRES: Mapping[str, str | None] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class CommunicationOptions:
+    """How the ranks of a run talk.
+
+    `engine`: "horovod", "horovod_mxnet" for programs of MXNet, or tf.distribute as "multi_worker"
+    (MultiWorkerMirroredStrategy) or "hpu" (HPUStrategy).
+    `compression`: the type in which float32 gradients travel.
+    `fusion_threshold_mb`: tensors are reduced in buckets of at most so many MiB (None: 64; 0: each by itself).
+    `hierarchical_allreduce`: Horovod reduces within each host first, where its back end can.
+    `first_port`: without TF_CONFIG, rank r of tf.distribute on one machine listens at `first_port` + r.
+    """
+
+    engine: Engine = "single"
+    compression: Compression = "none"
+    fusion_threshold_mb: int | None = None
+    hierarchical_allreduce: bool = False
+    first_port: int = FIRST_PORT
+
+
+def find_engine(environ: Mapping[str, str]) -> Engine | None:
+    """Return the engine that gaudi-run started this process for; None: it did not start it.
+
+    Raises:
+        ConfigurationError: the variable names none.
+    """
+    found = environ.get(ENGINE_VARIABLE)
+    engine = next((name for name in ENGINES if name == found), None)
+    if engine is None and found is not None:
+        raise ConfigurationError(
+            f"{ENGINE_VARIABLE} is {found!r}, and the engines are {', '.join(ENGINES)}; start the run with gaudi-run, "
+            "or unset it"
+        )
+    return engine
+
+
+def communication_environment(
+    options: CommunicationOptions, place: Place, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that the engine reads, to be set before TensorFlow is imported.
+
+    Raises:
+        ConfigurationError: options that contradict each other or the place, a run of several processes for which no
+            engine was chosen, or several hosts without TF_CONFIG.
+    """
+    _check_options(options, place)
+    if options.engine in ("horovod", "horovod_mxnet"):
+        # Tensors come to Horovod in buckets: its own fusion would add them in an order that changes from run to run.
+        variables = {} if FUSION_VARIABLE in environ else {FUSION_VARIABLE: "0"}
+        if options.hierarchical_allreduce:
+            variables["HOROVOD_HIERARCHICAL_ALLREDUCE"] = "1"
+        return variables
+    if options.engine == "single" or environ.get("TF_CONFIG"):
+        return {}
+    if place.local_size != place.size:
+        raise ConfigurationError(
+            f"{place.local_size} of {place.size} processes are on this host and TF_CONFIG is not set, so tf.distribute "
+            "cannot know the others' addresses; set TF_CONFIG, or start the run with gaudi-run --backend multi_worker"
+        )
+    workers = [f"localhost:{options.first_port + rank}" for rank in range(place.size)]
+    return {"TF_CONFIG": write_tf_config(workers, place.rank)}
+
+
+def polling_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ranks that compute on processors, to be set before the communicator is opened.
+
+    Horovod asks all ranks each millisecond what is ready, and MPI spins until the last has answered, on the very cores
+    that compute: two ranks of one core each lost a quarter of their speed. Gloo sleeps meanwhile.
+    """
+    leave = CYCLE_VARIABLE in environ or GLOO_ADDRESS in environ
+    return {} if leave else {CYCLE_VARIABLE: str(PROCESSOR_CYCLE_MS)}
+
+
+def open_communicator(options: CommunicationOptions) -> Communicator:
+    """Return this rank's communicator, once all ranks are there.
+
+    Call it after `apply_environment` of `communication_environment` and after `open_device`, and before TensorFlow
+    computes anything.
+
+    Raises:
+        ConfigurationError: the engine is not installed, or it counts other ranks than the environment names.
+    """
+    place = find_place(os.environ)
+    _check_options(options, place)
+    megabytes = DEFAULT_MB if options.fusion_threshold_mb is None else options.fusion_threshold_mb
+    packing = Packing(megabytes * BYTES_PER_MB, _WIRES[options.compression])
+    if options.engine == "horovod":
+        from gaudi_distributed.comm.horovod_engine import HorovodCommunicator
+
+        return HorovodCommunicator(place, packing)
+    if options.engine == "horovod_mxnet":
+        from gaudi_distributed.comm.horovod_mxnet_engine import HorovodMXNetCommunicator
+
+        return HorovodMXNetCommunicator(place)
+    if options.engine == "single":
+        return SingleProcess()
+    from gaudi_distributed.comm.collective_engine import open_hpu, open_multi_worker
+
+    return (open_hpu if options.engine == "hpu" else open_multi_worker)(place, packing)
+
+
+def _check_options(options: CommunicationOptions, place: Place) -> None:
+    if options.engine == "single" and place.size > 1:
+        raise ConfigurationError(
+            f"this is process {place.rank} of {place.size}, and each would train alone into the same folder; choose "
+            "--use_horovod or --distribution_strategy, or start one process"
+        )
+    if options.engine not in ENGINES or options.compression not in COMPRESSIONS:
+        raise ConfigurationError(
+            f"engine is {options.engine!r} and compression {options.compression!r}; choose among "
+            f"{', '.join(ENGINES)} and among {', '.join(COMPRESSIONS)}"
+        )
+    if options.engine == "horovod" and options.compression == "bf16":
+        raise ConfigurationError("compression is bf16, a type that Horovod does not reduce; choose fp16 or none")
+    if options.hierarchical_allreduce and options.engine != "horovod":
+        raise ConfigurationError(
+            f"hierarchical allreduce is Horovod's, and the engine is {options.engine}; leave it out, or choose Horovod"
+        )
+    if options.fusion_threshold_mb is not None and options.fusion_threshold_mb < 0:
+        raise ConfigurationError(f"fusion threshold is {options.fusion_threshold_mb} MiB; use 0 or more")
+    if not 0 < options.first_port <= 65536 - place.size:
+        raise ConfigurationError(
+            f"first port is {options.first_port}; ports are 1 to 65535, and each of {place.size} ranks has one"
+        )
+
+
+_SHOWN = 80
+
+
+def require_agreement(communicator: Communicator, facts: Mapping[str, Any]) -> None:
+    """Compare facts (names to JSON values) over the ranks; all ranks return, or all raise the same error.
+
+    Raises:
+        ConfigurationError: ranks differ; it names the first field that does, and which ranks have which value.
+    """
+    contents = communicator.gather(json.dumps(facts, sort_keys=True).encode())
+    fault = find_difference([json.loads(content) for content in contents])
+    if fault is not None:
+        raise ConfigurationError(fault)
+
+
+def find_difference(facts: list[dict[str, Any]]) -> str | None:
+    """Say in a line where the facts of the ranks (in their order) first differ, by order of names; None if nowhere.
+
+    Fields of objects are named with their path: "configuration.batch_size".
+    """
+    fields = [_flatten(each) for each in facts]
+    for name in sorted({name for each in fields for name in each}):
+        ranks: dict[str, list[int]] = {}
+        for rank, each in enumerate(fields):
+            ranks.setdefault(each.get(name, "nothing"), []).append(rank)
+        if len(ranks) > 1:
+            same = next(i for i, characters in enumerate(zip_longest(*ranks)) if len(set(characters)) > 1)
+            values = "; ".join(f"{_name_ranks(members)}: {_shorten(value, same)}" for value, members in ranks.items())
+            return f"the ranks differ in {name}: {values}; start all of them with the same {name}"
+    return None
+
+
+def _flatten(value: Any, path: str = "") -> dict[str, str]:
+    if not isinstance(value, dict) or (path and not value):
+        return {path: json.dumps(value, sort_keys=True)}
+    fields: dict[str, str] = {}
+    for name, inner in value.items():
+        fields |= _flatten(inner, f"{path}.{name}" if path else name)
+    return fields
+
+
+def _name_ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{' and more' if len(ranks) > 8 else ''}"
+
+
+def _shorten(value: str, same: int) -> str:
+    """Cut a value to what a line has room for, around its first character that others have not."""
+    start = max(0, same - _SHOWN // 2) if len(value) > _SHOWN else 0
+    end = start + _SHOWN
+    return f"{'...' if start else ''}{value[start:end]}{'...' if end < len(value) else ''}"

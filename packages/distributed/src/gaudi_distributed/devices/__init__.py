@@ -1,0 +1,1 @@
+"""The machine: which device computes, in which precision, on which processor cores."""

@@ -1,0 +1,169 @@
+"""Choose the device to run on by looking at the machine, then open it.
+
+Choosing reads files only: the vendor's module aborts the process where there is no driver, and importing
+TensorFlow before the environment is set comes too late for the settings of a Gaudi.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+from gaudi_distributed.errors import DeviceError
+
+DeviceKind = Literal["cpu", "gpu", "hpu"]
+DeviceChoice = Literal["auto", "cpu", "gpu", "hpu"]
+DEVICE_CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
+
+_SYNAPSE = "libSynapse.so"
+_LIBRARY_DIRS = (
+    "usr/lib/habanalabs",
+    "usr/local/lib",
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib",
+    "lib",
+)
+_GPU_NODES = ("proc/driver/nvidia/gpus", "dev/nvidia0", "dev/kfd")
+
+
+def choose_device(
+    asked: str = "auto",
+    *,
+    use_hpu: bool = True,
+    root: Path = Path("/"),
+    environ: Mapping[str, str] | None = None,
+) -> DeviceKind:
+    """Return the device to run on; imports nothing of TensorFlow and nothing of a vendor.
+
+    `auto` takes a Gaudi (unless `use_hpu` is off) before a GPU before the CPU.
+    `root` is the folder that /sys, /dev and /usr are looked
+    up in, `environ` the environment variables (default: those of the process).
+
+    Raises:
+        DeviceError: the device that was asked for is not on this machine, or no device has that name.
+    """
+    environ = os.environ if environ is None else environ
+    if asked == "cpu":
+        return "cpu"
+    if asked == "hpu":
+        return _require("hpu", hpu_fault(root, environ))
+    if asked == "gpu":
+        return _require("gpu", gpu_fault(root, environ))
+    if asked != "auto":
+        raise DeviceError(f"device is {asked!r}; choose one of {', '.join(DEVICE_CHOICES)}")
+    if use_hpu and hpu_fault(root, environ) is None:
+        return "hpu"
+    if gpu_fault(root, environ) is None and not _only_tensorflow_cpu():
+        return "gpu"
+    return "cpu"
+
+
+def count_devices(kind: DeviceKind, *, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> int:
+    """Return how many devices of a kind this machine shows; a CPU is one. Arguments as of `choose_device`."""
+    environ = os.environ if environ is None else environ
+    if kind == "cpu":
+        return 1
+    if kind == "hpu":
+        return len(list((root / "sys/class/accel").glob("accel[0-9]*")))
+    nodes = [node for node in (root / "dev").glob("nvidia[0-9]*") if node.name[6:].isdigit()]
+    shown = environ.get("CUDA_VISIBLE_DEVICES")
+    return max(1, len(nodes)) if shown is None else len(shown.split(","))
+
+
+def open_device(kind: DeviceKind, *, or_cpu: bool = False, local_rank: int = 0) -> DeviceKind:
+    """Make TensorFlow use the device, and return it; call it after `apply_environment`.
+
+    On `hpu` the vendor's module is loaded; on `gpu` memory is taken as it is needed, and of several GPUs the one of
+    `local_rank` is used; on `cpu` GPUs are hidden.
+    With `or_cpu` (for a device that `auto` chose) a GPU that TensorFlow cannot use becomes the CPU.
+
+    Raises:
+        DeviceError: TensorFlow lists no GPU, or none for `local_rank`, or the vendor's package for the Gaudi is not
+            installed.
+        ImportError: there is no TensorFlow.
+    """
+    if kind == "hpu":
+        return _open_hpu()
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if kind == "gpu" and gpus:
+        if len(gpus) > 1 and local_rank >= len(gpus):
+            raise DeviceError(
+                f"device gpu: process {local_rank} of this machine has none, for TensorFlow lists {len(gpus)}; "
+                "start no more processes than GPUs"
+            )
+        # Where one is listed only, the launcher has chosen it.
+        gpu = gpus[local_rank if len(gpus) > 1 else 0]
+        tf.config.set_visible_devices([gpu], "GPU")
+        tf.config.experimental.set_memory_growth(gpu, True)
+        return "gpu"
+    if kind == "gpu" and not or_cpu:
+        raise DeviceError(
+            f"device gpu: TensorFlow {tf.__version__} lists no GPU; install a TensorFlow with CUDA "
+            "and its libraries, or choose --device cpu"
+        )
+    tf.config.set_visible_devices([], "GPU")
+    return "cpu"
+
+
+def hpu_fault(root: Path, environ: Mapping[str, str]) -> str | None:
+    """Say in a line why there is no usable Gaudi below `root`; None where there is one."""
+    node = root / "sys/class/accel/accel0"
+    if not node.exists():
+        return f"device hpu: {node} does not exist, so no Gaudi driver is loaded; load it, or choose --device cpu"
+    folders = [Path(name) for name in environ.get("LD_LIBRARY_PATH", "").split(":") if name]
+    folders += [root / name for name in _LIBRARY_DIRS]
+    if not any((folder / _SYNAPSE).exists() for folder in folders):
+        return (
+            f"device hpu: {_SYNAPSE} is in none of {', '.join(map(str, folders))}; "
+            "install SynapseAI, or put its folder into LD_LIBRARY_PATH"
+        )
+    return None
+
+
+def gpu_fault(root: Path, environ: Mapping[str, str]) -> str | None:
+    """Say in a line why no GPU is visible below `root`; None where one is (TensorFlow may still not use it)."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        value = environ.get(name)
+        if value is not None and value.strip() in ("", "-1"):
+            return f"device gpu: {name}={value!r} hides every GPU; unset it, or choose --device cpu"
+    if not any((root / name).exists() for name in _GPU_NODES):
+        nodes = ", ".join(str(root / name) for name in _GPU_NODES)
+        return f"device gpu: no GPU is visible, for none of {nodes} exists; load its driver, or choose --device cpu"
+    return None
+
+
+def _require(kind: DeviceKind, fault: str | None) -> DeviceKind:
+    if fault is not None:
+        raise DeviceError(fault)
+    return kind
+
+
+def _open_hpu() -> DeviceKind:
+    from gaudi_distributed.devices.habana import load_habana
+
+    fault = hpu_fault(Path("/"), os.environ)
+    if fault is not None:
+        raise DeviceError(fault)
+    load_habana()
+    return "hpu"
+
+
+def _only_tensorflow_cpu() -> bool:
+    """Tell whether the TensorFlow that is installed is the build without any GPU code."""
+    names = {name for name in ("tensorflow", "tensorflow-cpu") if _is_installed(name)}
+    return names == {"tensorflow-cpu"}
+
+
+def _is_installed(distribution: str) -> bool:
+    from importlib import metadata  # 30 ms, which --help does not need
+
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,173 @@
+"""Habana's libraries: the one module that imports the vendor's package, and the environment of its collectives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from ipaddress import IPv4Address
+from typing import Any, Literal, get_args
+
+from gaudi_distributed.cluster.cluster import Cluster
+from gaudi_distributed.errors import ConfigurationError, DeviceError
+
+# Between servers: over the Gaudis' own ports, over TCP on the hosts' interfaces, or over these by Horovod's
+# hierarchical allreduce, which reduces within each server first.
+ScaleOut = Literal["gaudi", "tcp", "hierarchical"]
+SCALE_OUTS: tuple[ScaleOut, ...] = get_args(ScaleOut)
+
+ServerKind = Literal["HLS1", "HLS1-H"]
+SERVER_KINDS: tuple[ServerKind, ...] = get_args(ServerKind)
+HCL_PORT = 5332
+
+_SWITCHES = ("HCCL_OVER_TCP", "HCCL_OVER_OFI", "HOROVOD_HIERARCHICAL_ALLREDUCE")
+# By rank on the server: the module on its board, as the vendor's own programs deal them.
+_MODULES: dict[ServerKind, tuple[int, ...]] = {"HLS1": tuple(range(8)), "HLS1-H": (3, 0, 2, 1)}
+
+
+def hccl_environment(
+    cluster: Cluster, scale_out: ScaleOut, interface: str | None, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables for HCCL between servers; `environ` is what the user has set, and has to agree.
+
+    `interface` is the network interface of the hosts' traffic (a name, or several with commas between).
+
+    Raises:
+        ConfigurationError: one host has nothing to scale out to, the interface is the loopback, or a variable is no
+            switch or says something else.
+    """
+    for name in _SWITCHES:
+        if environ.get(name, "0") not in ("0", "1"):
+            raise ConfigurationError(f"{name} is {environ[name]!r}; set it to 0 or 1, or unset it")
+    if len(cluster.hosts) == 1:
+        if scale_out != "gaudi":
+            raise ConfigurationError(
+                f"--scale_out {scale_out}: {cluster.hosts[0].name} is the only host; name more hosts"
+            )
+        return {}
+    variables: dict[str, str] = {}
+    if scale_out == "tcp":
+        variables["HCCL_OVER_TCP"] = "1"
+    elif scale_out == "hierarchical":
+        variables["HOROVOD_HIERARCHICAL_ALLREDUCE"] = "1"
+    if interface is not None and scale_out != "gaudi":
+        variables["HCCL_SOCKET_IFNAME"] = interface
+    _check_agreement(variables, environ, scale_out)
+    used = variables.get("HCCL_SOCKET_IFNAME", environ.get("HCCL_SOCKET_IFNAME", ""))
+    if any(name.strip() == "lo" for name in used.split(",")):
+        raise ConfigurationError(
+            f"HCCL_SOCKET_IFNAME is {used!r}: no other host is on the loopback; name the interface between the hosts"
+        )
+    return variables
+
+
+def module_environment(local_rank: int, environ: Mapping[str, str], kind: ServerKind = "HLS1") -> dict[str, str]:
+    """Return the variables that give a rank its Gaudi, before the vendor's module is loaded.
+
+    Raises:
+        ConfigurationError: the server has fewer Gaudis, or a variable names another one.
+    """
+    modules = _MODULES[kind]
+    if not 0 <= local_rank < len(modules):
+        raise ConfigurationError(
+            f"rank {local_rank} on its host: an {kind} has {len(modules)} Gaudis; run at most so many ranks there"
+        )
+    variables = {"HLS_MODULE_ID": str(modules[local_rank]), "ID": str(local_rank)}
+    set_id = environ.get("HLS_MODULE_ID", variables["HLS_MODULE_ID"])
+    if set_id != variables["HLS_MODULE_ID"]:
+        raise ConfigurationError(
+            f"HLS_MODULE_ID is {set_id!r}, and rank {local_rank} of an {kind} has {modules[local_rank]}; unset it"
+        )
+    return variables
+
+
+def hcl_config(cluster: Cluster, *, kind: ServerKind = "HLS1", port: int = HCL_PORT, hierarchical: bool = False) -> str:
+    """Return the JSON that HCL_CONFIG_PATH points to, for SynapseAI before HCCL.
+
+    Ranks are counted on one host, or within each with `hierarchical`; else each has the IPv4 address of its host.
+
+    Raises:
+        ConfigurationError: a host has more ranks than Gaudis, differs from the others, or is no IPv4 address; or the
+            port is none.
+    """
+    if not 1024 <= port <= 65535:
+        raise ConfigurationError(f"port {port} of HCL; choose one of 1024 to 65535")
+    if cluster.most_slots > len(_MODULES[kind]):
+        raise ConfigurationError(f"{cluster.most_slots} ranks on a host: an {kind} has {len(_MODULES[kind])} Gaudis")
+    config: dict[str, Any] = {"HCL_PORT": port, "HCL_TYPE": kind}
+    if len(cluster.hosts) == 1 or hierarchical:
+        if len({host.slots for host in cluster.hosts}) > 1:
+            raise ConfigurationError("hosts have different numbers of ranks; within hosts, HCL counts equal ones only")
+        config["HCL_COUNT"] = cluster.most_slots
+    else:
+        config["HCL_RANKS"] = [_require_ipv4(place.host.name) for place in cluster.places()]
+    return json.dumps(config, indent=4) + "\n"
+
+
+def check_hcl_config(text: str, cluster: Cluster, source: str) -> None:
+    """Raise ConfigurationError unless the JSON that HCL_CONFIG_PATH names is for this cluster."""
+    try:
+        content = json.loads(text)
+        ranks = content["HCL_RANKS"] if "HCL_RANKS" in content else int(content["HCL_COUNT"])
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ConfigurationError(f"{source}: names neither HCL_COUNT nor HCL_RANKS ({error}); write it anew") from error
+    expected = [place.host.name for place in cluster.places()]
+    if ranks not in (expected, cluster.most_slots):
+        raise ConfigurationError(
+            f"{source}: is for {ranks if isinstance(ranks, int) else len(ranks)} ranks on a host or in all, this run "
+            f"has {cluster.size} on {', '.join(host.name for host in cluster.hosts)}; write it anew"
+        )
+
+
+def _check_agreement(variables: Mapping[str, str], environ: Mapping[str, str], scale_out: str) -> None:
+    for name in (*_SWITCHES, "HCCL_SOCKET_IFNAME"):
+        wanted = variables.get(name, "0" if name in _SWITCHES else environ.get(name))
+        found = environ.get(name, wanted)
+        if found != wanted:
+            raise ConfigurationError(f"{name} is {found!r}, and --scale_out {scale_out} needs {wanted!r}; unset it")
+
+
+def _require_ipv4(name: str) -> str:
+    try:
+        return str(IPv4Address(name))
+    except ValueError:
+        raise ConfigurationError(f"host {name!r}: HCL knows hosts by IPv4 address; name it by that") from None
+
+
+def load_habana() -> None:
+    """Register the Gaudi with TensorFlow. Look for the driver first, see `devices.hpu_fault`: where loading fails,
+    asking TensorFlow for its devices afterwards aborts the process.
+
+    Raises:
+        DeviceError: the distribution habana-tensorflow is not installed, or its module does not load.
+    """
+    try:
+        from habana_frameworks.tensorflow import load_habana_module
+    except ModuleNotFoundError as error:
+        raise DeviceError(
+            f"device hpu: module {error.name} is missing; install habana-tensorflow 1.14 "
+            "beside TensorFlow 2.15.0 on Python 3.10"
+        ) from error
+    try:
+        load_habana_module()
+    except Exception as error:
+        # Of any kind: without a driver it is an AttributeError that says nothing of drivers.
+        raise DeviceError(
+            f"device hpu: the vendor's module does not load ({type(error).__name__}: {' '.join(str(error).split())}); "
+            "check with hl-smi that driver and SynapseAI 1.14 are there, and that TensorFlow is 2.15.0"
+        ) from error
+
+
+def make_strategy() -> Any:
+    """Return an HPUStrategy over the workers of TF_CONFIG; the Gaudi is registered already. Not tested on hardware.
+
+    Raises:
+        DeviceError: the distribution habana-tensorflow is not installed.
+    """
+    try:
+        from habana_frameworks.tensorflow.distribute import HPUStrategy
+    except ModuleNotFoundError as error:
+        raise DeviceError(
+            f"distribution strategy hpu: module {error.name} is missing; install habana-tensorflow 1.14 "
+            "beside TensorFlow 2.15.0 on Python 3.10, or choose multi_worker"
+        ) from error
+    return HPUStrategy()

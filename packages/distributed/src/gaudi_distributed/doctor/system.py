@@ -1,0 +1,269 @@
+"""Examine processor, libraries, limits and clock of this machine."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import re
+import resource
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from gaudi_distributed.devices.cores import describe_jemalloc, find_jemalloc, read_topology
+from gaudi_distributed.devices.devices import DeviceKind
+from gaudi_distributed.devices.machine import Machine, read_processor_quota
+from gaudi_distributed.doctor.findings import Finding, fault, format_bytes, ok, warning
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What the kernel says of it.
+
+    Attributes:
+        architecture: like "x86_64".
+        model: its name; "" where that is not told.
+        flags: names of its instructions; empty where they are not told.
+        logical: logical processors of the machine.
+        usable: those that this process may use.
+        cores: physical cores that these are of.
+        quota: processors' time that control groups give at most; None: all.
+        onednn: whether TensorFlow's kernels by oneDNN, which know bfloat16, are left on.
+    """
+
+    architecture: str
+    model: str
+    flags: frozenset[str]
+    logical: int
+    usable: int
+    cores: int
+    quota: float | None = None
+    onednn: bool = True
+
+
+def gather_processor(machine: Machine, usable: Collection[int], architecture: str | None = None) -> Processor:
+    """Return the facts; `usable` are the numbers of the logical processors that may be used."""
+    text = machine.read("/proc/cpuinfo") or ""
+    lines = [line.partition(":") for line in text.splitlines()]
+    values: dict[str, str] = {}
+    for name, _, value in lines:
+        values.setdefault(name.strip(), value.strip())
+    return Processor(
+        architecture=architecture or platform.machine(),
+        model=values.get("model name", ""),
+        flags=frozenset(values.get("flags", "").split()),
+        logical=max(sum(name.strip() == "processor" for name, _, _ in lines), len(usable)),
+        usable=len(usable),
+        cores=read_topology(machine.root, usable).cores,
+        quota=read_processor_quota(machine),
+        onednn=machine.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") not in ("0", "false", "False"),
+    )
+
+
+def judge_processor(processor: Processor) -> Finding:
+    """Judge its instructions: TensorFlow's packages for x86-64 are built with AVX."""
+    name = processor.model or "a processor without a name"
+    known = [flag for flag in ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16") if flag in processor.flags]
+    facts = {"model": processor.model, "architecture": processor.architecture, "instructions": known}
+    if processor.architecture == "x86_64" and not processor.flags:
+        return warning("processor", f"{name}; /proc/cpuinfo does not tell its instructions", "mount /proc", **facts)
+    if processor.architecture == "x86_64" and "avx" not in processor.flags:
+        remedy = "take another machine, or build TensorFlow for this one"
+        return fault(
+            "processor", f"{name}: has no AVX, without which TensorFlow's packages do not start", remedy, **facts
+        )
+    return ok("processor", f"{name}, {processor.architecture}: {' '.join(known) or 'no AVX'}", **facts)
+
+
+def judge_cores(processor: Processor, ranks: int) -> Finding:
+    """Judge the number of cores against the ranks on this machine."""
+    facts = {
+        "logical": processor.logical,
+        "usable": processor.usable,
+        "cores": processor.cores,
+        "quota": processor.quota,
+    }
+    text = f"{processor.usable} of {processor.logical} logical processors may be used, {_count(processor.cores)}"
+    if processor.quota is not None and processor.quota < processor.usable:
+        text += f"; a control group gives the time of {processor.quota:g}"
+        remedy = "give the container as many processors as it may use, by --cpuset-cpus in place of --cpus"
+        return warning("cores", text, remedy, **facts)
+    text += "" if processor.quota is None else f", time of {processor.quota:g} by a control group"
+    if ranks > processor.cores:
+        remedy = f"start at most {processor.cores} ranks here, or expect none of them to be bound to cores"
+        return warning("cores", f"{text}, for {ranks} ranks", remedy, **facts)
+    return ok("cores", f"{text}, for {ranks} {'rank' if ranks == 1 else 'ranks'}", **facts)
+
+
+def judge_bf16(processor: Processor, device: DeviceKind) -> Finding:
+    """Judge whether --dtype bf16 is faster than fp32 where the processor computes.
+
+    oneDNN computes in bfloat16 with AMX (by tiles) or AVX512_BF16 (by dot products); with other AVX-512 it converts to
+    fp32 and back, and without AVX-512 TensorFlow does that one value after another.
+    """
+    flags = processor.flags
+    by = "AMX" if "amx_bf16" in flags else "AVX512_BF16" if "avx512_bf16" in flags else None
+    facts = {"by": by, "onednn": processor.onednn}
+    if device != "cpu":
+        return ok("bf16", f"computed by the {device}", **facts)
+    if by is not None and processor.onednn:
+        return ok("bf16", f"fast on this processor, by {by}: choose --dtype bf16", **facts)
+    if by is not None:
+        text = f"the processor has {by}, and TF_ENABLE_ONEDNN_OPTS switches off what uses it"
+        return warning("bf16", text, "unset TF_ENABLE_ONEDNN_OPTS", **facts)
+    how = "converted to fp32 and back" if "avx512f" in flags else "computed by no instruction of this processor"
+    return warning("bf16", f"slow on this processor: {how}", "choose --dtype fp32 on it", **facts)
+
+
+def _count(cores: int) -> str:
+    return f"{cores} core{'' if cores == 1 else 's'}"
+
+
+FIRST_TENSORFLOW, LAST_TENSORFLOW = (2, 15), (2, 21)
+_FIRST_PYTHON, _LAST_PYTHON = (3, 10), (3, 13)
+
+
+def read_versions(*names: str) -> dict[str, str]:
+    """Return the versions of those distributions that are installed, by name."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def judge_python(version: tuple[int, int]) -> Finding:
+    """Judge Python's version by those that are tested."""
+    text = f"{platform.python_version()}, {sys.executable}"
+    if not _FIRST_PYTHON <= version <= _LAST_PYTHON:
+        return warning("Python", f"{text}: not tested", "install Python 3.10 to 3.13", version=list(version))
+    return ok("Python", text, version=list(version))
+
+
+def judge_tensorflow(versions: Mapping[str, str], device: DeviceKind) -> Finding:
+    """Judge the distributions of TensorFlow by name: there is to be one, of a version that is tested."""
+    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
+    if not versions:
+        remedy = 'pip install "gaudi-apps[tensorflow]", or [tensorflow-cpu]'
+        return warning("TensorFlow", "is not installed; only the programs for MXNet work without", remedy)
+    if len(versions) > 1:
+        remedy = "uninstall all of them, then install one"
+        return warning("TensorFlow", f"{shown}: they own the same files", remedy, versions=dict(versions))
+    if device == "gpu" and "tensorflow-cpu" in versions:
+        text = f"{shown}: has no code for GPUs"
+        return fault("TensorFlow", text, "install tensorflow in its place", versions=dict(versions))
+    numbers = re.findall("[0-9]+", next(iter(versions.values())))[:2]
+    if not FIRST_TENSORFLOW <= tuple(map(int, numbers)) <= LAST_TENSORFLOW:
+        return warning("TensorFlow", f"{shown}: not tested", "install 2.15 to 2.21", versions=dict(versions))
+    return ok("TensorFlow", shown, versions=dict(versions))
+
+
+def judge_jemalloc(machine: Machine) -> Finding:
+    """Judge whether jemalloc is used: gaudi-run preloads it where it is found."""
+    found = find_jemalloc(machine.environ, machine.root)
+    loaded = machine.environ.get("LD_PRELOAD", "")
+    facts = {"found": None if found is None else str(found), "preloaded": "libjemalloc" in loaded}
+    if facts["preloaded"]:
+        return ok("jemalloc", f"preloaded, by LD_PRELOAD={loaded}", **facts)
+    if found is not None:
+        return ok("jemalloc", f"{found}, which gaudi-run preloads", **facts)
+    text = describe_jemalloc(machine.environ, machine.root).removeprefix("jemalloc: ")
+    return warning("jemalloc", text, "install libjemalloc2, or jemalloc, by the system's package manager", **facts)
+
+
+# ImageNet's 1152 shards, sockets to other ranks, and libraries.
+_FILES_WANTED = 4096
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Open files, and bytes of memory that may be locked; None: no limit. The hard ones may be asked for."""
+
+    files: int | None
+    most_files: int | None
+    locked: int | None
+
+
+def gather_limits() -> Limits:
+    """Return those of this process."""
+    files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return Limits(_number(files), _number(most_files), _number(locked))
+
+
+def judge_files(limits: Limits) -> Finding:
+    """Judge how many files may be open at once."""
+    text = f"{limits.files or 'any number'} may be open at once, {limits.most_files or 'any number'} if asked for"
+    facts = {"soft": limits.files, "hard": limits.most_files}
+    if limits.files is not None and limits.files < _FILES_WANTED:
+        return warning("open files", text, f"ulimit -n {_FILES_WANTED}, or more in limits.conf", **facts)
+    return ok("open files", text, **facts)
+
+
+def judge_locked(limits: Limits, device: DeviceKind) -> Finding:
+    """Judge how much memory may be locked: a Gaudi's driver and RDMA between hosts lock what they send from."""
+    text = "no limit" if limits.locked is None else format_bytes(limits.locked)
+    if limits.locked is not None and device == "hpu":
+        remedy = "ulimit -l unlimited, or start the container with --ulimit memlock=-1"
+        return warning("locked memory", text, remedy, limit=limits.locked)
+    note = "" if device == "hpu" else f"; a run on the {device} over TCP locks none"
+    return ok("locked memory", text + note, limit=limits.locked)
+
+
+def _number(limit: int) -> int | None:
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+_STA_UNSYNC = 0x40
+# Files that a running service leaves, by its name.
+_SERVICES = {
+    "systemd-timesyncd": "/run/systemd/timesync",
+    "chrony": "/run/chrony/chronyd.pid",
+    "ntpd": "/run/ntpd.pid",
+}
+
+
+class _Timex(ctypes.Structure):
+    """The kernel's struct timex on 64-bit machines."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        *((name, ctypes.c_long) for name in ("offset", "freq", "maxerror", "esterror")),
+        ("status", ctypes.c_int),
+        *((name, ctypes.c_long) for name in ("constant", "precision", "tolerance", "seconds", "microseconds", "tick")),
+        ("rest", ctypes.c_long * 32),
+    )
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Whether the kernel takes it for synchronised (None: it does not tell), and services that seem to run."""
+
+    is_synchronised: bool | None
+    services: tuple[str, ...] = ()
+
+
+def gather_clock(machine: Machine) -> Clock:
+    """Return the facts; adjtimex is called with no mode, by which it only reads."""
+    services = tuple(name for name, place in _SERVICES.items() if machine.path(place).exists())
+    timex = _Timex(modes=0)
+    try:
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
+    except (AttributeError, OSError):
+        state = -1
+    return Clock(None if state < 0 else not timex.status & _STA_UNSYNC, services)
+
+
+def judge_clock(clock: Clock, hosts: int) -> Finding:
+    """Judge it: logs and files of several hosts can be compared by their times only if the clocks agree."""
+    facts = {"synchronised": clock.is_synchronised, "services": list(clock.services)}
+    service = f"{', '.join(clock.services)} running" if clock.services else "no service for it seen"
+    if clock.is_synchronised:
+        return ok("clock", f"synchronised by the kernel's word; {service}", **facts)
+    text = "the kernel does not tell" if clock.is_synchronised is None else "not synchronised, by the kernel's word"
+    if hosts == 1:
+        return ok("clock", f"{text}; {service}; a run on one host needs neither", **facts)
+    return warning("clock", f"{text}; {service}", "start chrony or systemd-timesyncd on each host", **facts)

@@ -1,0 +1,365 @@
+"""The one process that listens to all ranks, decides which failure ended the run, and tells all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from gaudi_distributed.failure.messages import (
+    CONTINUE,
+    LOST,
+    MAX_BYTES,
+    Beat,
+    Bounds,
+    Cause,
+    End,
+    Failed,
+    Hello,
+    Left,
+    Message,
+    MessageError,
+    State,
+    Stop,
+    Welcome,
+    decode_message,
+    encode_message,
+)
+
+# What the launcher sets for ranks: where the coordinator listens, and what to say to it.
+COORDINATOR, TOKEN = "GAUDI_RUN_COORDINATOR", "GAUDI_RUN_TOKEN"
+_HELLO_SECONDS = 5.0
+_STRANGERS = 64
+
+
+class Coordinator:
+    """Listens from when it is made until it is closed, in a thread of its own.
+
+    Who does not begin with the token is dropped without an answer, as are lines that are no messages.
+
+    Args:
+        size: how many ranks there will be.
+        address: of the interface to listen on; the loopback interface reaches this machine's ranks only.
+        bounds: see `Bounds`; ranks are told them.
+        on_cause: called with the cause, once, from the coordinator's thread, after the ranks were told; not where they
+            gave this process up, and so said themselves what happened.
+
+    Raises:
+        OSError: the address is not one of this machine.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        address: str = "127.0.0.1",
+        bounds: Bounds | None = None,
+        on_cause: Callable[[Cause], None] = lambda cause: None,
+    ) -> None:
+        self.token = secrets.token_hex(32)
+        self._size, self._address, self._bounds, self._on_cause = size, address, bounds or Bounds(), on_cause
+        self._cause: Cause | None = None
+        self._over = threading.Event()
+        self._judgement = Judgement(self._bounds, time.monotonic())
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._strangers = 0
+        self._loop = asyncio.new_event_loop()
+        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, address, 0, limit=MAX_BYTES))
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+        self._thread.start()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which ranks find it; the token is a secret, so never part of a command line."""
+        host = f"[{self._address}]" if ":" in self._address else self._address
+        return {COORDINATOR: f"{host}:{self.port}", TOKEN: self.token}
+
+    @property
+    def cause(self) -> Cause | None:
+        """What ended the run, or None: nothing did, so far."""
+        return self._cause
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether a rank is there that can be told something."""
+        return bool(self._writers)
+
+    @property
+    def present(self) -> frozenset[int]:
+        """The ranks that are under supervision now."""
+        return frozenset(self._judgement.present)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until there is a cause or every rank has left, so many seconds at most; whether that is so."""
+        return self._over.wait(seconds)
+
+    def end(self, text: str, status: int) -> None:
+        """End the run for a reason of the launcher's own, unless it has one already."""
+        self._call(lambda: self._judgement.declare(status, text))
+
+    def request_stop(self) -> None:
+        """Ask all ranks to save and end."""
+        self._call(lambda: self._tell(Stop()))
+
+    def close(self) -> None:
+        """Stop listening; ranks that are still there take it for the loss of the launcher."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join()
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _call(self, function: Callable[[], None]) -> None:
+        def call() -> None:
+            function()
+            self._decide()
+
+        with contextlib.suppress(RuntimeError):  # closed already, so nobody is left to be told
+            self._loop.call_soon_threadsafe(call)
+
+    def _run(self) -> None:
+        with contextlib.closing(self._loop):
+            self._loop.run_until_complete(self._watch())
+
+    async def _watch(self) -> None:
+        """Decide once a beat, and give a sign of life."""
+        while not self._closing.is_set():
+            self._tell(Beat())
+            self._decide()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), self._bounds.beat_seconds)
+        self._server.close()
+        others = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rank = -1
+        # A line that is too long is a ValueError, as is one that is no message; closing cancels.
+        with contextlib.closing(writer), contextlib.suppress(OSError, ValueError, asyncio.CancelledError):
+            rank = await self._admit(reader, writer)
+            while rank >= 0 and (line := await reader.readline()):
+                self._hear(rank, decode_message(line))
+                self._decide()
+        if rank >= 0:
+            self._writers.pop(rank, None)
+            self._decide()  # first, to know whether it was this process that did not answer
+            self._judgement.lose(rank)
+            self._decide()
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        """The rank of who connected, and -1 for who is none; strangers that wait are few, and not for long."""
+        if self._strangers >= _STRANGERS:
+            return -1
+        self._strangers += 1
+        try:
+            line = await asyncio.wait_for(reader.readline(), _HELLO_SECONDS)
+        except asyncio.TimeoutError:
+            return -1
+        finally:
+            self._strangers -= 1
+        hello = decode_message(line)
+        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self.token.encode()):
+            return -1
+        if not 0 <= hello.rank < self._size or not self._judgement.join(hello.rank, hello.host, time.monotonic()):
+            return -1
+        bounds = self._bounds
+        writer.write(encode_message(Welcome(bounds.stall_seconds, bounds.leave_seconds, bounds.beat_seconds)))
+        self._writers[hello.rank] = writer
+        if self._cause is not None:
+            writer.write(encode_message(End(**asdict(self._cause))))
+        return hello.rank
+
+    def _hear(self, rank: int, message: Message) -> None:
+        now = time.monotonic()
+        if rank not in self._judgement.present:
+            return
+        if isinstance(message, State):
+            self._judgement.hear(rank, message.step, message.phase, message.reports, now)
+        elif isinstance(message, Failed):
+            self._judgement.fail(rank, message.status, message.text, now, certain=message.certain)
+            self._loop.call_later(self._bounds.settle_seconds, self._decide)
+        elif isinstance(message, Left):
+            self._judgement.leave(rank, message.status, message.text)
+        else:
+            raise MessageError(f"{type(message).__name__} is not for a rank to say")
+
+    def _decide(self) -> None:
+        """Tell all as soon as there is a cause, or nobody is left who could be one."""
+        if self._over.is_set():
+            return
+        all_left = len(self._judgement.left) == self._size
+        cause = self._judgement.decide(time.monotonic()) or (self._judgement.conclude() if all_left else None)
+        if cause is not None:
+            self._cause = cause
+            self._tell(End(**asdict(cause)))
+            if not self._judgement.was_given_up:
+                self._on_cause(cause)
+        if cause is not None or all_left:
+            self._over.set()
+
+    def _tell(self, message: Message) -> None:
+        line = encode_message(message)
+        for writer in self._writers.values():
+            writer.write(line)
+
+
+# In these one rank works and the others wait, on a disk or on a library that gives no sign: they may take longer.
+PATIENT_PHASES, PATIENCE = frozenset({"checkpoint", "scoring"}), 10
+_QUIET_BEATS = 3
+
+
+@dataclass
+class _Rank:
+    host: str
+    heard: float
+    moved: float
+    step: int = 0
+    phase: str = "start"
+    reports: int = 0
+    # Reports by phase: a first one is not timed, for a device may have to compile then.
+    seen: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def patience(self) -> float:
+        """How many times as long as usual it may stay where it is."""
+        if self.seen.get(self.phase, 0) < 2 or self.phase == "start":
+            return math.inf
+        return PATIENCE if self.phase in PATIENT_PHASES else 1
+
+
+class Judgement:
+    """The ranks that are there, and the first cause. Times are seconds of one clock that only rises.
+
+    Args:
+        bounds: see `Bounds`.
+        now: the time.
+
+    Attributes:
+        left: ranks that are gone.
+        was_given_up: whether this process itself was stopped for so long that ranks took it for lost.
+    """
+
+    def __init__(self, bounds: Bounds, now: float) -> None:
+        self._bounds = bounds
+        self._ranks: dict[int, _Rank] = {}
+        self._looked = now
+        self._certain: Cause | None = None
+        self._doubtful: tuple[float, Cause] | None = None
+        self._stopped: Cause | None = None
+        self.left: set[int] = set()
+        self.was_given_up = False
+
+    @property
+    def present(self) -> set[int]:
+        """Ranks that joined, and did not leave."""
+        return set(self._ranks)
+
+    def join(self, rank: int, host: str, now: float) -> bool:
+        """A rank is there; False if it was before."""
+        if rank in self._ranks or rank in self.left:
+            return False
+        self._ranks[rank] = _Rank(host, heard=now, moved=now)
+        return True
+
+    def hear(self, rank: int, step: int, phase: str, reports: int, now: float) -> None:
+        """A rank says where it is, and how often it said so."""
+        state = self._ranks[rank]
+        state.heard = now
+        if reports != state.reports:
+            state.seen[phase] = state.seen.get(phase, 0) + (reports - state.reports if phase == state.phase else 1)
+            state.step, state.phase, state.reports, state.moved = step, phase, reports, now
+
+    def fail(self, rank: int, status: int, text: str, now: float, *, certain: bool) -> None:
+        """A rank reports an error; one that is not certain may follow from what happened to another."""
+        cause = self._cause(rank, status, text)
+        self._ranks.pop(rank)
+        self.left.add(rank)
+        if certain:
+            self._certain = self._certain or cause
+        else:
+            self._doubtful = self._doubtful or (now, cause)
+
+    def leave(self, rank: int, status: int, text: str) -> None:
+        """A rank is done; with a status other than 0 all others will be, too, as soon as they have saved."""
+        if status:
+            self._stopped = self._stopped or self._cause(rank, status, text)
+        self._ranks.pop(rank)
+        self.left.add(rank)
+
+    def lose(self, rank: int) -> None:
+        """The connection of a rank is gone."""
+        if rank in self._ranks:
+            text = f"its process ended without a word, killed or crashed; see its output and the kernel's; {CONTINUE}"
+            self._certain = self._certain or self._cause(rank, LOST, text)
+            self._ranks.pop(rank)
+            self.left.add(rank)
+
+    def declare(self, status: int, text: str) -> None:
+        """The launcher itself has a reason to end the run."""
+        self._certain = self._certain or Cause(-1, "", 0, "", status, text)
+
+    def decide(self, now: float) -> Cause | None:
+        """The cause that ends the run, if there is one by now; call it once a beat at least."""
+        # Where this process itself was stopped for a while, ranks were not silent: nobody listened.
+        if (deaf := now - self._looked) > 2 * self._bounds.beat_seconds:
+            self.was_given_up = self.was_given_up or deaf > self._bounds.stall_seconds
+            for state in self._ranks.values():
+                state.heard, state.moved = state.heard + deaf, state.moved + deaf
+        self._looked = now
+        if self._certain is None:
+            self._certain = self._find_silent(now) or self._find_still(now)
+        if self._certain is None and self._doubtful is not None and not self._is_any_quiet(now):
+            since, cause = self._doubtful
+            self._certain = cause if now - since >= self._bounds.settle_seconds else None
+        return self._certain
+
+    def conclude(self) -> Cause | None:
+        """The cause once all have left: what `decide` held back, or the request to stop that they followed."""
+        doubtful = None if self._doubtful is None else self._doubtful[1]
+        return self._certain or doubtful or self._stopped
+
+    def _is_any_quiet(self, now: float) -> bool:
+        """Whether a rank misses signs of life: it may be the one that others cannot reach."""
+        return any(now - state.heard > _QUIET_BEATS * self._bounds.beat_seconds for state in self._ranks.values())
+
+    def _find_silent(self, now: float) -> Cause | None:
+        bound = self._bounds.stall_seconds
+        silent = [rank for rank, state in self._ranks.items() if now - state.heard > bound]
+        if not silent:
+            return None
+        rank = min(silent, key=lambda rank: self._ranks[rank].heard)
+        text = f"has not answered for {bound:g} s: stopped, or its machine or network is lost; look there; {CONTINUE}"
+        return self._cause(rank, LOST, text)
+
+    def _find_still(self, now: float) -> Cause | None:
+        """The rank that all wait for, if none has got any further."""
+        if not self._ranks or self.left or self._is_any_quiet(now):
+            return None
+        patience = max(state.patience for state in self._ranks.values())
+        bound = self._bounds.stall_seconds * patience
+        if now - max(state.moved for state in self._ranks.values()) <= bound:
+            return None
+        rank = min(self._ranks, key=lambda rank: (self._ranks[rank].step, self._ranks[rank].moved))
+        text = (
+            f"no rank has got any further for {bound:g} s, and this one stood still first; look what it waits for "
+            f"(py-spy dump), or raise the bound; {CONTINUE}"
+        )
+        return self._cause(rank, LOST, text)
+
+    def _cause(self, rank: int, status: int, text: str) -> Cause:
+        state = self._ranks[rank]
+        return Cause(rank, state.host, state.step, state.phase, status, text)

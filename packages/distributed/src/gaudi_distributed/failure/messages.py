@@ -1,0 +1,215 @@
+"""Messages between ranks and coordinator: JSON, one a line, of bounded length; causes and timeouts of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from gaudi_distributed.errors import ConfigurationError
+
+MAX_BYTES = 65536
+MAX_TEXT = 1000
+_MAX_NUMBER = 2**53
+
+
+class MessageError(ValueError):
+    """A line is no message."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A member's first word."""
+
+    token: str
+    rank: int
+    host: str
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The answer to it: the bounds that hold."""
+
+    stall_seconds: float
+    leave_seconds: float
+    beat_seconds: float
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a rank is, at least once a beat; `reports` is how often it said where."""
+
+    step: int
+    phase: str
+    reports: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An error of a rank; one that is not certain may follow from what happened to another."""
+
+    status: int
+    text: str
+    certain: bool
+
+
+@dataclass(frozen=True)
+class Left:
+    """A rank is done; with a status other than 0 it stopped early, as all do then."""
+
+    status: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The coordinator's sign of life."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """All are asked to save and end."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over, and why."""
+
+    rank: int
+    host: str
+    step: int
+    phase: str
+    status: int
+    text: str
+
+
+Message = Hello | Welcome | State | Failed | Left | Beat | Stop | End
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Hello, Welcome, State, Failed, Left, Beat, Stop, End)}
+_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+
+
+def encode_message(message: Message) -> bytes:
+    """One line, at most `MAX_BYTES` long; texts are made one line that can be shown, and cut."""
+    content = {name: show(value) if isinstance(value, str) else value for name, value in asdict(message).items()}
+    return json.dumps([type(message).__name__, content]).encode("ascii") + b"\n"
+
+
+def decode_message(line: bytes) -> Message:
+    """The message of a line.
+
+    Raises:
+        MessageError: it is longer than `MAX_BYTES`, or no message.
+    """
+    if len(line) > MAX_BYTES:
+        raise MessageError(f"a line of {len(line)} bytes; messages have at most {MAX_BYTES}")
+    try:
+        kind, content = json.loads(line)
+        parts = {
+            field.name: _checked(content.pop(field.name), _TYPES[str(field.type)]) for field in fields(_KINDS[kind])
+        }
+        if type(content) is not dict or content:
+            raise ValueError("has other fields")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise MessageError(f"{line[:80]!r} is no message ({error!r})") from None
+    message: Message = _KINDS[kind](**parts)
+    return message
+
+
+def show(text: str) -> str:
+    """A text as one line without control characters, at most `MAX_TEXT` long."""
+    line = "".join(character if character.isprintable() else " " for character in text)
+    line = " ".join(line.split())
+    return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 3]}..."
+
+
+def _checked(value: object, kind: type) -> object:
+    if type(value) is int and kind is float:
+        value = float(value)
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    if isinstance(value, (int, float)) and not -_MAX_NUMBER <= value <= _MAX_NUMBER:
+        raise ValueError("a number is too large")
+    return show(value) if isinstance(value, str) else value
+
+
+LOST = 75
+CONTINUE = "the same command continues from the last checkpoint"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The first thing that went wrong.
+
+    Attributes:
+        rank: where; -1: in the launcher.
+        host: of the rank.
+        step: steps that were done there.
+        phase: what the rank was at.
+        status: exit status of every process of the run.
+        text: what happened, and the remedy.
+    """
+
+    rank: int
+    host: str
+    step: int
+    phase: str
+    status: int
+    text: str
+
+    def describe(self) -> str:
+        """One line that names rank, host and step."""
+        if self.rank < 0:
+            return self.text
+        return f"rank {self.rank} on {self.host} at step {self.step} ({self.phase}): {self.text}"
+
+
+STALL, LEAVE = "GAUDI_RUN_STALL_SECONDS", "GAUDI_RUN_LEAVE_SECONDS"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a supervised run, in seconds.
+
+    Attributes:
+        stall_seconds: after so long without a word of a rank, or without a step of any, the run is over. With the time
+            to leave and a launcher's to kill what did not, all has ended within a minute by default.
+        leave_seconds: what a rank has to leave by itself once the run is over; then its process is ended.
+        beat_seconds: between two signs of life.
+        settle_seconds: how long an error that may only follow from another waits for that other to be known.
+    """
+
+    stall_seconds: float = 40.0
+    leave_seconds: float = 5.0
+    beat_seconds: float = 1.0
+    settle_seconds: float = 1.0
+
+
+def read_bounds(environ: Mapping[str, str]) -> Bounds:
+    """The bounds, with those that the environment sets.
+
+    Raises:
+        ConfigurationError: a variable is no positive number, or silence would be found before signs of life can come.
+    """
+    stall = _read_seconds(environ, STALL, Bounds.stall_seconds)
+    leave = _read_seconds(environ, LEAVE, Bounds.leave_seconds)
+    if stall < 3 * Bounds.beat_seconds:
+        raise ConfigurationError(
+            f"{STALL} is {stall:g}; ranks give a sign of life each {Bounds.beat_seconds:g} s, so give at least "
+            f"{3 * Bounds.beat_seconds:g}"
+        )
+    return Bounds(stall_seconds=stall, leave_seconds=leave)
+
+
+def _read_seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ConfigurationError(f"{name} is {text!r}, which is no positive number of seconds; give one, or unset it")
+    return seconds

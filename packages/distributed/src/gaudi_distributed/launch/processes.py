@@ -1,0 +1,282 @@
+"""The processes of a launch, as arguments and environments: by Open MPI, by gaudi-run itself, here or over ssh."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from gaudi_distributed.cluster.cluster import Cluster, RankPlace, is_ipv6
+from gaudi_distributed.cluster.rank_info import write_tf_config
+from gaudi_distributed.comm.opening import ENGINE_VARIABLE
+from gaudi_distributed.devices.cores import Binding
+from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.failure.coordinator import COORDINATOR, TOKEN
+from gaudi_distributed.failure.elastic import WORKER
+
+SSH_PORT = 22
+# Where the originals' containers listen.
+CONTAINER_SSH_PORT = 3022
+# Nobody is asked for anything, an unknown host is refused, and one that no longer answers is given up in 30 s.
+_OPTIONS = (
+    *("BatchMode=yes", "StrictHostKeyChecking=yes"),
+    *("ConnectTimeout=30", "ServerAliveInterval=10", "ServerAliveCountMax=3"),
+)
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """Port, and ssh's own configuration file where another than the user's is meant (for keys and known hosts).
+
+    Raises:
+        ConfigurationError: no such port, or a file name that mpirun would take apart.
+    """
+
+    port: int = SSH_PORT
+    config: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.port <= 65535:
+            raise ConfigurationError(f"ssh port {self.port}; choose one of 1 to 65535")
+        if self.config is not None and (self.config.startswith("-") or not _is_plain(self.config)):
+            raise ConfigurationError(
+                f"--ssh_config {self.config!r}: mpirun takes apart names with blanks or quotes; rename it"
+            )
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Arguments that say so to ssh, whatever its configuration files say."""
+        config = () if self.config is None else ("-F", self.config)
+        return (*config, "-p", str(self.port), *(word for option in _OPTIONS for word in ("-o", option)))
+
+    def reach(self, host: str, command: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the arguments that run `command` on the host; the shell there gets its words quoted."""
+        return ("ssh", "-T", *self.options, "--", host, shlex.join(command))
+
+
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and not any(letter in text for letter in " \"'\\")
+
+
+Backend = Literal["openmpi", "gloo", "multi_worker"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Everything that a back end needs to know.
+
+    Attributes:
+        cluster: hosts and ranks.
+        command: the program and its arguments, as they were given.
+        backend: what starts the ranks.
+        environment: variables that are set for every rank.
+        forwarded: names of variables that go from here to every rank.
+        kept: names of further variables that processes on this machine keep.
+        binding: cores of each rank.
+        local_hosts: names of the hosts that are this machine.
+        ssh: how other hosts are reached.
+        interface: network interface, or subnet, between the hosts.
+        mpi_root: where Open MPI is installed on all hosts; None: where it is found.
+        tag_output: whether each line of output says its rank.
+        grace: seconds that ranks have to end after they were asked to.
+        is_root: whether the user is root, which Open MPI has to be told.
+        guard: what starts ranks on another host: Python there, and the module.
+    """
+
+    cluster: Cluster
+    command: tuple[str, ...]
+    backend: Backend = "openmpi"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    forwarded: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    binding: Binding = field(default_factory=lambda: Binding(0))
+    local_hosts: frozenset[str] = frozenset({"localhost"})
+    ssh: Ssh = field(default_factory=Ssh)
+    interface: str | None = None
+    mpi_root: str | None = None
+    tag_output: bool = False
+    grace: float = 30.0
+    is_root: bool = False
+    guard: tuple[str, ...] = ("python3", "-m", "gaudi_distributed.launch.guard")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all ranks run on this machine."""
+        return all(host.name in self.local_hosts for host in self.cluster.hosts)
+
+    @property
+    def mpirun(self) -> str:
+        """Open MPI's program, as it is found."""
+        return "mpirun" if self.mpi_root is None else f"{self.mpi_root}/bin/mpirun"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process to start, on this machine or by way of ssh.
+
+    Attributes:
+        name: which ranks it is, and where.
+        argv: its arguments.
+        environment: variables that are set for it.
+        forwarded: names of variables that it gets from here.
+        made: names of variables whose values are made when it starts, for this run alone.
+        reach: the arguments that reach its host; empty for this machine.
+        processors: logical processors that it may use; empty: all.
+        rank: which rank it is; None: it starts several.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    forwarded: tuple[str, ...]
+    made: tuple[str, ...] = ()
+    reach: tuple[str, ...] = ()
+    processors: tuple[int, ...] = ()
+    rank: int | None = None
+
+
+# What workers that come and go wait for each other: a new one imports TensorFlow meanwhile.
+GLOO_SECONDS = 60
+
+
+def plan_gloo(plan: LaunchPlan) -> list[Process]:
+    """Return the processes of Horovod with Gloo, with the variables that horovodrun sets.
+
+    Not by horovodrun itself, which switches host key checks off and puts the whole environment into shell commands.
+    """
+
+    def variables(place: RankPlace) -> dict[str, str]:
+        hosts = plan.cluster.hosts
+        across = [index for index, host in enumerate(hosts) if host.slots > place.local_rank]
+        numbers = {
+            "RANK": place.rank,
+            "SIZE": plan.cluster.size,
+            "LOCAL_RANK": place.local_rank,
+            "LOCAL_SIZE": place.host.slots,
+            "CROSS_RANK": across.index(place.host_index),
+            "CROSS_SIZE": len(across),
+        }
+        interface = "lo" if plan.is_local else plan.interface
+        return {
+            **{f"HOROVOD_{name}": str(number) for name, number in numbers.items()},
+            "HOROVOD_HOSTNAME": place.host.name,
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            **({} if interface is None else {"HOROVOD_GLOO_IFACE": interface}),
+        }
+
+    if plan.interface is not None and "/" in plan.interface:
+        raise ConfigurationError(f"--interface {plan.interface}: Gloo needs the name of an interface, like eth0")
+    return _plan(plan, variables, RENDEZVOUS)
+
+
+def plan_multi_worker(plan: LaunchPlan) -> list[Process]:
+    """Return the processes of tf.distribute, each with its TF_CONFIG."""
+    workers = plan.cluster.workers
+    return _plan(plan, lambda place: {"TF_CONFIG": write_tf_config(workers, place.rank)})
+
+
+def _plan(
+    plan: LaunchPlan, variables: Callable[[RankPlace], Mapping[str, str]], made: tuple[str, ...] = ()
+) -> list[Process]:
+    processes = []
+    for place in plan.cluster.places():
+        here = place.host.name in plan.local_hosts
+        bound = plan.binding.processors
+        processes.append(
+            Process(
+                name=f"rank {place.rank} on {place.host.name}",
+                argv=plan.command,
+                environment={**plan.environment, **variables(place)},
+                forwarded=tuple(sorted({*plan.forwarded, *(plan.kept if here else ())})),
+                made=(COORDINATOR, TOKEN, *made),
+                reach=() if here else plan.ssh.reach(place.host.name, plan.guard),
+                processors=bound[place.local_rank] if place.local_rank < len(bound) else (),
+                rank=place.rank,
+            )
+        )
+    return processes
+
+
+def plan_worker(plan: LaunchPlan, host: str, worker: int, *, is_here: bool) -> Process:
+    """Return a worker of an elastic run; it asks for its rank, see `gaudi_distributed.failure.elastic`."""
+    interface = "lo" if plan.interface is None else plan.interface
+    variables = {
+        ENGINE_VARIABLE: "horovod",
+        WORKER: str(worker),
+        "HOROVOD_ELASTIC": "1",
+        "HOROVOD_HOSTNAME": host,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": interface,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_SECONDS),
+    }
+    return Process(
+        name=f"worker {worker} on {host}",
+        argv=plan.command,
+        environment={**plan.environment, **variables},
+        forwarded=tuple(sorted({*plan.forwarded, *(plan.kept if is_here else ())})),
+        made=RENDEZVOUS,
+        reach=() if is_here else plan.ssh.reach(host, plan.guard),
+        rank=worker,
+    )
+
+
+def plan_openmpi(plan: LaunchPlan) -> list[Process]:
+    """Return mpirun's arguments and environment; variables reach the ranks by name, so no value is on its command line.
+
+    Raises:
+        ConfigurationError: a host is an IPv6 address, or an argument is ":", which mpirun takes for its own.
+    """
+    _check(plan)
+    hosts = ",".join(f"{host.name}:{host.slots}" for host in plan.cluster.hosts)
+    made = (COORDINATOR, TOKEN)
+    exported = sorted({*plan.forwarded, *plan.environment, *made})
+    argv = (
+        plan.mpirun,
+        *(("--allow-run-as-root",) if plan.is_root else ()),
+        "--np",
+        str(plan.cluster.size),
+        "--host",
+        hosts,
+        *_bind(plan),
+        *_reach(plan),
+        *(("--tag-output",) if plan.tag_output else ()),
+        *(word for name in exported for word in ("-x", name)),
+        *plan.command,
+    )
+    name = f"ranks 0 to {plan.cluster.size - 1} on {hosts}"
+    return [Process(name, argv, plan.environment, tuple(sorted({*plan.forwarded, *plan.kept})), made)]
+
+
+def _check(plan: LaunchPlan) -> None:
+    for host in plan.cluster.hosts:
+        if is_ipv6(host.name):
+            raise ConfigurationError(
+                f"host {host.name}: mpirun reads no IPv6 addresses; name the host, or its IPv4 address"
+            )
+    if ":" in plan.command:
+        raise ConfigurationError("an argument is ':', with which mpirun begins another program; use --backend gloo")
+
+
+def _bind(plan: LaunchPlan) -> tuple[str, ...]:
+    if plan.binding.cores == 0:
+        # Ranks that share a core must not spin while they wait for each other.
+        spare = ("--mca", "mpi_yield_when_idle", "1")
+        return "--bind-to", "none", "--map-by", "slot", "--oversubscribe", *spare
+    return "--bind-to", "core", "--map-by", f"socket:PE={plan.binding.cores}"
+
+
+def _reach(plan: LaunchPlan) -> tuple[str, ...]:
+    if plan.is_local:
+        return ()
+    network = plan.interface
+    return (
+        *("--mca", "plm_rsh_agent", "ssh", "--mca", "plm_rsh_args", " ".join(plan.ssh.options)),
+        *(() if network is None else ("--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network)),
+        *(() if plan.mpi_root is None else ("--prefix", plan.mpi_root)),
+    )

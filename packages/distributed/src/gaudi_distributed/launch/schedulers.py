@@ -1,0 +1,349 @@
+"""Files for schedulers, which start gaudi-run themselves: a script for sbatch, an MPIJob for Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from gaudi_distributed.cluster.cluster import Cluster, Host
+from gaudi_distributed.errors import ConfigurationError, FlagError
+from gaudi_distributed.launch import choices
+from gaudi_distributed.launch.containers import Container
+from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
+from gaudi_distributed.launch.planning import choose_forwarded
+from gaudi_distributed.launch.presets import Accelerator
+from gaudi_distributed.launch.submission import VARIABLES, list_launches
+
+_JOB = ("--slurm_script", "--sbatch", "--mpijob", "--job_name", "--dry_run")
+# What a pod has, by the names of Options.
+_POD = ("job_cpus", "job_memory", "job_shm", "job_hugepages", "job_ssh")
+
+
+def is_job_file(options: Options) -> bool:
+    """Tell whether a file is to be written in place of a run; FlagError for flags that have no meaning then."""
+    if options.slurm_script is not None and options.mpijob is not None:
+        raise FlagError("--slurm_script and --mpijob: give one of them")
+    if options.sbatch and options.slurm_script is None:
+        raise FlagError("--sbatch goes with --slurm_script")
+    if options.job_name is not None and options.slurm_script is None and options.mpijob is None:
+        raise FlagError("--job_name goes with --slurm_script or --mpijob")
+    if options.mpijob is None and any(getattr(options, name) is not None for name in _POD):
+        raise FlagError(f"{', '.join(f'--{name}' for name in _POD)} go with --mpijob")
+    return options.slurm_script is not None or options.mpijob is not None
+
+
+def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
+    """Return its text."""
+    preset, command = choices.choose_preset(list_launches(options, environ)[0])
+    hosts, slots = choices.choose_shape(options, preset)
+    accelerator = choices.choose_accelerator(options, preset)
+    name = options.job_name or Path(command[0]).stem.lower().replace("_", "-")
+    check_job_name(name)
+    if options.slurm_script is not None:
+        if options.container == "docker":
+            raise ConfigurationError("--container docker: jobs of SLURM use singularity; give --container singularity")
+        # gaudi-run reads the submission's variables inside the job, too.
+        read_inside = [name for name in VARIABLES if options.submission and name in environ]
+        forwarded = choose_forwarded(environ, (*options.forward, *read_inside))
+        job = SlurmJob(name, hosts, slots, options.sbatch, forwarded)
+        launcher = (sys.executable, "-m", "gaudi_distributed.launch")
+        inner = (*launcher, *without_flags(options.words, _JOB), *options.command)
+        return write_slurm_script(job, accelerator, inner)
+    pod = _choose_pod(options)
+    cluster = Cluster(tuple(Host(f"worker-{number}", slots) for number in range(hosts)))
+    # Cores of the launcher's pod say nothing of the workers'.
+    dropped = (*_JOB, "--image", "--mount", "--cores_per_rank", "--ssh_port", *(f"--{name}" for name in _POD))
+    flags = ("--cores_per_rank", str(options.cores_per_rank or 0), "--ssh_port", str(pod.port))
+    inner = (PROGRAM, *flags, *without_flags(options.words, dropped), *options.command)
+    return write_mpi_job(name, cluster, pod, accelerator, inner)
+
+
+def _choose_pod(options: Options) -> Pod:
+    """Return what the workers' pods have; FlagError for flags that have no meaning there."""
+    if options.container != "none" or options.workdir or options.image is None:
+        raise FlagError("--mpijob: needs --image, and neither --container nor --workdir")
+    Container("docker", options.image)  # is checked by being made
+    return Pod(
+        options.image,
+        mounts=tuple(map(parse_mount, options.mount)),
+        shared_memory=options.job_shm,
+        huge_pages=options.job_hugepages,
+        memory=options.job_memory,
+        cpus=options.job_cpus,
+        ssh_folder=options.job_ssh or IMAGE_SSH,
+        ssh_port=options.ssh_port,
+    )
+
+
+def write_job_file(options: Options, environ: Mapping[str, str]) -> None:
+    """Write it to where the flag says, as a whole or not at all; to standard output for - and with --dry_run."""
+    text = make_job_file(options, environ)
+    target = options.slurm_script or options.mpijob
+    if options.dry_run or target is None or target == "-":
+        sys.stdout.write(text)
+        return
+    beside = Path(f"{target}.part")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, target)
+
+
+_OPTION = re.compile(r"--[a-z][a-z-]*(?:=[A-Za-z0-9_.,:;/%@+=\[\]&|*-]+)?", re.ASCII)
+_TAKEN = ("--export", "--job-name", "--nodes", "--ntasks", "--ntasks-per-node", "--wrap")
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """What is asked of SLURM.
+
+    Attributes:
+        name: of the job.
+        hosts: how many.
+        slots: ranks on each.
+        options: further options of sbatch, like "--time=02:00:00".
+        forwarded: names of variables that the job gets from where it is submitted.
+
+    Raises:
+        FlagError: an option that does not look like one, or that is set from the launch already.
+    """
+
+    name: str
+    hosts: int
+    slots: int
+    options: tuple[str, ...] = ()
+    forwarded: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for option in self.options:
+            if _OPTION.fullmatch(option) is None:
+                raise FlagError(f"--sbatch {option!r}: write it like --sbatch=--time=02:00:00, without blanks")
+            if option.partition("=")[0] in _TAKEN:
+                raise FlagError(f"--sbatch {option!r}: follows from the launch already; leave it out")
+
+
+def write_slurm_script(job: SlurmJob, accelerator: Accelerator, inner: Sequence[str]) -> str:
+    """Return the script; `inner` are gaudi-run's own arguments inside the job, which the shell gets quoted."""
+    options = [
+        f"--job-name={job.name}",
+        f"--nodes={job.hosts}",
+        f"--ntasks-per-node={job.slots}",
+        # Without it, all variables of whoever submits would be in the job.
+        f"--export={','.join(job.forwarded) or 'NONE'}",
+        *((f"--gpus-per-node={job.slots}",) if accelerator == "gpu" else ()),
+        *job.options,
+    ]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in options),
+        "# gaudi-run takes hosts and slots from the variables of the job.",
+        " \\\n    ".join(["exec", *map(shlex.quote, inner)]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_NAME = re.compile("[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+# A claim's name is a subdomain of RFC 1123; a path is of the node.
+_CLAIM = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+_MOUNT = re.compile(r"(?P<source>[^:,]+):(?P<path>/[^:,]*)(?P<read_only>:ro|:rw)?")
+_SIZE = re.compile("([1-9][0-9]{0,8})(Ki|Mi|Gi|Ti)", re.ASCII)
+_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+_RESOURCES = {"gpu": "nvidia.com/gpu", "hpu": "habana.ai/gaudi"}
+_SHARED_MEMORY, _HUGE_PAGES = "/dev/shm", "/hugepages-2Mi"
+_RESERVED = (_SHARED_MEMORY, _HUGE_PAGES, "/etc/mpi", "/")
+# Where the operator mounts the keys of a job, unless it is told otherwise: the worker's command is then the operator's.
+ROOT_SSH = "/root/.ssh"
+# The images of containers/: their user's folder for keys, their sshd, and where it listens.
+IMAGE_SSH, IMAGE_SSH_PORT = "/home/gaudi/.ssh", 2222
+_IMAGE_SSHD = ("/usr/sbin/sshd", "-De", "-f", "/etc/gaudi/sshd_config", "-p")
+# For each Gaudi: an eighth of what the vendor's Kubernetes guide gives a server, and of the huge pages that the
+# vendor's driver installation reserves on 96 processors (220 MiB for each).
+_GAUDI_MEMORY_GIB, _GAUDI_HUGE_PAGES_MIB = 51, 2640
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A volume of the workers' pods.
+
+    Attributes:
+        source: name of a claim (PersistentVolumeClaim), or path of a folder on the node.
+        path: where the pod sees it.
+        read_only: whether it may not write there.
+    """
+
+    source: str
+    path: str
+    read_only: bool = False
+
+    @property
+    def volume(self) -> dict[str, Any]:
+        """The source as Kubernetes writes it."""
+        if self.source.startswith("/"):
+            return {"hostPath": {"path": self.source, "type": "Directory"}}
+        claim: dict[str, Any] = {"claimName": self.source}
+        return {"persistentVolumeClaim": claim | ({"readOnly": True} if self.read_only else {})}
+
+
+@dataclass(frozen=True)
+class Pod:
+    """What each worker's pod has, besides its devices.
+
+    Attributes:
+        image: that it runs.
+        mounts: its volumes.
+        shared_memory: size of /dev/shm, like "8Gi"; None: 1 GiB for each rank.
+        huge_pages: huge pages of 2 MiB, like "21120Mi"; None: with Gaudis what they need, else none.
+        memory: limit, like "409Gi", which the shared memory counts to; None: with Gaudis what they need, else none.
+        cpus: limit; None: none.
+        ssh_folder: where the operator mounts the job's keys.
+        ssh_port: where the workers' sshd listens; None: that of the images of containers/, or 22 for root.
+
+    Raises:
+        FlagError: a value is not of its form, or two contradict each other.
+    """
+
+    image: str
+    mounts: tuple[Mount, ...] = ()
+    shared_memory: str | None = None
+    huge_pages: str | None = None
+    memory: str | None = None
+    cpus: int | None = None
+    ssh_folder: str = IMAGE_SSH
+    ssh_port: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.ssh_folder.startswith("/") or not self.ssh_folder.isprintable():
+            raise FlagError(f"--job_ssh {self.ssh_folder!r}: give the whole path inside the image, like {ROOT_SSH}")
+        paths = [PurePosixPath(mount.path) for mount in self.mounts]
+        for path in paths:
+            taken = [*map(PurePosixPath, (*_RESERVED, self.ssh_folder))]
+            if path in taken or paths.count(path) > 1:
+                raise FlagError(f"--mount {path}: is taken already; mount it elsewhere")
+        shared, memory = (
+            parse_size(*each) for each in (("--job_shm", self.shared_memory), ("--job_memory", self.memory))
+        )
+        if shared and memory and shared > memory:
+            raise FlagError(f"--job_shm {self.shared_memory}: counts to --job_memory {self.memory}; give less")
+        if parse_size("--job_hugepages", self.huge_pages) % (2 << 20):
+            raise FlagError(f"--job_hugepages {self.huge_pages}: is no multiple of 2Mi; round it up")
+
+    @property
+    def port(self) -> int:
+        """Where the workers' sshd listens."""
+        return self.ssh_port or (22 if self.ssh_folder == ROOT_SSH else IMAGE_SSH_PORT)
+
+
+def parse_size(flag: str, text: str | None) -> int:
+    """Return the bytes of a size like "64Gi", 0 for None; FlagError names the flag where it is none."""
+    if text is None:
+        return 0
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise FlagError(f"{flag} {text!r}: write it like 64Gi, with Ki, Mi, Gi or Ti")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def parse_mount(text: str) -> Mount:
+    """Return the volume of "claim:/inside", "/node:/inside" or one of them with ":ro"; FlagError where it is none."""
+    found = _MOUNT.fullmatch(text)
+    if found is not None and text.isprintable():
+        source = found["source"]
+        if ".." not in PurePosixPath(source).parts and (source.startswith("/") or _CLAIM.fullmatch(source)):
+            return Mount(source, found["path"], found["read_only"] == ":ro")
+    raise FlagError(f"--mount {text!r}: write it like claim:/inside or /node:/inside, and :ro behind to read only")
+
+
+def check_job_name(name: str) -> None:
+    """Raise FlagError unless it is a label of RFC 1035, as names in Kubernetes are."""
+    if _NAME.fullmatch(name) is None:
+        raise FlagError(f"--job_name {name!r}: write at most 63 small letters, digits and hyphens, a letter first")
+
+
+def write_mpi_job(name: str, cluster: Cluster, pod: Pod, accelerator: Accelerator, inner: Sequence[str]) -> str:
+    """Return the manifest: a worker for each host with its devices, and a launcher whose command is `inner`.
+
+    The launcher is created when the sshd of every worker answers. In the images of containers/ the key of a host is the
+    key of the job, which the operator mounts into all of its pods; other images have host keys and ssh_known_hosts of
+    their own.
+    """
+    limits = choose_limits(pod, cluster.most_slots, accelerator)
+    launcher = {
+        "name": "launcher",
+        "image": pod.image,
+        # Kubernetes reads $(NAME) in a command, and $$ as a dollar.
+        "command": [word.replace("$", "$$") for word in inner],
+        **_limit({name: limit for name, limit in {"cpu": "1", "memory": "2Gi"}.items() if name in limits}),
+    }
+    manifest = {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": {"name": name},
+        "spec": {
+            "slotsPerWorker": cluster.most_slots,
+            "sshAuthMountPath": pod.ssh_folder,
+            "launcherCreationPolicy": "WaitForWorkersReady",
+            "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
+            "mpiReplicaSpecs": {
+                "Launcher": _replicas(1, {"containers": [launcher]}),
+                "Worker": _replicas(len(cluster.hosts), describe_worker(pod, limits, cluster.most_slots, accelerator)),
+            },
+        },
+    }
+    return json.dumps(manifest, indent=2) + "\n"
+
+
+def choose_limits(pod: Pod, slots: int, accelerator: Accelerator) -> dict[str, str | int]:
+    """Return the limits of a worker with so many ranks, by resource; requests are the same where none are given."""
+    is_gaudi = accelerator == "hpu"
+    huge_pages = pod.huge_pages or (f"{_GAUDI_HUGE_PAGES_MIB * slots}Mi" if is_gaudi else None)
+    memory = pod.memory or (f"{_GAUDI_MEMORY_GIB * slots}Gi" if is_gaudi else None)
+    if huge_pages and not memory and pod.cpus is None:
+        raise FlagError("--job_hugepages: Kubernetes gives them to pods with a limit; give --job_memory, too")
+    resource = _RESOURCES.get(accelerator)
+    limits: dict[str, str | int | None] = {
+        **({} if resource is None else {resource: slots}),
+        "cpu": None if pod.cpus is None else str(pod.cpus),
+        "memory": memory,
+        "hugepages-2Mi": huge_pages,
+    }
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def describe_worker(pod: Pod, limits: Mapping[str, str | int], slots: int, accelerator: Accelerator) -> dict[str, Any]:
+    """Return the specification of a worker's pod."""
+    # Docker's and containerd's /dev/shm has 64 MB, in which ranks of one host do not fit.
+    memory = {"medium": "Memory", "sizeLimit": pod.shared_memory or f"{slots}Gi"}
+    volumes: list[dict[str, Any]] = [{"name": "shared-memory", "emptyDir": memory}]
+    mounts: list[dict[str, Any]] = [{"name": "shared-memory", "mountPath": _SHARED_MEMORY}]
+    if "hugepages-2Mi" in limits:
+        volumes.append({"name": "huge-pages", "emptyDir": {"medium": "HugePages-2Mi"}})
+        mounts.append({"name": "huge-pages", "mountPath": _HUGE_PAGES})
+    for number, mount in enumerate(pod.mounts):
+        volumes.append({"name": f"mount-{number}", **mount.volume})
+        read_only = {"readOnly": True} if mount.read_only else {}
+        mounts.append({"name": f"mount-{number}", "mountPath": mount.path, **read_only})
+    container = {
+        "name": "worker",
+        "image": pod.image,
+        # Without a command the operator starts root's sshd.
+        **({} if pod.ssh_folder == ROOT_SSH else {"command": [*_IMAGE_SSHD, str(pod.port)]}),
+        "readinessProbe": {"tcpSocket": {"port": pod.port}, "periodSeconds": 2},
+        **_limit(limits),
+        # The vendor's library sets priorities.
+        **({"securityContext": {"capabilities": {"add": ["SYS_NICE"]}}} if accelerator == "hpu" else {}),
+        "volumeMounts": mounts,
+    }
+    return {"containers": [container], "volumes": volumes}
+
+
+def _limit(limits: Mapping[str, str | int]) -> dict[str, Any]:
+    return {"resources": {"limits": dict(limits)}} if limits else {}
+
+
+def _replicas(number: int, specification: Mapping[str, Any]) -> dict[str, Any]:
+    return {"replicas": number, "restartPolicy": "Never", "template": {"spec": dict(specification)}}
