@@ -66,11 +66,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gaudi_datasets.detection.coco_matching": COCO,
     "gaudi_datasets.detection.coco_curves": COCO,
     "gaudi_datasets.detection.scoring": COCO,
-    "gaudi_apps.training.checkpoint": (f"{APPS}/test_checkpoints.py",),
-    "gaudi_apps.inference.scores": (f"{APPS}/test_scoring.py", f"{APPS}/test_coco_table.py"),
+    "gaudi_apps.training.checkpoint": (f"{APPS}/training/test_checkpoints.py",),
+    "gaudi_apps.inference.scores": (f"{APPS}/inference/test_scoring.py", f"{APPS}/inference/test_coco_table.py"),
     "gaudi_apps.inference.scoring": (
-        f"{APPS}/test_scoring.py",
-        f"{APPS}/test_training.py::test_the_best_checkpoint_is_kept_besides_the_newest",
+        f"{APPS}/inference/test_scoring.py",
+        f"{APPS}/training/test_training.py::test_the_best_checkpoint_is_kept_besides_the_newest",
     ),
 }
 

@@ -15,7 +15,7 @@ from gaudi_apps.training.setup import Progress
 from gaudi_datasets.errors import DataError
 from gaudi_distributed import SingleProcess
 
-run_ranks = runpy.run_path(str(Path(__file__).with_name("ranks_in_threads.py")))["run_ranks"]
+run_ranks = runpy.run_path(str(Path(__file__).parents[1] / "ranks_in_threads.py"))["run_ranks"]
 
 
 def test_all_ranks_get_what_rank_0_computes() -> None:

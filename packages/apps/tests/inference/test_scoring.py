@@ -19,7 +19,7 @@ from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions, deal_positions
 from gaudi_distributed import ConfigurationError, SingleProcess
 
-run_ranks = runpy.run_path(str(Path(__file__).with_name("ranks_in_threads.py")))["run_ranks"]
+run_ranks = runpy.run_path(str(Path(__file__).parents[1] / "ranks_in_threads.py"))["run_ranks"]
 TRUTH = np.arange(7) % 3
 Positions = npt.NDArray[np.int64]
 

@@ -27,7 +27,7 @@ from gaudi_apps.training.verify_resume import ResumeError, compare_runs, verify_
 
 pytestmark = pytest.mark.slow
 
-SMALL_PROGRAM = Path(__file__).with_name("small_ssd.py")
+SMALL_PROGRAM = Path(__file__).parents[1] / "small_ssd.py"
 
 # What stands for the program where only starting and killing matter: a "run" whose state is the number of the step, or,
 # where the resume is wrong, of the steps since its start. It goes on when somebody has seen its step.
