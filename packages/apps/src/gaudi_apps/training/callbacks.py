@@ -212,8 +212,10 @@ def plot_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str =
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 6), dpi=120, layout="constrained")
+    figure = Figure(figsize=(9, 6), dpi=120)
     FigureCanvasAgg(figure)
+    # Fixed margins: a layout that measures its labels draws the figure twice.
+    figure.subplots_adjust(left=0.1, right=0.985, bottom=0.085, top=0.945, hspace=0.13)
     losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     losses.set_title(title or "training")
     for name, colour in LOSSES:
