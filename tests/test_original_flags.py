@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from gaudi_apps import resnet_train, resnext_train, ssd_mxnet_train, ssd_train
-from gaudi_apps.cli.config_file import ConfigFileError, list_flags, parse_config
+from gaudi_apps.cli.config_file import list_flags, parse_config
+from gaudi_apps.errors import ConfigFileError
 from gaudi_datasets.arguments import normalize_arguments
 from gaudi_datasets.cli import parse_arguments
 from gaudi_datasets.commands.former_flags import find_former_flags

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.cli.config_file import ConfigFileError, parse_config
+from gaudi_apps.cli.config_file import parse_config
 from gaudi_apps.detection.config import SSDConfig
+from gaudi_apps.errors import ConfigFileError
 from gaudi_datasets.errors import FlagError, MissingInputError
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gaudi_apps.detection import export
 from gaudi_apps.detection.export import Agreement, ExportFormat, export_tflite, run_export
-from gaudi_apps.inference.converters import ExportError
+from gaudi_apps.errors import ExportError
 from gaudi_apps.inference.exporter import ExportReport, choose_pictures, refuse_foreign
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.sources import RecordSource

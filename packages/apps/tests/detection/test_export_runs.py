@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gaudi_apps.detection.detector import Detector, export_saved_model
 from gaudi_apps.detection.export import Detections, compare_detections, run_saved_model
-from gaudi_apps.inference.converters import ExportError
+from gaudi_apps.errors import ExportError
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.inference.scores import BackgroundError, BackgroundScoring, Job
+from gaudi_apps.errors import BackgroundError
+from gaudi_apps.inference.scores import BackgroundScoring, Job
 
 
 def open_scoring(gate: Path) -> Callable[[Mapping[str, Any]], Any]:

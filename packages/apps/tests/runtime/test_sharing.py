@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.runtime.session import RootError, from_root, share_state
+from gaudi_apps.errors import RootError
+from gaudi_apps.runtime.session import from_root, share_state
 from gaudi_apps.training.callbacks import EarlyStop
 from gaudi_apps.training.setup import Progress
 from gaudi_datasets.errors import DataError

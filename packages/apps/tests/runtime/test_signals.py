@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.runtime.failure_reporting import SIGNALS, StoppedError, StopRequest
+from gaudi_apps.errors import StoppedError
+from gaudi_apps.runtime.failure_reporting import SIGNALS, StopRequest
 
 
 @pytest.mark.parametrize("number", SIGNALS)

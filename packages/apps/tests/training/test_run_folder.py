@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gaudi_apps.errors import RunChangedError
 from gaudi_apps.training.checkpoint import CheckpointFolder
-from gaudi_apps.training.run_dir import RUN_FILE, RunChangedError, RunFolder
+from gaudi_apps.training.run_dir import RUN_FILE, RunFolder
 from gaudi_datasets.errors import DataError, UnsafeError
 
 SETTINGS: dict[str, Any] = {

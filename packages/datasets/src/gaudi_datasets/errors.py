@@ -1,45 +1,86 @@
-"""What can go wrong with input, one exception a kind, each with the exit status a program ends with.
+"""Define the errors of programs: each kind has an exit status, and each error says in fields what it is about.
 
-The statuses are those of BSD's sysexits where there is one. A message is a single line that names the file,
-the record, the field and its value, the rule, and what to do about it.
+The statuses are those of BSD's sysexits where it has one. `gaudi_datasets.program` prints an error as one line.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import os
 
 
-class FlagError(ValueError):
+class GaudiError(Exception):
+    """An error that a user can act on.
+
+    `str` of it is the whole line: path, record, message and remedy, those that are given.
+
+    Args:
+        message: says what is wrong, with the value and the rule; names neither `path` nor `record` nor `remedy`.
+        flag: the flag that is wrong, as it is written: `--seed`.
+        path: the file, folder or address that is wrong.
+        record: the record, line or member in that file, as people find it: `record 3`, `line 7`.
+        field: the name of the field in that record.
+        remedy: tells what to do about it, in the imperative.
+
+    Attributes:
+        exit_status: of a program that ends with this error.
+    """
+
+    exit_status: int = 70
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        flag: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+        record: str | None = None,
+        field: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.flag = flag
+        self.path = None if path is None else os.fspath(path)
+        self.record = record
+        self.field = field
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        message = str(self.args[0]) if self.args else ""
+        line = ": ".join(part for part in (self.path, self.record, message) if part)
+        return line if self.remedy is None else f"{line}; {self.remedy}"
+
+
+class FlagError(GaudiError, ValueError):
     """A flag that does not exist, or a value that it does not take."""
 
-    exit_status: ClassVar[int] = 64
+    exit_status = 64
 
 
-class DataError(ValueError):
+class DataError(GaudiError, ValueError):
     """Data that was found but breaks its format."""
 
-    exit_status: ClassVar[int] = 65
+    exit_status = 65
 
 
-class MissingInputError(FileNotFoundError):
+class MissingInputError(GaudiError, FileNotFoundError):
     """A file or a folder that is not where it was named."""
 
-    exit_status: ClassVar[int] = 66
+    exit_status = 66
 
 
-class UnsafeError(Exception):
+class UnsafeError(GaudiError):
     """Something refused because it would destroy what somebody may still want, or reaches where it must not."""
 
-    exit_status: ClassVar[int] = 77
+    exit_status = 77
 
 
-class TransferError(OSError):
+class TransferError(GaudiError, OSError):
     """A file that could not be had from its server, after all attempts."""
 
-    exit_status: ClassVar[int] = 74
+    exit_status = 74
 
 
-class MissingExtraError(ImportError):
+class MissingExtraError(GaudiError, ImportError):
     """An optional dependency that is not installed; the message names the extra that brings it."""
 
-    exit_status: ClassVar[int] = 78
+    exit_status = 78

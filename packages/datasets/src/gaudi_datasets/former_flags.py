@@ -42,16 +42,11 @@ class FormerFlag:
 
 
 class FormerFlagError(FlagError):
-    """A flag of an earlier program, with what to give in its place.
-
-    Attributes:
-        flag: its name.
-        answer: what to give.
-    """
+    """A flag of an earlier program; `answer` says what to give in its place."""
 
     def __init__(self, given: str, flag: FormerFlag) -> None:
-        super().__init__(f"{given}: this flag of the original program is gone: {flag.answer}")
-        self.flag, self.answer = flag.name, flag.answer
+        super().__init__(f"{given}: this flag of the original program is gone: {flag.answer}", flag=flag.name)
+        self.answer = flag.answer
 
 
 def rename(flag: str) -> Replace:

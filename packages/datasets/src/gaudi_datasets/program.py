@@ -1,4 +1,4 @@
-"""How every program ends: an exit status that says what kind of end it was, and an error of at most three lines."""
+"""Run a program: print its error as one line, and end with the exit status of that error."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def run_program(main: Callable[[], int | None], *, prog: str, debug: bool = Fals
         prog: the name that error messages begin with.
         debug: show the traceback of an error before its message.
 
-    An exception that carries an integer `exit_status` ends the program with it; otherwise an OSError (disk full, no
-    permission) ends it with 74, an interrupt with 75, a missing module with 78, and anything unforeseen with 70. A
+    An error with an integer `exit_status`, as every `GaudiError` has, ends the program with it; another OSError (disk
+    full, no permission) ends it with 74, an interrupt with 75, a missing module with 78, any other error with 70. A
     reader that leaves early, as `head` does, changes nothing.
     """
     tolerate_closed_readers()
@@ -42,7 +42,7 @@ def run_program(main: Callable[[], int | None], *, prog: str, debug: bool = Fals
 
 
 def exit_status_of(error: BaseException) -> int:
-    """The exit status that a program ends with after this error."""
+    """Return the exit status of a program that ends with this error."""
     status = getattr(error, "exit_status", None)
     if isinstance(status, int):
         return status
@@ -57,7 +57,7 @@ def exit_status_of(error: BaseException) -> int:
 
 
 def describe_error(error: BaseException) -> str:
-    """One line about the error: its message when it was foreseen, and else its type before it."""
+    """Return the error as one line, which begins with its type where it was not foreseen."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     lines = str(error).strip().splitlines()
@@ -71,5 +71,5 @@ def describe_error(error: BaseException) -> str:
 
 
 def is_foreseen(error: BaseException) -> bool:
-    """Whether the error says all there is to say, so that a traceback would tell nothing more."""
+    """Return True for an error that a user can act on, so that a traceback would add nothing."""
     return hasattr(error, "exit_status") or isinstance(error, (OSError, KeyboardInterrupt, ImportError))

@@ -10,19 +10,14 @@ import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
+from gaudi_apps.errors import ConfigFileError
 from gaudi_datasets.errors import FlagError, MissingInputError
 from gaudi_datasets.flags import parse_flags
 from gaudi_datasets.former_flags import FormerFlag
 
 Config = TypeVar("Config")
-
-
-class ConfigFileError(ValueError):
-    """A configuration file that cannot be read as flags; one line with file, entry, rule and remedy."""
-
-    exit_status: ClassVar[int] = 78
 
 
 def parse_config(

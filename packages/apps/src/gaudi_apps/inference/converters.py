@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from gaudi_apps.errors import ExportError
 from gaudi_datasets.errors import MissingExtraError
 
 ONNX_OPSET = 17
@@ -63,12 +64,6 @@ SCRIPT = Path(__file__).with_name("saved_model_script.py")
 SECONDS = 600
 
 Arrays = dict[str, npt.NDArray[Any]]
-
-
-class ExportError(RuntimeError):
-    """An exported model that cannot be run, or that finds something else than the network it was made of."""
-
-    exit_status = 70
 
 
 def run_saved_model(path: Path, pictures: Sequence[bytes], folder: Path) -> tuple[Arrays, Arrays]:

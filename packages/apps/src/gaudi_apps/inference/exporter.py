@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gaudi_apps.inference.converters import ExportError, require_onnx
+from gaudi_apps.errors import ExportError
+from gaudi_apps.inference.converters import require_onnx
 from gaudi_apps.inference.media import VIDEO_ENDINGS, find_files
 from gaudi_apps.inference.scores import write_json
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError

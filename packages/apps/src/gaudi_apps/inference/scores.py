@@ -14,10 +14,12 @@ from concurrent import futures
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
+
+from gaudi_apps.errors import BackgroundError
 
 if TYPE_CHECKING:
     from gaudi_datasets.detection.scoring import CocoScores
@@ -109,12 +111,6 @@ OpenScoring: TypeAlias = Callable[[], Callable[[Tensors], Any]]
 
 
 SECONDS_BETWEEN_CALLS = 5.0
-
-
-class BackgroundError(RuntimeError):
-    """The process that scores has ended by itself."""
-
-    exit_status: ClassVar[int] = 70
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+from gaudi_apps.errors import RanksChangedError
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed.failure.elastic import Seats, is_elastic
 
 if TYPE_CHECKING:
     from gaudi_apps.training.checkpoint import Checkpoint
     from gaudi_distributed import Precision
-
-
-class RanksChangedError(Exception):
-    """Others wait to train with these, or some of these are to leave; all ranks raise it after the same commit."""
-
-    exit_status: ClassVar[int] = 75
 
 
 @dataclass

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, ClassVar
+from typing import Any
 
 from gaudi_datasets.program import EX_TEMPFAIL, describe_error, exit_status_of, is_foreseen
 from gaudi_distributed import Communicator
@@ -93,13 +93,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def interrupt_on_sigterm() -> None:
     """Have SIGTERM interrupt the program as Ctrl-C does, so that what it was writing is taken away, as a rule."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
-class StoppedError(Exception):
-    """The run was asked to stop, and has saved what it did."""
-
-    exit_status: ClassVar[int] = 75
-    is_on_all_ranks: ClassVar[bool] = True
 
 
 class StopRequest:

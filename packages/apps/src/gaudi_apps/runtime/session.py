@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from gaudi_apps.errors import RootError
 from gaudi_apps.runtime.elastic import Commits
 from gaudi_apps.runtime.failure_reporting import Supervised
 from gaudi_apps.training.application import Application, Facts, Restored, TrainableTask
@@ -187,16 +188,6 @@ def warn(text: str) -> None:
 
 
 Value = TypeVar("Value")
-
-
-class RootError(Exception):
-    """What rank 0 could not do, on the other ranks; they end with its exit status."""
-
-    is_own: ClassVar[bool] = False
-
-    def __init__(self, message: str, exit_status: int) -> None:
-        super().__init__(f"rank 0: {message}")
-        self.exit_status = exit_status
 
 
 def from_root(communicator: Communicator, compute: Callable[[], Value]) -> Value:

@@ -15,20 +15,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
+from gaudi_apps.errors import ThreadTrialError
 from gaudi_apps.runtime.settings import ThreadFlag
 from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.doctor.system import gather_processor
 
 FILE = "threads.json"
 _MOST, _SECONDS = 4096, 120
-
-
-class ThreadTrialError(RuntimeError):
-    """A choice of threads could not be measured."""
-
-    exit_status: ClassVar[int] = 70
 
 
 @dataclass(frozen=True)

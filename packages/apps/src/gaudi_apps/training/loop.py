@@ -6,32 +6,18 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from gaudi_apps.errors import NonFiniteError
 from gaudi_apps.runtime.framework import Summaries
 from gaudi_apps.training.callbacks import HistoryWriter, TrainingProgress
 
 _REMEDY = "Nothing was saved of it. Lower the learning rate, lengthen the warm-up, or check the data"
 _IDS_SHOWN = 16
 _NOT_REPORTED = ("finite", "own_finite", "wishes")
-
-
-class NonFiniteError(ArithmeticError):
-    """A number of the training is no longer finite.
-
-    Args:
-        message: what to tell the user.
-        is_own: whether it is a number of this rank, or only in the mean over all ranks.
-    """
-
-    exit_status: ClassVar[int] = 70
-
-    def __init__(self, message: str, *, is_own: bool = True) -> None:
-        super().__init__(message)
-        self.is_own = is_own
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gaudi_apps.cli.launch import LaunchReport
+from gaudi_apps.errors import RunChangedError
 from gaudi_ops.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -126,9 +127,6 @@ def find_recipe_version(folder: RunFolder, *, clean: bool = False) -> int:
         RunChangedError: the run was begun by a newer release of this package.
         DataError: the record of the run cannot be read.
     """
-    # Imported here, for asking a program for help needs no run.
-    from gaudi_apps.training.run_dir import RunChangedError
-
     settings = None if clean else folder.read_settings()
     if settings is None:
         return CURRENT

@@ -10,8 +10,9 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from gaudi_apps.errors import RunChangedError
 from gaudi_apps.inference.scores import write_json
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.errors import DataError, UnsafeError
@@ -19,12 +20,6 @@ from gaudi_datasets.errors import DataError, UnsafeError
 RUN_FILE = "run.json"
 FORMAT = "gaudi-apps run"
 VERSION = 1
-
-
-class RunChangedError(ValueError):
-    """A run is to be continued with other settings or data than it was begun with."""
-
-    exit_status: ClassVar[int] = 78
 
 
 class RunFolder:

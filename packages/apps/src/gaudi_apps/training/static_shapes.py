@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
+from gaudi_apps.errors import ShapeError
 from gaudi_ops.tf.graphs import find_dynamic, list_operations
 
 _SHOWN = 3
-
-
-class ShapeError(Exception):
-    """A tensor of a step whose shape is not fixed, or a step that was traced again."""
-
-    exit_status: ClassVar[int] = 78
 
 
 class GuardedFunction:

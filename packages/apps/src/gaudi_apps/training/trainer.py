@@ -15,9 +15,9 @@ import yaml
 from rich.console import Console
 
 from gaudi_apps.cli.config_file import list_flags
+from gaudi_apps.errors import RanksChangedError, StoppedError
 from gaudi_apps.inference.scores import BackgroundScoring, Job, Score
-from gaudi_apps.runtime.elastic import RanksChangedError
-from gaudi_apps.runtime.failure_reporting import StoppedError, StopRequest
+from gaudi_apps.runtime.failure_reporting import StopRequest
 from gaudi_apps.runtime.session import WORKER, Session, from_root, warn
 from gaudi_apps.training.application import TrainingData
 from gaudi_apps.training.callbacks import HistoryWriter, TrainingProgress, TrainingWatcher, plot_curves, read_history

@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import ClassVar
 
 import yaml
 
 from gaudi_apps.cli.config_file import list_flags
+from gaudi_apps.errors import ResumeError
 from gaudi_apps.runtime.session import CHECKPOINTS
 from gaudi_apps.training.application import Application
 from gaudi_apps.training.checkpoint import CheckpointFolder
@@ -31,12 +31,6 @@ STEPS = 6
 _STEP = re.compile(r"step (\d+)/")
 # What a short run says itself, or does without.
 _LEFT_OUT = ("config", "clean", "debug", "json")
-
-
-class ResumeError(RuntimeError):
-    """A run that was killed and resumed did not end as the one that went through."""
-
-    exit_status: ClassVar[int] = 70
 
 
 @dataclass(frozen=True)

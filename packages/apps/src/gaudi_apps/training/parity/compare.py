@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 from rich.console import Console
@@ -17,12 +17,6 @@ from gaudi_apps.training.parity.record import Array, Part, Recording, StepTensor
 from gaudi_distributed.errors import ConfigurationError
 
 _BLOCK = 1 << 20
-
-
-class ParityError(Exception):
-    """Two sides differ."""
-
-    exit_status: ClassVar[int] = 70
 
 
 @dataclass(frozen=True)

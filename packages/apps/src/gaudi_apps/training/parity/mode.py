@@ -12,11 +12,11 @@ from typing import Any
 
 from gaudi_apps.cli.config_file import list_flags
 from gaudi_apps.cli.flags import DISTRIBUTION_FLAGS, SIDE_FLAGS, ParityFlags, find_other_side
+from gaudi_apps.errors import OtherSideError, ParityError
 from gaudi_apps.runtime.session import Session
 from gaudi_apps.training.application import Facts, TrainableTask, TrainingData
 from gaudi_apps.training.parity.compare import (
     Difference,
-    ParityError,
     choose_tolerances,
     compare_step,
     find_first,
@@ -142,14 +142,6 @@ def _read_lead(recording: Recording, step: int) -> LedStep:
         return {one.name: recording.read(one) for one in recording.list_step(step) if one.part == part}
 
     return LedStep(read("batch"), read("output"), read("update"))
-
-
-class OtherSideError(RuntimeError):
-    """The other side could not be computed; the program ends with its exit status."""
-
-    def __init__(self, message: str, exit_status: int) -> None:
-        super().__init__(message)
-        self.exit_status = exit_status
 
 
 @contextlib.contextmanager
