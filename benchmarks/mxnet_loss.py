@@ -33,7 +33,7 @@ def build_candidates() -> dict[str, Callable[[], list[Any]]]:
     import numpy as np
 
     from benchmarks.plain_mxnet_ssd import PlainLoss
-    from gaudi_models.mxnet.losses import SSDLoss
+    from gaudi_apps.mxnet.losses import SSDLoss
 
     rng = np.random.default_rng(1)
     targets = make_targets()

@@ -45,7 +45,7 @@ def build_ours(precision: Any) -> Callable[[], None]:
     """Our network and loss."""
     import mxnet as mx
 
-    from gaudi_models.mxnet.losses import SSDLoss
+    from gaudi_apps.mxnet.losses import SSDLoss
 
     net, loss_function, targets = build_network(precision), SSDLoss(), make_targets()
     classes, target_offsets = (mx.nd.array(targets[name]) for name in ("classes", "target_offsets"))
@@ -112,9 +112,9 @@ def measure_memory() -> Figure:
     """
     import mxnet as mx
 
+    from gaudi_apps.mxnet.losses import SSDLoss
     from gaudi_datasets.detection.batches import train_batches
     from gaudi_datasets.sampling import InputOptions
-    from gaudi_models.mxnet.losses import SSDLoss
 
     net, process, used = build_network("fp32"), psutil.Process(), []
     loss_function, trainer = SSDLoss(), make_trainer(net)

@@ -19,6 +19,8 @@ import tensorflow as tf
 import gaudi_ops.tf
 from gaudi_apps.detection.detector import Detector as KerasDetector
 from gaudi_apps.detection.evaluator import Detection, to_records
+from gaudi_apps.mxnet.detection import Detector
+from gaudi_apps.mxnet.losses import SSDLoss
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.detection.batches import eval_batches, train_batches
 from gaudi_datasets.detection.coco import read_coco
@@ -26,8 +28,6 @@ from gaudi_datasets.detection.scenes import make_scenes
 from gaudi_datasets.detection.scoring import score_detections
 from gaudi_datasets.detection.sources import CocoSource, ground_truth
 from gaudi_datasets.sampling import PADDING_ID, InputOptions
-from gaudi_models.mxnet.detection import Detector
-from gaudi_models.mxnet.losses import SSDLoss
 from gaudi_models.mxnet.ssd import SSD, build_ssd
 from gaudi_models.mxnet.weights import assign_weights, name_parameters, read_tensors, write_weights
 from gaudi_models.padding import SSD_PADDINGS, PoolPadding

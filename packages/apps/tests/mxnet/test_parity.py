@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.mxnet.framework import replay_steps
+from gaudi_apps.mxnet.parity import replay_steps
 from gaudi_apps.mxnet.task import Descent, MXNetTask, Numbers
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_apps.training.parity.record import LedStep, StepTensor

@@ -21,9 +21,3 @@ class UnsafeWeightsError(Exception):
     """A file that asks for more than numbers: reading it as its format is meant would run code of its author."""
 
     exit_status: ClassVar[int] = 77
-
-
-class UnsupportedError(Exception):
-    """What the device, or the library that is installed, cannot do."""
-
-    exit_status: ClassVar[int] = 78

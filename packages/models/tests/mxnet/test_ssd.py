@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gaudi_models.mxnet.precision import POLICIES
+from gaudi_models.mxnet.layers import Precision
 from gaudi_models.mxnet.ssd import SSD, build_ssd
 from gaudi_models.mxnet.weights import name_parameters
 from gaudi_models.ssd import build_ssd as build_keras_ssd
@@ -104,7 +104,7 @@ def test_bfloat16_is_near_float32(images: Any) -> None:
         assert 1e-4 < difference < most
 
 
-@pytest.mark.parametrize("precision", POLICIES)
+@pytest.mark.parametrize("precision", get_args(Precision))
 @pytest.mark.parametrize("pool_padding", ["same", "symmetric"])
 def test_channels_last_has_the_same_shapes(precision: Any, pool_padding: Any) -> None:
     """A CPU cannot compute it, but the graph tells shapes and types."""

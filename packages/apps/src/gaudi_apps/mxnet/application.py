@@ -122,11 +122,10 @@ class SSDMXNetApplication(Application):
 
         flags, group = self.config.distribution, self.settings.distribution.batch_norm_group
         device, precision, layout = self._mxnet.device, self._mxnet.precision, self._mxnet.layout
-        loss_scale = self.config.network.fp16_loss_scale if precision == "fp16" else 1.0
         among: Any = communicator
         return MXNetTask(
             len(categories_of(facts)) + 1,
-            numbers=Numbers(device, precision, layout, loss_scale),
+            numbers=Numbers(device, precision, layout, self._mxnet.loss_scale),
             descent=Descent(
                 self.config.schedule.momentum,
                 self.config.schedule.weight_decay,
@@ -174,7 +173,7 @@ class SSDMXNetApplication(Application):
         return MLPerfLog(path, self.config, plan, eval_samples=count, started=self._started)
 
     def _open_detector(self, model: Any) -> Any:
-        from gaudi_models.mxnet.detection import Detector
+        from gaudi_apps.mxnet.detection import Detector
 
         flags = self.config.validation
         return Detector(

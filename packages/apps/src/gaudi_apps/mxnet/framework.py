@@ -1,47 +1,37 @@
-"""MXNet as framework: start it, write summaries, trace steps, replay steps for `--mode parity`."""
+"""Start MXNet on a device, write summaries, trace steps.
+
+MXNet is imported inside the functions: `MXNet.start` first sets what it reads when it is imported.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-import mxnet as mx
-import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-from gaudi_apps.mxnet.task import MXNetTask
 from gaudi_apps.runtime.profiler import StepRange
 from gaudi_apps.runtime.settings import DeviceSettings
 from gaudi_apps.runtime.tensorflow import to_hparam
-from gaudi_apps.training.parity.record import (
-    Array,
-    Lead,
-    LedStep,
-    StepTensor,
-    list_outputs,
-    note_tensor,
-    require_shape,
-    wrapped,
-)
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_datasets.record_files import frame_record
 from gaudi_distributed import Precision, apply_environment, polling_environment
 from gaudi_distributed.errors import DeviceError
-from gaudi_models.mxnet.layers import BatchNorm, Convolution
 
 if TYPE_CHECKING:
     from gaudi_apps.mxnet.config import SSDMXNetConfig
-
-
-# MXNet is imported inside the functions, after `MXNet.start` has set what it reads when it is imported.
+    from gaudi_apps.training.parity.record import Lead, StepTensor
+    from gaudi_models.mxnet.layers import Layout
+    from gaudi_models.mxnet.layers import Precision as ComputePrecision
 
 
 class MXNet:
@@ -64,17 +54,16 @@ class MXNet:
         self._network = config.network
 
     def start(self, settings: DeviceSettings) -> Precision:
-        """Choose device, precision and layout, and see that MXNet can train like this there.
+        """Choose device, precision and layout, and check that MXNet can train with them there.
 
         Raises:
             MissingExtraError: MXNet is not installed.
-            DeviceError: there is no GPU, and it was asked for.
-            UnsupportedError: the device cannot.
+            DeviceError: `--device gpu` finds no GPU, or the device cannot compute in this precision and layout.
         """
         # Videos' damaged frames are told by our own errors.
         apply_environment({"OPENCV_FFMPEG_LOGLEVEL": "-8"})
         try:
-            from gaudi_models.mxnet.precision import require_support
+            import gaudi_models.mxnet  # noqa: F401 - whose error names what is missing
         except ImportError as error:
             raise MissingExtraError(
                 f"ssd_mxnet_train needs MXNet ({error}); pip install 'gaudi-apps[mxnet]'"
@@ -91,12 +80,17 @@ class MXNet:
         mx.random.seed(settings.seed)
         return Precision(f"{self.precision} {self.layout}", "")
 
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss in the backward pass: `--fp16_loss_scale` in fp16, else 1."""
+        return self._network.fp16_loss_scale if self.precision == "fp16" else 1.0
+
     def list_devices(self) -> list[str]:
-        """Such as ``["cpu"]``."""
+        """Return the kind of the device, such as ``["cpu"]``."""
         return [self.device.device_type]
 
     def needs_static_shapes(self) -> bool:
-        """On no device that MXNet has."""
+        """Return False: no device of MXNet needs static shapes."""
         return False
 
     def replay_steps(
@@ -107,15 +101,17 @@ class MXNet:
         steps: int,
         lead: Lead | None,
     ) -> Iterator[list[StepTensor]]:
-        """See `gaudi_apps.mxnet.framework`."""
+        """Replay steps with `gaudi_apps.mxnet.parity`."""
+        from gaudi_apps.mxnet.parity import replay_steps
+
         return replay_steps(task, batches, learning_rate, steps, lead)
 
     def open_summaries(self, folder: Path) -> EventsWriter:
-        """Files of events, written without TensorFlow."""
+        """Open a writer of event files that needs no TensorFlow."""
         return EventsWriter(folder)
 
     def open_tracer(self, folder: Path, steps: StepRange | None) -> MXNetTracer:
-        """By MXNet's profiler."""
+        """Open a tracer around MXNet's profiler."""
         return MXNetTracer(folder, steps)
 
 
@@ -126,6 +122,51 @@ def _choose_device(asked: str, local_rank: int) -> Any:
     if asked == "gpu" and not count:
         raise DeviceError("--device gpu: MXNet finds no GPU; install a build of it for CUDA, or use --device cpu")
     return mx.gpu(local_rank % count) if count else mx.cpu()
+
+
+def require_support(device: Any, precision: ComputePrecision, layout: Layout) -> None:
+    """Make a small training step, to check that a device supports a precision and a layout.
+
+    Args:
+        device: an `mxnet.Context`.
+        precision: of the convolutions.
+        layout: of the images.
+
+    Raises:
+        DeviceError: the device is missing or does not support them; the message names what it supports.
+    """
+    from gaudi_models.mxnet import layers
+
+    fault = _find_fault(device, precision, layout)
+    if fault:
+        pairs = itertools.product(get_args(layers.Precision), get_args(layers.Layout))
+        able = [f"{other} with {one}" for other, one in pairs if not _find_fault(device, other, one)]
+        remedy = f"use {' or '.join(able)}" if able else "use another device"
+        raise DeviceError(f"{device}: MXNet cannot train {precision} with {layout} there ({fault}); {remedy}")
+
+
+def _find_fault(device: Any, precision: ComputePrecision, layout: Layout) -> str:
+    """Return the last line of MXNet's error from a small step; empty if it succeeds."""
+    import mxnet as mx
+
+    from gaudi_models.mxnet.layers import COMPUTE_DTYPES, Convolution
+
+    try:
+        dtype = COMPUTE_DTYPES[precision]
+        layer = Convolution(16, 3, channels=16, layout=layout, dtype=dtype, prefix="probe_")
+        layer.initialize(ctx=device)
+        images = mx.nd.amp_cast(mx.nd.ones((1, 16, 16, 16), ctx=device), dtype=dtype)
+        with mx.autograd.record():
+            total = mx.nd.sum(mx.nd.amp_cast(layer(images), dtype="float32"))
+        total.backward()
+        mx.nd.waitall()
+    except mx.MXNetError as error:
+        # Wait for the errors of the operations that are still queued, which MXNet would report at exit.
+        with contextlib.suppress(mx.MXNetError):
+            mx.nd.waitall()
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return lines[-1].removeprefix("MXNetError: ").rpartition("] ")[2] if lines else "no reason given"
+    return ""
 
 
 TRACE = "trace.json"
@@ -227,108 +268,3 @@ class EventsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-_TRANSPOSITIONS: Mapping[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
-    "NHWC": (np.ascontiguousarray, np.ascontiguousarray),
-    "NCHW": (
-        lambda values: np.ascontiguousarray(values.transpose(0, 2, 3, 1)),
-        lambda values: np.ascontiguousarray(values.transpose(0, 3, 1, 2)),
-    ),
-}
-LOSSES = ("loss", "class_loss", "box_loss")
-
-
-def replay_steps(
-    task: MXNetTask,
-    batches: Iterator[Mapping[str, Any]],
-    learning_rate: Callable[[int], float],
-    steps: int,
-    lead: Lead | None = None,
-) -> Iterator[list[StepTensor]]:
-    """Train, as `MXNetTask.train_step` does, and give all tensors of each step in the order of computation.
-
-    Arguments and exceptions are those of `gaudi_apps.training.parity.keras_steps.replay_steps`. Outputs are those of
-    convolutions and batch norms.
-    """
-    task.model.hybridize(active=False)  # so that each layer is called
-    to_nhwc, from_nhwc = _TRANSPOSITIONS[task.model.layout]
-    before: Mapping[str, Array] = task.read_weights()
-    for number in range(1, steps + 1):
-        batch = next(batches)
-        led = lead(number) if lead else LedStep({}, {}, {})
-        own = {**batch, "images": to_nhwc(batch["images"])}
-        used = {name: _take(name, values, led.batch.get(name)) for name, values in own.items()}
-        used["images"] = from_nhwc(used["images"])
-        with _noting_outputs(task.model, led.outputs) as outputs:
-            losses = task.compute_gradients(used)
-        gradients = task.read_gradients()
-        task.update(learning_rate(number - 1))
-        after = task.read_weights()
-        order = {layer: place for place, layer in enumerate(outputs)}
-        backwards = sorted(gradients, key=lambda name: order[_layer_of(name)], reverse=True)
-        scalars = dict(zip(LOSSES, losses.asnumpy(), strict=True))
-        yield [
-            *(note_tensor(number, "batch", name, np.array(values)) for name, values in sorted(own.items())),
-            *list_outputs(number, outputs.items(), _by_layers(before) if number == 1 else {}),
-            *(note_tensor(number, "loss", name, np.asarray(scalars[name])) for name in (*LOSSES[1:], LOSSES[0])),
-            *(note_tensor(number, "gradient", name, gradients[name], _layer_of(name)) for name in backwards),
-            *(
-                note_tensor(number, "update", name, values - before[name], layer)
-                for layer, variables in sorted(_by_layers(after).items(), key=lambda item: order[item[0]])
-                for name, values in variables
-            ),
-        ]
-        before = _follow(task, before, led.updates) if led.updates else after
-
-
-def _follow(task: MXNetTask, before: Mapping[str, Array], updates: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Take the other side's step in place of the own one; returns the weights after it."""
-    task.write_weights({name: old + _take(name, old, updates[name]) for name, old in before.items()})
-    return task.read_weights()
-
-
-@contextlib.contextmanager
-def _noting_outputs(model: Any, lead: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """Within, what layers give is noted by their names, in the order of their calls, and replaced by the lead."""
-    noted: dict[str, Array] = {}
-    to_nhwc, from_nhwc = _TRANSPOSITIONS[model.layout]
-    layers: list[Any] = [one for one in _list_blocks(model) if isinstance(one, (Convolution, BatchNorm))]
-
-    def call(layer: Any, own_forward: Callable[..., Any], *arguments: Any) -> Any:
-        output, name = own_forward(*arguments), layer.prefix.removesuffix("_")
-        exact = mx.nd.amp_cast(output, dtype="float32")
-        noted[name] = to_nhwc(exact.asnumpy())
-        if name not in lead:
-            return output
-        given = mx.nd.array(from_nhwc(_take(name, noted[name], lead[name])), ctx=output.context)
-        # Other values, whose gradient is that of the output; in float32, which all operations know.
-        return mx.nd.amp_cast(given + (exact - mx.nd.stop_gradient(exact)), dtype=output.dtype)
-
-    with wrapped(layers, "forward", call):
-        yield noted
-
-
-def _list_blocks(block: Any) -> Iterator[Any]:
-    yield block
-    for child in block._children.values():
-        yield from _list_blocks(child)
-
-
-def _by_layers(weights: Mapping[str, Array]) -> dict[str, list[tuple[str, Array]]]:
-    layers: dict[str, list[tuple[str, Array]]] = {}
-    for name in sorted(weights):
-        layers.setdefault(_layer_of(name), []).append((name, weights[name]))
-    return layers
-
-
-def _layer_of(name: str) -> str:
-    return name.partition("/")[0]
-
-
-def _take(name: str, own: Array, given: Array | None) -> Array:
-    """The other side's values in the type of this side's; this side's where there are no others."""
-    if given is None:
-        return own
-    require_shape(name, own.shape, given.shape)
-    return given.astype(own.dtype)

@@ -12,11 +12,10 @@ import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 
+from gaudi_apps.mxnet.losses import SSDLoss
 from gaudi_apps.training.checkpoint import require_names, require_shape
-from gaudi_models.mxnet.losses import SSDLoss
-from gaudi_models.mxnet.precision import Layout, Precision
+from gaudi_models.mxnet.layers import Layout, Precision, ReduceStatistics
 from gaudi_models.mxnet.ssd import SSD, build_ssd
-from gaudi_models.mxnet.statistics import ReduceStatistics
 from gaudi_models.mxnet.weights import assign_weights, name_parameters, read_tensors, to_mxnet, to_numpy
 from gaudi_models.padding import PoolPadding
 from gaudi_models.weights import LoadReport, WeightsFile

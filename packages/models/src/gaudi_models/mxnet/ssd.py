@@ -20,9 +20,15 @@ from gaudi_models.architectures import (
     Unit,
     list_units,
 )
-from gaudi_models.mxnet.layers import BatchNorm, Convolution, cast
-from gaudi_models.mxnet.precision import POLICIES, Layout, Precision
-from gaudi_models.mxnet.statistics import ReduceStatistics
+from gaudi_models.mxnet.layers import (
+    COMPUTE_DTYPES,
+    BatchNorm,
+    Convolution,
+    Layout,
+    Precision,
+    ReduceStatistics,
+    cast,
+)
 from gaudi_models.padding import SSD_PADDINGS, Padding, PoolPadding
 from gaudi_ops import SSD300, DefaultBoxSpec
 
@@ -196,11 +202,11 @@ def build_ssd(
         ("depth", depth, STAGE_BLOCKS),
         ("pool_padding", pool_padding, SSD_PADDINGS),
         ("layout", layout, get_args(Layout)),
-        ("precision", precision, POLICIES),
+        ("precision", precision, COMPUTE_DTYPES),
     ):
         if value not in choices:
             raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(str, choices))}")
-    make = _LayerMaker(layout, POLICIES[precision].dtype, reduce_statistics)
+    make = _LayerMaker(layout, COMPUTE_DTYPES[precision], reduce_statistics)
     return SSD(make, num_classes, depth, spec, pool_padding)
 
 

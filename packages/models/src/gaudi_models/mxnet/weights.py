@@ -8,7 +8,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from gaudi_models.mxnet.precision import Layout
+from gaudi_models.mxnet.layers import Layout
 from gaudi_models.mxnet.ssd import SSD
 from gaudi_models.padding import find_rule
 from gaudi_models.weights.assignment import LoadReport, match_weights

@@ -6,8 +6,10 @@ import sys
 import mxnet as mx
 import pytest
 
-from gaudi_models.errors import UnsupportedError
-from gaudi_models.mxnet.precision import POLICIES, Layout, Precision, require_support
+from gaudi_apps.mxnet.config import NetworkFlags, SSDMXNetConfig
+from gaudi_apps.mxnet.framework import MXNet, require_support
+from gaudi_distributed.errors import DeviceError
+from gaudi_models.mxnet import Layout, Precision
 
 
 def test_a_cpu_trains_channels_first_in_float32() -> None:
@@ -16,7 +18,7 @@ def test_a_cpu_trains_channels_first_in_float32() -> None:
 
 @pytest.mark.parametrize(("precision", "layout"), [("fp32", "NHWC"), ("fp16", "NCHW"), ("fp16", "NHWC")])
 def test_what_a_cpu_cannot_do_is_told_with_what_it_can(precision: Precision, layout: Layout) -> None:
-    with pytest.raises(UnsupportedError) as caught:
+    with pytest.raises(DeviceError) as caught:
         require_support(mx.cpu(), precision, layout)
     assert str(caught.value).startswith(f"cpu(0): MXNet cannot train {precision} with {layout} there (")
     assert "; use fp32 with NCHW" in str(caught.value)
@@ -27,25 +29,26 @@ def test_what_a_cpu_cannot_do_is_told_with_what_it_can(precision: Precision, lay
 
 
 def test_a_device_that_is_not_there_is_told() -> None:
-    with pytest.raises(
-        UnsupportedError, match=r"gpu\(99\): MXNet cannot train fp16 with NHWC there \(.+\); use another"
-    ):
+    with pytest.raises(DeviceError, match=r"gpu\(99\): MXNet cannot train fp16 with NHWC there \(.+\); use another"):
         require_support(mx.gpu(99), "fp16", "NHWC")
 
 
 def test_a_process_that_was_refused_ends_without_noise() -> None:
     code = """
 import mxnet as mx
-from gaudi_models.errors import UnsupportedError
-from gaudi_models.mxnet.precision import require_support
+from gaudi_distributed.errors import DeviceError
+from gaudi_apps.mxnet.framework import require_support
 try:
     require_support(mx.cpu(), "fp32", "NHWC")
-except UnsupportedError:
+except DeviceError:
     pass
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_only_float16_scales_the_loss() -> None:
-    assert {name: policy.loss_scale for name, policy in POLICIES.items()} == {"fp32": 1, "bf16": 1, "fp16": 128}
+@pytest.mark.parametrize(("precision", "factor"), [("fp32", 1), ("bf16", 1), ("fp16", 128)])
+def test_only_float16_scales_the_loss(precision: Precision, factor: float) -> None:
+    framework = MXNet(SSDMXNetConfig(network=NetworkFlags(precision=precision)))
+    framework.precision = precision
+    assert framework.loss_scale == factor

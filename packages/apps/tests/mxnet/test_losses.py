@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gaudi_ops.tf
-from gaudi_models.mxnet.losses import SSDLoss, largest_rows, set_apart
+from gaudi_apps.mxnet.losses import SSDLoss, largest_rows, set_apart
 from gaudi_ops import reference
 
 VALUES = st.sampled_from([0.0, 1e-38, 1e-7, 0.3, 0.30000001, 1.0, 1.0000001, 87.0])
