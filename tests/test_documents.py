@@ -19,9 +19,9 @@ from packaging.requirements import Requirement
 
 from gaudi_distributed.doctor.cli import parse_flags as parse_doctor
 from gaudi_distributed.errors import FlagError
-from gaudi_distributed.horovod_build.cli import parse_flags as parse_install_horovod
 from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD
 from gaudi_distributed.launch.flags import parse_flags as parse_launch
+from gaudi_distributed.launch.install_horovod import parse_flags as parse_install_horovod
 from gaudi_models.weights.__main__ import make_parser as parse_weights
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,7 +19,7 @@ from failing_program import open_session  # type: ignore[import-not-found]
 from gaudi_apps import resnet_train
 from gaudi_apps.runtime.failure_reporting import Supervised
 from gaudi_apps.runtime.session import Session
-from gaudi_distributed.failure.elastic import Seats
+from gaudi_distributed.cluster.elastic import Seats
 
 
 def main(fault: dict[str, Any], arguments: list[str]) -> None:

@@ -11,8 +11,8 @@ from gaudi_apps.cli.flags import DistributionFlags
 from gaudi_apps.runtime.elastic import Commits, check_elastic, train_in_rounds
 from gaudi_apps.training.checkpoint import Checkpoint
 from gaudi_datasets.errors import FlagError
-from gaudi_distributed.failure.elastic import SCOPE, WORKER
-from gaudi_distributed.launch.rounds import Rendezvous
+from gaudi_distributed.cluster.elastic import SCOPE, WORKER
+from gaudi_distributed.cluster.rendezvous import Rendezvous
 
 Tell = Callable[[int, "dict[str, str] | None"], None]
 

@@ -12,19 +12,17 @@ from gaudi_distributed.comm.opening import (
     polling_environment,
     require_agreement,
 )
-from gaudi_distributed.devices.devices import (
+from gaudi_distributed.devices.selection import (
     DEVICE_CHOICES,
+    PRECISION_NAMES,
     DeviceChoice,
     DeviceKind,
-    choose_device,
-    open_device,
-)
-from gaudi_distributed.devices.precision import (
-    PRECISION_NAMES,
     Precision,
     PrecisionName,
     apply_environment,
+    choose_device,
     choose_precision,
+    open_device,
 )
 from gaudi_distributed.errors import ConfigurationError, DeviceError
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gaudi_distributed.devices import devices
+from gaudi_distributed.devices import selection as devices
 from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.doctor.accelerators import (
     Gaudi,

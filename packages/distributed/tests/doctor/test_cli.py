@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_distributed.devices.machine import Machine
-from gaudi_distributed.doctor.cli import parse_flags
-from gaudi_distributed.doctor.examination import examine
+from gaudi_distributed.doctor.cli import examine, parse_flags
 from gaudi_distributed.doctor.findings import Request, exit_status, format_table
 from gaudi_distributed.errors import FlagError
 from gaudi_distributed.launch.cli import launch

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gaudi_distributed.cluster.cluster import Cluster, Host
+from gaudi_distributed.cluster.hosts import Cluster, Host
 from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.doctor.engines import (
     Horovod,

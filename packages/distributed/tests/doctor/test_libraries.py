@@ -8,8 +8,8 @@ from importlib import metadata
 
 import pytest
 
-from gaudi_distributed.devices.devices import DeviceKind
 from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.system import judge_jemalloc, judge_python, judge_tensorflow, read_versions
 
 MakeMachine = Callable[..., Machine]

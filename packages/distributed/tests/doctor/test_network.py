@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gaudi_distributed.cluster.cluster import Cluster, Host
-from gaudi_distributed.devices.devices import DeviceKind
+from gaudi_distributed.cluster.hosts import Cluster, Host
 from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.findings import Request
 from gaudi_distributed.doctor.network import (
     Interface,

@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 
-from gaudi_distributed.devices.devices import DeviceKind
+from gaudi_distributed.devices.cores import Processor, gather_processor
 from gaudi_distributed.devices.machine import Machine
-from gaudi_distributed.doctor.system import (
-    Processor,
-    gather_processor,
-    judge_bf16,
-    judge_cores,
-    judge_processor,
-)
+from gaudi_distributed.devices.selection import DeviceKind
+from gaudi_distributed.doctor.system import judge_bf16, judge_cores, judge_processor
 
 MakeMachine = Callable[..., Machine]
 

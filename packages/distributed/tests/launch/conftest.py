@@ -1,7 +1,10 @@
-"""A machine that plays one of the originals' servers, so that plans do not depend on the one that tests run on."""
+"""Provide a server that plans are made for, whichever machine tests run on, and environments and wheels for Horovod."""
 
 from __future__ import annotations
 
+import sys
+import venv
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -19,6 +22,8 @@ SERVER = Topology(tuple(tuple((socket * 28 + core,) for core in range(28)) for s
 ENVIRON = {"HOME": "/home/me", "PATH": "/usr/bin", "PYTHONPATH": "/src", "TF_CPP_MIN_LOG_LEVEL": "2", "EDITOR": "vi"}
 
 Plan = Callable[..., str]
+MakeEnvironment = Callable[..., Path]
+MakeWheel = Callable[..., Path]
 
 
 @pytest.fixture
@@ -50,3 +55,41 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a file that must never appear, in the working folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path / "canary"
+
+
+@pytest.fixture
+def make_environment(tmp_path: Path) -> MakeEnvironment:
+    """Return the function that makes an environment with distributions of these versions; it returns its Python."""
+
+    def make(**versions: str) -> Path:
+        folder = tmp_path / f"environment{len(list(tmp_path.glob('environment*')))}"
+        venv.create(folder, with_pip=False, symlinks=True)
+        packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+        for module, version in versions.items():
+            name = module.replace("_", "-")
+            about = packages / f"{module}-{version}.dist-info"
+            about.mkdir()
+            (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            (about / "RECORD").touch()
+        return folder / "bin" / "python"
+
+    return make
+
+
+@pytest.fixture
+def make_wheel() -> MakeWheel:
+    """Return the function that writes Horovod's wheel with this module for TensorFlow into a folder."""
+
+    def make(folder: Path, module: str) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "horovod-0.28.1-py3-none-any.whl"
+        about = "horovod-0.28.1.dist-info"
+        with zipfile.ZipFile(path, "w") as wheel:
+            wheel.writestr("horovod/__init__.py", "")
+            wheel.writestr("horovod/tensorflow/__init__.py", module)
+            wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n")
+            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{about}/RECORD", "")
+        return path
+
+    return make

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_distributed.cluster.cluster import Cluster, Host
+from gaudi_distributed.cluster.hosts import Cluster, Host
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
 from gaudi_distributed.launch.caches import list_clearing
 from gaudi_distributed.launch.cli import launch

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gaudi_distributed.failure.elastic import WORKER, Seats
+from gaudi_distributed.cluster.elastic import WORKER, Seats
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from gaudi_apps.cli.flags import check_parity
 from gaudi_apps.mxnet.config import DataFlags, HorovodFlags, NetworkFlags, RunFlags, SSDMXNetConfig
 from gaudi_apps.runtime.profiler import StepRange
 from gaudi_datasets.errors import FlagError
-from gaudi_distributed.failure.elastic import is_elastic
+from gaudi_distributed.cluster.elastic import is_elastic
 
 TRAINING = ("train", "train_val")
 # What two sides of a parity may differ in, besides what they may in any program.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gaudi_apps.errors import RanksChangedError
 from gaudi_datasets.errors import FlagError
-from gaudi_distributed.failure.elastic import Seats, is_elastic
+from gaudi_distributed.cluster.elastic import Seats, is_elastic
 
 if TYPE_CHECKING:
     from gaudi_apps.training.checkpoint import Checkpoint

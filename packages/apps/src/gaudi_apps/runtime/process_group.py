@@ -12,10 +12,10 @@ from typing import TypeAlias
 from gaudi_apps.cli.flags import DistributionFlags
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed import ConfigurationError
-from gaudi_distributed.cluster.cluster import HostRequest, find_cluster
+from gaudi_distributed.cluster.hosts import HostRequest, find_cluster
 from gaudi_distributed.cluster.rank_info import Place, find_place, is_launched, write_tf_config
 from gaudi_distributed.comm.opening import CommunicationOptions, Engine, find_engine
-from gaudi_distributed.devices.devices import DeviceKind, count_devices
+from gaudi_distributed.devices.selection import DeviceKind, count_devices
 
 FindDevice: TypeAlias = Callable[[], DeviceKind]
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import util
-from typing import Any
+from typing import Any, Literal, get_args
 
 from gaudi_distributed.cluster.rank_info import Place
 from gaudi_distributed.comm.communicator import Packing, check_root, reduce_in_buckets
 from gaudi_distributed.errors import ConfigurationError
-from gaudi_distributed.horovod_build.environment import describe_missing_headers, lacks_headers
+
+Framework = Literal["tensorflow", "mxnet"]
+FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
+TITLES: Mapping[Framework, str] = {"tensorflow": "TensorFlow", "mxnet": "MXNet"}
+# The distributions that own each framework's module.
+DISTRIBUTIONS: Mapping[Framework, tuple[str, ...]] = {
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "intel-tensorflow"),
+    "mxnet": ("mxnet", "mxnet-cu112", "mxnet-cu110"),
+}
+# From this TensorFlow on, headers that Horovod is compiled against are not shipped.
+FIRST_WITHOUT_HEADERS = (2, 20)
 
 
 def require_horovod() -> None:
@@ -126,6 +136,20 @@ class HorovodCommunicator(HorovodRank):
             self._hvd.allreduce(vector, op=self._hvd.Sum, name=f"{name}_{i}", ignore_name_scope=True)
             for i, vector in enumerate(vectors)
         ]
+
+
+def lacks_headers(tensorflow: str) -> bool:
+    """Tell whether a version of TensorFlow, like "2.15.1", comes without headers that Horovod needs; "" does not."""
+    numbers = tensorflow.split(".")[:2]
+    return all(number.isdigit() for number in numbers) and tuple(map(int, numbers)) >= FIRST_WITHOUT_HEADERS
+
+
+def describe_missing_headers(tensorflow: str) -> str:
+    """Return the error for such a version: what works in its place."""
+    return (
+        f"Horovod cannot be built for TensorFlow {tensorflow}, which does not ship its headers; use TensorFlow 2.15 to "
+        "2.18 (lanes default and gaudi), or tf.distribute with --distribution_strategy multi_worker"
+    )
 
 
 def is_rank_lost(error: BaseException) -> bool:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal, get_args
 
+from gaudi_distributed.cluster.elastic import ADDRESS as GLOO_ADDRESS
+from gaudi_distributed.cluster.elastic import CYCLE_VARIABLE, FUSION_VARIABLE
 from gaudi_distributed.cluster.rank_info import Place, find_place, write_tf_config
 from gaudi_distributed.comm.communicator import BYTES_PER_MB, DEFAULT_MB, Communicator, Packing, SingleProcess
 from gaudi_distributed.errors import ConfigurationError
-from gaudi_distributed.failure.elastic import ADDRESS as GLOO_ADDRESS
-from gaudi_distributed.failure.elastic import CYCLE_VARIABLE, FUSION_VARIABLE
 
 Engine = Literal["single", "horovod", "horovod_mxnet", "multi_worker", "hpu"]
 Compression = Literal["none", "fp16", "bf16"]

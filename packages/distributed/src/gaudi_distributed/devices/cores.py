@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -82,6 +83,50 @@ def _read_number(path: Path, default: int) -> int:
     except OSError:
         return default
     return int(text) if re.fullmatch("[0-9]{1,6}", text) else default
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What the kernel says of it.
+
+    Attributes:
+        architecture: like "x86_64".
+        model: its name; "" where that is not told.
+        flags: names of its instructions; empty where they are not told.
+        logical: logical processors of the machine.
+        usable: those that this process may use.
+        cores: physical cores that these are of.
+        quota: processors' time that control groups give at most; None: all.
+        onednn: whether TensorFlow's kernels by oneDNN, which know bfloat16, are left on.
+    """
+
+    architecture: str
+    model: str
+    flags: frozenset[str]
+    logical: int
+    usable: int
+    cores: int
+    quota: float | None = None
+    onednn: bool = True
+
+
+def gather_processor(machine: Machine, usable: Collection[int], architecture: str | None = None) -> Processor:
+    """Return the facts; `usable` are the numbers of the logical processors that may be used."""
+    text = machine.read("/proc/cpuinfo") or ""
+    lines = [line.partition(":") for line in text.splitlines()]
+    values: dict[str, str] = {}
+    for name, _, value in lines:
+        values.setdefault(name.strip(), value.strip())
+    return Processor(
+        architecture=architecture or platform.machine(),
+        model=values.get("model name", ""),
+        flags=frozenset(values.get("flags", "").split()),
+        logical=max(sum(name.strip() == "processor" for name, _, _ in lines), len(usable)),
+        usable=len(usable),
+        cores=read_topology(machine.root, usable).cores,
+        quota=read_processor_quota(machine),
+        onednn=machine.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") not in ("0", "false", "False"),
+    )
 
 
 NAMES = ("libjemalloc.so.2", "libjemalloc.so.1")

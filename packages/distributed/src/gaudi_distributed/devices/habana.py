@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ipaddress import IPv4Address
 from typing import Any, Literal, get_args
 
-from gaudi_distributed.cluster.cluster import Cluster
+from gaudi_distributed.cluster.hosts import Cluster
 from gaudi_distributed.errors import ConfigurationError, DeviceError
 
 # Between servers: over the Gaudis' own ports, over TCP on the hosts' interfaces, or over these by Horovod's

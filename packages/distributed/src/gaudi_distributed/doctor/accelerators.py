@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gaudi_distributed.devices.devices import DeviceChoice, DeviceKind, choose_device, gpu_fault, hpu_fault
 from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.devices.selection import DeviceChoice, DeviceKind, choose_device, gpu_fault, hpu_fault
 from gaudi_distributed.doctor.findings import Finding, ask, fault, ok, warning_or_fault
 from gaudi_distributed.errors import DeviceError
 

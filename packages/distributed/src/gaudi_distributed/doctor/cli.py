@@ -1,23 +1,92 @@
-"""The subcommand `gaudi-run doctor`: from its flags to the table."""
+"""Run the subcommand `gaudi-run doctor`: parse its flags, run all checks and print the table."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from gaudi_distributed.cluster.cluster import HostRequest, find_cluster, find_local_hosts
-from gaudi_distributed.devices.devices import DEVICE_CHOICES, DeviceChoice
+from gaudi_distributed.cluster.hosts import HostRequest, find_cluster, find_local_hosts, own_address
+from gaudi_distributed.comm.horovod_engine import DISTRIBUTIONS
+from gaudi_distributed.devices.cores import gather_processor
 from gaudi_distributed.devices.machine import Machine
-from gaudi_distributed.doctor.examination import examine
-from gaudi_distributed.doctor.findings import Request, exit_status, format_json, format_table
-from gaudi_distributed.errors import FlagError
+from gaudi_distributed.devices.selection import DEVICE_CHOICES, DeviceChoice, DeviceKind
+from gaudi_distributed.doctor import accelerators, engines, network, storage, system
+from gaudi_distributed.doctor.findings import Finding, Request, exit_status, format_json, format_table
+from gaudi_distributed.errors import ConfigurationError, FlagError
 from gaudi_distributed.launch.choices import choose_interface, choose_mpi_root, choose_ssh
 from gaudi_distributed.launch.flags import DOCTOR, PROGRAM, Parser, add_hosts, add_reach, split_command
 from gaudi_distributed.launch.processes import BACKENDS, Backend
+
+
+def examine(machine: Machine, request: Request) -> list[Finding]:
+    """Return what was found: of this machine, then of each other host. Takes seconds, and more for hosts far away."""
+    device, finding = accelerators.judge_device(request.device, machine)
+    cpu = gather_processor(machine, os.sched_getaffinity(0))
+    found = [
+        system.judge_processor(cpu),
+        system.judge_cores(cpu, request.ranks_here),
+        finding,
+        system.judge_bf16(cpu, device),
+    ]
+    tensorflow = system.read_versions(*DISTRIBUTIONS["tensorflow"])
+    habana = system.read_versions("habana-tensorflow").get("habana-tensorflow")
+    gaudi = accelerators.gather_gaudi(machine)
+    found += [
+        accelerators.judge_gaudi(gaudi, device),
+        accelerators.judge_synapse(gaudi, habana, tensorflow, device),
+        accelerators.judge_gpu(accelerators.gather_gpu(machine), machine, device),
+        system.judge_python(sys.version_info[:2]),
+        system.judge_tensorflow(tensorflow, device),
+        system.judge_jemalloc(machine),
+    ]
+    found += _examine_memory(machine, request, device, cpu.logical)
+    found += _examine_ways(machine, request, device)
+    return found
+
+
+def _examine_memory(machine: Machine, request: Request, device: DeviceKind, logical: int) -> Iterator[Finding]:
+    """Yield what is said of memory, files and disk."""
+    available = storage.gather_memory(machine)
+    yield storage.judge_memory(available)
+    if request.data_dir is not None:
+        yield storage.judge_data_set(storage.gather_data_set(request.data_dir), available, request.ranks_here)
+    yield storage.judge_huge_pages(available, device, logical)
+    yield storage.judge_shared_memory(storage.gather_space(machine, Path("/dev/shm")), request.ranks_here)
+    mine = system.gather_limits()
+    yield system.judge_files(mine)
+    yield system.judge_locked(mine, device)
+    yield storage.judge_disk(storage.gather_space(machine, request.model_dir), request.model_dir)
+    yield system.judge_clock(system.gather_clock(machine), len(request.cluster.hosts))
+
+
+def _examine_ways(machine: Machine, request: Request, device: DeviceKind) -> Iterator[Finding]:
+    """Yield what is said of the ways that ranks talk by."""
+    mpi = engines.gather_mpi(machine, request.mpi_root)
+    yield engines.judge_mpi(mpi, request)
+    yield engines.judge_horovod(engines.gather_horovod(machine.environ), mpi, request)
+    interfaces = network.gather_interfaces(machine)
+    yield network.judge_interfaces(interfaces, request, _find_route(request))
+    sockets = network.judge_sockets(interfaces, machine, request, device)
+    if sockets is not None:
+        yield sockets
+    starter = network.find_starter(request, engines.choose_backend(request, mpi))
+    for host in network.gather_hosts(machine, request, starter):
+        yield network.judge_host(host, starter, mpi.version, request.ssh)
+
+
+def _find_route(request: Request) -> str | None:
+    """Return this machine's address on the way to another host; None where there is no way, or no other host."""
+    if not request.others:
+        return None
+    try:
+        return own_address(request.cluster, request.local_hosts, None)
+    except ConfigurationError:
+        return None
+
 
 NAME = f"{PROGRAM} {DOCTOR}"
 _DESCRIPTION = """Say what this machine has and what a run would meet. It changes nothing.

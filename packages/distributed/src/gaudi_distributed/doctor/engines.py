@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
+from gaudi_distributed.comm.horovod_engine import DISTRIBUTIONS
 from gaudi_distributed.devices.machine import Machine
-from gaudi_distributed.doctor import horovod_probe
 from gaudi_distributed.doctor.findings import Finding, Request, ask, fault, ok, warning, warning_or_fault
 from gaudi_distributed.doctor.system import read_versions
-from gaudi_distributed.horovod_build.environment import DISTRIBUTIONS
 from gaudi_distributed.launch.processes import Backend
 
 # The vendor's build owns the same module.
@@ -29,6 +28,17 @@ FRAMEWORKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mxnet": (DISTRIBUTIONS["mxnet"], ("mxnet/libmxnet.so",)),
 }
 _MPI_SECONDS, _LOAD_SECONDS = 30.0, 120.0
+# Loads the shared libraries that its arguments name, Horovod's last, and prints as JSON what that one has built in.
+# Importing the framework instead would take seconds, and Keras would write into the user's home.
+_PROBE = """
+import ctypes, json, sys
+parts = {"MPI": "mpi", "Gloo": "gloo", "NCCL": "nccl", "CUDA": "cuda", "DDL": "ddl", "CCL": "ccl"}
+try:
+    library = [ctypes.CDLL(path, ctypes.RTLD_GLOBAL) for path in sys.argv[1:]][-1]
+except OSError as error:
+    sys.exit(str(error))
+print(json.dumps({name: bool(library[f"horovod_{part}_built"]()) for name, part in parts.items()}))
+"""
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,7 @@ def gather_horovod(environ: Mapping[str, str]) -> Horovod:
         return facts
     needed = [_find_file(owners[usable][0], library) for library in FRAMEWORKS[usable][1]]
     paths = [*filter(None, needed), _find_file(name, f"horovod/{usable}/mpi_lib*.so")]
-    answer = ask([sys.executable, "-I", "-B", horovod_probe.__file__, *map(str, paths)], environ, _LOAD_SECONDS)
+    answer = ask([sys.executable, "-I", "-B", "-c", _PROBE, *map(str, paths)], environ, _LOAD_SECONDS)
     parts = {key: value is True for key, value in _parse_object(answer.output).items()}
     return replace(facts, parts=parts, complaint=answer.complaint)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gaudi_distributed.cluster.cluster import Cluster, Host
-from gaudi_distributed.devices.devices import DeviceChoice
+from gaudi_distributed.cluster.hosts import Cluster, Host
+from gaudi_distributed.devices.selection import DeviceChoice
 from gaudi_distributed.launch.processes import Backend, Ssh
 
 # From best to worst: a warning costs speed or comfort, with a fault the run that was described does not work.

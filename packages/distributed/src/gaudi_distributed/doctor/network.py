@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gaudi_distributed.cluster.cluster import interface_address
-from gaudi_distributed.devices.devices import DeviceKind
+from gaudi_distributed.cluster.hosts import interface_address
 from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.findings import Answer, Finding, Request, ask, fault, ok, warning, warning_or_fault
 from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.launch import guard

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from gaudi_distributed.devices.devices import DeviceKind
 from gaudi_distributed.devices.machine import Machine, MemoryLimit, find_mount, read_memory_limit, read_mounts
+from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.findings import Finding, fault, format_bytes, ok, warning
 
 _GIB = 1 << 30

@@ -7,58 +7,14 @@ import platform
 import re
 import resource
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
-from gaudi_distributed.devices.cores import describe_jemalloc, find_jemalloc, read_topology
-from gaudi_distributed.devices.devices import DeviceKind
-from gaudi_distributed.devices.machine import Machine, read_processor_quota
+from gaudi_distributed.devices.cores import Processor, describe_jemalloc, find_jemalloc
+from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.findings import Finding, fault, format_bytes, ok, warning
-
-
-@dataclass(frozen=True)
-class Processor:
-    """What the kernel says of it.
-
-    Attributes:
-        architecture: like "x86_64".
-        model: its name; "" where that is not told.
-        flags: names of its instructions; empty where they are not told.
-        logical: logical processors of the machine.
-        usable: those that this process may use.
-        cores: physical cores that these are of.
-        quota: processors' time that control groups give at most; None: all.
-        onednn: whether TensorFlow's kernels by oneDNN, which know bfloat16, are left on.
-    """
-
-    architecture: str
-    model: str
-    flags: frozenset[str]
-    logical: int
-    usable: int
-    cores: int
-    quota: float | None = None
-    onednn: bool = True
-
-
-def gather_processor(machine: Machine, usable: Collection[int], architecture: str | None = None) -> Processor:
-    """Return the facts; `usable` are the numbers of the logical processors that may be used."""
-    text = machine.read("/proc/cpuinfo") or ""
-    lines = [line.partition(":") for line in text.splitlines()]
-    values: dict[str, str] = {}
-    for name, _, value in lines:
-        values.setdefault(name.strip(), value.strip())
-    return Processor(
-        architecture=architecture or platform.machine(),
-        model=values.get("model name", ""),
-        flags=frozenset(values.get("flags", "").split()),
-        logical=max(sum(name.strip() == "processor" for name, _, _ in lines), len(usable)),
-        usable=len(usable),
-        cores=read_topology(machine.root, usable).cores,
-        quota=read_processor_quota(machine),
-        onednn=machine.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") not in ("0", "false", "False"),
-    )
 
 
 def judge_processor(processor: Processor) -> Finding:

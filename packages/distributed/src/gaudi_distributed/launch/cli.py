@@ -63,7 +63,7 @@ def _examine(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _install_horovod(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    from gaudi_distributed.horovod_build.cli import run_install
+    from gaudi_distributed.launch.install_horovod import run_install
 
     return run_install(arguments, environ)
 

@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gaudi_distributed.cluster.cluster import LOOPBACK, is_this_machine, parse_hosts
+from gaudi_distributed.cluster.elastic import HOROVOD_SCOPE, SCOPE
+from gaudi_distributed.cluster.hosts import LOOPBACK, is_this_machine, parse_hosts
+from gaudi_distributed.cluster.rendezvous import Rendezvous, Rounds, Seat
 from gaudi_distributed.errors import ConfigurationError, FlagError
-from gaudi_distributed.failure.elastic import HOROVOD_SCOPE, SCOPE
 from gaudi_distributed.failure.messages import read_bounds
 from gaudi_distributed.launch.flags import PROGRAM, Options
 from gaudi_distributed.launch.planning import plan_launch
 from gaudi_distributed.launch.processes import LaunchPlan, plan_worker
-from gaudi_distributed.launch.rounds import Rendezvous, Rounds, Seat
 from gaudi_distributed.launch.running import END_SECONDS, RunEndedError, Running, make_error, start_process
 
 # After these another worker would fail alike: flags, data, input, numbers, safety, configuration.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
 
-from gaudi_distributed.cluster.cluster import FIRST_PORT
+from gaudi_distributed.cluster.hosts import FIRST_PORT
 from gaudi_distributed.devices.habana import SCALE_OUTS, ScaleOut
 from gaudi_distributed.errors import FlagError
 from gaudi_distributed.launch.containers import CONTAINER_KINDS, ContainerKind

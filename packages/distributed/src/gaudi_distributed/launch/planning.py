@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gaudi_distributed.cluster.cluster import LOOPBACK, find_local_hosts, join_port, own_address
+from gaudi_distributed.cluster.hosts import LOOPBACK, find_local_hosts, join_port, own_address
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE, Engine
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError, UnsafeError
 from gaudi_distributed.launch import choices, guard

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from gaudi_distributed.cluster.cluster import Cluster, RankPlace, is_ipv6
+from gaudi_distributed.cluster.elastic import WORKER
+from gaudi_distributed.cluster.hosts import Cluster, RankPlace, is_ipv6
 from gaudi_distributed.cluster.rank_info import write_tf_config
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
 from gaudi_distributed.devices.cores import Binding
 from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.failure.coordinator import COORDINATOR, TOKEN
-from gaudi_distributed.failure.elastic import WORKER
 
 SSH_PORT = 22
 # Where the originals' containers listen.
@@ -203,7 +203,7 @@ def _plan(
 
 
 def plan_worker(plan: LaunchPlan, host: str, worker: int, *, is_here: bool) -> Process:
-    """Return a worker of an elastic run; it asks for its rank, see `gaudi_distributed.failure.elastic`."""
+    """Return a worker of an elastic run; it asks for its rank, see `gaudi_distributed.cluster.elastic`."""
     interface = "lo" if plan.interface is None else plan.interface
     variables = {
         ENGINE_VARIABLE: "horovod",

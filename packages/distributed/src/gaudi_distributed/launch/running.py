@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from gaudi_distributed.cluster.rendezvous import Rendezvous
 from gaudi_distributed.failure.coordinator import Coordinator
 from gaudi_distributed.failure.messages import read_bounds
 from gaudi_distributed.launch import guard
 from gaudi_distributed.launch.flags import PROGRAM
 from gaudi_distributed.launch.planning import Launch
 from gaudi_distributed.launch.processes import Process
-from gaudi_distributed.launch.rounds import Rendezvous
 
 # After a rank failed, others that are supervised have this long to end by themselves, and all to end when told to.
 LEAVE_SECONDS, END_SECONDS = 10.0, 5.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gaudi_distributed.cluster.cluster import Cluster, Host
+from gaudi_distributed.cluster.hosts import Cluster, Host
 from gaudi_distributed.errors import ConfigurationError, FlagError
 from gaudi_distributed.launch import choices
 from gaudi_distributed.launch.containers import Container

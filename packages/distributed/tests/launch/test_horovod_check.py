@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_distributed.errors import ConfigurationError
-from gaudi_distributed.horovod_build.environment import inspect_environment
-from gaudi_distributed.horovod_build.wheel import PARTS, Build, ask_horovod, require_parts
+from gaudi_distributed.launch.horovod_wheel import PARTS, Build, ask_horovod, inspect_environment, require_parts
 
 MakeEnvironment = Callable[..., Path]
 MakeBuild = Callable[..., Build]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_distributed.cluster.cluster import Cluster, Host
+from gaudi_distributed.cluster.hosts import Cluster, Host
 from gaudi_distributed.devices.habana import check_hcl_config, hccl_environment, hcl_config, module_environment
 from gaudi_distributed.errors import ConfigurationError
 

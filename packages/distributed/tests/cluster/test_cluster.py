@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.cluster.cluster import Cluster, Host, HostRequest, find_cluster
+from gaudi_distributed.cluster.hosts import Cluster, Host, HostRequest, find_cluster
 from gaudi_distributed.errors import ConfigurationError
 
 SLURM = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}

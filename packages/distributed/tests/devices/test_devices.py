@@ -10,8 +10,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from gaudi_distributed import DeviceError, DeviceKind, choose_device, open_device
-from gaudi_distributed.devices import devices
-from gaudi_distributed.devices.devices import count_devices
+from gaudi_distributed.devices import selection as devices
+from gaudi_distributed.devices.selection import count_devices
 
 
 def make(root: Path, *names: str) -> Path:

@@ -1,4 +1,4 @@
-"""Horovod's wheel: its place in the cache, the build, which takes minutes, and the check of what was built."""
+"""Build Horovod's wheel for an environment, keep it in the cache, install it and check what was built."""
 
 from __future__ import annotations
 
@@ -15,15 +15,118 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from gaudi_distributed.errors import ConfigurationError, MissingProgramError
-from gaudi_distributed.horovod_build.environment import (
+from gaudi_distributed.comm.horovod_engine import (
     DISTRIBUTIONS,
     FRAMEWORKS,
-    NOWHERE,
     TITLES,
-    Environment,
     Framework,
+    describe_missing_headers,
+    lacks_headers,
 )
+from gaudi_distributed.errors import ConfigurationError, MissingProgramError
+
+_HOROVOD, _VENDORS_HOROVOD = "horovod", "habana-horovod"
+_ASK_SECONDS = 60.0
+# Working folder of interpreters that are asked something: `python -c` looks for modules there first.
+NOWHERE = Path("/")
+_ASK_VERSIONS = """
+import json, platform, sys
+from importlib import metadata
+versions = {}
+for name in sys.argv[1:]:
+    try:
+        versions[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+print(json.dumps({"versions": versions, "tag": tag, "machine": platform.machine()}))
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment, as its interpreter describes it.
+
+    Attributes:
+        python: path of the interpreter.
+        tag: of the interpreter in names of wheels, like "cp311".
+        machine: processor, like "x86_64".
+        versions: version of each distribution that owns a framework, and of NumPy, by name.
+        horovod: installed version of Horovod, or "".
+    """
+
+    python: Path
+    tag: str
+    machine: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    horovod: str = ""
+
+    def find(self, framework: Framework) -> tuple[str, str]:
+        """Return name and version of the distribution that owns a framework; two empty strings without one."""
+        found = [name for name in DISTRIBUTIONS[framework] if name in self.versions]
+        return (found[0], self.versions[found[0]]) if found else ("", "")
+
+
+def inspect_environment(python: Path) -> Environment:
+    """Ask an interpreter for its environment; nothing is imported there but the standard library.
+
+    Raises:
+        MissingProgramError: no such interpreter.
+        ConfigurationError: it does not answer as Python does, or the vendor's build of Horovod is installed there.
+    """
+    if not python.is_file():
+        raise MissingProgramError(f"--python {python}: there is no such interpreter; name one, like venv/bin/python")
+    names = [*(name for names in DISTRIBUTIONS.values() for name in names), "numpy", _HOROVOD, _VENDORS_HOROVOD]
+    try:
+        answer = subprocess.run(
+            [python, "-E", "-c", _ASK_VERSIONS, *names],
+            cwd=NOWHERE,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_SECONDS,
+            check=True,
+        )
+        facts = json.loads(answer.stdout)
+        versions = {str(name): str(version) for name, version in facts["versions"].items()}
+        tag, machine = str(facts["tag"]), str(facts["machine"])
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"--python {python}: is no Python interpreter that works ({error}); name one"
+        ) from error
+    horovod = versions.pop(_HOROVOD, "")
+    if vendors := versions.pop(_VENDORS_HOROVOD, ""):
+        raise ConfigurationError(
+            f"{python} has {_VENDORS_HOROVOD} {vendors}, which owns the same module; use it, or uninstall it first"
+        )
+    return Environment(python, tag, machine, versions, horovod)
+
+
+def choose_frameworks(environment: Environment, wanted: Mapping[Framework, bool | None]) -> dict[Framework, str]:
+    """Return the frameworks to build for, with their versions; None in `wanted` stands for "if it is installed".
+
+    Raises:
+        ConfigurationError: a framework that is wanted is not installed, none is left, or it is a TensorFlow that
+            Horovod cannot be compiled against.
+    """
+    chosen = {}
+    for framework in FRAMEWORKS:
+        _, version = environment.find(framework)
+        if wanted.get(framework) and not version:
+            raise ConfigurationError(
+                f"--with_{framework}: {environment.python} has no {TITLES[framework]}; install it there first"
+            )
+        if version and wanted.get(framework) is not False:
+            chosen[framework] = version
+    if not chosen:
+        raise ConfigurationError(
+            f"{environment.python} has neither TensorFlow nor MXNet to build Horovod for; install one first, like "
+            'pip install "gaudi-apps[tensorflow-cpu]"'
+        )
+    if lacks_headers(chosen.get("tensorflow", "")):
+        raise ConfigurationError(describe_missing_headers(chosen["tensorflow"]))
+    return chosen
+
 
 HOROVOD = "0.28.1"
 # Horovod has a setup.py of the old kind, and its CMake files are refused by CMake 4.
@@ -293,7 +396,7 @@ PARTS: Mapping[str, str] = {
     "ddl": "DDL",
 }
 _SECONDS = 300.0
-_ASK = """
+_ASK_PARTS = """
 import importlib, json, sys
 names, answers = sys.argv[1].split(","), {}
 for framework in sys.argv[2:]:
@@ -326,7 +429,7 @@ def ask_horovod(build: Build, environ: Mapping[str, str]) -> Check:
         ConfigurationError: the interpreter did not answer.
     """
     python = build.environment.python
-    command = [str(python), "-E", "-c", _ASK, ",".join(PARTS), *build.frameworks]
+    command = [str(python), "-E", "-c", _ASK_PARTS, ",".join(PARTS), *build.frameworks]
     # The frameworks' notes about devices and instructions would hide what matters.
     variables = {**environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:

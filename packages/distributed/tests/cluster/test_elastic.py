@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from gaudi_distributed.cluster.elastic import ADDRESS, PORT, SCOPE, WORKER, Seats, is_elastic
+from gaudi_distributed.cluster.rendezvous import Rendezvous
 from gaudi_distributed.errors import ConfigurationError, PeerLostError
-from gaudi_distributed.failure.elastic import ADDRESS, PORT, SCOPE, WORKER, Seats, is_elastic
-from gaudi_distributed.launch.rounds import Rendezvous
 
 
 def tell(rendezvous: Rendezvous, number: int, variables: dict[str, str] | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gaudi_distributed.cluster.cluster import (
+from gaudi_distributed.cluster.hosts import (
     check_host,
     expand_node_list,
     expand_task_counts,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gaudi_distributed.errors import ConfigurationError, MissingProgramError
-from gaudi_distributed.horovod_build.environment import Environment
-from gaudi_distributed.horovod_build.wheel import (
+from gaudi_distributed.launch.horovod_wheel import (
     Build,
+    Environment,
     Tools,
     build_wheel,
     find_reason,

@@ -9,13 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_distributed.comm.horovod_engine import lacks_headers
 from gaudi_distributed.errors import ConfigurationError, MissingProgramError
-from gaudi_distributed.horovod_build.environment import (
-    Environment,
-    choose_frameworks,
-    inspect_environment,
-    lacks_headers,
-)
+from gaudi_distributed.launch.horovod_wheel import Environment, choose_frameworks, inspect_environment
 
 MakeEnvironment = Callable[..., Path]
 

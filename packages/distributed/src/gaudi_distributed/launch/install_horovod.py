@@ -11,15 +11,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from gaudi_distributed.comm.horovod_engine import FRAMEWORKS, TITLES, Framework
 from gaudi_distributed.errors import FlagError, MissingProgramError
-from gaudi_distributed.horovod_build.environment import (
-    FRAMEWORKS,
-    TITLES,
-    Framework,
-    choose_frameworks,
-    inspect_environment,
-)
-from gaudi_distributed.horovod_build.wheel import (
+from gaudi_distributed.launch.flags import INSTALL_HOROVOD, PROGRAM, Parser, split_command
+from gaudi_distributed.launch.horovod_wheel import (
     HOROVOD,
     PARTS,
     Build,
@@ -27,13 +22,14 @@ from gaudi_distributed.horovod_build.wheel import (
     ask_horovod,
     build_wheel,
     cache_folder,
+    choose_frameworks,
     find_tools,
     find_variables,
     find_wheel,
+    inspect_environment,
     install_wheel,
     require_parts,
 )
-from gaudi_distributed.launch.flags import INSTALL_HOROVOD, PROGRAM, Parser, split_command
 
 NAME = f"{PROGRAM} {INSTALL_HOROVOD}"
 _DESCRIPTION = f"""Build Horovod {HOROVOD} for an environment that has TensorFlow or MXNet, install it there, check it.

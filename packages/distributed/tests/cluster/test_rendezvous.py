@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from http.client import HTTPConnection
 
-from gaudi_distributed.launch.rounds import Rendezvous
+from gaudi_distributed.cluster.rendezvous import Rendezvous
 
 
 def connect(place: Rendezvous) -> HTTPConnection:

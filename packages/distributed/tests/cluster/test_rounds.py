@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gaudi_distributed.launch.rounds import Rounds
+from gaudi_distributed.cluster.rendezvous import Rounds
 
 A, B, C = "a", "b", "c"
 
