@@ -18,7 +18,7 @@ CALLS = 10  # that are timed together, so that what the caches hold of another m
 
 def run(budget_seconds: float) -> Iterator[Figure]:
     """Measure every stage in both precisions."""
-    from gaudi_ops.tf.grouped_convolution import Implementation
+    from gaudi_ops.tf.convolution import Implementation
 
     for dtype in DTYPES:
         for size, channels in STAGES:

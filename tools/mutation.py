@@ -54,12 +54,9 @@ TESTS: dict[str, tuple[str, ...]] = {
         for name, others in {
             "anchors": ("coding", "matching", "targets"),
             "boxes": ("anchors", "coding", "matching", "nms", "targets"),
-            "coding": ("targets",),
-            "matching": ("targets",),
-            "nms": (),
             "reference": (),
             "schedules": (),
-            "targets": (),
+            "targets": ("coding", "matching"),
         }.items()
     },
     "gaudi_datasets.sampling": (f"{DATASETS}/test_sampling.py",),

@@ -16,7 +16,7 @@ from gaudi_distributed import SingleProcess
 from gaudi_models.classifiers import build_classifier
 from gaudi_ops import SSD300
 from gaudi_ops.tf.graphs import Operation, find_dynamic, list_operations
-from gaudi_ops.tf.hpu_operations import find_unsupported, load_hpu_operations
+from gaudi_ops.tf.hpu import find_unsupported, load_hpu_operations
 
 BATCH = 2
 POLICY = "mixed_bfloat16"
@@ -26,7 +26,7 @@ Batch = dict[str, tf.TensorSpec]
 @pytest.fixture(autouse=True)
 def _hpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is traced here is what is traced where TensorFlow has an HPU."""
-    monkeypatch.setattr("gaudi_ops.tf.devices.has_hpu", lambda: True)
+    monkeypatch.setattr("gaudi_ops.tf.hpu.has_hpu", lambda: True)
 
 
 def make_recipe(optimizer: Any, **others: Any) -> LearningRecipe:

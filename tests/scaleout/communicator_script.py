@@ -133,7 +133,7 @@ def train(communicator: Communicator) -> dict[str, Any]:
     import numpy as np
     import tensorflow as tf
 
-    from gaudi_models.batch_norm import make_batch_norm
+    from gaudi_models.layers import make_batch_norm
     from gaudi_ops.tf.keras_api import keras
 
     keras.utils.set_random_seed(1)

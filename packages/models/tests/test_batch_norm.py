@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_models.batch_norm import SynchronizedBatchNormalization, make_batch_norm
 from gaudi_models.classifiers import build_classifier
+from gaudi_models.layers import SynchronizedBatchNormalization, make_batch_norm
 from gaudi_models.ssd import build_ssd
 from gaudi_ops.tf.keras_api import keras
 

@@ -11,8 +11,8 @@ import pytest
 
 from gaudi_models.errors import WeightsError
 from gaudi_models.weights import WeightsMetadata, read_weights
-from gaudi_models.weights.conversion import convert_weights
-from gaudi_models.weights.writing import write_tensors
+from gaudi_models.weights.contents import write_tensors
+from gaudi_models.weights.reading import convert_weights
 
 KERNEL = np.random.default_rng(0).normal(size=[4, 3, 7, 7]).astype(np.float32)
 TORCH: dict[str, Any] = {"conv1.weight": KERNEL, "bn1.gamma": np.ones(4, np.float32)}

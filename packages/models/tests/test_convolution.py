@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gaudi_models.convolution import Convolution2D
-from gaudi_ops.tf.grouped_convolution import Implementation
+from gaudi_models.layers import Convolution2D
+from gaudi_ops.tf.convolution import Implementation
 from gaudi_ops.tf.keras_api import keras
 
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))

@@ -10,7 +10,7 @@ import pytest
 
 from gaudi_models.errors import UnsafeWeightsError, WeightsError
 from gaudi_models.weights import read_weights
-from gaudi_models.weights.numpy_pickles import read_numpy_pickle
+from gaudi_models.weights.pickles import read_numpy_pickle
 
 RNG = np.random.default_rng(0)
 ARRAYS = {

@@ -13,7 +13,7 @@ import pytest
 
 from gaudi_models.errors import UnsafeWeightsError, WeightsError
 from gaudi_models.weights import read_weights
-from gaudi_models.weights.conversion import convert_weights
+from gaudi_models.weights.reading import convert_weights
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(0)

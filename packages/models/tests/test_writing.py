@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from gaudi_models.resnet import ResNetTrunk
 from gaudi_models.weights import WeightsMetadata, assign_weights, read_weights, write_weights
-from gaudi_models.weights.writing import write_tensors
+from gaudi_models.weights.contents import write_tensors
 from gaudi_ops.tf.keras_api import keras
 
 METADATA = WeightsMetadata("symmetric", ({"id": 7, "name": "Ärger"}, {"id": 9, "name": "bee"}), 300, "trunk")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 
@@ -44,6 +45,17 @@ def test_schedules_work_without_numpy() -> None:
     assert run_without({"tensorflow", "numpy"}, code) == "1.0"
 
 
+def test_help_works_without_tensorflow() -> None:
+    code = "import gaudi_ops; print('tf' in dir(gaudi_ops)); help(gaudi_ops)"
+    shown = run_without({"tensorflow"}, code)
+    assert shown.startswith("False\n")
+    assert {name for name in gaudi_ops.__all__ if name not in shown} == set()
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    assert gaudi_ops.__version__ == importlib.metadata.version("gaudi-ops")
+
+
 @pytest.mark.parametrize("use", ["gaudi_ops.tf.topk_mask", "gaudi_ops.tf", "import gaudi_ops.tf.losses"])
 def test_tensorflow_half_names_the_extra(use: str) -> None:
     code = f"import gaudi_ops\ntry:\n    {use}\nexcept ImportError as error:\n    print(error)"
@@ -53,7 +65,9 @@ def test_tensorflow_half_names_the_extra(use: str) -> None:
 
 
 def test_importing_loads_neither_numpy_nor_tensorflow() -> None:
-    code = "import sys, gaudi_ops; dir(gaudi_ops); print({'numpy', 'tensorflow'} & set(sys.modules))"
+    code = (
+        "import sys, gaudi_ops; dir(gaudi_ops); print({'numpy', 'tensorflow', 'importlib.metadata'} & set(sys.modules))"
+    )
     assert run_without(set(), code) == "set()"
 
 

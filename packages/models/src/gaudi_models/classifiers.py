@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from gaudi_models.architectures import APPLICATIONS, CLASSIFIERS, RESNETS
-from gaudi_models.batch_norm import synchronize
+from gaudi_models.layers import synchronize
 from gaudi_models.padding import Padding
 from gaudi_models.resnet import BATCH_NORM_MOMENTUM, ResNetTrunk
 from gaudi_ops.tf.batch_norm import ReduceStatistics
-from gaudi_ops.tf.grouped_convolution import Implementation
+from gaudi_ops.tf.convolution import Implementation
 from gaudi_ops.tf.keras_api import keras
 
 FEATURES = "features"

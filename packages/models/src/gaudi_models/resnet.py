@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gaudi_models.architectures import STAGE_BLOCKS, STAGE_FILTERS, STEM_FILTERS, Unit, list_units
-from gaudi_models.batch_norm import make_batch_norm
-from gaudi_models.convolution import Convolution2D
+from gaudi_models.layers import Convolution2D, make_batch_norm
 from gaudi_models.padding import Padding, Sides, find_rule
 from gaudi_ops.tf.batch_norm import ReduceStatistics
-from gaudi_ops.tf.grouped_convolution import Implementation
+from gaudi_ops.tf.convolution import Implementation
 from gaudi_ops.tf.keras_api import keras
 
 BATCH_NORM_MOMENTUM = 0.9

@@ -12,7 +12,7 @@ import pytest
 from gaudi_models.mxnet.ssd import build_ssd
 from gaudi_models.mxnet.weights import assign_weights
 from gaudi_models.weights import read_weights
-from gaudi_models.weights.conversion import convert_weights
+from gaudi_models.weights.reading import convert_weights
 
 pytestmark = pytest.mark.skipif(
     "TORCH_WEIGHTS" not in os.environ, reason="TORCH_WEIGHTS names no folder of torch_resnets.py; nox -s torch_weights"

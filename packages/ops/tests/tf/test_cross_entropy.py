@@ -11,7 +11,7 @@ import tensorflow as tf
 from gaudi_ops import reference
 from gaudi_ops.tf import SoftmaxCrossEntropyMME, softmax_cross_entropy_mme
 from gaudi_ops.tf.graphs import list_operations
-from gaudi_ops.tf.hpu_operations import find_unsupported
+from gaudi_ops.tf.hpu import find_unsupported
 from gaudi_ops.tf.keras_api import keras
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "losses.npz")
@@ -112,7 +112,7 @@ def test_unknown_ranks_are_refused() -> None:
 
 
 def test_on_hpu_all_operations_are_known_to_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gaudi_ops.tf.devices.has_hpu", lambda: True)
+    monkeypatch.setattr("gaudi_ops.tf.hpu.has_hpu", lambda: True)
 
     @tf.function
     def differentiate(logits: Any, labels: Any) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_ops.tf.graphs import Operation, find_dynamic, list_operations
-from gaudi_ops.tf.hpu_operations import HpuOperations, find_unsupported, load_hpu_operations
+from gaudi_ops.tf.hpu import HpuOperations, find_unsupported, load_hpu_operations
 from gaudi_ops.tf.keras_api import keras
 
 

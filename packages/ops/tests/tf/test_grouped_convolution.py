@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gaudi_ops import reference
 from gaudi_ops.tf import GroupedConv2D, grouped_conv2d
-from gaudi_ops.tf.grouped_convolution import _find_bundle, _gather, _has_grouped_kernels, _spread
+from gaudi_ops.tf.convolution import _find_bundle, _gather, _has_grouped_kernels, _spread
 from gaudi_ops.tf.keras_api import keras
 
 FORMS: tuple[Literal["auto", "native", "split", "block_diagonal"], ...] = ("auto", "native", "split", "block_diagonal")
@@ -234,14 +234,14 @@ def test_auto_chooses_by_device(
     devices: str, kernels: bool, convolutions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind] if kind == devices else [])
-    monkeypatch.setattr("gaudi_ops.tf.grouped_convolution._has_grouped_kernels", lambda dtype: kernels)
+    monkeypatch.setattr("gaudi_ops.tf.convolution._has_grouped_kernels", lambda dtype: kernels)
     assert count_convolutions("auto") == convolutions
 
 
 def test_auto_has_gradients_without_grouped_kernels() -> None:
     code = """
 import tensorflow as tf
-from gaudi_ops.tf.grouped_convolution import _has_dilated_kernels, _has_grouped_kernels, grouped_conv2d
+from gaudi_ops.tf.convolution import _has_dilated_kernels, _has_grouped_kernels, grouped_conv2d
 print(_has_grouped_kernels(tf.float32), _has_dilated_kernels(tf.float32))
 for size, dilations in ((1, 1), (2, 2)):
     filters = tf.Variable(tf.ones([size, 1, 2, 4]))

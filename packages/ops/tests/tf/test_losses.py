@@ -13,7 +13,7 @@ import tensorflow as tf
 from gaudi_ops import reference
 from gaudi_ops.tf import SSDLoss, ssd_loss
 from gaudi_ops.tf.graphs import list_operations
-from gaudi_ops.tf.hpu_operations import find_unsupported
+from gaudi_ops.tf.hpu import find_unsupported
 from gaudi_ops.tf.keras_api import keras
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "losses.npz")
@@ -164,7 +164,7 @@ def test_a_class_that_does_not_exist_is_seen_in_the_loss(label: int, form: Form)
 
 
 def test_on_hpu_all_operations_are_known_to_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gaudi_ops.tf.devices.has_hpu", lambda: True)
+    monkeypatch.setattr("gaudi_ops.tf.hpu.has_hpu", lambda: True)
     specs = [tf.TensorSpec([2, *spec.shape[1:]], spec.dtype) for spec in SIGNATURE]
     names = list(random_batch((1, 1)))
     traced = tf.function(lambda *given: compute_gradients(dict(zip(names, given, strict=True)), "auto"))

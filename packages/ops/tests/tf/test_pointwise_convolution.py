@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_ops.tf import devices, pointwise_conv2d
+from gaudi_ops.tf import hpu, pointwise_conv2d
 
 
 def differentiate(function: Any, inputs: Any, filters: Any) -> list[Any]:
@@ -55,5 +55,5 @@ def test_matrices_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None
     assert "Conv2DBackpropFilter" not in find_ops(14, tf.bfloat16)
     for side, dtype in ((15, tf.bfloat16), (None, tf.bfloat16), (7, tf.float32)):
         assert find_ops(side, dtype) == ["Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput"]
-    monkeypatch.setattr(devices, "has_hpu", lambda: True)
+    monkeypatch.setattr(hpu, "has_hpu", lambda: True)
     assert "MatMul" not in find_ops(7, tf.bfloat16)

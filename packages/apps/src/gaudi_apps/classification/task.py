@@ -12,7 +12,7 @@ from gaudi_apps.training.keras_task import MOMENTUM_NAME, Batch, KerasTask, Opti
 from gaudi_distributed import Communicator
 from gaudi_models.classifiers import LOGITS, feature_extractor, freeze_trunk
 from gaudi_ops.tf import LarsSGD, MagnitudePruning, MomentumSGD, l2_loss, mixup, smoothed_softmax_cross_entropy
-from gaudi_ops.tf.regularization import NORMALIZATIONS
+from gaudi_ops.tf.optimizers import NORMALIZATIONS
 
 
 class ClassificationTask(KerasTask):

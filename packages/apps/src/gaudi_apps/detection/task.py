@@ -10,7 +10,7 @@ from gaudi_distributed import Communicator
 from gaudi_models.padding import PoolPadding
 from gaudi_models.ssd import build_ssd
 from gaudi_ops.tf import MomentumSGD, ssd_loss
-from gaudi_ops.tf.cross_entropy import Implementation
+from gaudi_ops.tf.losses import Implementation
 
 MOMENTUM = 0.9
 

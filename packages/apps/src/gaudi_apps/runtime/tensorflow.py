@@ -46,9 +46,9 @@ class TensorFlow:
 
     def needs_static_shapes(self) -> bool:
         """On a Gaudi, where each new shape is compiled for long."""
-        from gaudi_ops.tf import devices
+        from gaudi_ops.tf import hpu
 
-        return devices.has_hpu()
+        return hpu.has_hpu()
 
     def replay_steps(
         self,

@@ -15,7 +15,7 @@ from gaudi_apps.training.checkpoint import require_names, require_shape
 from gaudi_apps.training.static_shapes import GuardedFunction
 from gaudi_distributed import Communicator
 from gaudi_models.weights import LoadReport, WeightsFile, assign_weights
-from gaudi_ops.tf import MovingAverages, devices
+from gaudi_ops.tf import MovingAverages, hpu
 
 Scalars = Mapping[str, Any]
 Batch = Mapping[str, Any]
@@ -69,7 +69,7 @@ class KerasTask(ABC):
 
     def train_steps(self, batches: Sequence[Batch], learning_rates: Sequence[float]) -> list[Scalars]:
         """Learn from one batch after the other in a single call; see `gaudi_apps.training.loop.Task`."""
-        if self._guarded or devices.has_hpu():
+        if self._guarded or hpu.has_hpu():
             return [self.train_step(*given) for given in zip(batches, learning_rates, strict=True)]
         stacked = {name: tf.stack([batch[name] for batch in batches]) for name in batches[0]}
         scalars = self._steps(stacked, tf.constant(learning_rates, tf.float32))
@@ -101,7 +101,7 @@ class KerasTask(ABC):
         if self._communicator.size > 1:
             gradients, scalars = self._average(gradients, scalars)
         finite = _are_finite(scalars["loss"], learning_rate, gradients)
-        if devices.has_hpu():
+        if hpu.has_hpu():
             # No branch is known to run there. The run ends at a number that is not finite, before anything is saved.
             self.update(gradients, learning_rate)
         else:

@@ -12,8 +12,7 @@ from gaudi_models.mxnet.layers import Layout
 from gaudi_models.mxnet.ssd import SSD
 from gaudi_models.padding import find_rule
 from gaudi_models.weights.assignment import LoadReport, match_weights
-from gaudi_models.weights.contents import Array, WeightsFile, WeightsMetadata
-from gaudi_models.weights.writing import write_tensors
+from gaudi_models.weights.contents import Array, WeightsFile, WeightsMetadata, write_tensors
 
 _VARIABLES = {
     "weight": "kernel",
@@ -73,7 +72,7 @@ def read_tensors(net: SSD) -> dict[str, Array]:
 
 
 def write_weights(net: SSD, path: str | os.PathLike[str], *, metadata: WeightsMetadata) -> None:
-    """Write all parameters as `gaudi_models.weights.writing.write_tensors` does, for either framework to read."""
+    """Write all parameters as `gaudi_models.weights.contents.write_tensors` does, for either framework to read."""
     write_tensors(read_tensors(net), path, metadata=metadata)
 
 

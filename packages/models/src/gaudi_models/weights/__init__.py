@@ -4,8 +4,7 @@ Nothing here runs what a file asks for: pickles are read by an interpreter of ou
 """
 
 from gaudi_models.weights.assignment import LoadReport, assign_weights
-from gaudi_models.weights.contents import WeightsFile, WeightsMetadata
+from gaudi_models.weights.contents import WeightsFile, WeightsMetadata, write_weights
 from gaudi_models.weights.reading import read_weights
-from gaudi_models.weights.writing import write_weights
 
 __all__ = ["LoadReport", "WeightsFile", "WeightsMetadata", "assign_weights", "read_weights", "write_weights"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gaudi_models.errors import MissingWeightsError, UnsafeWeightsError, WeightsError
 from gaudi_models.padding import PADDING_RULES
-from gaudi_models.weights.conversion import convert_weights
+from gaudi_models.weights.reading import convert_weights
 
 _BAD_FLAG, _IO = 64, 74
 

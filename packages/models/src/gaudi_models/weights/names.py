@@ -1,14 +1,244 @@
-"""Weights as a file names them, translated to ours."""
+"""Names that programs give the variables of their networks, translated to ours."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from gaudi_models.architectures import BOTTLENECK_DEPTH, RESNETS, STAGE_BLOCKS, Architecture, list_units
 from gaudi_models.errors import WeightsError
+from gaudi_models.padding import Padding
 from gaudi_models.weights.contents import Array, RawWeights, WeightsFile
-from gaudi_models.weights.conventions import Convention, choose_convention
+
+
+@dataclass(frozen=True)
+class NoWeight:
+    """A name that is known and belongs to no variable of a model."""
+
+    reason: str
+
+
+Translation = str | NoWeight | None
+Translator = Callable[[str], Translation]
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How one program names the variables of its network.
+
+    Attributes:
+        title: whose names they are.
+        bind: from all names of a file to a function from a name to ours, or None if it is not of this convention.
+        is_oihw: convolutions are [out, in, height, width], and a dense layer's weights [out, in].
+        padding: of the program's network; None if the names do not tell.
+        unused_output: that output of a classifier of 1001 which is no class; None if all are.
+    """
+
+    title: str
+    bind: Callable[[Collection[str]], Translator]
+    is_oihw: bool = False
+    padding: Padding | None = None
+    unused_output: int | None = None
+
+
+STATE = NoWeight("state of the training")
+
+_VARIABLES = "kernel|bias|gamma|beta|moving_mean|moving_variance"
+_OURS = re.compile(rf"(conv1(_bn)?|stage\d_block\d+_\w+|extra\d+_conv\d|(class|box)_head\d|logits)/({_VARIABLES})")
+_STATE = re.compile(rf"\w+/.+/({_VARIABLES})")
+
+_TORCH = re.compile(
+    r"(?:(?P<stem>conv1|bn1|fc)|layer(?P<stage>[1-4])\.(?P<block>\d{1,3})\.(?P<unit>conv[123]|bn[123]|downsample\.[01]))"
+    r"\.(?P<variable>\w+)"
+)
+_TORCH_UNITS = {"downsample.0": "shortcut", "downsample.1": "shortcut_bn"}
+_TORCH_NORMS = ("bn1", "bn2", "bn3", "downsample.1")
+_TORCH_STEMS = {"conv1": "conv1", "bn1": "conv1_bn", "fc": "logits"}
+# PyTorch's names, and those that MLPerf's conversion to a pickle gives gamma and beta.
+_TORCH_NORM = {
+    "weight": "gamma",
+    "gamma": "gamma",
+    "bias": "beta",
+    "beta": "beta",
+    "running_mean": "moving_mean",
+    "running_var": "moving_variance",
+}
+
+_TF_TRUNK = re.compile(
+    r"(?:resnet34/)?(?P<kind>conv2d|batch_normalization)(?:_(?P<number>[1-9]\d?))?"
+    r"/(?P<variable>kernel|gamma|beta|moving_mean|moving_variance)"
+)
+_TF_EXTRA = re.compile(r"ssd/block(?P<block>[7-9]|10|11)-conv(?P<kernel>1x1|3x3)/(?P<variable>kernel|bias)")
+_TF_HEAD = re.compile(r"ssd/(?P<kind>class|box)_net/(?P=kind)-(?P<level>[3-8])/(?P<variable>kernel|bias)")
+_TF_STATE = re.compile(r"global_step|.*/(Momentum|momentum|ExponentialMovingAverage)")
+
+_ESTIMATOR = re.compile(
+    rf"resnet_model/(?P<kind>conv2d|batch_normalization|Variable)(?:_(?P<number>[1-9]\d*))?(?:/(?P<variable>{_VARIABLES}))?"
+)
+_ESTIMATOR_DENSE = re.compile(r"resnet_model/dense/(kernel|bias)")
+
+_KERAS = re.compile(
+    rf"(?:(?P<stem>conv1|bn_conv1|fc1000)|(?P<kind>res|bn)(?P<stage>[2-5])(?P<block>[a-z])_branch(?P<branch>1|2[abc]))"
+    rf"/(?P<variable>{_VARIABLES})"
+)
+_KERAS_STEMS = {"conv1": "conv1", "bn_conv1": "conv1_bn", "fc1000": "logits"}
+_KERAS_STATE = re.compile(
+    r"(.*/)?(iter|iteration|decay|learning_rate|momentum)|.+/(m|v)|save_counter|_CHECKPOINTABLE.*"
+)
+
+_APPLICATION = re.compile(
+    rf"(conv1_(conv|bn)|conv\d_block\d+_(\d|preact)_(conv|bn)|post_bn|predictions|logits)/({_VARIABLES})"
+)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A convolution and the batch norm after it, by our names."""
+
+    convolution: str
+    norm: str
+    is_grouped: bool = False
+
+
+def _creation_order(architecture: Architecture) -> Iterator[_Layer]:
+    """The convolutions of a network in the order in which the TensorFlow programs make them.
+
+    Source: residual_block of architecture.py in Habana's SSD_ResNet34, and the blocks of resnet_model.py in its
+    ResNeXt, where a block's projection comes first.
+    """
+    yield _Layer("conv1", "conv1_bn")
+    depth = architecture.depth
+    for stage, blocks in enumerate(STAGE_BLOCKS[depth], 1):
+        for block in range(1, blocks + 1):
+            name = f"stage{stage}_block{block}"
+            if block == 1 and (stage > 1 or depth >= BOTTLENECK_DEPTH):
+                yield _Layer(f"{name}_shortcut", f"{name}_shortcut_bn")
+            for number, unit in enumerate(list_units(depth, 64, 1, architecture.cardinality), 1):
+                yield _Layer(f"{name}_conv{number}", f"{name}_bn{number}", unit.groups > 1)
+
+
+_SSD_LAYERS = tuple(_creation_order(RESNETS["resnet34"]))
+
+
+def _translate_ours(name: str) -> Translation:
+    if _OURS.fullmatch(name):
+        return name
+    return STATE if _STATE.fullmatch(name) else None
+
+
+def _translate_torch(name: str) -> Translation:
+    match = _TORCH.fullmatch(name)
+    if match is None:
+        return None
+    if match["variable"] == "num_batches_tracked":
+        return NoWeight("a count of batches")
+    unit = match["unit"] or match["stem"]
+    if unit in _TORCH_NORMS:
+        variable = _TORCH_NORM.get(match["variable"])
+    else:
+        variable = {"weight": "kernel", "bias": "bias" if unit == "fc" else None}.get(match["variable"])
+    if variable is None:
+        return None
+    if match["stem"]:
+        return f"{_TORCH_STEMS[unit]}/{variable}"
+    return f"stage{match['stage']}_block{int(match['block']) + 1}_{_TORCH_UNITS.get(unit, unit)}/{variable}"
+
+
+def _translate_ssd(name: str) -> Translation:
+    if _TF_STATE.fullmatch(name):
+        return STATE
+    if match := _TF_EXTRA.fullmatch(name):
+        number = 1 if match["kernel"] == "1x1" else 2
+        return f"extra{int(match['block']) - 6}_conv{number}/{match['variable']}"
+    if match := _TF_HEAD.fullmatch(name):
+        return f"{match['kind']}_head{int(match['level']) - 2}/{match['variable']}"
+    match = _TF_TRUNK.fullmatch(name)
+    if match is None or int(match["number"] or 0) >= len(_SSD_LAYERS):
+        return None
+    layer = _SSD_LAYERS[int(match["number"] or 0)]
+    is_convolution = match["kind"] == "conv2d"
+    if is_convolution != (match["variable"] == "kernel"):
+        return None
+    return f"{layer.convolution if is_convolution else layer.norm}/{match['variable']}"
+
+
+def _bind_estimator(names: Collection[str]) -> Translator:
+    """The names of the original ResNeXt, which are numbers in the order of creation.
+
+    What they are follows from how many there are. Its convolutions in groups are bare variables.
+    """
+    matches = [match for match in map(_ESTIMATOR.fullmatch, names) if match]
+    plain = sum(match["kind"] == "conv2d" for match in matches)
+    grouped = sum(match["kind"] == "Variable" for match in matches)
+    ours: dict[tuple[str, int], str] = {}
+    for architecture in RESNETS.values():
+        layers = list(_creation_order(architecture))
+        in_groups = [layer.convolution for layer in layers if layer.is_grouped]
+        alone = [layer.convolution for layer in layers if not layer.is_grouped]
+        if (len(alone), len(in_groups)) == (plain, grouped) and architecture.depth >= BOTTLENECK_DEPTH:
+            ours |= {("conv2d", number): name for number, name in enumerate(alone)}
+            ours |= {("Variable", number): name for number, name in enumerate(in_groups)}
+            ours |= {("batch_normalization", number): layer.norm for number, layer in enumerate(layers)}
+
+    def translate(name: str) -> Translation:
+        if _TF_STATE.fullmatch(name):
+            return STATE
+        if match := _ESTIMATOR_DENSE.fullmatch(name):
+            return f"logits/{match[1]}"
+        match = _ESTIMATOR.fullmatch(name)
+        layer = ours.get((match["kind"], int(match["number"] or 0))) if match else None
+        return f"{layer}/{match['variable'] or 'kernel'}" if match and layer else None
+
+    return translate
+
+
+def _translate_keras(name: str) -> Translation:
+    match = _KERAS.fullmatch(name)
+    if match is None:
+        return STATE if _KERAS_STATE.fullmatch(name) else None
+    if match["stem"]:
+        return f"{_KERAS_STEMS[match['stem']]}/{match['variable']}"
+    is_norm = match["kind"] == "bn"
+    unit = f"shortcut{'_bn' * is_norm}"
+    if match["branch"] != "1":
+        unit = f"{'bn' if is_norm else 'conv'}{ord(match['branch'][1]) - ord('a') + 1}"
+    return f"stage{int(match['stage']) - 1}_block{ord(match['block']) - ord('a') + 1}_{unit}/{match['variable']}"
+
+
+def _translate_application(name: str) -> Translation:
+    if _APPLICATION.fullmatch(name):
+        return name.replace("predictions/", "logits/")
+    return STATE if _STATE.fullmatch(name) else None
+
+
+def _each(translate: Translator) -> Callable[[Collection[str]], Translator]:
+    """For a convention whose names do not depend on each other."""
+    return lambda names: translate
+
+
+CONVENTIONS: tuple[Convention, ...] = (
+    Convention("the original SSD's names", _each(_translate_ssd), padding="same_pool"),
+    Convention("torchvision's names", _each(_translate_torch), is_oihw=True, padding="symmetric"),
+    Convention("our names", _each(_translate_ours)),
+    Convention("keras.applications' names", _each(_translate_application), padding="symmetric"),
+    # Its labels are 0 to 999, so of 1001 outputs the last is no class.
+    Convention("the original ResNet-50's names", _each(_translate_keras), padding="symmetric_stem", unused_output=1000),
+    # Its labels are 1 to 1000, so of 1001 outputs the first is no class.
+    Convention("the original ResNeXt's names", _bind_estimator, padding="same", unused_output=0),
+)
+
+
+def choose_convention(names: Collection[str]) -> tuple[Convention, Mapping[str, Translation]]:
+    """The convention that knows most of the names, and what they are in it."""
+    translated: list[tuple[Convention, dict[str, Translation]]] = []
+    for convention in CONVENTIONS:
+        translate = convention.bind(names)
+        translated.append((convention, {name: translate(name) for name in names}))
+    return max(translated, key=lambda each: sum(isinstance(ours, str) for ours in each[1].values()))
+
 
 _HEAD = ("logits/kernel", "logits/bias")
 _OUTPUTS_WITH_BACKGROUND = 1001

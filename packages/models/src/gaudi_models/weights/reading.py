@@ -1,4 +1,4 @@
-"""Files of weights, told apart by what is in them and not by how they are named."""
+"""Read files of weights, told apart by their contents and not by their names, and convert them to safetensors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from gaudi_models.errors import MissingWeightsError, UnsafeWeightsError, WeightsError
-from gaudi_models.padding import PADDING_RULES
-from gaudi_models.weights.contents import Array, RawWeights, WeightsFile, WeightsMetadata
-from gaudi_models.weights.hdf5_files import HDF5_MAGIC, read_hdf5
+from gaudi_models.padding import PADDING_RULES, Padding
+from gaudi_models.weights.contents import Array, RawWeights, WeightsFile, WeightsMetadata, write_tensors
 from gaudi_models.weights.names import translate_names
-from gaudi_models.weights.numpy_pickles import read_numpy_pickle
-from gaudi_models.weights.tensorflow_checkpoints import find_checkpoint, read_tensorflow_checkpoint
+from gaudi_models.weights.pickles import read_numpy_pickle
+from gaudi_models.weights.tensorflow_files import HDF5_MAGIC, find_checkpoint, read_hdf5, read_tensorflow_checkpoint
 from gaudi_models.weights.torch_files import LEGACY_MAGIC, read_torch_archive, read_torch_pickles
 
 TENSORS = "state.safetensors"
@@ -188,3 +187,35 @@ def _make_metadata(padding: Any, classes: Any, image_size: Any, model: Any) -> W
     if type(image_size) is not int or not isinstance(model, str):
         raise ValueError("its image_size is no whole number, or its model no name")
     return WeightsMetadata(known, tuple(classes), image_size, model)
+
+
+def convert_weights(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], *, padding: Padding | None = None
+) -> WeightsFile:
+    """Read any file of weights and write it as safetensors, by our names, for TensorFlow and MXNet.
+
+    Args:
+        source: as `read_weights` takes it.
+        target: the file to write; one that is there is replaced.
+        padding: what the network was trained with, where the file does not tell.
+
+    Returns:
+        What was read.
+
+    Raises:
+        WeightsError: the file is damaged or of no known format, its padding is not known, or another one was given.
+        MissingWeightsError: there is no such file.
+        UnsafeWeightsError: it asks for more than numbers; nothing that it asks for was done.
+        OSError: the target cannot be written.
+    """
+    if Path(source).resolve() == Path(target).resolve():
+        raise WeightsError(f"{target}: would replace what it is made of; name another file")
+    weights = read_weights(source)
+    if weights.padding is None and padding is None:
+        raise WeightsError(f"{source}: does not tell its network's padding; give it, {', '.join(PADDING_RULES)}")
+    if padding not in (None, weights.padding) and weights.padding is not None:
+        raise WeightsError(f"{source}: was trained with padding {weights.padding!r}, not {padding!r}; leave that out")
+    known = weights.padding or padding
+    metadata = weights.metadata or WeightsMetadata(known or "same")
+    write_tensors(weights.tensors, target, metadata=metadata)
+    return weights

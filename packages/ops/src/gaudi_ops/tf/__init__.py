@@ -16,17 +16,12 @@ except ModuleNotFoundError as error:
 from gaudi_ops.tf.averages import MovingAverages
 from gaudi_ops.tf.batch_norm import synchronized_batch_norm
 from gaudi_ops.tf.classification import mixup, smoothed_softmax_cross_entropy, topk_hits
-from gaudi_ops.tf.cross_entropy import SoftmaxCrossEntropyMME, softmax_cross_entropy_mme
+from gaudi_ops.tf.convolution import GroupedConv2D, grouped_conv2d, pointwise_conv2d
 from gaudi_ops.tf.detection import decode_boxes, default_boxes, encode_targets, non_max_suppression
-from gaudi_ops.tf.grouped_convolution import GroupedConv2D, grouped_conv2d
-from gaudi_ops.tf.lars import LARS, LARS_SKIP, LarsSGD
-from gaudi_ops.tf.losses import SSDLoss, ssd_loss
+from gaudi_ops.tf.losses import SoftmaxCrossEntropyMME, SSDLoss, softmax_cross_entropy_mme, ssd_loss
 from gaudi_ops.tf.masks import topk_mask
-from gaudi_ops.tf.optimizers import MomentumSGD
-from gaudi_ops.tf.pointwise_convolution import pointwise_conv2d
+from gaudi_ops.tf.optimizers import LARS, LARS_SKIP, LarsSGD, MomentumSGD, TensorSchedule, l2_loss
 from gaudi_ops.tf.pruning import MagnitudePruning, magnitude_mask
-from gaudi_ops.tf.regularization import l2_loss
-from gaudi_ops.tf.schedules import TensorSchedule
 
 __all__ = [
     "LARS",

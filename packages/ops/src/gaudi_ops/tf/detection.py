@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import gaudi_ops.anchors
 from gaudi_ops.anchors import SSD300, DefaultBoxSpec, default_boxes_cyxhw
-from gaudi_ops.matching import MATCH_IOU
+from gaudi_ops.targets import MATCH_IOU
 
 
 def default_boxes(spec: DefaultBoxSpec = SSD300) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from gaudi_ops.tf import devices
+from gaudi_ops.tf import hpu
 from gaudi_ops.tf.keras_tensors import accepts_keras_tensors
 
 Implementation = Literal["auto", "bisection", "sort"]
@@ -56,7 +56,7 @@ def topk_mask(values: Any, k: Any, implementation: Implementation = "auto") -> A
     values = tf.cast(values, _COMPARED_AS[values.dtype])
     # A number is equal to itself; Gaudi is not known to have a test for NaN.
     values = tf.where(tf.equal(values, values), values, values.dtype.as_numpy_dtype(float("inf")))
-    if implementation == "sort" or (implementation == "auto" and devices.has_hpu()):
+    if implementation == "sort" or (implementation == "auto" and hpu.has_hpu()):
         return _mask_by_rank(values, k)
     return _mask_by_bisection(_order_keys(values), k)
 

@@ -1,11 +1,51 @@
-"""Optimizers in the form of the original programs."""
+"""Optimizers in the form of the original programs, their learning-rate schedules in graphs, and weight decay."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import tensorflow as tf
+
+from gaudi_ops import schedules
+from gaudi_ops.tf import hpu
+from gaudi_ops.tf.keras_api import keras
+
+TENSORS = schedules.Operations(where=tf.where, minimum=tf.minimum, maximum=tf.maximum, cos=tf.cos, floor=tf.floor)
+NORMALIZATIONS = ("batch_normalization", "bn")
+LARS_SKIP = ("batch_normalization", "bias", "bn")
+DEFAULT_EPSILON = 1e-7
+
+
+@keras.utils.register_keras_serializable(package="gaudi_ops")
+class TensorSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule of `gaudi_ops.schedules` for step tensors, eagerly and in a tf.function; also for Keras optimizers.
+
+    The formula is that of the numbers, evaluated in float64 on the host: a learning rate is a scalar, float32 is not
+    enough to tell late steps of a long cosine apart, and Gaudi has no float64.
+
+    Args:
+        schedule: as built by `gaudi_ops.schedules`. A function of the caller's own takes the operations as its second
+            argument too, and has no configuration, so a Keras optimizer with it cannot be saved.
+    """
+
+    def __init__(self, schedule: schedules.Schedule) -> None:
+        self._schedule = schedule
+
+    def __call__(self, step: Any) -> Any:
+        """The value, float32, of a step: integer or floating, any shape."""
+        with tf.device("CPU:0"):
+            return tf.cast(self._schedule(tf.cast(step, tf.float64), TENSORS), tf.float32)
+
+    def get_config(self) -> dict[str, Any]:
+        """The schedule as a mapping."""
+        return {"schedule": schedules.to_config(self._schedule)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> TensorSchedule:
+        """The schedule that `get_config` described."""
+        return cls(schedules.from_config(config["schedule"]))
 
 
 class MomentumSGD(tf.Module):
@@ -81,3 +121,182 @@ def make_velocities(variables: Sequence[Any]) -> list[Any]:
 def is_named(variable: Any, parts: Sequence[str]) -> bool:
     """Whether one of the parts is in the variable's name."""
     return any(part in variable.name for part in parts)
+
+
+@dataclass(frozen=True)
+class _Layerwise:
+    """The constants of LARS, and its update of one variable; see `LarsSGD`."""
+
+    momentum: float
+    weight_decay: float
+    eeta: float
+    epsilon: float
+    skip: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("momentum", "weight_decay", "eeta", "epsilon"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be below 0")
+
+    def update(self, variable: Any, velocity: Any, gradient: Any, rate: Any) -> None:
+        """Update a float32 variable and its velocity once by a gradient of any floating dtype."""
+        gradient = tf.cast(gradient, tf.float32)
+        if not is_named(variable, self.skip):
+            weights = tf.convert_to_tensor(variable)
+            rate = rate * self._ratio(weights, gradient)
+            gradient = self._decay(velocity, weights, gradient, rate)
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=variable.handle, accum=velocity.handle, lr=rate, grad=gradient, momentum=self.momentum
+        )
+
+    def _decay(self, velocity: Any, weights: Any, gradient: Any, rate: Any) -> Any:
+        """Take the decay into the velocity in place, divided by the momentum that it will be multiplied by.
+
+        A sum of gradient and weights would be written and read once more, which is as much as the norms cost.
+
+        Returns:
+            the gradient; with the decay, where there is no momentum to divide by, and on Gaudi, whose vendor's own
+            LARS adds it there.
+        """
+        if not self.momentum or hpu.has_hpu():
+            return gradient + self.weight_decay * weights
+        tf.raw_ops.ResourceApplyGradientDescent(
+            var=velocity.handle, alpha=rate * (self.weight_decay / self.momentum), delta=weights
+        )
+        return gradient
+
+    def _ratio(self, weights: Any, gradient: Any) -> Any:
+        # l2_loss is one pass over the values without a temporary; the norm would write the squares first.
+        weight_norm, gradient_norm = (tf.sqrt(2.0 * tf.nn.l2_loss(values)) for values in (weights, gradient))
+        ratio = self.eeta * weight_norm / (gradient_norm + self.weight_decay * weight_norm + self.epsilon)
+        return tf.where(weight_norm > 0.0, tf.where(gradient_norm > 0.0, ratio, 1.0), 1.0)
+
+
+class LarsSGD(tf.Module):
+    """Layer-wise adaptive rate scaling for large batches, used like `MomentumSGD`: the caller keeps the rate.
+
+    You et al., https://arxiv.org/abs/1708.03888. With g a layer's gradient, w its weights, ``decay`` the weight decay::
+
+        ratio = eeta |w| / (|g| + decay |w| + epsilon)        1 where |w| or |g| is 0
+        velocity = momentum velocity - rate ratio (g + decay w)
+        w = w + velocity
+
+    Layers that are skipped by name have ratio 1 and no decay. The rate is inside of the velocity, as in `MomentumSGD`
+    with `rate_inside`. Source of the constants and of the skipped names: Habana Model-References 1.5.0, ResNet-50.
+
+    Args:
+        variables: what is trained, float32.
+        momentum: share of the velocity that is kept.
+        weight_decay: of the layers that are not skipped; in their ratio and in their gradient.
+        eeta: the trust that a layer's own scale is given.
+        epsilon: added to the norms that are divided by; 0 is 1e-7.
+        skip: variables with one of these in their name have ratio 1 and no decay.
+
+    Raises:
+        ValueError: a number is below 0.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        *,
+        eeta: float = 0.001,
+        epsilon: float = 0.0,
+        skip: Sequence[str] = LARS_SKIP,
+    ) -> None:
+        super().__init__(name="lars_sgd")
+        self.variables_trained = list(variables)
+        self.velocities = make_velocities(self.variables_trained)
+        self._layerwise = _Layerwise(momentum, weight_decay, eeta, epsilon or DEFAULT_EPSILON, tuple(skip))
+
+    def apply(self, gradients: Sequence[Any], rate: Any) -> None:
+        """Update every variable once.
+
+        Args:
+            gradients: of any floating dtype, one for each variable, in their order, without the weight decay.
+            rate: learning rate, float32 scalar.
+        """
+        for variable, velocity, gradient in zip(self.variables_trained, self.velocities, gradients, strict=True):
+            self._layerwise.update(variable, velocity, gradient, rate)
+
+
+@keras.utils.register_keras_serializable(package="gaudi_ops")
+class LARS(keras.optimizers.Optimizer):
+    """LARS as a Keras optimizer; `LarsSGD` has the formula.
+
+    Variables are float32, as they are under Keras' mixed precision too; gradients may be of any floating dtype, and
+    the velocities are float32. Works within `keras.mixed_precision.LossScaleOptimizer`, with gradients that Horovod
+    has averaged, and in the strategies of tf.distribute.
+
+    Args:
+        learning_rate: a number, or a Keras schedule such as `gaudi_ops.tf.TensorSchedule`.
+        momentum: share of the velocity that is kept.
+        weight_decay: of the layers that are not skipped; in their ratio and in their gradient.
+        eeta: the trust that a layer's own scale is given.
+        epsilon: added to the norms that are divided by; 0 is 1e-7.
+        skip: variables with one of these in their name have ratio 1 and no decay.
+        name: of the optimizer.
+        kwargs: as for every Keras optimizer, such as ``global_clipnorm``.
+
+    Raises:
+        ValueError: a number is below 0.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        eeta: float = 0.001,
+        epsilon: float = 0.0,
+        skip: Sequence[str] = LARS_SKIP,
+        name: str = "LARS",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=name, **kwargs)
+        self._layerwise = _Layerwise(momentum, weight_decay, eeta, epsilon or DEFAULT_EPSILON, tuple(skip))
+        self._learning_rate = self._build_learning_rate(learning_rate)
+
+    def build(self, var_list: Sequence[Any]) -> None:
+        """Make the velocities."""
+        super().build(var_list)
+        if getattr(self, "_built", False):
+            return
+        self.velocities = [
+            self.add_variable_from_reference(variable, "velocity", initial_value=tf.zeros(variable.shape))
+            for variable in var_list
+        ]
+        self._built = True
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        """Update one variable."""
+        velocity = self.velocities[self._index_dict[self._var_key(variable)]]
+        rate = tf.cast(self.learning_rate, tf.float32)
+        self._layerwise.update(variable, velocity, tf.convert_to_tensor(gradient), rate)
+
+    def get_config(self) -> dict[str, Any]:
+        """What makes an equal optimizer."""
+        rate = self._serialize_hyperparameter(self._learning_rate)
+        # Keras' own weight_decay, which is another thing and not used here, is replaced by ours.
+        return {**super().get_config(), **asdict(self._layerwise), "learning_rate": rate}
+
+
+def l2_loss(variables: Sequence[Any], skip: Sequence[str] = NORMALIZATIONS) -> Any:
+    """Half the sum of squares of all variables, by one operation over their concatenation.
+
+    One large operation in place of one for each variable: for devices where starting an operation is what costs. On a
+    CPU the weight decay of the optimizer is cheaper.
+
+    Args:
+        variables: such as a model's trainable ones.
+        skip: variables with one of these in their name don't count; by default those of batch norm.
+
+    Returns:
+        float32 scalar; the caller multiplies it by the weight decay. 0 without variables.
+    """
+    counted = [
+        tf.reshape(tf.cast(variable, tf.float32), [-1]) for variable in variables if not is_named(variable, skip)
+    ]
+    return tf.nn.l2_loss(tf.concat([*counted, tf.zeros([0])], axis=0))

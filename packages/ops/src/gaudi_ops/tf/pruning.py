@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gaudi_ops import schedules
 from gaudi_ops.tf.masks import topk_mask
-from gaudi_ops.tf.schedules import TENSORS
+from gaudi_ops.tf.optimizers import TENSORS
 
 NAME = "pruning"
 POWER = 3.0

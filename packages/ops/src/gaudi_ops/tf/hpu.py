@@ -1,7 +1,7 @@
-"""Whether a traced step holds only operations that are known to run on a Gaudi.
+"""Gaudi seen from TensorFlow: find out if there is one, and which operations are known to run on it.
 
-The list is data, hpu_operations.json: each operation that our steps need, with the source that says it runs. What is
-not there may run all the same; nobody has shown it.
+The operations are data, hpu_operations.json: each one that our steps need, with the source that says it runs. Others
+may run too, but no source says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+import tensorflow as tf
+
 from gaudi_ops.tf.graphs import Operation
+
+
+def has_hpu() -> bool:
+    """Whether TensorFlow has a device of type HPU: a Gaudi, made known by its vendor's module."""
+    return bool(tf.config.list_logical_devices("HPU"))
 
 
 @dataclass(frozen=True)
