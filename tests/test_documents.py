@@ -96,7 +96,7 @@ def list_documented(kind: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the commands of the documents make, but small: scenes, records, a model, its export, and a picture."""
+    """What the commands of the documents make, but small: scenes, records, a model, its export, and an image."""
     folder = tmp_path_factory.mktemp("documents")
     convert = "gaudi-datasets convert coco --annotations scenes/annotations/instances_{0}.json --images scenes/{0}"
     train = "ssd_train --data_dir records --model_dir runs/cells"

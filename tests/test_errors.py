@@ -198,7 +198,7 @@ def test_wrong_flags(folder: Path, status: int, named: list[str], arguments: lis
         (66, ["nowhere", "gaudi-datasets convert"], [*TRAIN, "--data_dir", "nowhere"]),
         (65, ["notes: is a file"], [*TRAIN, "--data_dir", "notes"]),
         (66, ["nowhere.pth"], [*TRAIN, "-f", "--resnet_checkpoint", "nowhere.pth"]),
-        (66, ["empty: holds no picture"], [*TRAIN, "--mode", "predict", "--inference", "empty"]),
+        (66, ["empty: holds no image"], [*TRAIN, "--mode", "predict", "--inference", "empty"]),
         (66, ["run/checkpoints: has no checkpoint"], [*TRAIN, "--mode", "predict", "--inference", "images"]),
     ],
 )

@@ -50,7 +50,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Pair:
-    """One detector in both frameworks, and pictures to train on and to find things in."""
+    """One detector in both frameworks, and images to train on and to find things in."""
 
     net: SSD
     model: Any
@@ -102,7 +102,7 @@ def build(num_classes: int, pool_padding: PoolPadding) -> tuple[SSD, Any]:
 
 
 def draw_weights(net: SSD, images: Floats) -> WeightsFile:
-    """Weights of a network that finds things in pictures like these, and is more or less sure of them."""
+    """Weights of a network that finds things in images like these, and is more or less sure of them."""
     rng = np.random.default_rng(0)
     tensors = {}
     for name, values in read_tensors(net).items():
@@ -201,7 +201,7 @@ def run(module: str, *arguments: str | Path) -> None:
 
 
 def find_both(pair: Pair) -> tuple[list[Detection], list[Detection]]:
-    """What MXNet and TensorFlow find in the pictures."""
+    """What MXNet and TensorFlow find in the images."""
     category_ids = np.array([0, *(category.id for category in pair.val.categories)])
     detector, keras_detector = Detector(pair.net, mx.cpu()), KerasDetector(pair.model)
     ours: list[Detection] = []

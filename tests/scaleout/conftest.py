@@ -41,7 +41,7 @@ def serve() -> Callable[[Sequence[str], str], AbstractContextManager[None]]:
 
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train (12 pictures) and validation (6) of three classes, which are colours."""
+    """A folder with train (12 images) and validation (6) of three classes, which are colours."""
     root = tmp_path_factory.mktemp("colours")
     generator = np.random.default_rng(0)
     for split, count in (("train", 4), ("validation", 2)):

@@ -95,7 +95,7 @@ def act(fault: dict[str, Any]) -> None:
 
 
 def spoil_batches() -> None:
-    """From now on, no picture of a batch is a number."""
+    """From now on, no image of a batch is a number."""
     from gaudi_apps.training.keras_task import KerasTask
 
     train_step = KerasTask.train_step

@@ -25,7 +25,7 @@ import pytest
 from gaudi_apps.training.checkpoint import CheckpointFolder, load_checkpoint
 
 PROGRAM = str(Path(__file__).with_name("failing_program.py"))
-# Three epochs of 12 pictures, which are scored after each.
+# Three epochs of 12 images, which are scored after each.
 STEPS, SAVED_EVERY, BATCH = 9, 2, 4
 # Where the faults are, in the order of a run: a broadcast is done when a run begins, and the one after the first fault
 # goes on from a checkpoint. There is one at least of the steps below; ranks that leave may still write the next one.
@@ -93,7 +93,7 @@ class Run:
     """A training of two ranks in a folder of its own, that is begun more than once.
 
     Attributes:
-        data: pictures by class.
+        data: images by class.
         folder: where its folder and its log are.
         backend: what starts the ranks.
         network: "small" or "real".
@@ -203,7 +203,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 class Runs:
-    """Makes runs on the same pictures, and knows the states of one without a fault."""
+    """Makes runs on the same images, and knows the states of one without a fault."""
 
     def __init__(self, data: Path, folder: Path) -> None:
         self._data, self._folder = data, folder
@@ -298,7 +298,7 @@ def test_number_that_is_not_finite(runs: Runs, waits: Waits) -> None:
     assert run.finish() == whole
 
 
-def test_picture_that_cannot_be_read(colours: Path, tmp_path: Path, waits: Waits) -> None:
+def test_image_that_cannot_be_read(colours: Path, tmp_path: Path, waits: Waits) -> None:
     """An error of one rank ends all, with its status and its text."""
     damaged = Path(shutil.copytree(colours, tmp_path / "colours"), "train", "red", "1.png")
     damaged.write_bytes(damaged.read_bytes()[:-400])

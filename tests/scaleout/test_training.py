@@ -68,7 +68,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Flags of resnet_train with LARS for pictures of three colours, 24 to train on and 11 to score on."""
+    """Flags of resnet_train with LARS for images of three colours, 24 to train on and 11 to score on."""
     folder = tmp_path_factory.mktemp("data") / "classes"
     generator = np.random.default_rng(0)
     for split, count in (("train", 24), ("validation", 11)):

@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from gaudi_apps.runtime.settings import DeviceSettings
 
 SMALL_PROGRAM = Path(__file__).with_name("small_ssd.py")
-NUM_PICTURES = 5
-SIDE = 60  # of the square in each picture, in pixels
+NUM_IMAGES = 5
+SIDE = 60  # of the square in each image, in pixels
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of five pictures, 1.png to 5.png, with a red or a blue square each; the grey behind tells them apart."""
+def image_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of five images, 1.png to 5.png, with a red or a blue square each; the grey behind tells them apart."""
     folder = tmp_path_factory.mktemp("pictures")
-    for number in range(1, NUM_PICTURES + 1):
-        picture = np.full((120, 150, 3), 30 * number, np.uint8)
+    for number in range(1, NUM_IMAGES + 1):
+        image = np.full((120, 150, 3), 30 * number, np.uint8)
         top = left = 8 * number
         colour = (255, 0, 0) if number % 2 else (0, 0, 255)
-        cv2.rectangle(picture, (left, top), (left + SIDE - 1, top + SIDE - 1), colour, cv2.FILLED)
-        cv2.imwrite(str(folder / f"{number}.png"), picture)
+        cv2.rectangle(image, (left, top), (left + SIDE - 1, top + SIDE - 1), colour, cv2.FILLED)
+        cv2.imwrite(str(folder / f"{number}.png"), image)
     return folder
 
 
 @pytest.fixture(scope="session")
-def annotation_file(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The COCO annotation file of the pictures."""
-    numbers = range(1, NUM_PICTURES + 1)
+def annotation_file(image_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The COCO annotation file of the images."""
+    numbers = range(1, NUM_IMAGES + 1)
     document = {
         "images": [{"id": n, "file_name": f"{n}.png", "height": 120, "width": 150} for n in numbers],
         "annotations": [
@@ -49,17 +49,17 @@ def annotation_file(pictures: Path, tmp_path_factory: pytest.TempPathFactory) ->
         ],
         "categories": [{"id": 1, "name": "red"}, {"id": 2, "name": "blue"}],
     }
-    path = tmp_path_factory.mktemp("annotations") / "pictures.json"
+    path = tmp_path_factory.mktemp("annotations") / "images.json"
     path.write_text(json.dumps(document))
     return path
 
 
 @pytest.fixture(scope="session")
-def records(pictures: Path, annotation_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Records of the pictures, for training and for validation."""
+def records(image_dir: Path, annotation_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records of the images, for training and for validation."""
     folder = tmp_path_factory.mktemp("data") / "records"
     for split in ("train", "val"):
-        write_records(read_coco(annotation_file), pictures, folder, split, keep_empty=True)
+        write_records(read_coco(annotation_file), image_dir, folder, split, keep_empty=True)
     return folder
 
 
@@ -76,17 +76,17 @@ def task() -> SSDTask:
 
 @pytest.fixture(scope="session")
 def oracle() -> Callable[..., Any]:
-    """A network that knows the five pictures by the grey behind and answers with boxes that it was given.
+    """A network that knows the five images by the grey behind and answers with boxes that it was given.
 
-    Call it with a mapping from the number of a picture to rows (box_yxyx in 0..1, label, logit).
+    Call it with a mapping from the number of an image to rows (box_yxyx in 0..1, label, logit).
     """
     import tensorflow as tf
 
     from gaudi_ops import encode_targets
 
     def build(answers: dict[int, list[tuple[list[float], int, float]]]) -> Callable[..., Any]:
-        logits = np.zeros((NUM_PICTURES + 1, 8732, 3), np.float32)
-        offsets = np.zeros((NUM_PICTURES + 1, 8732, 4), np.float32)
+        logits = np.zeros((NUM_IMAGES + 1, 8732, 3), np.float32)
+        offsets = np.zeros((NUM_IMAGES + 1, 8732, 4), np.float32)
         logits[..., 0] = 9
         for number, rows in answers.items():
             boxes, labels, heights = zip(*rows, strict=True)
@@ -109,24 +109,24 @@ def oracle() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def truth() -> dict[int, list[tuple[list[float], int, float]]]:
-    """Answers of the oracle that are right: blue in the odd pictures, red in the even ones."""
+    """Answers of the oracle that are right: blue in the odd images, red in the even ones."""
     return {
         n: [([8 * n / 120, 8 * n / 150, (8 * n + SIDE) / 120, (8 * n + SIDE) / 150], 1 + n % 2, 6.0)]
-        for n in range(1, NUM_PICTURES + 1)
+        for n in range(1, NUM_IMAGES + 1)
     }
 
 
 @pytest.fixture(scope="session")
-def noise_pictures() -> list[bytes]:
-    """Three encoded pictures of noise: unlike flat ones they give no two detections the same score."""
+def noise_images() -> list[bytes]:
+    """Three encoded images of noise: unlike flat ones they give no two detections the same score."""
     generator = np.random.default_rng(0)
-    pictures = [generator.integers(0, 256, (120, 150, 3), np.uint8) for _ in range(3)]
-    return [cv2.imencode(".png", picture)[1].tobytes() for picture in pictures]
+    image_dir = [generator.integers(0, 256, (120, 150, 3), np.uint8) for _ in range(3)]
+    return [cv2.imencode(".png", image)[1].tobytes() for image in image_dir]
 
 
 @pytest.fixture(scope="session")
 def detector_network() -> Any:
-    """A small network of two classes whose random weights find many things in a picture, with scores that differ."""
+    """A small network of two classes whose random weights find many things in an image, with scores that differ."""
     from gaudi_models.ssd import build_ssd
     from gaudi_ops.tf.keras_api import keras
 

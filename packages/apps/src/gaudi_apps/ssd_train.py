@@ -37,7 +37,7 @@ def _open(config: SSDConfig, distribution: Distribution) -> Application:
 PROGRAM = Launch(
     prog="ssd_train",
     program=("-m", "gaudi_apps.ssd_train"),
-    description="Train and evaluate SSD-ResNet34 on records of pictures with boxes, on Gaudi, GPU or CPU.",
+    description="Train and evaluate SSD-ResNet34 on records of images with boxes, on Gaudi, GPU or CPU.",
     config=SSDConfig,
     validate=validate,
     print_plan=_print_plan,

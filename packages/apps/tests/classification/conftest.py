@@ -20,7 +20,7 @@ SIDE = 32
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders train (12 pictures), more (6) and validation (9) of blue, green and red pictures with noise."""
+    """Folders train (12 images), more (6) and validation (9) of blue, green and red images with noise."""
     root = tmp_path_factory.mktemp("colours")
     generator = np.random.default_rng(0)
     for split, count in (("train", 4), ("more", 2), ("validation", 3)):

@@ -100,7 +100,7 @@ def test_resnext_is_its_own_recipe() -> None:
         ("resnext", "--use_synthetic_data --stop_threshold .7", "leave out --use_synthetic_data"),
         ("resnet", "--data_dir x --checkpoint best", "best: is for --mode eval, predict, export and parity"),
         ("resnet", "--data_dir x --mode verify-resume --train_steps 3", "--kills 3: must be at least 1, and below"),
-        ("resnet", "--use_synthetic_data --enable_checkpoint_and_export", "an export is checked on pictures"),
+        ("resnet", "--use_synthetic_data --enable_checkpoint_and_export", "an export is checked on images"),
         ("resnext", "--data_dir x -rs 34", "--resnet_size 34: a resnext has 50, 101 or 152"),
         ("resnext", "--data_dir x --eval_only --mode export", "--eval_only: contradicts --mode export"),
         ("resnext", "--data_dir x --warmup_epochs nan", "--warmup_epochs nan: must be at least 0"),

@@ -11,15 +11,15 @@ from rich.console import Console
 
 from gaudi_apps.classification.data import open_split
 from gaudi_apps.classification.evaluator import (
-    Answers,
     Classifier,
+    Predictions,
     as_json,
     draw_report,
     evaluate,
-    join_answers,
-    pack_answers,
+    join_predictions,
+    pack_predictions,
     print_figures,
-    unpack_answers,
+    unpack_predictions,
 )
 from gaudi_datasets.sampling import InputOptions
 
@@ -39,45 +39,45 @@ def network() -> Any:
 
 
 @pytest.fixture(scope="module")
-def answers(network: Any, folders: Path) -> Answers:
+def predictions(network: Any, folders: Path) -> Predictions:
     return evaluate(Classifier(network), open_split(folders, "validation"), InputOptions(4, image_size=32))
 
 
-def test_every_image_is_classified_once(network: Any, folders: Path, answers: Answers) -> None:
+def test_every_image_is_classified_once(network: Any, folders: Path, predictions: Predictions) -> None:
     source = open_split(folders, "validation")
-    assert answers.labels.tolist() == [source.read(index).label for index in range(9)]
-    assert answers.figures["top_1"] == pytest.approx(6 / 9)
-    assert answers.figures["top_5"] == 1
-    assert answers.classes.shape == (9, 3)
+    assert predictions.labels.tolist() == [source.read(index).label for index in range(9)]
+    assert predictions.figures["top_1"] == pytest.approx(6 / 9)
+    assert predictions.figures["top_5"] == 1
+    assert predictions.classes.shape == (9, 3)
     for batch_size in (1, 9, 16):
         other = evaluate(Classifier(network), source, InputOptions(batch_size, image_size=32))
-        np.testing.assert_array_equal(other.classes, answers.classes)
+        np.testing.assert_array_equal(other.classes, predictions.classes)
     some = evaluate(Classifier(network), source, InputOptions(4, image_size=32), num_images=5)
     assert (len(some.labels), some.images_total) == (5, 9)
 
 
 @pytest.mark.parametrize(("batch_size", "ranks"), [(1, 2), (2, 4), (4, 4), (16, 2)])
 def test_answers_do_not_depend_on_the_number_of_ranks(
-    network: Any, folders: Path, answers: Answers, batch_size: int, ranks: int
+    network: Any, folders: Path, predictions: Predictions, batch_size: int, ranks: int
 ) -> None:
     source = open_split(folders, "validation")
     options = [InputOptions(batch_size, image_size=32, rank=rank, size=ranks) for rank in range(ranks)]
     parts = [evaluate(Classifier(network), source, each) for each in options]
     assert sum(len(part.labels) for part in parts) == 9
-    joined = join_answers([unpack_answers(pack_answers(part)) for part in parts])
-    assert joined.labels.tolist() == answers.labels.tolist()
-    np.testing.assert_array_equal(joined.classes, answers.classes)
-    np.testing.assert_allclose(joined.losses, answers.losses, rtol=1e-5)
+    joined = join_predictions([unpack_predictions(pack_predictions(part)) for part in parts])
+    assert joined.labels.tolist() == predictions.labels.tolist()
+    np.testing.assert_array_equal(joined.classes, predictions.classes)
+    np.testing.assert_allclose(joined.losses, predictions.losses, rtol=1e-5)
     assert joined.images_total == 9
 
 
-def test_figures_of_each_class(answers: Answers) -> None:
-    assert answers.confusion(3).tolist() == [[3, 0, 0], [0, 0, 3], [0, 0, 3]]
-    document = as_json(answers, NAMES)
+def test_figures_of_each_class(predictions: Predictions) -> None:
+    assert predictions.confusion(3).tolist() == [[3, 0, 0], [0, 0, 3], [0, 0, 3]]
+    document = as_json(predictions, NAMES)
     assert [row["accuracy"] for row in document["classes"]] == [1, 0, 1]
     assert document["classes"][1]["taken_for"] == {"red": 3}
     text = io.StringIO()
-    print_figures(answers, NAMES, Console(file=text, width=100))
+    print_figures(predictions, NAMES, Console(file=text, width=100))
     assert "9/9 images: top-1 0.6667, top-5 1.0000" in text.getvalue()
     assert text.getvalue().index("green") < text.getvalue().index("blue")  # the worst first
 
@@ -90,23 +90,23 @@ def test_ties_go_to_the_lower_label_and_losses_are_cross_entropy() -> None:
     probabilities, classes, losses = Classifier(flat).answer(np.zeros((2, 32, 32, 3), np.float32), np.array([3, 7]))
     assert classes.tolist() == [[0, 1, 2, 3, 4]] * 2
     np.testing.assert_allclose(losses, np.log(8), rtol=1e-6)
-    figures = Answers(np.arange(2), np.array([3, 7], np.int32), classes, probabilities, losses, 2).figures
+    figures = Predictions(np.arange(2), np.array([3, 7], np.int32), classes, probabilities, losses, 2).figures
     assert (figures["top_1"], figures["top_5"]) == (0, 0.5)
 
 
 def test_the_most_confident_mistakes_come_first() -> None:
     classes = np.array([[0], [1], [0], [1]], np.int32)
     probabilities = np.array([[0.5], [0.6], [0.9], [0.7]], np.float32)
-    answers = Answers(
+    predictions = Predictions(
         np.arange(4), np.array([1, 0, 1, 1], np.int32), classes, probabilities, np.zeros(4, np.float32), 4
     )
-    assert answers.find_mistakes(2).tolist() == [2, 1]
+    assert predictions.find_mistakes(2).tolist() == [2, 1]
 
 
-def test_pictures_are_drawn_and_those_of_before_go(folders: Path, answers: Answers, tmp_path: Path) -> None:
+def test_images_are_drawn_and_those_of_before_go(folders: Path, predictions: Predictions, tmp_path: Path) -> None:
     source = open_split(folders, "validation")
     (tmp_path / "mistake-01-image-99.png").touch()
-    paths = draw_report(tmp_path, source, answers)
+    paths = draw_report(tmp_path, source, predictions)
     assert [path.name[:10] for path in paths] == ["class_accu", "confusion_", *(f"mistake-{n:02}" for n in (1, 2, 3))]
     assert sorted(tmp_path.iterdir()) == sorted(paths)
     assert all(cv2.imread(str(path)).shape[0] > 100 for path in paths)

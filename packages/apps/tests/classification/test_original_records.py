@@ -17,7 +17,7 @@ Program = Callable[..., Any]
 FLAGS = ("--image_size", 32, "--batch_size", 4, "--train_epochs", 1)
 
 
-def encode_picture(number: int, kind: str = ".jpg") -> bytes:
+def encode_image(number: int, kind: str = ".jpg") -> bytes:
     pixels = np.random.default_rng(number).integers(0, 256, (48, 40, 3), np.uint8)
     return cv2.imencode(kind, pixels)[1].tobytes()
 
@@ -65,7 +65,7 @@ def tf_records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split, total, filled in (("train", 1024, 8), ("validation", 128, 3)):
         (root / split).mkdir(parents=True)
         for shard in range(total):
-            images = [(encode_picture(shard), 1000 - 100 * shard)] if shard < filled else []
+            images = [(encode_image(shard), 1000 - 100 * shard)] if shard < filled else []
             write_shard(root / split / f"{split}-{shard:05d}-of-{total:05d}", images)
     return root
 
@@ -107,10 +107,10 @@ def test_the_images_of_the_preparation_train_and_evaluate(run_classifier: Progra
         (tmp_path / "img_train" / synset).mkdir(parents=True)
         for image in range(4):
             path = tmp_path / "img_train" / synset / f"{synset}_{image}.JPEG"
-            path.write_bytes(encode_picture(10 * number + image))
+            path.write_bytes(encode_image(10 * number + image))
     (tmp_path / "img_val").mkdir()
     for image in range(3):
-        (tmp_path / "img_val" / f"ILSVRC2012_val_{image + 1:08d}.JPEG").write_bytes(encode_picture(50 + image, ".png"))
+        (tmp_path / "img_val" / f"ILSVRC2012_val_{image + 1:08d}.JPEG").write_bytes(encode_image(50 + image, ".png"))
     (tmp_path / "synset_labels.txt").write_text("\n".join([synsets[1], synsets[0], synsets[1]]))
     done = run_classifier("--data_dir", tmp_path, "--model_dir", tmp_path / "run", *FLAGS)
     assert done.status == 0, done.err

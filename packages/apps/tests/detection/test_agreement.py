@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.export import Agreement, Detections, compare_detections, compare_rows, find_worst
+from gaudi_apps.detection.export import Agreement, DetectionArrays, compare_detections, compare_rows, find_worst
 
 
-def make(*rows: tuple[float, int, float], size: int = 4) -> Detections:
-    """One picture with detections (left side, label, score) and empty rows up to the size."""
+def make(*rows: tuple[float, int, float], size: int = 4) -> DetectionArrays:
+    """One image with detections (left side, label, score) and empty rows up to the size."""
     boxes, labels, scores = np.zeros((1, size, 4), np.float32), np.zeros((1, size), np.int32), np.zeros((1, size))
     for place, (left, label, score) in enumerate(rows):
         boxes[0, place] = [0.1, left, 0.6, left + 0.3]
         labels[0, place], scores[0, place] = label, score
-    return Detections(boxes, labels, scores.astype(np.float32))
+    return DetectionArrays(boxes, labels, scores.astype(np.float32))
 
 
 REFERENCE = make((0.1, 1, 0.9), (0.5, 2, 0.8))
@@ -44,7 +44,7 @@ def test_differences_are_measured() -> None:
         make(),
     ],
 )
-def test_what_only_one_has_is_a_difference(found: Detections) -> None:
+def test_what_only_one_has_is_a_difference(found: DetectionArrays) -> None:
     for pair in ((REFERENCE, found), (found, REFERENCE)):
         agreement = compare_detections(*pair)
         assert not agreement.is_close

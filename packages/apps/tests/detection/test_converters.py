@@ -9,7 +9,7 @@ import pytest
 
 from gaudi_apps.detection.detector import Detector, find_raw
 from gaudi_apps.detection.export import (
-    Detections,
+    DetectionArrays,
     compare_detections,
     compare_rows,
     export_onnx,
@@ -26,26 +26,26 @@ CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
 
 @pytest.fixture(scope="module")
-def images(noise_pictures: list[bytes]) -> Any:
-    return np.stack([prepare_image(one) for one in noise_pictures])
+def images(noise_images: list[bytes]) -> Any:
+    return np.stack([prepare_image(one) for one in noise_images])
 
 
 @pytest.mark.slow
 def test_onnx_finds_what_the_network_finds(
-    detector_network: Any, noise_pictures: list[bytes], images: Any, tmp_path: Path
+    detector_network: Any, noise_images: list[bytes], images: Any, tmp_path: Path
 ) -> None:
     import onnxruntime
 
     path = tmp_path / "model.onnx"
     export_onnx(detector_network, CATEGORIES, path)
-    reference = Detections(*Detector(detector_network).detect(images))
-    agreement = compare_detections(reference, run_onnx(path, noise_pictures))
+    reference = DetectionArrays(*Detector(detector_network).detect(images))
+    agreement = compare_detections(reference, run_onnx(path, noise_images))
     assert agreement.is_close
     assert agreement.compared > 20
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    batch = np.stack([decode_pixels(one) for one in noise_pictures])
-    found = Detections(*session.run(["boxes_yxyx", "labels", "scores"], {"images": batch}))
+    batch = np.stack([decode_pixels(one) for one in noise_images])
+    found = DetectionArrays(*session.run(["boxes_yxyx", "labels", "scores"], {"images": batch}))
     assert compare_detections(reference, found).is_close
     assert found.labels.shape == (3, 200)
     assert [one["name"] for one in json.loads(session.get_modelmeta().custom_metadata_map["classes"])] == [
@@ -65,10 +65,10 @@ def test_onnx_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 def test_tflite_computes_what_the_network_computes(
-    detector_network: Any, noise_pictures: list[bytes], images: Any, tmp_path: Path
+    detector_network: Any, noise_images: list[bytes], images: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.tflite"
     export_tflite(detector_network, path)
     expected = [output.numpy() for output in find_raw(detector_network, images)]
-    assert compare_rows(expected, run_tflite(path, noise_pictures)).is_close
-    assert compare_rows([one[:1] for one in expected], run_tflite(path, noise_pictures[:1])).is_close
+    assert compare_rows(expected, run_tflite(path, noise_images)).is_close
+    assert compare_rows([one[:1] for one in expected], run_tflite(path, noise_images[:1])).is_close

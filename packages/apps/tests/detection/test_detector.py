@@ -13,13 +13,13 @@ from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_ops import iou
 
 
-def prepare(pictures: Path, *numbers: int) -> Any:
-    return np.stack([prepare_image((pictures / f"{number}.png").read_bytes()) for number in numbers])
+def prepare(image_dir: Path, *numbers: int) -> Any:
+    return np.stack([prepare_image((image_dir / f"{number}.png").read_bytes()) for number in numbers])
 
 
-def test_detections_of_a_network(task: SSDTask, pictures: Path) -> None:
+def test_detections_of_a_network(task: SSDTask, image_dir: Path) -> None:
     """A network that has learnt nothing finds something everywhere: as many boxes as there may be."""
-    boxes, labels, scores = Detector(task.model).detect(prepare(pictures, 1, 2))
+    boxes, labels, scores = Detector(task.model).detect(prepare(image_dir, 1, 2))
     assert (boxes.shape, labels.shape, scores.shape) == ((2, 200, 4), (2, 200), (2, 200))
     assert boxes.min() >= 0
     assert boxes.max() <= 1
@@ -31,17 +31,17 @@ def test_detections_of_a_network(task: SSDTask, pictures: Path) -> None:
         assert set(labels[image][found]) <= {1, 2}
         for label in (1, 2):
             rows = boxes[image][labels[image] == label]
-            # Suppression saw the boxes before they were clipped to the picture: those inside it are apart.
+            # Suppression saw the boxes before they were clipped to the image: those inside it are apart.
             inside = rows[((rows > 0) & (rows < 1)).all(axis=1)]
             overlaps = iou(inside, inside)
             assert (overlaps[~np.eye(len(inside), dtype=bool)] <= 0.5 + 1e-5).all()
 
 
 def test_detections_are_where_the_network_says(
-    oracle: Callable[..., Any], truth: dict[int, Any], pictures: Path
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path
 ) -> None:
     detector = Detector(oracle({3: truth[3], 4: truth[4]}))
-    boxes, labels, scores = detector.detect(prepare(pictures, 4, 1, 3))
+    boxes, labels, scores = detector.detect(prepare(image_dir, 4, 1, 3))
     assert labels[:, 0].tolist() == [1, 0, 2]
     assert (labels[:, 1:] == 0).all()
     assert scores[0, 0] == pytest.approx(np.exp(6) / (np.exp(6) + 1), abs=1e-4)

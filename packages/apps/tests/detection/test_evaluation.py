@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from gaudi_apps.detection.detector import Detector
-from gaudi_apps.detection.evaluator import detect, join_found, pack_found, score, to_records, unpack_found
+from gaudi_apps.detection.evaluator import (
+    detect,
+    join_detections,
+    pack_detections,
+    score,
+    to_records,
+    unpack_detections,
+)
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions
@@ -22,7 +29,7 @@ def source(records: Path) -> RecordSource:
 def test_figures_do_not_depend_on_the_batch_size(
     oracle: Callable[..., Any], truth: dict[int, Any], source: RecordSource
 ) -> None:
-    """Padding is not counted: to this network it looks like picture 4."""
+    """Padding is not counted: to this network it looks like image 4."""
     answers = {number: truth[number] for number in (1, 4, 5)}
     answers[3] = [(truth[3][0][0], 1, 2.0)]  # red in place of blue, and less sure
     detector = Detector(oracle(answers))
@@ -49,11 +56,11 @@ def test_figures_do_not_depend_on_the_number_of_ranks(
     alone = detect(detector, source, InputOptions(batch_size))
     parts = [detect(detector, source, InputOptions(batch_size, rank=rank, size=ranks)) for rank in range(ranks)]
     assert sum(len(part.image_ids) for part in parts) == 5
-    joined = join_found([unpack_found(pack_found(part)) for part in parts])
+    joined = join_detections([unpack_detections(pack_detections(part)) for part in parts])
     assert joined.detections == alone.detections
     assert joined.image_ids.tolist() == alone.image_ids.tolist() == [1, 2, 3, 4, 5]
     with pytest.raises(DataError, match="every image once"):
-        join_found([*parts, parts[0]])
+        join_detections([*parts, parts[0]])
 
 
 def test_a_part_is_scored_as_a_part(oracle: Callable[..., Any], truth: dict[int, Any], source: RecordSource) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from gaudi_apps.detection import export
 from gaudi_apps.detection.export import Agreement, ExportFormat, export_tflite, run_export
 from gaudi_apps.errors import ExportError
-from gaudi_apps.inference.exporter import ExportReport, choose_pictures, refuse_foreign
+from gaudi_apps.inference.exporter import ExportReport, choose_images, refuse_foreign
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError, FlagError, MissingExtraError, MissingInputError, UnsafeError
@@ -24,21 +24,21 @@ pytestmark = pytest.mark.slow
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
 
-def run(network: Any, noise_pictures: list[bytes], folder: Path, *formats: ExportFormat) -> list[ExportReport]:
-    return run_export(network, CATEGORIES, noise_pictures, folder, formats, step=12, pool_padding="same")
+def run(network: Any, noise_images: list[bytes], folder: Path, *formats: ExportFormat) -> list[ExportReport]:
+    return run_export(network, CATEGORIES, noise_images, folder, formats, step=12, pool_padding="same")
 
 
 def test_exports_are_made_checked_and_described(
-    detector_network: Any, noise_pictures: list[bytes], tmp_path: Path
+    detector_network: Any, noise_images: list[bytes], tmp_path: Path
 ) -> None:
     folder = tmp_path / "new" / "export"
-    reports = run(detector_network, noise_pictures, folder, "saved_model", "tflite", "safetensors")
+    reports = run(detector_network, noise_images, folder, "saved_model", "tflite", "safetensors")
     assert [report.path for report in reports] == [folder / name for name in ("saved_model", "tflite", "safetensors")]
     for report in reports:
         assert report.agreement.is_close
         assert report.agreement.compared > 20
-        assert report.pictures == 3
-        assert report.describe().startswith(f"{report.path}: {report.agreement.compared} boxes on 3 pictures")
+        assert report.images == 3
+        assert report.describe().startswith(f"{report.path}: {report.agreement.compared} boxes on 3 images")
         manifest = json.loads((report.path / "export.json").read_text())
         assert (manifest["kind"], manifest["step"], manifest["pool_padding"]) == (report.format, 12, "same")
         assert [one["name"] for one in manifest["classes"]] == ["red", "blue"]
@@ -55,10 +55,10 @@ def test_exports_are_made_checked_and_described(
 
 
 def test_an_earlier_export_is_replaced_and_other_files_are_not(
-    detector_network: Any, noise_pictures: list[bytes], tmp_path: Path
+    detector_network: Any, noise_images: list[bytes], tmp_path: Path
 ) -> None:
     for _ in range(2):
-        run(detector_network, noise_pictures, tmp_path, "safetensors")
+        run(detector_network, noise_images, tmp_path, "safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["safetensors"]
     (tmp_path / "safetensors" / "mine.txt").touch()
     (tmp_path / "tflite").mkdir()
@@ -68,14 +68,14 @@ def test_an_earlier_export_is_replaced_and_other_files_are_not(
         with pytest.raises(UnsafeError, match=f"{name}: {file} is of no export"):
             refuse_foreign(tmp_path / name)
     with pytest.raises(UnsafeError, match="give another --output_dir"):
-        run(detector_network, noise_pictures, tmp_path, "safetensors")
+        run(detector_network, noise_images, tmp_path, "safetensors")
     assert (tmp_path / "safetensors" / "mine.txt").exists()
 
 
 @pytest.mark.parametrize("agreement", [Agreement(2e-3, 0, 9), Agreement(0, float("nan"), 9)])
 def test_a_difference_is_an_error_and_leaves_nothing(
     detector_network: Any,
-    noise_pictures: list[bytes],
+    noise_images: list[bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     agreement: Agreement,
@@ -87,13 +87,13 @@ def test_a_difference_is_an_error_and_leaves_nothing(
     monkeypatch.setattr("gaudi_apps.inference.exporter.require_onnx", lambda: None)
     monkeypatch.setitem(export._EXPORTS, "onnx", differ)
     with pytest.raises(ExportError, match=r"onnx: differs from the network by .*; nothing is exported") as caught:
-        run(detector_network, noise_pictures, tmp_path / "new", "safetensors", "onnx")
+        run(detector_network, noise_images, tmp_path / "new", "safetensors", "onnx")
     assert caught.value.exit_status == 70
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_export_is_noticed(
-    detector_network: Any, noise_pictures: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    detector_network: Any, noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Colours in the wrong order, the fault that nobody sees."""
     right = export_tflite
@@ -110,36 +110,36 @@ def test_a_wrong_export_is_noticed(
     monkeypatch.setattr(export, "export_tflite", export_wrong)
     monkeypatch.setattr("gaudi_apps.detection.export.to_float32", lambda model: model)
     with pytest.raises(ExportError, match="tflite: differs from the network"):
-        run(detector_network, noise_pictures, tmp_path, "tflite")
+        run(detector_network, noise_images, tmp_path, "tflite")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_converter_is_told_before_anything_is_done(
-    noise_pictures: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
         raise MissingExtraError("onnx")
 
     monkeypatch.setattr("gaudi_apps.inference.exporter.require_onnx", refuse)
     with pytest.raises(MissingExtraError):
-        run(None, noise_pictures, tmp_path / "new", "saved_model", "onnx")
+        run(None, noise_images, tmp_path / "new", "saved_model", "onnx")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pictures_to_check_on(pictures: Path, records: Path, tmp_path: Path) -> None:
-    expected = [(pictures / f"{number}.png").read_bytes() for number in range(1, 6)]
-    assert choose_pictures([str(pictures)], None) == expected
-    assert choose_pictures([f"{pictures}/[23].png"], None) == expected[1:3]
-    assert choose_pictures([], RecordSource(records, "val")) == expected
+def test_images_to_check_on(image_dir: Path, records: Path, tmp_path: Path) -> None:
+    expected = [(image_dir / f"{number}.png").read_bytes() for number in range(1, 6)]
+    assert choose_images([str(image_dir)], None) == expected
+    assert choose_images([f"{image_dir}/[23].png"], None) == expected[1:3]
+    assert choose_images([], RecordSource(records, "val")) == expected
     with pytest.raises(FlagError, match="give --inference or --data_dir"):
-        choose_pictures([], None)
+        choose_images([], None)
     for number in range(20):
         cv2.imwrite(str(tmp_path / f"{number:02}.png"), np.full((4, 4, 3), number, np.uint8))
-    chosen = [int(tf.io.decode_png(one)[0, 0, 0]) for one in choose_pictures([str(tmp_path)], None)]
+    chosen = [int(tf.io.decode_png(one)[0, 0, 0]) for one in choose_images([str(tmp_path)], None)]
     assert chosen == [0, 2, 5, 8, 10, 13, 16, 19]
     (tmp_path / "a.mp4").touch()
     with pytest.raises(MissingInputError, match="videos only"):
-        choose_pictures([str(tmp_path / "a.mp4")], None)
+        choose_images([str(tmp_path / "a.mp4")], None)
     (tmp_path / "00.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"00\.png: cannot be decoded"):
-        choose_pictures([str(tmp_path)], None)
+        choose_images([str(tmp_path)], None)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_apps.detection.detector import Detector, export_saved_model
-from gaudi_apps.detection.export import Detections, compare_detections, run_saved_model
+from gaudi_apps.detection.export import DetectionArrays, compare_detections, run_saved_model
 from gaudi_apps.errors import ExportError
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
@@ -17,21 +17,21 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_saved_model_is_run_by_relative_paths(
-    detector_network: Any, noise_pictures: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    detector_network: Any, noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process has another working folder, and the default folder of a run is relative."""
     monkeypatch.chdir(tmp_path)
     Path("scratch").mkdir()
     export_saved_model(detector_network, [Category(1, "red"), Category(2, "blue")], Path("saved"))
-    images = np.stack([prepare_image(picture) for picture in noise_pictures])
-    reference = Detections(*Detector(detector_network).detect(images))
-    for found in run_saved_model(Path("saved"), noise_pictures, Path("scratch")):
+    images = np.stack([prepare_image(image) for image in noise_images])
+    reference = DetectionArrays(*Detector(detector_network).detect(images))
+    for found in run_saved_model(Path("saved"), noise_images, Path("scratch")):
         agreement = compare_detections(reference, found)
         assert agreement.is_close
         assert agreement.compared > 20
 
 
-def test_a_saved_model_that_cannot_be_run_is_an_error(noise_pictures: list[bytes], tmp_path: Path) -> None:
+def test_a_saved_model_that_cannot_be_run_is_an_error(noise_images: list[bytes], tmp_path: Path) -> None:
     tf.saved_model.save(tf.Module(), str(tmp_path / "empty"))
     with pytest.raises(ExportError, match=r"cannot be run by TensorFlow alone: KeyError: .*serving_default"):
-        run_saved_model(tmp_path / "empty", noise_pictures, tmp_path)
+        run_saved_model(tmp_path / "empty", noise_images, tmp_path)

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.data import PREPARATION
+from gaudi_apps.detection.data import PREPROCESSOR
 from gaudi_apps.detection.detector import Detector
 from gaudi_apps.detection.predict import PredictOptions, PredictReport, predict
 from gaudi_apps.inference.media import VideoWriter, read_frames
@@ -26,7 +26,7 @@ def run(
     lines: list[str] = []
     options = options or PredictOptions(batch_size=2)
     detector, show = Detector(network), lines.append
-    return predict(detector, files, CATEGORIES, folder, options, prepare=PREPARATION, write_line=show), lines
+    return predict(detector, files, CATEGORIES, folder, options, prepare=PREPROCESSOR, write_line=show), lines
 
 
 def read(path: Path) -> Any:
@@ -34,31 +34,31 @@ def read(path: Path) -> Any:
 
 
 @pytest.fixture
-def clip(pictures: Path, tmp_path: Path) -> Path:
-    """A video of pictures 1 to 5."""
+def clip(image_dir: Path, tmp_path: Path) -> Path:
+    """A video of images 1 to 5."""
     writer = VideoWriter(tmp_path / "clip", 10)
     for number in range(1, 6):
-        path = writer.write(np.asarray(cv2.imread(str(pictures / f"{number}.png"))[:, :, ::-1], np.uint8))
+        path = writer.write(np.asarray(cv2.imread(str(image_dir / f"{number}.png"))[:, :, ::-1], np.uint8))
     writer.close()
     return path
 
 
 def test_detections_are_listed_drawn_and_written(
-    oracle: Callable[..., Any], truth: dict[int, Any], pictures: Path, tmp_path: Path
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
 ) -> None:
     faint = [([0.7, 0.7, 0.9, 0.9], 1, -1.0)]  # a score of .27, below what is shown
     network = oracle({1: truth[1], 2: truth[2] + faint})
-    files = [pictures / f"{number}.png" for number in (1, 2, 3)]
+    files = [image_dir / f"{number}.png" for number in (1, 2, 3)]
     out = tmp_path / "new" / "folder"
     report, lines = run(network, files, out)
     assert lines == [f"{files[0]}: 0.998 blue 8 8 68 68", f"{files[1]}: 0.998 red 16 16 76 76"]
-    assert (report.files, report.bad_files, report.pictures, report.detections) == (3, 0, 3, 3)
-    assert "3 pictures and frames, 3 detections" in report.describe()
+    assert (report.files, report.bad_files, report.images, report.detections) == (3, 0, 3, 3)
+    assert "3 images and frames, 3 detections" in report.describe()
     names = ["1.png.png", "2.png.png", "3.png.png", "detections.json", "files.json"]
     assert sorted(path.name for path in out.iterdir()) == names
 
     drawn = [cv2.imread(str(out / name)) for name in names[:3]]
-    # Enlarged four times: the frame of picture 1 has its lower right corner at 272, and picture 3 has none.
+    # Enlarged four times: the frame of image 1 has its lower right corner at 272, and image 3 has none.
     assert drawn[0].shape == (480, 600, 3)
     frame = drawn[0][273, 100:260].astype(int)
     assert np.abs(frame - 30).max(axis=1).min() > 60
@@ -77,28 +77,28 @@ def test_detections_are_listed_drawn_and_written(
     assert score_detections(table, detections).detections == 3
 
 
-def test_at_most_ten_are_drawn_best_first(oracle: Callable[..., Any], pictures: Path, tmp_path: Path) -> None:
+def test_at_most_ten_are_drawn_best_first(oracle: Callable[..., Any], image_dir: Path, tmp_path: Path) -> None:
     rows = [
         ([0.2 * (n // 4), 0.2 * (n % 4), 0.2 * (n // 4) + 0.18, 0.2 * (n % 4) + 0.18], 1, 2 + n / 4) for n in range(12)
     ]
-    report, lines = run(oracle({5: rows}), [pictures / "5.png"], tmp_path)
+    report, lines = run(oracle({5: rows}), [image_dir / "5.png"], tmp_path)
     scores = [float(line.split()[1]) for line in lines]
     assert len(scores) == 10
     assert scores == sorted(scores, reverse=True)
     assert lines[0].split()[3:] == ["90", "48", "117", "70"]
     assert report.detections == 12
-    _, lines = run(oracle({5: rows}), [pictures / "5.png"], tmp_path, PredictOptions(score_threshold=0.985))
+    _, lines = run(oracle({5: rows}), [image_dir / "5.png"], tmp_path, PredictOptions(score_threshold=0.985))
     assert [float(line.split()[1]) >= 0.985 for line in lines] == [True] * len(lines) != [True] * 10
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
-def test_a_video_and_pictures_at_any_batch_size(
-    oracle: Callable[..., Any], truth: dict[int, Any], pictures: Path, clip: Path, tmp_path: Path, batch_size: int
+def test_a_video_and_images_at_any_batch_size(
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, clip: Path, tmp_path: Path, batch_size: int
 ) -> None:
     out = tmp_path / "out"
-    files = [pictures / "2.png", clip, pictures / "4.png"]
+    files = [image_dir / "2.png", clip, image_dir / "4.png"]
     report, lines = run(oracle(truth), files, out, PredictOptions(batch_size=batch_size))
-    assert report.pictures == 7
+    assert report.images == 7
     assert [line.split(":")[0] for line in lines] == [
         f"{files[0]}",
         *(f"{clip}#{number}" for number in range(5)),
@@ -117,15 +117,15 @@ def test_a_video_and_pictures_at_any_batch_size(
 def test_bad_files_are_named_skipped_and_counted(
     oracle: Callable[..., Any],
     truth: dict[int, Any],
-    pictures: Path,
+    image_dir: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     broken = tmp_path / "broken.png"
-    broken.write_bytes((pictures / "1.png").read_bytes()[:-60])
-    files = [broken, pictures / "1.png"]
+    broken.write_bytes((image_dir / "1.png").read_bytes()[:-60])
+    files = [broken, image_dir / "1.png"]
     report, lines = run(oracle(truth), files, tmp_path / "out")
-    assert (report.bad_files, report.pictures, len(lines)) == (1, 1, 1)
+    assert (report.bad_files, report.images, len(lines)) == (1, 1, 1)
     assert report.describe().endswith("1 of 2 files could not be used; files.json says why")
     assert f"skipped: {broken}: cannot be decoded" in capsys.readouterr().err
     table = read(tmp_path / "out" / "files.json")
@@ -134,21 +134,21 @@ def test_bad_files_are_named_skipped_and_counted(
     assert "cannot be decoded" in table["bad_files"][0]["error"]
 
     strict = PredictOptions(strict=True)
-    for bad, options in (([pictures / "1.png", broken], strict), ([broken], PredictOptions())):
+    for bad, options in (([image_dir / "1.png", broken], strict), ([broken], PredictOptions())):
         with pytest.raises(DataError, match=r"broken\.png: cannot be decoded"):
             run(oracle(truth), bad, tmp_path / "none", options)
         assert not (tmp_path / "none").exists()
 
 
 def test_files_of_one_name_are_kept_apart_and_earlier_results_replaced(
-    oracle: Callable[..., Any], truth: dict[int, Any], pictures: Path, tmp_path: Path
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other" / "1.png"
     other.parent.mkdir()
-    other.write_bytes((pictures / "2.png").read_bytes())
+    other.write_bytes((image_dir / "2.png").read_bytes())
     out = tmp_path / "out"
-    run(oracle(truth), [pictures / "3.png"], out)
-    run(oracle(truth), [pictures / "1.png", other], out)
+    run(oracle(truth), [image_dir / "3.png"], out)
+    run(oracle(truth), [image_dir / "1.png", other], out)
     assert [one["drawn"] for one in read(out / "files.json")["images"]] == ["1.png.png", "1.png-2.png"]
     assert sorted(path.name for path in out.iterdir()) == [
         "1.png-2.png",
@@ -160,7 +160,7 @@ def test_files_of_one_name_are_kept_apart_and_earlier_results_replaced(
 
 
 def test_large_frames_make_small_batches(
-    oracle: Callable[..., Any], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    oracle: Callable[..., Any], image_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = []
     network = oracle({})
@@ -171,7 +171,7 @@ def test_large_frames_make_small_batches(
             return super().detect(images)
 
     monkeypatch.setattr("gaudi_apps.inference.predictor.PIXEL_BYTES_PER_BATCH", 2 * 120 * 150 * 3)
-    files = sorted(pictures.iterdir())
+    files = sorted(image_dir.iterdir())
     options = PredictOptions(batch_size=4)
-    predict(Watched(network), files, CATEGORIES, tmp_path, options, prepare=PREPARATION)
+    predict(Watched(network), files, CATEGORIES, tmp_path, options, prepare=PREPROCESSOR)
     assert sizes == [3, 2]

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from gaudi_apps.detection.evaluator import draw_comparisons
-from gaudi_apps.inference.visualizer import decode_picture
+from gaudi_apps.inference.visualizer import decode_image
 from gaudi_datasets.detection.sources import RecordSource
 
 
@@ -18,16 +18,16 @@ def test_predictions_stand_beside_the_truth(records: Path, tmp_path: Path) -> No
     assert paths == [tmp_path / "pictures" / f"{number}.png" for number in range(1, 6)]
     changed = {}
     for path in paths:
-        picture = cv2.imread(str(path))[-480:]  # without the titles
-        truth, predicted = picture[:, :600].astype(int), picture[:, -600:].astype(int)
+        image = cv2.imread(str(path))[-480:]  # without the titles
+        truth, predicted = image[:, :600].astype(int), image[:, -600:].astype(int)
         changed[path.stem] = np.abs(truth - predicted).max(axis=2) > 40
-    # Of picture 2 all is the same but for the score; the others lack their box, a faint one is not drawn.
+    # Of image 2 all is the same but for the score; the others lack their box, a faint one is not drawn.
     assert changed["2"].sum() < 2000
     assert changed["2"][64:].sum() == 0
     assert all(changed[number].sum() > 2000 for number in "1345")
 
 
-def test_pictures_are_decoded_as_rgb(pictures: Path) -> None:
-    picture = decode_picture((pictures / "1.png").read_bytes())
-    assert (picture.shape, picture.dtype) == ((120, 150, 3), np.dtype(np.uint8))
-    assert picture[20, 20].tolist() == [0, 0, 255]
+def test_images_are_decoded_as_rgb(image_dir: Path) -> None:
+    image = decode_image((image_dir / "1.png").read_bytes())
+    assert (image.shape, image.dtype) == ((120, 150, 3), np.dtype(np.uint8))
+    assert image[20, 20].tolist() == [0, 0, 255]

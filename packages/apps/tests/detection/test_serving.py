@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_apps.detection.detector import Detector, export_saved_model, find_boxes, find_boxes_shared, find_raw
-from gaudi_apps.detection.export import Detections, compare_detections
+from gaudi_apps.detection.export import DetectionArrays, compare_detections
 from gaudi_apps.inference.exporter import to_float32
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
@@ -19,8 +19,8 @@ CATEGORIES = (Category(7, "red"), Category(9, "blue\nand ünlike"))
 
 
 @pytest.fixture(scope="module")
-def images(noise_pictures: list[bytes]) -> Any:
-    return np.stack([prepare_image(one) for one in noise_pictures])
+def images(noise_images: list[bytes]) -> Any:
+    return np.stack([prepare_image(one) for one in noise_images])
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +30,17 @@ def saved(detector_network: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return path
 
 
-def to_detections(outputs: dict[str, Any]) -> Detections:
-    return Detections(*(outputs[name].numpy() for name in ("boxes_yxyx", "labels", "scores")))
+def to_detections(outputs: dict[str, Any]) -> DetectionArrays:
+    return DetectionArrays(*(outputs[name].numpy() for name in ("boxes_yxyx", "labels", "scores")))
 
 
 @pytest.mark.slow
 def test_a_saved_model_finds_what_the_network_finds(
-    saved: Path, detector_network: Any, noise_pictures: list[bytes], images: Any
+    saved: Path, detector_network: Any, noise_images: list[bytes], images: Any
 ) -> None:
     signatures = tf.saved_model.load(str(saved)).signatures
-    reference = Detections(*Detector(detector_network).detect(images))
-    outputs = signatures["serving_default"](encoded=tf.constant(noise_pictures))
+    reference = DetectionArrays(*Detector(detector_network).detect(images))
+    outputs = signatures["serving_default"](encoded=tf.constant(noise_images))
     agreement = compare_detections(reference, to_detections(outputs))
     assert agreement.is_close
     assert agreement.compared > 20
@@ -48,10 +48,10 @@ def test_a_saved_model_finds_what_the_network_finds(
     assert outputs["boxes_yxyx"].shape == (3, 200, 4)
     assert outputs["labels"].dtype == outputs["num_detections"].dtype == tf.int32
 
-    pixels = np.stack([tf.io.decode_png(one, channels=3) for one in noise_pictures])
+    pixels = np.stack([tf.io.decode_png(one, channels=3) for one in noise_images])
     for batch in (1, 3):
         outputs = signatures["images"](images=tf.constant(pixels[:batch]))
-        rows = Detections(reference.boxes_yxyx[:batch], reference.labels[:batch], reference.scores[:batch])
+        rows = DetectionArrays(reference.boxes_yxyx[:batch], reference.labels[:batch], reference.scores[:batch])
         assert compare_detections(rows, to_detections(outputs)).is_close
 
 
@@ -67,8 +67,8 @@ def test_a_saved_model_names_its_classes(saved: Path) -> None:
 
 
 def test_shared_boxes_and_raw_outputs_are_the_same_detections(detector_network: Any, images: Any) -> None:
-    reference = Detections(*Detector(detector_network).detect(images))
-    found = Detections(*(output.numpy() for output in find_boxes_shared(detector_network, images)))
+    reference = DetectionArrays(*Detector(detector_network).detect(images))
+    found = DetectionArrays(*(output.numpy() for output in find_boxes_shared(detector_network, images)))
     assert compare_detections(reference, found).is_close
     np.testing.assert_array_equal(found.labels > 0, found.scores > 0)
     boxes, scores = find_raw(detector_network, images)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gaudi_apps.detection.data import draw_training_input, find_objects, to_picture
+from gaudi_apps.detection.data import draw_training_input, find_objects, to_pixels
 from gaudi_apps.inference.visualizer import class_colour
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.pipeline import train_dataset
@@ -38,16 +38,16 @@ def test_without_objects_there_are_none() -> None:
 
 def test_normalisation_is_undone() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), dtype=np.uint8)
-    np.testing.assert_array_equal(to_picture((pixels / 255 - MEAN_RGB) / STDDEV_RGB), pixels)
-    assert to_picture(np.full((1, 1, 3), 99.0)).tolist() == [[[255, 255, 255]]]
+    np.testing.assert_array_equal(to_pixels((pixels / 255 - MEAN_RGB) / STDDEV_RGB), pixels)
+    assert to_pixels(np.full((1, 1, 3), 99.0)).tolist() == [[[255, 255, 255]]]
 
 
-def find_colour(picture: npt.NDArray[np.uint8], dominant: int) -> list[float]:
+def find_colour(image: npt.NDArray[np.uint8], dominant: int) -> list[float]:
     """Bounds y0, x0, y1, x1 in 0..1 of where one channel is far above the others."""
-    others = np.delete(picture.astype(int), dominant, axis=2).max(axis=2)
-    excess = picture[..., dominant].astype(int) - others
+    others = np.delete(image.astype(int), dominant, axis=2).max(axis=2)
+    excess = image[..., dominant].astype(int) - others
     rows, columns = np.nonzero(excess > 0.5 * excess.max())
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     return [rows.min() / height, columns.min() / width, (rows.max() + 1) / height, (columns.max() + 1) / width]
 
 
@@ -60,21 +60,21 @@ def test_the_boxes_are_drawn_around_what_is_seen(records: Path, tmp_path: Path, 
     (folder / "mine.png").touch()
     options = InputOptions(2, seed=4, dtype=dtype)
     batches = list(read_batches(train_dataset(source, options).take(2)))
-    paths = draw_training_input(batches, source.categories, folder, num_pictures=3)
+    paths = draw_training_input(batches, source.categories, folder, num_images=3)
     ids = np.concatenate([batch["image_ids"] for batch in batches])
     assert [path.name for path in paths] == [f"{n:04d}-image-{i}.png" for n, i in enumerate(ids[:3], 1)]
     assert sorted(folder.iterdir()) == sorted([*paths, folder / "mine.png"])
     for row, path in enumerate(paths):
         batch = batches[row // 2]
-        picture = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
-        assert picture.shape == (600, 600, 3)
+        image = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
+        assert image.shape == (600, 600, 3)
         boxes, labels = find_objects(batch["classes"][row % 2].numpy(), batch["offsets"][row % 2].numpy())
         assert len(labels) == 1
-        assert labels[0] == 1 + ids[row] % 2  # red in the even pictures, blue in the odd ones
-        seen = find_colour(to_picture(as_array(batch["images"][row % 2])), 2 if labels[0] == 2 else 0)
+        assert labels[0] == 1 + ids[row] % 2  # red in the even images, blue in the odd ones
+        seen = find_colour(to_pixels(as_array(batch["images"][row % 2])), 2 if labels[0] == 2 else 0)
         np.testing.assert_allclose(boxes[0], seen, atol=3 / 300)
         y0, x0, y1, x1 = np.clip(np.round(boxes[0] * 600), 0, 599).astype(int)
-        frame = [tuple(picture[y1, (x0 + x1) // 2]), tuple(picture[(y0 + y1) // 2, x1])]
+        frame = [tuple(image[y1, (x0 + x1) // 2]), tuple(image[(y0 + y1) // 2, x1])]
         assert frame == [class_colour(int(labels[0]))] * 2
 
 

@@ -6,8 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.data import PREPARATION
-from gaudi_apps.inference.media import BadFile, InputPicture, VideoWriter, find_files, read_pictures
+from gaudi_apps.detection.data import PREPROCESSOR
+from gaudi_apps.inference.media import BadFile, InputImage, VideoWriter, find_files, read_images
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import MissingInputError
 
@@ -37,37 +37,37 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
 def test_nothing_to_predict_on_is_a_missing_input(tmp_path: Path) -> None:
     touch(tmp_path, "notes.txt")
     for text, what in (
-        ("", r"holds no picture \(\.jpeg, \.jpg, \.png\) and no video"),
-        ("*.txt", "matches no picture"),
+        ("", r"holds no image \(\.jpeg, \.jpg, \.png\) and no video"),
+        ("*.txt", "matches no image"),
         ("nowhere", "nowhere: is not there; give --inference"),
     ):
         with pytest.raises(MissingInputError, match=what):
             find_files([f"{tmp_path}/{text}"])
 
 
-def test_pictures_frames_and_bad_files_are_numbered(pictures: Path, tmp_path: Path) -> None:
+def test_images_frames_and_bad_files_are_numbered(image_dir: Path, tmp_path: Path) -> None:
     broken, text = tmp_path / "broken.png", tmp_path / "text.jpg"
-    broken.write_bytes((pictures / "1.png").read_bytes()[:-60])
-    text.write_text("no picture")
+    broken.write_bytes((image_dir / "1.png").read_bytes()[:-60])
+    text.write_text("no image")
     writer = VideoWriter(tmp_path / "clip", 10)
     for number in (1, 2, 3):
-        path = writer.write(np.asarray(cv2.imread(str(pictures / f"{number}.png"))[:, :, ::-1], np.uint8))
+        path = writer.write(np.asarray(cv2.imread(str(image_dir / f"{number}.png"))[:, :, ::-1], np.uint8))
     writer.close()
-    files = [pictures / "5.png", broken, path, text, tmp_path / "gone.png", pictures / "4.png"]
-    read = list(read_pictures(files, PREPARATION))
+    files = [image_dir / "5.png", broken, path, text, tmp_path / "gone.png", image_dir / "4.png"]
+    read = list(read_images(files, PREPROCESSOR))
     assert [one.image_id for one in read] == list(range(1, 9))
-    assert [type(one) for one in read] == [InputPicture, BadFile, *[InputPicture] * 3, BadFile, BadFile, InputPicture]
+    assert [type(one) for one in read] == [InputImage, BadFile, *[InputImage] * 3, BadFile, BadFile, InputImage]
     first, bad, *frames = read[:5]
-    assert isinstance(first, InputPicture)
+    assert isinstance(first, InputImage)
     assert (first.name, first.frame, first.rate) == (f"{files[0]}", None, 0)
-    np.testing.assert_array_equal(first.image, prepare_image(files[0].read_bytes()))
+    np.testing.assert_array_equal(first.network_input, prepare_image(files[0].read_bytes()))
     np.testing.assert_array_equal(first.pixels, cv2.imread(str(files[0]))[:, :, ::-1])
     assert isinstance(bad, BadFile)
     assert bad.message.startswith(f"{broken}: cannot be decoded")
     for number, frame in enumerate(frames):
-        assert isinstance(frame, InputPicture)
+        assert isinstance(frame, InputImage)
         assert (frame.name, frame.frame, frame.rate) == (f"{path}#{number}", number, 10)
-        np.testing.assert_array_equal(frame.image, prepare_pixels(frame.pixels))
+        np.testing.assert_array_equal(frame.network_input, prepare_pixels(frame.pixels))
     messages = [one.message for one in read[5:7] if isinstance(one, BadFile)]
     assert "cannot be decoded" in messages[0]
     assert "there is no such image" in messages[1]

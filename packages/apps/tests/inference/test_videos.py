@@ -8,11 +8,11 @@ import pytest
 
 from gaudi_apps.inference import media as videos
 from gaudi_apps.inference.media import VideoWriter, read_frames
-from gaudi_apps.inference.visualizer import Picture
+from gaudi_apps.inference.visualizer import Image
 from gaudi_datasets.errors import DataError
 
 
-def paint(number: int) -> Picture:
+def paint(number: int) -> Image:
     """Of an odd size, and red."""
     return np.full((121, 151, 3), (20 * number, 0, 200 - 10 * number), np.uint8)
 
@@ -43,7 +43,7 @@ def test_what_is_written_is_read(
 
 def test_what_is_no_video_is_named(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole", 6).read_bytes()
-    # A name with a number in it is a sequence of pictures to OpenCV where it is nothing else.
+    # A name with a number in it is a sequence of images to OpenCV where it is nothing else.
     for name, content in (("cut.mp4", whole[: len(whole) // 2]), ("text.avi", b"hello"), ("001.mp4", b"")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=rf"{name}: is no video that OpenCV can read"):

@@ -1,4 +1,4 @@
-"""The program within this process, with a small network, and the five pictures as a data set in a folder."""
+"""The program within this process, with a small network, and the five images as a data set in a folder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SMALL_PROGRAM = Path(__file__).parents[1] / "small_ssd_mxnet.py"
 
 
 @pytest.fixture(scope="session")
-def coco_root(pictures: Path, annotation_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pictures, for training and for validation, named as `--dataset plain` has them."""
+def coco_root(image_dir: Path, annotation_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The images, for training and for validation, named as `--dataset plain` has them."""
     root = tmp_path_factory.mktemp("plain")
     (root / "annotations").mkdir()
     for split in ("train", "val"):
-        shutil.copytree(pictures, root / split)
+        shutil.copytree(image_dir, root / split)
         shutil.copy(annotation_file, root / "annotations" / f"instances_{split}.json")
     return root
 
@@ -28,7 +28,7 @@ def coco_root(pictures: Path, annotation_file: Path, tmp_path_factory: pytest.Te
 def ssd_mxnet_train(
     coco_root: Path, monkeypatch: pytest.MonkeyPatch, run_main: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The program on the pictures, two of them a step, unless other flags say otherwise."""
+    """The program on the images, two of them a step, unless other flags say otherwise."""
     from gaudi_apps import ssd_mxnet_train as program
 
     monkeypatch.setattr("gaudi_apps.mxnet.task.build_ssd", runpy.run_path(str(SMALL_PROGRAM))["build_small_ssd"])

@@ -13,7 +13,7 @@ import pytest
 from gaudi_apps.mxnet.parity import replay_steps
 from gaudi_apps.mxnet.task import Descent, MXNetTask, Numbers
 from gaudi_apps.training.checkpoint import CheckpointFolder
-from gaudi_apps.training.parity.record import LedStep, StepTensor
+from gaudi_apps.training.parity.record import ReferenceStep, StepTensor
 from gaudi_datasets.detection.batches import fake_batches
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
@@ -88,16 +88,16 @@ def test_a_led_side_goes_by_the_other(tasks: Callable[[], MXNetTask]) -> None:
     def read(step: int, part: str) -> dict[str, Any]:
         return {one.facts.name: one.values for one in steps[step - 1] if one.facts.part == part}
 
-    def lead(step: int) -> LedStep:
-        return LedStep(read(step, "batch"), read(step, "output"), read(step, "update"))
+    def make_reference(step: int) -> ReferenceStep:
+        return ReferenceStep(read(step, "batch"), read(step, "output"), read(step, "update"))
 
     task = tasks()
     state = task.read_state()
     task.write_state({**state, "conv1/kernel": 2 * state["conv1/kernel"]})
-    led: list[list[StepTensor]] = list(replay_steps(task, iter([batch]), lambda step: 0.1, 1, lead))
+    guided: list[list[StepTensor]] = list(replay_steps(task, iter([batch]), lambda step: 0.1, 1, make_reference))
     apart = {
         own.facts.key
-        for own, other in zip(led[0], steps[0], strict=True)
+        for own, other in zip(guided[0], steps[0], strict=True)
         if not np.allclose(own.values, other.values, rtol=1e-4, atol=1e-6)
     }
     # The gradients of the layer before go through the kernel.

@@ -143,7 +143,7 @@ def test_a_target_ends_training(ssd_mxnet_train: Callable[..., Any], tmp_path: P
 
 
 def test_checkpoints_are_scored_used_and_exported(
-    ssd_mxnet_train: Callable[..., Any], trained: Path, pictures: Path, tmp_path: Path
+    ssd_mxnet_train: Callable[..., Any], trained: Path, image_dir: Path, tmp_path: Path
 ) -> None:
     flags = ("--model_dir", trained)
     done = ssd_mxnet_train("--mode", "val", "--checkpoint", "all", *flags)
@@ -155,10 +155,10 @@ def test_checkpoints_are_scored_used_and_exported(
     assert done.out.count("5/5 images") == len(steps)
 
     out = tmp_path / "predictions"
-    use = ("--mode", "predict", "--inference", pictures / "1.png", pictures, "--output_dir", out)
+    use = ("--mode", "predict", "--inference", image_dir / "1.png", image_dir, "--output_dir", out)
     done = ssd_mxnet_train(*use, "--score-threshold", 0, *flags, data=False)
     assert done.status == 0, done.err
-    assert done.out.count(f"{pictures / '1.png'}: 0.") == 10  # boxes that are drawn of a picture at most
+    assert done.out.count(f"{image_dir / '1.png'}: 0.") == 10  # boxes that are drawn of an image at most
     assert len(list(out.glob("*.png"))) == 5
     table = json.loads((out / "files.json").read_text())
     assert [one["file_name"] for one in table["images"]] == [f"{number}.png" for number in range(1, 6)]

@@ -1,4 +1,4 @@
-"""The steps that parity compares are those of a training, and led they stay near the other side in any precision."""
+"""The steps that parity compares are those of a training, and guided they stay near the other side in any precision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from gaudi_apps.classification.recipe import LearningRecipe
 from gaudi_apps.training.parity.compare import choose_tolerances
 from gaudi_apps.training.parity.keras_steps import replay_steps
-from gaudi_apps.training.parity.record import LedStep, StepTensor
+from gaudi_apps.training.parity.record import ReferenceStep, StepTensor
 from gaudi_distributed import SingleProcess
 from gaudi_distributed.errors import ConfigurationError
 
@@ -57,11 +57,11 @@ def rate(step: int) -> float:
     return 0.1 + step
 
 
-def lead(steps: list[list[StepTensor]]) -> Callable[[int], LedStep]:
+def make_reference(steps: list[list[StepTensor]]) -> Callable[[int], ReferenceStep]:
     def read(step: int, part: str) -> dict[str, Any]:
         return {one.facts.name: one.values for one in steps[step - 1] if one.facts.part == part}
 
-    return lambda step: LedStep(read(step, "batch"), read(step, "output"), read(step, "update"))
+    return lambda step: ReferenceStep(read(step, "batch"), read(step, "output"), read(step, "update"))
 
 
 def test_tensors_come_in_the_order_of_computation(small_classifier: Callable[..., Any]) -> None:
@@ -128,10 +128,10 @@ def test_a_led_side_goes_by_the_others_outputs(small_classifier: Callable[..., A
     task = make_task(small_classifier)
     kernel = task.model.get_layer("conv1").kernel
     kernel.assign(2 * kernel)
-    led = next(replay_steps(task, make_batches(), rate, 1, lead(steps)))
+    guided = next(replay_steps(task, make_batches(), rate, 1, make_reference(steps)))
     apart = {
         own.facts.key
-        for own, other in zip(led, steps[0], strict=True)
+        for own, other in zip(guided, steps[0], strict=True)
         if not np.allclose(own.values, other.values, rtol=1e-5, atol=1e-7)
     }
     # Of what follows on the layer nothing, but for what its own weights decay by.
@@ -141,9 +141,11 @@ def test_a_led_side_goes_by_the_others_outputs(small_classifier: Callable[..., A
 def test_a_led_side_goes_by_the_others_batch(small_classifier: Callable[..., Any]) -> None:
     steps = list(replay_steps(make_task(small_classifier), make_batches(), rate, 1))
     others = ({**batch, "images": batch["images"] + 1} for batch in make_batches())
-    led = next(replay_steps(make_task(small_classifier), others, rate, 1, lead(steps)))
+    guided = next(replay_steps(make_task(small_classifier), others, rate, 1, make_reference(steps)))
     apart = [
-        own.facts.key for own, other in zip(led, steps[0], strict=True) if not np.array_equal(own.values, other.values)
+        own.facts.key
+        for own, other in zip(guided, steps[0], strict=True)
+        if not np.array_equal(own.values, other.values)
     ]
     assert apart == ["step1/batch/images"]
 
@@ -151,10 +153,10 @@ def test_a_led_side_goes_by_the_others_batch(small_classifier: Callable[..., Any
 def test_a_led_side_takes_the_others_steps(small_classifier: Callable[..., Any]) -> None:
     steps = list(replay_steps(make_task(small_classifier), make_batches(), rate, 2))
     task = make_task(small_classifier)
-    led = list(replay_steps(task, make_batches(), lambda step: 9.0, 2, lead(steps)))
+    guided = list(replay_steps(task, make_batches(), lambda step: 9.0, 2, make_reference(steps)))
     apart = {
         own.facts.key
-        for own, other in zip(led[0] + led[1], steps[0] + steps[1], strict=True)
+        for own, other in zip(guided[0] + guided[1], steps[0] + steps[1], strict=True)
         if not np.allclose(own.values, other.values, rtol=1e-4, atol=1e-5)
     }
     assert {key.split("/")[1] for key in apart} == {"update"}
@@ -165,7 +167,7 @@ def test_other_shapes_are_named(small_classifier: Callable[..., Any]) -> None:
     with pytest.raises(
         ConfigurationError, match=r"recording: images has shape \[2, 64, 64, 3\] there and \[1, 64, 64, 3\]"
     ):
-        list(replay_steps(make_task(small_classifier), make_batches(images=1), rate, 1, lead(steps)))
+        list(replay_steps(make_task(small_classifier), make_batches(images=1), rate, 1, make_reference(steps)))
 
 
 def compare(one: list[list[StepTensor]], other: list[list[StepTensor]], precisions: list[str]) -> list[str]:
@@ -185,10 +187,10 @@ def compare(one: list[list[StepTensor]], other: list[list[StepTensor]], precisio
 def test_bfloat16_is_within_its_tolerance() -> None:
     exact = list(replay_steps(make_task(name="resnet50"), make_batches(), lambda step: 0.01, 2))
     task = make_task(keras_policy="mixed_bfloat16", name="resnet50")
-    led = list(replay_steps(task, make_batches(), lambda step: 0.01, 2, lead(exact)))
-    assert compare(led, exact, ["fp32", "bf16"]) == []
+    guided = list(replay_steps(task, make_batches(), lambda step: 0.01, 2, make_reference(exact)))
+    assert compare(guided, exact, ["fp32", "bf16"]) == []
     # And it is bfloat16: exact tolerances are passed.
-    assert "step1/output/conv1" in compare(led, exact, ["fp32", "fp32"])
+    assert "step1/output/conv1" in compare(guided, exact, ["fp32", "fp32"])
 
 
 @pytest.mark.slow
@@ -198,11 +200,11 @@ def test_the_detector_in_bfloat16_is_within_its_tolerance() -> None:
     from gaudi_datasets.sampling import InputOptions
     from gaudi_ops.tf.keras_api import keras
 
-    def replay(dtype: str, policy: str, led: Callable[[int], LedStep] | None = None) -> list[list[StepTensor]]:
+    def replay(dtype: str, policy: str, guided: Callable[[int], ReferenceStep] | None = None) -> list[list[StepTensor]]:
         keras.utils.set_random_seed(0)
         task = SSDTask(3, keras_policy=policy, weight_decay=5e-4, communicator=SingleProcess())
         batches = iter(fake_dataset(InputOptions(1, dtype=dtype), num_classes=3))
-        return list(replay_steps(task, batches, lambda step: 0.001, 1, led))
+        return list(replay_steps(task, batches, lambda step: 0.001, 1, guided))
 
     exact = replay("float32", "float32")
-    assert compare(replay("bfloat16", "mixed_bfloat16", lead(exact)), exact, ["fp32", "bf16"]) == []
+    assert compare(replay("bfloat16", "mixed_bfloat16", make_reference(exact)), exact, ["fp32", "bf16"]) == []

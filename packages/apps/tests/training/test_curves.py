@@ -8,17 +8,17 @@ import numpy as np
 from gaudi_apps.training.callbacks import plot_curves, smooth
 
 
-def test_curve_is_a_picture_with_the_colours_of_its_lines(tmp_path: Path) -> None:
+def test_curve_is_a_image_with_the_colours_of_its_lines(tmp_path: Path) -> None:
     rows = [
         {"step": step, "loss": 9 - step / 20, "class_loss": 5.0, "box_loss": 3.0, "learning_rate": 1e-3}
         for step in range(100)
     ]
     path = tmp_path / "curves.png"
     plot_curves(rows, path, title="ssd_train")
-    picture = cv2.imread(str(path))
-    assert picture.shape == (720, 1080, 3)
+    image = cv2.imread(str(path))
+    assert image.shape == (720, 1080, 3)
     for blue, green, red in ((0xB4, 0x77, 0x1F), (0x0E, 0x7F, 0xFF), (0x2C, 0xA0, 0x2C), (0x28, 0x27, 0xD6)):
-        assert np.all(picture == (blue, green, red), axis=2).sum() > 100
+        assert np.all(image == (blue, green, red), axis=2).sum() > 100
     assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
 
 

@@ -20,7 +20,7 @@ from gaudi_apps.detection import evaluator as scoring
 from gaudi_apps.detection import export
 from gaudi_apps.detection.application import FREE_FLAGS
 from gaudi_apps.detection.config import SSDConfig
-from gaudi_apps.detection.evaluator import Found
+from gaudi_apps.detection.evaluator import Detections
 from gaudi_apps.training import trainer as training
 from gaudi_apps.training.callbacks import read_history
 from gaudi_apps.training.checkpoint import MANIFEST, TENSORS, Checkpoint, CheckpointFolder, load_checkpoint
@@ -33,7 +33,7 @@ from gaudi_datasets.sampling import InputOptions
 # Five images in batches of two: three steps an epoch. Lists of flags are given as tuples.
 COMMON = (*("--batch_size", 2), *("--lr_warmup_steps", 2), *("--save_checkpoints_steps", 2), *("--dtype", "fp32"))
 Program = Callable[..., Any]
-NOTHING = Found(np.zeros(0, np.int64), np.zeros(0, np.int64), [])
+NOTHING = Detections(np.zeros(0, np.int64), np.zeros(0, np.int64), [])
 
 
 @pytest.fixture
@@ -48,12 +48,12 @@ def train(ssd_train: Program, records: Path) -> Program:
 
 
 @pytest.fixture
-def train_files(ssd_train: Program, annotation_file: Path, pictures: Path) -> Program:
+def train_files(ssd_train: Program, annotation_file: Path, image_dir: Path) -> Program:
     """The same from annotations and image files, without records."""
 
     def run(folder: Path, *flags: object) -> Any:
-        training = ("--train_annotations", annotation_file, "--train_images", pictures)
-        files = (*training, "--val_annotations", annotation_file, "--val_images", pictures)
+        training = ("--train_annotations", annotation_file, "--train_images", image_dir)
+        files = (*training, "--val_annotations", annotation_file, "--val_images", image_dir)
         return ssd_train(*files, "--model_dir", folder, *COMMON, *flags)
 
     return run
@@ -420,7 +420,7 @@ def test_the_average_of_the_weights_is_what_is_scored(
 ) -> None:
     seen: list[Any] = []
 
-    def detect(*arguments: Any, **options: Any) -> Found:
+    def detect(*arguments: Any, **options: Any) -> Detections:
         seen.append(built[-1].get_layer("class").kernel.numpy())
         return NOTHING
 
@@ -500,15 +500,15 @@ def test_a_checkpoint_is_used(
     train: Program,
     ssd_train: Program,
     records: Path,
-    pictures: Path,
+    image_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = tmp_path / "run"
     assert train(run, "--steps", 3).status == 0
-    done = ssd_train("--mode", "predict", "--model_dir", run, "--inference", pictures, "--batch_size", 2)
+    done = ssd_train("--mode", "predict", "--model_dir", run, "--inference", image_dir, "--batch_size", 2)
     assert done.status == 0, done.err
-    assert "5 pictures and frames" in done.out
+    assert "5 images and frames" in done.out
     table = json.loads((run / "predictions" / "files.json").read_text())
     assert [category["name"] for category in table["categories"]] == ["red", "blue"]
 
@@ -544,9 +544,9 @@ def test_a_checkpoint_of_other_classes_is_refused(train: Program, tmp_path: Path
 @pytest.mark.parametrize("mode", ["eval", "predict", "export"])
 @pytest.mark.parametrize("which", ["newest", "best", "7"])
 def test_without_a_checkpoint_there_is_nothing_to_use(
-    ssd_train: Program, records: Path, pictures: Path, tmp_path: Path, mode: str, which: str
+    ssd_train: Program, records: Path, image_dir: Path, tmp_path: Path, mode: str, which: str
 ) -> None:
-    inference = () if mode == "eval" else ("--inference", pictures)
+    inference = () if mode == "eval" else ("--inference", image_dir)
     folder = tmp_path / "none"
     done = ssd_train("--data_dir", records, "--model_dir", folder, "--mode", mode, "--checkpoint", which, *inference)
     assert done.status == 66

@@ -137,7 +137,7 @@ class ClassificationApplication(Application):
             self._export(restore(), Path(self.recipe.use.export_at_end), ("saved_model",))
 
     def predict(self, restore: Callable[[], Restored]) -> None:
-        """Classify the user's pictures and videos."""
+        """Classify the user's images and videos."""
         from gaudi_apps.classification.evaluator import Classifier
         from gaudi_apps.classification.predict import PREDICTIONS, predict
         from gaudi_apps.inference.media import find_files
@@ -156,7 +156,7 @@ class ClassificationApplication(Application):
             top=use.top,
             strict=use.strict,
         )
-        print(f"{output_dir}: {counts.pictures} pictures and frames; {PREDICTIONS} and what was drawn")
+        print(f"{output_dir}: {counts.images} images and frames; {PREDICTIONS} and what was drawn")
         if counts.bad_files:
             print(f"{counts.bad_files} of {counts.files} files could not be used; {PREDICTIONS} says why")
 
@@ -168,14 +168,14 @@ class ClassificationApplication(Application):
     def _export(self, restored: Restored, output_dir: Path, formats: tuple[str, ...]) -> None:
         from gaudi_apps.classification.data import open_source
         from gaudi_apps.classification.export import run_export
-        from gaudi_apps.inference.exporter import choose_pictures
+        from gaudi_apps.inference.exporter import choose_images
 
         use, data = self.recipe.use, self.recipe.data
         source = open_source(data.data_dir, [data.eval_split]) if data.data_dir else None
         reports = run_export(
             restored.task.model,
             {name: restored.facts[name] for name in MODEL_FACTS},
-            choose_pictures(use.inference, source),
+            choose_images(use.inference, source),
             output_dir,
             formats,
             step=restored.step,

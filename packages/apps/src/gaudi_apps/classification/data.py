@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from gaudi_apps.classification.recipe import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, Recipe
 from gaudi_apps.inference.media import keep_if_it_fits
-from gaudi_apps.inference.visualizer import add_title, enlarge, write_picture
+from gaudi_apps.inference.visualizer import add_title, enlarge, write_image
 from gaudi_apps.training.application import Batches, Facts, TrainingData
 from gaudi_datasets.caching import SHARE_OF_FREE_MEMORY, measure_free_memory
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
@@ -194,7 +194,7 @@ def encode_bitmap(pixels: Any) -> bytes:
     return struct.pack("<2sIHHI", b"BM", 54 + len(content), 0, 0, 54) + header + bytes(content)
 
 
-NUM_PICTURES = 16
+NUM_IMAGES = 16
 
 
 def draw_training_input(
@@ -202,15 +202,15 @@ def draw_training_input(
     class_names: Sequence[str],
     output_dir: Path,
     *,
-    num_pictures: int = NUM_PICTURES,
+    num_images: int = NUM_IMAGES,
 ) -> list[Path]:
     """Draw the first images of training batches under the names of their classes.
 
     Args:
         batches: of `gaudi_datasets.classification.pipeline.train_dataset`; no more of them are taken than needed.
         class_names: in the order of the labels.
-        output_dir: made when it is not there; pictures of an earlier call in it are removed.
-        num_pictures: how many images.
+        output_dir: made when it is not there; images of an earlier call in it are removed.
+        num_images: how many images.
 
     Returns:
         the PNG files, by their place in the order of training and the id of the image.
@@ -226,8 +226,8 @@ def draw_training_input(
         ):
             pixels = np.rint(np.clip(np.asarray(image, np.float32) + MEAN_RGB, 0, 255)).astype(np.uint8)
             paths.append(output_dir / f"{len(paths) + 1:04d}-image-{image_id}.png")
-            write_picture(paths[-1], add_title(enlarge(pixels), class_names[label]))
-            if len(paths) == num_pictures:
+            write_image(paths[-1], add_title(enlarge(pixels), class_names[label]))
+            if len(paths) == num_images:
                 return paths
     return paths
 

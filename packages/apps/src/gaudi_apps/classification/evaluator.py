@@ -19,7 +19,7 @@ from rich.table import Table
 from gaudi_apps.classification.recipe import LISTED
 from gaudi_apps.inference.scores import Score, write_json
 from gaudi_apps.inference.scoring import Scorer, find_order, pack_arrays, unpack_arrays
-from gaudi_apps.inference.visualizer import add_title, decode_picture, enlarge, write_picture
+from gaudi_apps.inference.visualizer import add_title, decode_image, enlarge, write_image
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.classification.pipeline import eval_dataset
@@ -32,7 +32,7 @@ _COLUMNS = ("positions", "labels", "classes", "probabilities", "losses")
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class Predictions:
     """What a classifier says of images.
 
     Attributes:
@@ -72,7 +72,7 @@ class Answers:
         return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
     def find_mistakes(self, count: int) -> npt.NDArray[np.int64]:
-        """Places of wrong answers in the data set, the most confident first."""
+        """Places of wrong predictions in the data set, the most confident first."""
         wrong = np.flatnonzero(~self.are_right)
         return wrong[np.argsort(-self.probabilities[wrong, 0], kind="stable")][:count]
 
@@ -117,7 +117,7 @@ def evaluate(
     *,
     num_images: int | None = None,
     report: Callable[[], None] = lambda: None,
-) -> Answers:
+) -> Predictions:
     """Classify every image of a data set that is dealt to this rank.
 
     Args:
@@ -132,46 +132,46 @@ def evaluate(
     for batch in read_batches(eval_dataset(source, options, num_images=total), source):
         report()
         real = batch["image_ids"].numpy() != PADDING_ID
-        answers = classifier.answer(batch["images"], batch["labels"])
-        columns.append(tuple(values[real] for values in (batch["labels"].numpy(), *answers)))
+        predictions = classifier.answer(batch["images"], batch["labels"])
+        columns.append(tuple(values[real] for values in (batch["labels"].numpy(), *predictions)))
     labels, probabilities, classes, losses = (np.concatenate(values) for values in zip(*columns, strict=True))
     positions = deal_positions(total, options)
-    return Answers(positions[positions < total], labels, classes, probabilities, losses, len(source))
+    return Predictions(positions[positions < total], labels, classes, probabilities, losses, len(source))
 
 
-def join_answers(parts: Sequence[Answers]) -> Answers:
-    """The answers of all ranks, in the order of the data set.
+def join_predictions(parts: Sequence[Predictions]) -> Predictions:
+    """The predictions of all ranks, in the order of the data set.
 
     Raises:
         DataError: an image is missing, or was classified twice.
     """
     order = find_order([part.positions for part in parts])
     columns = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in _COLUMNS}
-    return Answers(**columns, images_total=parts[0].images_total)
+    return Predictions(**columns, images_total=parts[0].images_total)
 
 
-def pack_answers(answers: Answers) -> bytes:
+def pack_predictions(predictions: Predictions) -> bytes:
     """A part as bytes."""
-    columns = {name: getattr(answers, name) for name in _COLUMNS}
-    return pack_arrays({**columns, "images_total": np.array(answers.images_total)})
+    columns = {name: getattr(predictions, name) for name in _COLUMNS}
+    return pack_arrays({**columns, "images_total": np.array(predictions.images_total)})
 
 
-def unpack_answers(content: bytes) -> Answers:
-    """The part that `pack_answers` made the bytes of."""
+def unpack_predictions(content: bytes) -> Predictions:
+    """The part that `pack_predictions` made the bytes of."""
     arrays = unpack_arrays(content)
-    return Answers(**{name: arrays[name] for name in _COLUMNS}, images_total=int(arrays["images_total"]))
+    return Predictions(**{name: arrays[name] for name in _COLUMNS}, images_total=int(arrays["images_total"]))
 
 
-EVALUATION, PICTURES = "evaluation.json", "pictures"
+EVALUATION, IMAGES = "evaluation.json", "pictures"
 
 
-class AccuracyScorer(Scorer[Answers, Answers]):
+class AccuracyScorer(Scorer[Predictions, Predictions]):
     """Scores classifiers by how often they are right.
 
     Args:
         source: the images and their truth.
         options: how to batch.
-        folder: of the run, which gets figures and pictures.
+        folder: of the run, which gets figures and images.
         class_names: of the classifiers.
         communicator: of the processes that score together.
         num_images: only so many, from the first.
@@ -196,7 +196,7 @@ class AccuracyScorer(Scorer[Answers, Answers]):
         if list(source.class_names) != list(class_names):
             raise DataError(f"{source.name}: has other classes than the model or the training data; give the same ones")
 
-    def evaluate(self, task: Any) -> Answers:
+    def evaluate(self, task: Any) -> Predictions:
         """Classify the images of this process."""
         # The same at every evaluation of a training: a new one would be traced and compiled anew.
         if self._classifier is None or self._classifier[0] is not task:
@@ -205,46 +205,46 @@ class AccuracyScorer(Scorer[Answers, Answers]):
             self._classifier[1], self._source, self._options, num_images=self._num_images, report=self.report_batch
         )
 
-    def pack(self, part: Answers) -> bytes:
+    def pack(self, part: Predictions) -> bytes:
         """A part as bytes."""
-        return pack_answers(part)
+        return pack_predictions(part)
 
-    def unpack(self, content: bytes) -> Answers:
+    def unpack(self, content: bytes) -> Predictions:
         """The part of the bytes."""
-        return unpack_answers(content)
+        return unpack_predictions(content)
 
-    def join(self, parts: Sequence[Answers]) -> Answers:
-        """The answers of all processes."""
-        return join_answers(parts)
+    def join(self, parts: Sequence[Predictions]) -> Predictions:
+        """The predictions of all processes."""
+        return join_predictions(parts)
 
-    def summarize(self, result: Answers) -> Score:
+    def summarize(self, result: Predictions) -> Score:
         """Top-1 is what should rise."""
         figures = result.figures
         images = f"{len(result.labels)}/{result.images_total}"
         text = f"top-1 {figures['top_1']:.4f}, top-5 {figures['top_5']:.4f}, {images} images"
         return Score(figures["top_1"], figures, text)
 
-    def write(self, result: Answers, step: int) -> None:
-        """Print the figures, and leave them and pictures in the folder of the run."""
+    def write(self, result: Predictions, step: int) -> None:
+        """Print the figures, and leave them and images in the folder of the run."""
         path, names = self._folder.folder / EVALUATION, self._source.class_names
         write_json(path, {"step": step, **as_json(result, names)})
-        pictures = draw_report(self._folder.folder / PICTURES, self._source, result)
-        self._folder.own(*pictures)
+        drawn = draw_report(self._folder.folder / IMAGES, self._source, result)
+        self._folder.own(*drawn)
         print_figures(result, names)
-        print(f"figures: {path}\npictures: {pictures[0].parent} ({len(pictures)})")
+        print(f"figures: {path}\nimages: {drawn[0].parent} ({len(drawn)})")
 
 
 NUM_MISTAKES = 16
-SHOWN_CLASSES = 40  # of a picture; of more, those with the most mistakes
+SHOWN_CLASSES = 40  # of an image; of more, those with the most mistakes
 LISTED_CLASSES = 20
 CONFUSION, ACCURACY = "confusion_matrix.png", "class_accuracy.png"
 
 Counts = npt.NDArray[np.int64]
 
 
-def as_json(answers: Answers, class_names: Sequence[str]) -> dict[str, Any]:
+def as_json(predictions: Predictions, class_names: Sequence[str]) -> dict[str, Any]:
     """The figures, and of each class the images, those that were right, and the other classes they were taken for."""
-    confusion = answers.confusion(len(class_names))
+    confusion = predictions.confusion(len(class_names))
     rows = [
         {
             "name": name,
@@ -256,22 +256,22 @@ def as_json(answers: Answers, class_names: Sequence[str]) -> dict[str, Any]:
         for label, (name, row) in enumerate(zip(class_names, confusion, strict=True))
     ]
     return {
-        **answers.figures,
-        "images": len(answers.labels),
-        "images_total": answers.images_total,
+        **predictions.figures,
+        "images": len(predictions.labels),
+        "images_total": predictions.images_total,
         "classes": rows,
     }
 
 
-def print_figures(answers: Answers, class_names: Sequence[str], console: Console | None = None) -> None:
+def print_figures(predictions: Predictions, class_names: Sequence[str], console: Console | None = None) -> None:
     """Print the figures, then the classes, those that are worst known if there are many."""
     console = console or Console(highlight=False)
-    figures = answers.figures
+    figures = predictions.figures
     console.print(
-        f"{len(answers.labels)}/{answers.images_total} images: top-1 {figures['top_1']:.4f}, "
+        f"{len(predictions.labels)}/{predictions.images_total} images: top-1 {figures['top_1']:.4f}, "
         f"top-5 {figures['top_5']:.4f}, loss {figures['loss']:.4f}"
     )
-    confusion = answers.confusion(len(class_names))
+    confusion = predictions.confusion(len(class_names))
     order = _order_by_accuracy(confusion)[:LISTED_CLASSES]
     title = "Classes" if len(order) == len(class_names) else f"The {len(order)} worst of {len(class_names)} classes"
     table = Table(title=title, title_justify="left")
@@ -284,24 +284,24 @@ def print_figures(answers: Answers, class_names: Sequence[str], console: Console
     console.print(table)
 
 
-def draw_report(folder: Path, source: ClassificationSource, answers: Answers) -> list[Path]:
+def draw_report(folder: Path, source: ClassificationSource, predictions: Predictions) -> list[Path]:
     """Draw accuracy by class, the confusion matrix, and the most confident mistakes.
 
     Args:
         folder: made when it is not there.
         source: the images that were classified, from the first.
-        answers: about them.
+        predictions: about them.
 
     Returns:
         the PNG files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    confusion = answers.confusion(len(source.class_names))
+    confusion = predictions.confusion(len(source.class_names))
     shown = np.sort(_order_by_accuracy(confusion)[:SHOWN_CLASSES])
     names = [source.class_names[label] for label in shown]
     plot_accuracy(folder / ACCURACY, confusion, shown, names)
     plot_confusion(folder / CONFUSION, confusion[np.ix_(shown, shown)], names)
-    return [folder / ACCURACY, folder / CONFUSION, *_draw_mistakes(folder, source, answers)]
+    return [folder / ACCURACY, folder / CONFUSION, *_draw_mistakes(folder, source, predictions)]
 
 
 def plot_accuracy(path: Path, confusion: Counts, shown: Counts, names: Sequence[str]) -> None:
@@ -337,14 +337,14 @@ def plot_confusion(path: Path, confusion: Counts, names: Sequence[str]) -> None:
     _save(figure, path)
 
 
-def _draw_mistakes(folder: Path, source: ClassificationSource, answers: Answers) -> list[Path]:
+def _draw_mistakes(folder: Path, source: ClassificationSource, predictions: Predictions) -> list[Path]:
     paths = []
-    for number, place in enumerate(answers.find_mistakes(NUM_MISTAKES).tolist(), 1):
+    for number, place in enumerate(predictions.find_mistakes(NUM_MISTAKES).tolist(), 1):
         example = source.read(place)
-        truth, taken = source.class_names[example.label], source.class_names[answers.classes[place, 0]]
-        title = f"{taken} {answers.probabilities[place, 0]:.2f}, is {truth}"
+        truth, taken = source.class_names[example.label], source.class_names[predictions.classes[place, 0]]
+        title = f"{taken} {predictions.probabilities[place, 0]:.2f}, is {truth}"
         path = folder / f"mistake-{number:02}-image-{example.image_id}.png"
-        write_picture(path, add_title(enlarge(decode_picture(example.encoded)), title))
+        write_image(path, add_title(enlarge(decode_image(example.encoded)), title))
         paths.append(path)
     for stale in set(folder.glob("mistake-??-image-*.png")) - set(paths):  # of an earlier evaluation
         stale.unlink()

@@ -55,9 +55,9 @@ class Agreement:
         """Whether the difference is at most 1e-3."""
         return self.difference <= TOLERANCE
 
-    def describe(self, pictures: int) -> str:
-        """What was compared on so many pictures, and how close it is."""
-        return f"{self.compared} numbers on {pictures} pictures as the network's (within {self.difference:.1g})"
+    def describe(self, encoded_images: int) -> str:
+        """What was compared on so many images, and how close it is."""
+        return f"{self.compared} numbers on {encoded_images} images as the network's (within {self.difference:.1g})"
 
     def describe_difference(self) -> str:
         """How far they are apart."""
@@ -66,10 +66,10 @@ class Agreement:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Pictures as they come to a network: from their files, which may be decoded at a reduced scale, or from pixels."""
+    """Images as they come to a network: from their files, which may be decoded at a reduced scale, or from pixels."""
 
-    of_encoded: Floats
-    of_pixels: Floats
+    from_encoded: Floats
+    from_pixels: Floats
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class _Check:
     """What the checks of one network share."""
 
     network: ServedNetwork
-    pictures: Sequence[bytes]
+    encoded_images: Sequence[bytes]
     images: _Prepared
     metadata: WeightsMetadata
 
@@ -93,7 +93,7 @@ class _Check:
 def run_export(
     model: Any,
     facts: Mapping[str, Any],
-    pictures: Sequence[bytes],
+    encoded_images: Sequence[bytes],
     output_dir: Path,
     formats: Sequence[str],
     *,
@@ -107,7 +107,7 @@ def run_export(
     Args:
         model: from `gaudi_models.classifiers.build_classifier`; it is exported in float32 whatever its precision.
         facts: of the model, as a checkpoint notes them.
-        pictures: encoded, from `gaudi_apps.inference.exporter.choose_pictures`.
+        encoded_images: from `gaudi_apps.inference.exporter.choose_images`.
         output_dir: made when it is not there.
         formats: see the functions of `gaudi_apps.classification.export`, and ``"safetensors"``.
         step: of the checkpoint that the model is from, to note.
@@ -121,22 +121,22 @@ def run_export(
     """
     require_possible(output_dir, formats)
     classifier = to_float32(model)
-    images = _prepare(pictures, facts["image_size"])
+    images = _prepare(encoded_images, facts["image_size"])
     networks = {"": (classifier, PROBABILITIES)}
     if with_features:
         networks["-features"] = (feature_extractor(classifier), FEATURES)
     exporters: dict[str, Exporter] = {}
     for suffix, (network, output) in networks.items():
         served = ServedNetwork(network, output, facts["image_size"], class_names_of(facts))
-        check = _Check(served, pictures, images, _make_metadata(facts))
+        check = _Check(served, encoded_images, images, _make_metadata(facts))
         exporters |= {f"{name}{suffix}": partial(_EXPORTS[name], check) for name in formats}
-    return write_exports(output_dir, exporters, {"step": step, **facts}, len(pictures))
+    return write_exports(output_dir, exporters, {"step": step, **facts}, len(encoded_images))
 
 
-def _prepare(pictures: Sequence[bytes], image_size: int) -> _Prepared:
-    of_encoded = [prepare_image(picture, image_size).numpy() for picture in pictures]
-    of_pixels = [prepare_pixels(decode_pixels(picture), image_size).numpy() for picture in pictures]
-    return _Prepared(np.stack(of_encoded), np.stack(of_pixels))
+def _prepare(encoded_images: Sequence[bytes], image_size: int) -> _Prepared:
+    from_encoded = [prepare_image(encoded_image, image_size).numpy() for encoded_image in encoded_images]
+    from_pixels = [prepare_pixels(decode_pixels(encoded_image), image_size).numpy() for encoded_image in encoded_images]
+    return _Prepared(np.stack(from_encoded), np.stack(from_pixels))
 
 
 def _make_metadata(facts: Mapping[str, Any]) -> WeightsMetadata:
@@ -145,21 +145,21 @@ def _make_metadata(facts: Mapping[str, Any]) -> WeightsMetadata:
 
 def _export_saved_model(check: _Check, folder: Path, scratch: Path) -> Agreement:
     export_saved_model(check.network, folder)
-    encoded, pixels = (one[check.network.output] for one in run_saved_model(folder, check.pictures, scratch))
-    ways = check.compare(check.images.of_encoded, encoded), check.compare(check.images.of_pixels, pixels)
+    encoded, pixels = (one[check.network.output] for one in run_saved_model(folder, check.encoded_images, scratch))
+    ways = check.compare(check.images.from_encoded, encoded), check.compare(check.images.from_pixels, pixels)
     # By NumPy, whose maximum with NaN is NaN.
     return Agreement(float(np.max([way.difference for way in ways])), sum(way.compared for way in ways))
 
 
 def _export_onnx(check: _Check, folder: Path, scratch: Path) -> Agreement:
     export_onnx(check.network, folder / "model.onnx")
-    (found,) = run_onnx(folder / "model.onnx", check.pictures, [check.network.output])
-    return check.compare(check.images.of_pixels, found)
+    (found,) = run_onnx(folder / "model.onnx", check.encoded_images, [check.network.output])
+    return check.compare(check.images.from_pixels, found)
 
 
 def _export_tflite(check: _Check, folder: Path, scratch: Path) -> Agreement:
     export_tflite(check.network, folder / "model.tflite")
-    images = check.images.of_pixels
+    images = check.images.from_pixels
     found = run_tflite(folder / "model.tflite", images + MEAN_RGB)[check.network.output]
     return check.compare(images, found)
 
@@ -169,7 +169,7 @@ def _export_safetensors(check: _Check, folder: Path, scratch: Path) -> Agreement
     write_weights(network.model, path, metadata=check.metadata)
     restored = reload_float32(network.model, path)
     again = ServedNetwork(restored, network.output, network.image_size, network.class_names)
-    images = check.images.of_encoded
+    images = check.images.from_encoded
     return check.compare(images, again.compute(images)[network.output].numpy())
 
 
@@ -222,7 +222,7 @@ class _Served(tf.Module):
         names, side = tf.constant(list(network.class_names)), network.image_size
         prepared = tf.TensorSpec([side, side, 3], tf.float32)
 
-        def of_encoded(encoded: Any) -> dict[str, Any]:
+        def from_encoded(encoded: Any) -> dict[str, Any]:
             def prepare(one: Any) -> Any:
                 return prepare_image(one, side)
 
@@ -231,7 +231,7 @@ class _Served(tf.Module):
         def of_images(images: Any) -> dict[str, Any]:
             return network.compute(prepare_pixels(images, side))
 
-        self.of_encoded = tf.function(of_encoded, input_signature=[ENCODED])
+        self.from_encoded = tf.function(from_encoded, input_signature=[ENCODED])
         self.of_images = tf.function(of_images, input_signature=[IMAGES])
         self.class_names = tf.function(lambda: {"class_names": names}, input_signature=[])
 
@@ -252,7 +252,7 @@ def export_saved_model(network: ServedNetwork, path: Path) -> None:
     write_json(classes_file, network.list_classes())
     served = _Served(network, classes_file)
     signatures = {
-        "serving_default": served.of_encoded,
+        "serving_default": served.from_encoded,
         "images": served.of_images,
         "class_names": served.class_names,
     }
@@ -278,7 +278,7 @@ def export_onnx(network: ServedNetwork, path: Path) -> None:
 def export_tflite(network: ServedNetwork, path: Path) -> None:
     """Write a TensorFlow Lite model that needs its built-in operations only.
 
-    Input ``images`` float32 [batch, side, side, 3], RGB in 0..255, the centre of the picture as evaluation takes it;
+    Input ``images`` float32 [batch, side, side, 3], RGB in 0..255, the centre of the image as evaluation takes it;
     batch is 1 unless the interpreter resizes it.
     """
     side = network.image_size

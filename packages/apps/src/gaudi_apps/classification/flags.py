@@ -24,11 +24,11 @@ class RunFlags:
     """What to do, and where its results go."""
 
     mode: Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"] = "train"
-    """eval: score checkpoints; predict: name what is on pictures; export: for deployment; plan: print what train would
+    """eval: score checkpoints; predict: name what is on images; export: for deployment; plan: print what train would
     do; verify-resume: prove on a few steps of this configuration that a killed run ends as an uninterrupted one;
     parity: compute the first steps in two ways, and name the first tensor that differs."""
     model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/classifier"
-    """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
+    """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
     clean: Switch = False
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
     checkpoint: str = "newest"
@@ -143,12 +143,12 @@ class PruningFlags:
 
 @dataclass(frozen=True)
 class UseFlags:
-    """Pictures for --mode predict, and --mode export."""
+    """Images for --mode predict, and --mode export."""
 
     inference: tuple[str, ...] = ()
-    """Pictures, videos, folders, or patterns such as 'in/*.jpg', to predict on, or to check an export on."""
+    """Images, videos, folders, or patterns such as 'in/*.jpg', to predict on, or to check an export on."""
     top: int = 5
-    """Classes to list of a picture, the likeliest first, 5 at most."""
+    """Classes to list of an image, the likeliest first, 5 at most."""
     strict: Switch = False
     """End with the first file that cannot be read, in place of naming and skipping it."""
     output_dir: str | None = None
@@ -308,7 +308,7 @@ def _check_inputs(mode: str, run: RunFlags, data: DataFlags, use: UseFlags) -> N
     if not data.train_splits:
         raise FlagError("--train_splits: names nothing; give one or more, as train")
     if mode == "predict" and not use.inference:
-        raise FlagError("--mode predict: needs --inference with pictures, videos or a folder")
+        raise FlagError("--mode predict: needs --inference with images, videos or a folder")
     if mode not in ("predict", "export") and use.inference:
         raise FlagError(f"--inference {use.inference[0]}: is for --mode predict and export; mode is {mode}")
     if run.json and mode not in ("plan", "parity"):

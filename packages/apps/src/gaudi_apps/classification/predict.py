@@ -1,4 +1,4 @@
-"""Classes of the user's pictures and videos: listed, written above them, and as one JSON file."""
+"""Classes of the user's images and videos: listed, written above them, and as one JSON file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_apps.classification.evaluator import Classifier
-from gaudi_apps.inference.media import InputPicture, Preparation
+from gaudi_apps.inference.media import InputImage, Preprocessor
 from gaudi_apps.inference.predictor import Counts, Results, predict_files
 from gaudi_apps.inference.scores import write_json
 from gaudi_apps.inference.visualizer import add_title, enlarge
@@ -20,9 +20,9 @@ from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
 PREDICTIONS = "predictions.json"
 
 
-def make_preparation(image_size: int) -> Preparation:
-    """How pictures are made what the network takes: as evaluation does."""
-    return Preparation(
+def make_preprocessor(image_size: int) -> Preprocessor:
+    """How images are made what the network takes: as evaluation does."""
+    return Preprocessor(
         partial(prepare_image, image_size=image_size),
         lambda pixels: prepare_pixels(pixels, image_size),
         (tf.errors.InvalidArgumentError,),
@@ -41,9 +41,9 @@ def predict(
     strict: bool,
     write_line: Callable[[str], None] = print,
 ) -> Counts:
-    """Classify every picture and every frame of the files.
+    """Classify every image and every frame of the files.
 
-    `output_dir` gets, all at the end or nothing: a PNG of each picture and a video of each video under its likeliest
+    `output_dir` gets, all at the end or nothing: a PNG of each image and a video of each video under its likeliest
     class, and ``predictions.json``, whose ``images`` say the classes and probabilities of each, and whose
     ``bad_files`` say what was skipped. Files of the same names from an earlier run are replaced.
 
@@ -53,10 +53,10 @@ def predict(
         class_names: in the order of the labels.
         output_dir: made when it is not there.
         image_size: that the network takes.
-        batch_size: pictures at once, at most.
-        top: classes to list of a picture, 5 at most.
+        batch_size: images at once, at most.
+        top: classes to list of an image, 5 at most.
         strict: end with the first file that cannot be used, instead of naming and skipping it.
-        write_line: gets a line for each picture: file, then classes with their probabilities.
+        write_line: gets a line for each image: file, then classes with their probabilities.
 
     Raises:
         DataError: no file can be used, or one cannot and it is strict.
@@ -65,8 +65,8 @@ def predict(
     _, counts = predict_files(
         classifier.classify,
         files,
-        make_preparation(image_size),
-        lambda folder: _Classes(folder, class_names, top),
+        make_preprocessor(image_size),
+        lambda folder: ClassResults(folder, class_names, top),
         output_dir,
         batch_size=batch_size,
         strict=strict,
@@ -75,24 +75,26 @@ def predict(
     return counts
 
 
-class _Classes(Results):
+class ClassResults(Results):
+    """Collect the likeliest classes of each image, and write the first one above it."""
+
     def __init__(self, folder: Path, class_names: Sequence[str], top: int) -> None:
         super().__init__(folder)
         self._names, self._top = class_names, top
 
-    def add(self, picture: InputPicture, *outputs: npt.NDArray[Any]) -> list[str]:
-        """Keep the classes of a picture, the likeliest first, and write the first one above it."""
+    def add(self, image: InputImage, *outputs: npt.NDArray[Any]) -> list[str]:
+        """Keep the classes of an image, the likeliest first, and write the first one above it."""
         pairs = zip(outputs[1][: self._top].tolist(), outputs[0][: self._top].tolist(), strict=True)
         classes = [
             {"class": self._names[label], "label": label, "probability": round(share, 6)} for label, share in pairs
         ]
         texts = [f"{one['class']} {one['probability']:.3f}" for one in classes]
-        row = self.add_image(picture, add_title(enlarge(picture.pixels), texts[0]))
+        row = self.add_image(image, add_title(enlarge(image.pixels), texts[0]))
         row["classes"] = classes
-        return [f"{picture.name}: {', '.join(texts)}"]
+        return [f"{image.name}: {', '.join(texts)}"]
 
     def count(self) -> str:
-        """Nothing beyond the pictures."""
+        """Nothing beyond the images."""
         return f"{len(self.bad_files)} files skipped"
 
     def write_tables(self) -> None:

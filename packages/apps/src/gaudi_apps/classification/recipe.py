@@ -16,7 +16,7 @@ IMAGENET_TRAIN_IMAGES = 1281167
 IMAGENET_CLASSES = 1000
 # What two sides of a parity may differ in, besides the weights and what they may in any program.
 SIDE_FLAGS = ("dtype", "deterministic", "grouped_convolution")
-LISTED = 5  # classes that are said of a picture at most, and that top-5 accuracy is among
+LISTED = 5  # classes that are said of an image at most, and that top-5 accuracy is among
 
 RateKind = Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"]
 OptimizerKind = Literal["SGD", "LARS", "Adam"]

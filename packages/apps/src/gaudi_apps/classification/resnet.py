@@ -64,7 +64,7 @@ class RunFlags(flags.RunFlags):
     """What to do, how long, and where its results go."""
 
     model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnet_train"
-    """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
+    """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
     train_epochs: Annotated[float, arg(aliases=["-te"])] = 1.0
     """Passes over the training images."""
     train_steps: int = 0
@@ -182,7 +182,7 @@ def validate(config: ResNetConfig) -> None:
     if weights.fine_tune and run.mode == "train" and not weights.pretrained_filepath:
         raise FlagError("--fine_tune: needs --pretrained_filepath, the weights that give the features")
     if config.report.enable_checkpoint_and_export and config.data.use_synthetic_data:
-        raise FlagError("--enable_checkpoint_and_export: an export is checked on pictures, so give --data_dir")
+        raise FlagError("--enable_checkpoint_and_export: an export is checked on images, so give --data_dir")
     skips = "skip_eval" if config.evaluation.skip_eval else None
     check_common(config, steps=run.train_steps, mode=run.mode, skips_evaluation=skips, weights_flag=WEIGHTS_FLAG)
 

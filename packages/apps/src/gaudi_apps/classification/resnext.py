@@ -45,7 +45,7 @@ class RunFlags(flags.RunFlags):
     """What to do, how long, and where its results go."""
 
     model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnext_train"
-    """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
+    """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
     train_epochs: Annotated[float, arg(aliases=["-te"])] = 10.0
     """Passes over the training images."""
     max_train_steps: Annotated[int, arg(aliases=["-mts"])] = 0
@@ -181,7 +181,7 @@ def validate(config: ResNeXtConfig) -> None:
     if weights.fine_tune and mode == "train" and not weights.pretrained_model_checkpoint_path:
         raise FlagError("--fine_tune: needs --pretrained_model_checkpoint_path, whose features the head is trained on")
     if report.export_dir is not None and config.data.use_synthetic_data:
-        raise FlagError("--export_dir: an export is checked on pictures, so give --data_dir")
+        raise FlagError("--export_dir: an export is checked on images, so give --data_dir")
     skips = "disable_eval" if config.evaluation.disable_eval else None
     check_common(config, steps=run.max_train_steps, mode=mode, skips_evaluation=skips, weights_flag=WEIGHTS_FLAG)
 

@@ -1,4 +1,4 @@
-"""The demonstration: make pictures of handwritten digits, train the detector on them, score it on unseen ones.
+"""The demonstration: make images of handwritten digits, train the detector on them, score it on unseen ones.
 
 It runs the programs that a user runs, and shows each command.
 """
@@ -24,13 +24,13 @@ class DemoFlags:
     """What the demonstration makes; the defaults take about ten minutes on two processors."""
 
     output_dir: Path = Path("runs/demo")
-    """Folder of pictures, records and the trained model; a demonstration that was stopped goes on from there."""
+    """Folder of images, records and the trained model; a demonstration that was stopped goes on from there."""
     steps: int = 440
-    """Training steps, of 8 pictures each."""
+    """Training steps, of 8 images each."""
     train: int = 1200
-    """Training pictures."""
+    """Training images."""
     val: int = 200
-    """Pictures to score."""
+    """Images to score."""
 
     def __post_init__(self) -> None:
         if min(self.steps, self.train, self.val) < 1:

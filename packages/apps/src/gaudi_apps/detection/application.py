@@ -152,27 +152,27 @@ class SSDApplication(Application):
         return draw_training_input(data.batches(0), categories_of(data.facts), folder)
 
     def predict(self, restore: Callable[[], Restored]) -> None:
-        """Detect on the user's pictures and videos."""
-        from gaudi_apps.detection.data import PREPARATION
+        """Detect on the user's images and videos."""
+        from gaudi_apps.detection.data import PREPROCESSOR
         from gaudi_apps.detection.detector import Detector
         from gaudi_apps.detection.predict import predict_by_flags
 
         batch_size, folder = self.config.data.batch_size, self.settings.model_dir
-        predict_by_flags(self.config.use, restore, Detector, folder, batch_size=batch_size, prepare=PREPARATION)
+        predict_by_flags(self.config.use, restore, Detector, folder, batch_size=batch_size, prepare=PREPROCESSOR)
 
     def export(self, restore: Callable[[], Restored]) -> None:
-        """Export the detector, checked on pictures of the user's or of the validation images."""
+        """Export the detector, checked on images of the user's or of the validation images."""
         from gaudi_apps.detection.export import run_export
-        from gaudi_apps.inference.exporter import choose_pictures
+        from gaudi_apps.inference.exporter import choose_images
 
         use = self.config.use
         has_images = self.config.data.data_dir or self.config.data.val_annotations
-        pictures = choose_pictures(use.inference, open_source(self.config, "val") if has_images else None)
+        encoded_images = choose_images(use.inference, open_source(self.config, "val") if has_images else None)
         restored = restore()
         reports = run_export(
             restored.task.model,
             categories_of(restored.facts),
-            pictures,
+            encoded_images,
             Path(use.output_dir or self.settings.model_dir / "export"),
             use.export_format,
             step=restored.step,

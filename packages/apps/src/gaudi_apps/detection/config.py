@@ -18,11 +18,11 @@ Switch = FlagCreatePairsOff[bool]
 
 
 @dataclass(frozen=True)
-class PictureFlags:
-    """Pictures for --mode predict, and --mode export."""
+class ImageFlags:
+    """Images for --mode predict, and --mode export."""
 
     inference: tuple[str, ...] = ()
-    """Pictures, videos, folders, or patterns such as 'in/*.jpg', to predict on, or to check an export on."""
+    """Images, videos, folders, or patterns such as 'in/*.jpg', to predict on, or to check an export on."""
     score_threshold: float = 0.3
     """Least score of a detection that is drawn and listed."""
     strict: Switch = False
@@ -47,7 +47,7 @@ class RunFlags:
     do; verify-resume: prove on a few steps of this configuration that a killed run ends as an uninterrupted one;
     parity: compute the first steps in two ways, and name the first tensor that differs."""
     model_dir: str = "runs/ssd_train"
-    """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
+    """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
     clean: Switch = False
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
     checkpoint: str | None = None
@@ -131,8 +131,8 @@ class EvaluationFlags:
 
 
 @dataclass(frozen=True)
-class UseFlags(PictureFlags):
-    """Pictures for --mode predict, and --mode export."""
+class UseFlags(ImageFlags):
+    """Images for --mode predict, and --mode export."""
 
     export_format: tuple[Literal["saved_model", "onnx", "tflite", "safetensors"], ...] = ("saved_model",)
     """One or more formats; onnx needs the extra gaudi-apps[export]."""
@@ -315,7 +315,7 @@ def _check_inputs(config: SSDConfig) -> None:
     run, data, use = config.run, config.data, config.use
     _check_data(run, data)
     if run.mode == "predict" and not use.inference:
-        raise FlagError("--mode predict: needs --inference with pictures, videos or a folder")
+        raise FlagError("--mode predict: needs --inference with images, videos or a folder")
     if run.mode not in USING and use.inference:
         raise FlagError(f"--inference {use.inference[0]}: is for --mode predict and export; mode is {run.mode}")
     if run.json and run.mode not in ("plan", "parity"):

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.plan import COCO_TRAIN_IMAGES
-from gaudi_apps.inference.media import Preparation, keep_if_it_fits
-from gaudi_apps.inference.visualizer import Picture, draw_detections, write_picture
+from gaudi_apps.inference.media import Preprocessor, keep_if_it_fits
+from gaudi_apps.inference.visualizer import Image, draw_detections, write_image
 from gaudi_apps.runtime.process_group import share_batch
 from gaudi_apps.runtime.settings import RunSettings
 from gaudi_apps.training.application import Batches, Facts, TrainingData
@@ -147,11 +147,11 @@ def _open_fake(options: InputOptions) -> TrainingData:
     return TrainingData(note_categories(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", batches)
 
 
-PREPARATION = Preparation(prepare_image, prepare_pixels, (tf.errors.InvalidArgumentError,))
+PREPROCESSOR = Preprocessor(prepare_image, prepare_pixels, (tf.errors.InvalidArgumentError,))
 
 
-NUM_PICTURES = 16
-SAME_BOX = 1e-3  # of the picture: boxes decoded from the offsets of one object differ by rounding only
+NUM_IMAGES = 16
+SAME_BOX = 1e-3  # of the image: boxes decoded from the offsets of one object differ by rounding only
 
 
 def draw_training_input(
@@ -159,19 +159,19 @@ def draw_training_input(
     categories: Sequence[Category],
     output_dir: Path,
     *,
-    num_pictures: int = NUM_PICTURES,
+    num_images: int = NUM_IMAGES,
     spec: DefaultBoxSpec = SSD300,
 ) -> list[Path]:
     """Draw the first images of training batches, each with the objects that its targets were encoded from.
 
-    The boxes are decoded back from classes and offsets, so a picture shows what is learnt: an object that the crop or
+    The boxes are decoded back from classes and offsets, so an image shows what is learnt: an object that the crop or
     the matching lost has no box in it.
 
     Args:
         batches: of `gaudi_datasets.detection.pipeline.train_dataset`; no more of them are taken than needed.
         categories: the classes, label 1 first.
-        output_dir: made when it is not there; pictures of an earlier call in it are removed.
-        num_pictures: how many images.
+        output_dir: made when it is not there; images of an earlier call in it are removed.
+        num_images: how many images.
         spec: default boxes that the targets are for.
 
     Returns:
@@ -182,17 +182,17 @@ def draw_training_input(
         if re.fullmatch(r"\d{4}-image-\d+\.png", earlier.name):
             earlier.unlink()
     names = [category.name for category in categories]
-    numbers = range(1, num_pictures + 1)  # first in zip, so that no image is taken after the last number
+    numbers = range(1, num_images + 1)  # first in zip, so that no image is taken after the last number
     paths = []
     for number, (image, classes, offsets, image_id) in zip(numbers, _list_images(batches), strict=False):
         boxes, labels = find_objects(classes, offsets, spec)
         path = output_dir / f"{number:04d}-image-{image_id}.png"
-        write_picture(path, draw_detections(to_picture(image), boxes, labels, None, names))
+        write_image(path, draw_detections(to_pixels(image), boxes, labels, None, names))
         paths.append(path)
     return paths
 
 
-def to_picture(image: npt.ArrayLike) -> Picture:
+def to_pixels(image: npt.ArrayLike) -> Image:
     """Undo the normalisation: float [height, width, 3] as the network takes it to uint8 RGB."""
     values = np.asarray(image, np.float32) * STDDEV_RGB + MEAN_RGB
     return np.asarray(np.rint(np.clip(values, 0, 1) * 255), np.uint8)

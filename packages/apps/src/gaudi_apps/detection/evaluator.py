@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gaudi_apps.inference.scores import Score, print_scores, write_evaluation, write_json
 from gaudi_apps.inference.scoring import Scorer, find_order, pack_arrays, unpack_arrays
-from gaudi_apps.inference.visualizer import compare_pictures, decode_picture, draw_detections, write_picture
+from gaudi_apps.inference.visualizer import compare_images, decode_image, draw_detections, write_image
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.scoring import CocoScores, score_detections
@@ -26,7 +26,7 @@ Detection = dict[str, Any]
 ReadBatches: TypeAlias = Callable[[DetectionSource, InputOptions, int], Iterable[Mapping[str, Any]]]
 
 
-class Detects(Protocol):
+class DetectorProtocol(Protocol):
     """A detector, whatever computes it."""
 
     def detect(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
@@ -34,7 +34,7 @@ class Detects(Protocol):
 
 
 @dataclass(frozen=True)
-class Found:
+class Detections:
     """What a detector finds in some images of a data set.
 
     Attributes:
@@ -57,14 +57,14 @@ def read_tensors(source: DetectionSource, options: InputOptions, num_images: int
 
 
 def detect(
-    detector: Detects,
+    detector: DetectorProtocol,
     source: DetectionSource,
     options: InputOptions,
     *,
     num_images: int | None = None,
     report: Callable[[], None] = lambda: None,
     read: ReadBatches = read_tensors,
-) -> Found:
+) -> Detections:
     """Detect on every image of a data set that is dealt to this rank.
 
     Args:
@@ -86,10 +86,10 @@ def detect(
             seen.append(image_id)
             detections += found
     positions = deal_positions(total, options)
-    return Found(positions[positions < total], np.array(seen, np.int64), detections)
+    return Detections(positions[positions < total], np.array(seen, np.int64), detections)
 
 
-def join_found(parts: Sequence[Found]) -> Found:
+def join_detections(parts: Sequence[Detections]) -> Detections:
     """What the ranks found, put together in the order of the data set.
 
     Raises:
@@ -100,15 +100,15 @@ def join_found(parts: Sequence[Found]) -> Found:
     place = {image_id: number for number, image_id in enumerate(image_ids.tolist())}
     # Stable, so those of an image stay as they are, the best first.
     detections = sorted((one for part in parts for one in part.detections), key=lambda one: place[one["image_id"]])
-    return Found(np.arange(len(order)), image_ids, detections)
+    return Detections(np.arange(len(order)), image_ids, detections)
 
 
-def score(source: DetectionSource, found: Found) -> CocoScores:
+def score(source: DetectionSource, found: Detections) -> CocoScores:
     """The COCO figures of what was found."""
     return score_detections(ground_truth(source), found.detections, image_ids=found.image_ids.tolist())
 
 
-def pack_found(found: Found) -> bytes:
+def pack_detections(found: Detections) -> bytes:
     """A part as bytes."""
     columns = {
         "image_id": np.array([one["image_id"] for one in found.detections], np.int64),
@@ -119,16 +119,16 @@ def pack_found(found: Found) -> bytes:
     return pack_arrays({"positions": found.positions, "image_ids": found.image_ids, **columns})
 
 
-def unpack_found(content: bytes) -> Found:
-    """The part that `pack_found` made the bytes of."""
+def unpack_detections(content: bytes) -> Detections:
+    """The part that `pack_detections` made the bytes of."""
     arrays = unpack_arrays(content)
     names = ("image_id", "category_id", "bbox", "score")
     rows = zip(*(arrays[name].tolist() for name in names), strict=True)
-    return Found(arrays["positions"], arrays["image_ids"], [dict(zip(names, row, strict=True)) for row in rows])
+    return Detections(arrays["positions"], arrays["image_ids"], [dict(zip(names, row, strict=True)) for row in rows])
 
 
 def _detect_batch(
-    detector: Detects,
+    detector: DetectorProtocol,
     images: Any,
     arrays: Mapping[str, npt.NDArray[Any]],
     category_ids: npt.NDArray[np.int64],
@@ -173,13 +173,13 @@ EVALUATION, DETECTIONS = "evaluation.json", "detections.json"
 Scored = tuple[CocoScores, list[Detection]]
 
 
-class DetectionScorer(Scorer[Found, Scored]):
+class DetectionScorer(Scorer[Detections, Scored]):
     """Scores detectors of given classes by COCO's rules.
 
     Args:
         source: the images and their truth.
         options: how to batch.
-        folder: of the run, which gets figures and pictures.
+        folder: of the run, which gets figures and images.
         categories: of the detectors.
         communicator: of the processes that score together.
         num_images: only so many, from the first.
@@ -199,17 +199,17 @@ class DetectionScorer(Scorer[Found, Scored]):
         communicator: Communicator,
         *,
         num_images: int | None,
-        make_detector: Callable[[Any], Detects] | None = None,
+        make_detector: Callable[[Any], DetectorProtocol] | None = None,
         read: ReadBatches = read_tensors,
     ) -> None:
         super().__init__(communicator, {"validation data": source.fingerprint, "images": num_images})
         self._source, self._options, self._folder, self._num_images = source, options, folder, num_images
         self._make_detector, self._read = make_detector or _make_detector, read
-        self._detector: tuple[Any, Detects] | None = None
+        self._detector: tuple[Any, DetectorProtocol] | None = None
         if source.categories != categories:
             raise DataError(f"{source.name}: has other classes than the model or the training data; convert both alike")
 
-    def evaluate(self, task: Any) -> Found:
+    def evaluate(self, task: Any) -> Detections:
         """Detect on the images of this process."""
         # The same at every evaluation of a training: a new one would be traced and compiled anew.
         if self._detector is None or self._detector[0] is not task:
@@ -223,17 +223,17 @@ class DetectionScorer(Scorer[Found, Scored]):
             read=self._read,
         )
 
-    def pack(self, part: Found) -> bytes:
+    def pack(self, part: Detections) -> bytes:
         """A part as bytes."""
-        return pack_found(part)
+        return pack_detections(part)
 
-    def unpack(self, content: bytes) -> Found:
+    def unpack(self, content: bytes) -> Detections:
         """The part of the bytes."""
-        return unpack_found(content)
+        return unpack_detections(content)
 
-    def join(self, parts: Sequence[Found]) -> Scored:
+    def join(self, parts: Sequence[Detections]) -> Scored:
         """Score what all processes found."""
-        found = join_found(parts)
+        found = join_detections(parts)
         return score(self._source, found), found.detections
 
     def summarize(self, result: Scored) -> Score:
@@ -244,26 +244,26 @@ class DetectionScorer(Scorer[Found, Scored]):
         return Score(ap, figures, f"AP {ap:.4f}, AP50 {figures.get('AP50', 0.0):.4f}, {scores.images} images")
 
     def write(self, result: Scored, step: int) -> None:
-        """Print the figures, and leave them, the detections and pictures in the folder of the run."""
+        """Print the figures, and leave them, the detections and images in the folder of the run."""
         scores, detections = result
         model_dir = self._folder.folder
         write_json(model_dir / DETECTIONS, detections)
         write_evaluation(model_dir / EVALUATION, scores, step=step)
-        pictures = draw_comparisons(model_dir, self._source, detections, num_images=scores.images)
-        self._folder.own(*pictures)
+        images = draw_comparisons(model_dir, self._source, detections, num_images=scores.images)
+        self._folder.own(*images)
         print_scores(scores)
-        paths = f"{pictures[0].parent} ({len(pictures)}), {model_dir / 'curves.png'}"
-        print(f"figures: {model_dir / EVALUATION}\npictures: {paths}")
+        paths = f"{images[0].parent} ({len(images)}), {model_dir / 'curves.png'}"
+        print(f"figures: {model_dir / EVALUATION}\nimages: {paths}")
 
 
-def _make_detector(model: Any) -> Detects:
+def _make_detector(model: Any) -> DetectorProtocol:
     from gaudi_apps.detection.detector import Detector
 
     return Detector(model)
 
 
-PICTURES = "pictures"
-NUM_PICTURES = 8
+IMAGES = "pictures"
+NUM_IMAGES = 8
 DRAWN_PER_IMAGE = 10
 DRAWN_SCORE = 0.3
 
@@ -271,18 +271,18 @@ DRAWN_SCORE = 0.3
 def draw_comparisons(
     model_dir: Path, source: DetectionSource, detections: Sequence[Detection], *, num_images: int
 ) -> list[Path]:
-    """Draw the truth and the predictions of a few pictures side by side, evenly over those that were evaluated.
+    """Draw the truth and the predictions of a few images side by side, evenly over those that were evaluated.
 
     Args:
         model_dir: folder of the run.
-        source: the pictures and their truth.
-        detections: of all evaluated pictures, as COCO results.
+        source: the images and their truth.
+        detections: of all evaluated images, as COCO results.
         num_images: how many were evaluated, from the first.
 
     Returns:
-        the PNG files, in the folder ``pictures``.
+        the PNG files, in the folder ``images``.
     """
-    folder = model_dir / PICTURES
+    folder = model_dir / IMAGES
     folder.mkdir(parents=True, exist_ok=True)
     by_image: dict[int, list[Detection]] = {}
     for detection in detections:
@@ -290,17 +290,17 @@ def draw_comparisons(
     names = [category.name for category in source.categories]
     label_of = {category.id: label for label, category in enumerate(source.categories, 1)}
     paths = []
-    for index in np.unique(np.linspace(0, num_images - 1, NUM_PICTURES).astype(int)).tolist():
+    for index in np.unique(np.linspace(0, num_images - 1, NUM_IMAGES).astype(int)).tolist():
         example = source.read(index)
-        picture = decode_picture(example.encoded)
+        image = decode_image(example.encoded)
         found = [d for d in by_image.get(example.image_id, []) if d["score"] >= DRAWN_SCORE]
         boxes = _fractions([d["bbox"] for d in found], example.height, example.width)
         labels = np.array([label_of[d["category_id"]] for d in found], np.int32)
         scores = np.array([d["score"] for d in found], np.float32)
-        truth = draw_detections(picture, example.boxes_yxyx, example.labels, None, names)
-        predicted = draw_detections(picture, boxes, labels, scores, names)
+        truth = draw_detections(image, example.boxes_yxyx, example.labels, None, names)
+        predicted = draw_detections(image, boxes, labels, scores, names)
         path = folder / f"{example.image_id}.png"
-        write_picture(path, compare_pictures(truth, predicted, left_title="truth", right_title="predicted"))
+        write_image(path, compare_images(truth, predicted, left_title="truth", right_title="predicted"))
         paths.append(path)
     return paths
 

@@ -47,16 +47,16 @@ class _Check:
 
     model: Any  # float32
     categories: Sequence[Category]
-    pictures: Sequence[bytes]
+    encoded_images: Sequence[bytes]
     images: npt.NDArray[np.float32]
-    reference: Detections
+    reference: DetectionArrays
     pool_padding: PoolPadding
 
 
 def run_export(
     model: Any,
     categories: Sequence[Category],
-    pictures: Sequence[bytes],
+    encoded_images: Sequence[bytes],
     output_dir: Path,
     formats: Sequence[ExportFormat],
     *,
@@ -70,7 +70,7 @@ def run_export(
     Args:
         model: from `gaudi_models.ssd.build_ssd`; it is exported in float32 whatever its precision.
         categories: the classes, label 1 first.
-        pictures: encoded, from `gaudi_apps.inference.exporter.choose_pictures`.
+        encoded_images: from `gaudi_apps.inference.exporter.choose_images`.
         output_dir: made when it is not there.
         formats: see the functions of `gaudi_apps.detection.detector` and `gaudi_apps.detection.export`.
         step: of the checkpoint that the model is from, to note.
@@ -84,29 +84,29 @@ def run_export(
     """
     require_possible(output_dir, formats)
     network = to_float32(model)
-    images = np.stack([prepare_image(picture).numpy() for picture in pictures])
-    reference = Detections(*Detector(network).detect(images))
-    check = _Check(network, categories, pictures, images, reference, pool_padding)
+    images = np.stack([prepare_image(encoded_image).numpy() for encoded_image in encoded_images])
+    reference = DetectionArrays(*Detector(network).detect(images))
+    check = _Check(network, categories, encoded_images, images, reference, pool_padding)
     exporters: dict[str, Exporter] = {name: partial(_EXPORTS[name], check) for name in formats}
     notes = {"step": step, "pool_padding": pool_padding, "classes": list_classes(categories)}
-    return write_exports(output_dir, exporters, notes, len(pictures))
+    return write_exports(output_dir, exporters, notes, len(encoded_images))
 
 
 def _export_saved_model(check: _Check, folder: Path, scratch: Path) -> Agreement:
     export_saved_model(check.model, check.categories, folder)
-    ways = run_saved_model(folder, check.pictures, scratch)
+    ways = run_saved_model(folder, check.encoded_images, scratch)
     return find_worst([compare_detections(check.reference, found) for found in ways])
 
 
 def _export_onnx(check: _Check, folder: Path, scratch: Path) -> Agreement:
     export_onnx(check.model, check.categories, folder / "model.onnx")
-    return compare_detections(check.reference, run_onnx(folder / "model.onnx", check.pictures))
+    return compare_detections(check.reference, run_onnx(folder / "model.onnx", check.encoded_images))
 
 
 def _export_tflite(check: _Check, folder: Path, scratch: Path) -> Agreement:
     export_tflite(check.model, folder / "model.tflite")
     expected = [output.numpy() for output in find_raw(check.model, check.images)]
-    return compare_rows(expected, run_tflite(folder / "model.tflite", check.pictures))
+    return compare_rows(expected, run_tflite(folder / "model.tflite", check.encoded_images))
 
 
 def _export_safetensors(check: _Check, folder: Path, scratch: Path) -> Agreement:
@@ -115,7 +115,7 @@ def _export_safetensors(check: _Check, folder: Path, scratch: Path) -> Agreement
     metadata = WeightsMetadata(SSD_PADDINGS[check.pool_padding], classes, SSD300.image_size)
     write_weights(check.model, path, metadata=metadata)
     restored = reload_float32(check.model, path)
-    return compare_detections(check.reference, Detections(*Detector(restored).detect(check.images)))
+    return compare_detections(check.reference, DetectionArrays(*Detector(restored).detect(check.images)))
 
 
 _EXPORTS: dict[str, Callable[[_Check, Path, Path], Agreement]] = {
@@ -129,24 +129,26 @@ _EXPORTS: dict[str, Callable[[_Check, Path, Path], Agreement]] = {
 OUTPUTS = ("boxes_yxyx", "labels", "scores")
 
 
-def run_saved_model(path: Path, pictures: Sequence[bytes], folder: Path) -> tuple[Detections, Detections]:
+def run_saved_model(
+    path: Path, encoded_images: Sequence[bytes], folder: Path
+) -> tuple[DetectionArrays, DetectionArrays]:
     """Detections of a SavedModel, see `gaudi_apps.inference.converters.run_saved_model`."""
     encoded, images = (
-        Detections(*(outputs[name] for name in OUTPUTS))
-        for outputs in exported_models.run_saved_model(path, pictures, folder)
+        DetectionArrays(*(outputs[name] for name in OUTPUTS))
+        for outputs in exported_models.run_saved_model(path, encoded_images, folder)
     )
     return encoded, images
 
 
-def run_onnx(path: Path, pictures: Sequence[bytes]) -> Detections:
-    """Detections of an ONNX model, by onnxruntime, on one picture after the other."""
-    return Detections(*exported_models.run_onnx(path, pictures, OUTPUTS))
+def run_onnx(path: Path, encoded_images: Sequence[bytes]) -> DetectionArrays:
+    """Detections of an ONNX model, by onnxruntime, on one image after the other."""
+    return DetectionArrays(*exported_models.run_onnx(path, encoded_images, OUTPUTS))
 
 
-def run_tflite(path: Path, pictures: Sequence[bytes]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Boxes [batch, 8732, 4] and scores [batch, 8732, classes] of a TensorFlow Lite model, all pictures in a batch."""
+def run_tflite(path: Path, encoded_images: Sequence[bytes]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Boxes [batch, 8732, 4] and scores [batch, 8732, classes] of a TensorFlow Lite model, all images in a batch."""
     side = SSD300.image_size
-    resized = [tf.image.resize(decode_pixels(picture), [side, side]).numpy() for picture in pictures]
+    resized = [tf.image.resize(decode_pixels(encoded_image), [side, side]).numpy() for encoded_image in encoded_images]
     outputs = exported_models.run_tflite(path, np.stack(resized))
     return outputs["boxes_yxyx"], outputs["scores"]
 
@@ -155,7 +157,7 @@ SIDE = SSD300.image_size
 
 
 def export_onnx(model: Any, categories: Sequence[Category], path: Path) -> None:
-    """Write an ONNX model with decoding and suppression inside, for any batch size and any size of pictures.
+    """Write an ONNX model with decoding and suppression inside, for any batch size and any size of images.
 
     Input ``images`` uint8 [batch, height, width, 3], RGB. Outputs as those of the SavedModel without
     ``num_detections``. Its metadata has ``classes``, JSON of label, id and name.
@@ -189,7 +191,7 @@ def export_tflite(model: Any, path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Detections:
+class DetectionArrays:
     """Detections of a batch.
 
     Attributes:
@@ -208,7 +210,7 @@ class Agreement:
     """How far two computations are apart at most, over what was compared.
 
     Attributes:
-        box_difference: of a side of a box, as a fraction of the picture; infinite where one has no counterpart.
+        box_difference: of a side of a box, as a fraction of the image; infinite where one has no counterpart.
         score_difference: of a score.
         compared: number of boxes.
     """
@@ -222,12 +224,12 @@ class Agreement:
         """Whether both differences are at most 1e-3."""
         return self.box_difference <= TOLERANCE and self.score_difference <= TOLERANCE
 
-    def describe(self, pictures: int) -> str:
-        """What was compared on so many pictures, and how close it is."""
-        text = f"{self.compared} boxes on {pictures} pictures as the network finds them"
+    def describe(self, encoded_images: int) -> str:
+        """What was compared on so many images, and how close it is."""
+        text = f"{self.compared} boxes on {encoded_images} images as the network finds them"
         text += f" (sides within {self.box_difference:.1g}, scores within {self.score_difference:.1g})"
         if not self.compared:
-            text += "; with no detection to compare this says little, so check it on other pictures"
+            text += "; with no detection to compare this says little, so check it on other images"
         return text
 
     def describe_difference(self) -> str:
@@ -235,11 +237,11 @@ class Agreement:
         return f"{self.box_difference:.2g} in a box and {self.score_difference:.2g} in a score"
 
 
-def compare_detections(reference: Detections, found: Detections) -> Agreement:
+def compare_detections(reference: DetectionArrays, found: DetectionArrays) -> Agreement:
     """Look for each detection of either in the other, whatever their order.
 
     Where scores nearly tie, rounding decides which of them pass the least score or are the last ones kept. So a
-    detection within 1e-3 of the least score that its picture could keep need not be in the other.
+    detection within 1e-3 of the least score that its image could keep need not be in the other.
     """
     differences = [(0.0, 0.0)]
     for image in range(len(reference.labels)):
@@ -264,7 +266,7 @@ def find_worst(agreements: Sequence[Agreement]) -> Agreement:
     return Agreement(float(worst[0]), float(worst[1]), sum(one.compared for one in agreements))
 
 
-def _find_nearest(one: Detections, other: Detections, image: int) -> Iterator[tuple[float, float]]:
+def _find_nearest(one: DetectionArrays, other: DetectionArrays, image: int) -> Iterator[tuple[float, float]]:
     """Differences of box and score between each certain detection of one and the nearest of its label in the other."""
     labels, scores = one.labels[image], one.scores[image]
     least = max(SCORE_THRESHOLD, float(scores.min())) + TOLERANCE  # the smallest is 0 unless all rows are taken

@@ -1,4 +1,4 @@
-"""Detections on pictures and videos of the user's: listed, drawn, and as one COCO results file."""
+"""Detections on images and videos of the user's: listed, drawn, and as one COCO results file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.detection.config import PictureFlags
+from gaudi_apps.detection.config import ImageFlags
 from gaudi_apps.detection.data import categories_of
-from gaudi_apps.detection.evaluator import DRAWN_PER_IMAGE, DRAWN_SCORE, Detection, Detects, to_records
-from gaudi_apps.inference.media import InputPicture, Preparation, find_files
+from gaudi_apps.detection.evaluator import DRAWN_PER_IMAGE, DRAWN_SCORE, Detection, DetectorProtocol, to_records
+from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
 from gaudi_apps.inference.predictor import Results, predict_files
 from gaudi_apps.inference.scores import write_json
 from gaudi_apps.inference.visualizer import draw_detections
@@ -26,7 +26,7 @@ class PredictOptions:
     """How to predict.
 
     Attributes:
-        batch_size: pictures at once, at most.
+        batch_size: images at once, at most.
         score_threshold: least score of a detection that is drawn and listed; the results file has all above .05.
         strict: end with the first file that cannot be used, instead of naming and skipping it.
     """
@@ -38,17 +38,17 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class PredictReport:
-    """What a prediction did: files that were given and that could not be used, pictures and frames, detections."""
+    """What a prediction did: files that were given and that could not be used, images and frames, detections."""
 
     output_dir: Path
     files: int
     bad_files: int
-    pictures: int
+    images: int
     detections: int
 
     def describe(self) -> str:
         """Where the results are and what could not be used, a line each."""
-        counts = f"{self.pictures} pictures and frames, {self.detections} detections"
+        counts = f"{self.images} images and frames, {self.detections} detections"
         lines = [f"{self.output_dir}: {counts}; detections.json, files.json and what was drawn"]
         if self.bad_files:
             lines.append(f"{self.bad_files} of {self.files} files could not be used; files.json says why")
@@ -56,23 +56,23 @@ class PredictReport:
 
 
 def predict_by_flags(
-    flags: PictureFlags,
+    flags: ImageFlags,
     restore: Callable[[], Restored],
-    open_detector: Callable[[Any], Detects],
+    open_detector: Callable[[Any], DetectorProtocol],
     model_dir: Path,
     *,
     batch_size: int,
-    prepare: Preparation,
+    prepare: Preprocessor,
 ) -> None:
     """The mode predict: see `predict`.
 
     Args:
-        flags: which pictures, and how.
-        restore: gives the network; called once the pictures are found.
+        flags: which images, and how.
+        restore: gives the network; called once the images are found.
         open_detector: of a network.
         model_dir: folder of the run.
-        batch_size: pictures at once, at most.
-        prepare: makes pictures what the detector takes.
+        batch_size: images at once, at most.
+        prepare: makes images what the detector takes.
     """
     files = find_files(flags.inference)
     restored = restore()
@@ -83,20 +83,20 @@ def predict_by_flags(
 
 
 def predict(
-    detector: Detects,
+    detector: DetectorProtocol,
     files: Sequence[Path],
     categories: Sequence[Category],
     output_dir: Path,
     options: PredictOptions,
     *,
-    prepare: Preparation,
+    prepare: Preprocessor,
     write_line: Callable[[str], None] = print,
 ) -> PredictReport:
-    """Detect on every picture and every frame of the files.
+    """Detect on every image and every frame of the files.
 
-    `output_dir` gets, all at the end or nothing: a PNG of each picture and a video of each video with at most 10 boxes
+    `output_dir` gets, all at the end or nothing: a PNG of each image and a video of each video with at most 10 boxes
     drawn; ``detections.json``, a COCO results list; and ``files.json``, a COCO document without annotations whose
-    ``images`` say which file (and frame) each image id is, and which picture was drawn of it, and whose ``bad_files``
+    ``images`` say which file (and frame) each image id is, and which image was drawn of it, and whose ``bad_files``
     say what was skipped. Files of the same names from an earlier run are replaced.
 
     Args:
@@ -105,7 +105,7 @@ def predict(
         categories: the classes, label 1 first.
         output_dir: made when it is not there.
         options: see `PredictOptions`.
-        prepare: makes pictures what the detector takes.
+        prepare: makes images what the detector takes.
         write_line: gets a line for each detection that is drawn: file, score, class, and left, top, right, bottom in
             pixels.
 
@@ -117,16 +117,18 @@ def predict(
         detector.detect,
         files,
         prepare,
-        lambda folder: _Detections(folder, categories, options.score_threshold),
+        lambda folder: DetectionResults(folder, categories, options.score_threshold),
         output_dir,
         batch_size=options.batch_size,
         strict=options.strict,
         write_line=write_line,
     )
-    return PredictReport(output_dir, counts.files, counts.bad_files, counts.pictures, len(results.detections))
+    return PredictReport(output_dir, counts.files, counts.bad_files, counts.images, len(results.detections))
 
 
-class _Detections(Results):
+class DetectionResults(Results):
+    """Collect the detections of each image as COCO results, and draw the best of them."""
+
     def __init__(self, folder: Path, categories: Sequence[Category], score_threshold: float) -> None:
         super().__init__(folder)
         self.detections: list[Detection] = []
@@ -135,21 +137,21 @@ class _Detections(Results):
         self._category_ids = np.array([0] + [category.id for category in categories])
         self._score_threshold = score_threshold
 
-    def add(self, picture: InputPicture, *outputs: npt.NDArray[Any]) -> list[str]:
-        """Keep and draw the detections of a picture (rows of label 0 are none); the lines about those drawn."""
+    def add(self, image: InputImage, *outputs: npt.NDArray[Any]) -> list[str]:
+        """Keep and draw the detections of an image (rows of label 0 are none); the lines about those drawn."""
         boxes_yxyx, labels, scores = outputs
-        size = np.array(picture.pixels.shape[:2], np.int32)
+        size = np.array(image.pixels.shape[:2], np.int32)
         found = labels > 0
         self.detections += to_records(
-            picture.image_id, size, boxes_yxyx[found], self._category_ids[labels[found]], scores[found]
+            image.image_id, size, boxes_yxyx[found], self._category_ids[labels[found]], scores[found]
         )
         shown = np.flatnonzero(found & (scores >= self._score_threshold))[:DRAWN_PER_IMAGE]
         self.add_image(
-            picture, draw_detections(picture.pixels, boxes_yxyx[shown], labels[shown], scores[shown], self._names)
+            image, draw_detections(image.pixels, boxes_yxyx[shown], labels[shown], scores[shown], self._names)
         )
         corners = boxes_yxyx[shown] * np.tile(size, 2)
         return [
-            f"{picture.name}: {scores[row]:.3f} {self._names[labels[row] - 1]} {x0:.0f} {y0:.0f} {x1:.0f} {y1:.0f}"
+            f"{image.name}: {scores[row]:.3f} {self._names[labels[row] - 1]} {x0:.0f} {y0:.0f} {x1:.0f} {y1:.0f}"
             for row, (y0, x0, y1, x1) in zip(shown, corners, strict=True)
         ]
 

@@ -66,20 +66,20 @@ SECONDS = 600
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def run_saved_model(path: Path, pictures: Sequence[bytes], folder: Path) -> tuple[Arrays, Arrays]:
-    """Outputs of a SavedModel in a process that imports TensorFlow only: by encoded pictures, and by pixels.
+def run_saved_model(path: Path, encoded_images: Sequence[bytes], folder: Path) -> tuple[Arrays, Arrays]:
+    """Outputs of a SavedModel in a process that imports TensorFlow only: by encoded images, and by pixels.
 
     Args:
         path: the SavedModel, with the signatures ``serving_default`` and ``images``.
-        pictures: JPEG or PNG, encoded.
+        encoded_images: JPEG or PNG.
         folder: for temporary files.
 
     Raises:
         ExportError: the process failed.
     """
-    files = [folder / f"picture-{number}" for number in range(len(pictures))]
-    for file, picture in zip(files, pictures, strict=True):
-        file.write_bytes(picture)
+    files = [folder / f"image-{number}" for number in range(len(encoded_images))]
+    for file, encoded_image in zip(files, encoded_images, strict=True):
+        file.write_bytes(encoded_image)
     result = folder / "outputs.npz"
     # Given as text: Python would put the folder of a script, which has modules of ours, first in its search path.
     command = [
@@ -104,12 +104,15 @@ def run_saved_model(path: Path, pictures: Sequence[bytes], folder: Path) -> tupl
     return encoded, images
 
 
-def run_onnx(path: Path, pictures: Sequence[bytes], names: Sequence[str]) -> list[npt.NDArray[Any]]:
-    """The named outputs of an ONNX model of pixels, by onnxruntime, on one picture after the other."""
+def run_onnx(path: Path, encoded_images: Sequence[bytes], names: Sequence[str]) -> list[npt.NDArray[Any]]:
+    """The named outputs of an ONNX model of pixels, by onnxruntime, on one image after the other."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    outputs = [session.run(list(names), {"images": decode_pixels(picture)[np.newaxis]}) for picture in pictures]
+    outputs = [
+        session.run(list(names), {"images": decode_pixels(encoded_image)[np.newaxis]})
+        for encoded_image in encoded_images
+    ]
     return [np.concatenate(one) for one in zip(*outputs, strict=True)]
 
 
@@ -119,6 +122,6 @@ def run_tflite(path: Path, images: npt.NDArray[np.float32]) -> Arrays:
     return outputs
 
 
-def decode_pixels(picture: bytes) -> Any:
+def decode_pixels(encoded_image: bytes) -> Any:
     """Pixels uint8 [height, width, 3] as TensorFlow decodes them."""
-    return tf.io.decode_image(picture, channels=3, expand_animations=False).numpy()
+    return tf.io.decode_image(encoded_image, channels=3, expand_animations=False).numpy()

@@ -25,7 +25,7 @@ from gaudi_ops.tf.keras_api import keras
 FORMAT = "gaudi-apps export"
 VERSION = 1
 MANIFEST = "export.json"
-CHECKED_PICTURES = 8
+CHECKED_IMAGES = 8
 TOLERANCE = 1e-3
 
 
@@ -36,23 +36,23 @@ class Agreement(Protocol):
     def is_close(self) -> bool:
         """Whether they agree within 1e-3."""
 
-    def describe(self, pictures: int) -> str:
-        """What was compared on so many pictures, and how close it is."""
+    def describe(self, images: int) -> str:
+        """What was compared on so many images, and how close it is."""
 
     def describe_difference(self) -> str:
         """How far they are apart."""
 
 
 class Encoded(Protocol):
-    """A picture of a data set."""
+    """An image of a data set."""
 
     @property
     def encoded(self) -> bytes:
         """The bytes of its file."""
 
 
-class PictureSource(Protocol):
-    """Pictures of a data set."""
+class ImageSource(Protocol):
+    """Images of a data set."""
 
     def __len__(self) -> int:
         """How many there are."""
@@ -63,41 +63,41 @@ class PictureSource(Protocol):
 
 @dataclass(frozen=True)
 class ExportReport:
-    """One export: its format, its folder, on how many pictures it was checked, and with what result."""
+    """One export: its format, its folder, on how many images it was checked, and with what result."""
 
     format: str
     path: Path
-    pictures: int
+    images: int
     agreement: Any
 
     def describe(self) -> str:
         """A line for people."""
-        return f"{self.path}: {self.agreement.describe(self.pictures)}"
+        return f"{self.path}: {self.agreement.describe(self.images)}"
 
 
 # Writes an export into the first folder, and compares; the second one is for temporary files.
 Exporter = Callable[[Path, Path], Agreement]
 
 
-def choose_pictures(inference: Sequence[str], source: PictureSource | None) -> list[bytes]:
-    """Up to eight encoded pictures to check an export on, evenly over what there is.
+def choose_images(inference: Sequence[str], source: ImageSource | None) -> list[bytes]:
+    """Up to eight encoded images to check an export on, evenly over what there is.
 
     Args:
-        inference: paths, folders or patterns of pictures (`--inference`); videos among them are left out.
+        inference: paths, folders or patterns of images (`--inference`); videos among them are left out.
         source: where they come from when `inference` is empty.
 
     Raises:
         FlagError: there is neither.
-        MissingInputError: there is no picture.
-        DataError: a picture or a record is damaged.
+        MissingInputError: there is no image.
+        DataError: an image or a record is damaged.
     """
     if inference:
         files = [path for path in find_files(inference) if path.suffix.lower() not in VIDEO_ENDINGS]
         if not files:
-            raise MissingInputError("--inference: gives videos only; an export is checked on pictures, so add one")
+            raise MissingInputError("--inference: gives videos only; an export is checked on images, so add one")
         return [read_image(files[place]).encoded for place in _spread(len(files))]
     if source is None:
-        raise FlagError("--mode export: needs pictures to check the export on; give --inference or --data_dir")
+        raise FlagError("--mode export: needs images to check the export on; give --inference or --data_dir")
     return [source.read(place).encoded for place in _spread(len(source))]
 
 
@@ -115,7 +115,7 @@ def require_possible(output_dir: Path, formats: Sequence[str]) -> None:
 
 
 def write_exports(
-    output_dir: Path, exporters: Mapping[str, Exporter], notes: Mapping[str, Any], pictures: int
+    output_dir: Path, exporters: Mapping[str, Exporter], notes: Mapping[str, Any], images: int
 ) -> list[ExportReport]:
     """Write each export into a folder of its name, all or nothing: an earlier one is replaced only when all are right.
 
@@ -125,7 +125,7 @@ def write_exports(
         output_dir: made when it is not there.
         exporters: what writes and compares, by the name of the format.
         notes: JSON values by name.
-        pictures: on how many it is compared.
+        images: on how many it is compared.
 
     Raises:
         UnsafeError: a folder to be replaced holds files that no export wrote.
@@ -143,8 +143,8 @@ def write_exports(
             folder.mkdir()
             agreement = export(folder, scratch)
             _require_close(name, agreement)
-            _write_manifest(folder, name, notes, pictures, agreement)
-            reports.append(ExportReport(name, output_dir / name, pictures, agreement))
+            _write_manifest(folder, name, notes, images, agreement)
+            reports.append(ExportReport(name, output_dir / name, images, agreement))
         for report in reports:
             if report.path.exists():
                 os.replace(report.path, scratch / report.format)
@@ -154,7 +154,7 @@ def write_exports(
 
 def _spread(count: int) -> list[int]:
     """At most eight places in a list of so many, evenly over it."""
-    return np.unique(np.linspace(0, count - 1, CHECKED_PICTURES).astype(int)).tolist()
+    return np.unique(np.linspace(0, count - 1, CHECKED_IMAGES).astype(int)).tolist()
 
 
 def _require_close(name: str, agreement: Agreement) -> None:
@@ -165,14 +165,14 @@ def _require_close(name: str, agreement: Agreement) -> None:
         )
 
 
-def _write_manifest(folder: Path, name: str, notes: Mapping[str, Any], pictures: int, agreement: Any) -> None:
+def _write_manifest(folder: Path, name: str, notes: Mapping[str, Any], images: int, agreement: Any) -> None:
     files = {_relative(path, folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in _list_files(folder)}
     document = {
         "format": FORMAT,
         "version": VERSION,
         "kind": name,
         **notes,
-        "check": {"pictures": pictures, **asdict(agreement)},
+        "check": {"pictures": images, **asdict(agreement)},
         "sha256": files,
     }
     write_json(folder / MANIFEST, document)

@@ -13,40 +13,40 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.inference.visualizer import Picture, decode_picture
+from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_datasets.caching import decide_cache
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import read_image
 from gaudi_datasets.program import describe_error
 from gaudi_datasets.sampling import InputOptions
 
-PICTURE_ENDINGS = (".jpeg", ".jpg", ".png")
+IMAGE_ENDINGS = (".jpeg", ".jpg", ".png")
 VIDEO_ENDINGS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """What a network takes of a picture, float32 [side, side, 3]: of its encoded bytes, and of its pixels.
+class Preprocessor:
+    """What a network takes of an image, float32 [side, side, 3]: of its encoded bytes, and of its pixels.
 
     Both are needed: decoded as in training, for the libraries' JPEG decoders differ in the last bit. What cannot be
     decoded raises one of `errors`.
     """
 
-    of_encoded: Callable[[bytes], Any]
-    of_pixels: Callable[[Picture], Any]
+    from_encoded: Callable[[bytes], Any]
+    from_pixels: Callable[[Image], Any]
     errors: tuple[type[Exception], ...] = ()
 
 
 @dataclass(frozen=True)
-class InputPicture:
-    """A picture, or a frame of a video, to predict on.
+class InputImage:
+    """An image, or a frame of a video, to predict on.
 
     Attributes:
-        image_id: its number, from 1, among all pictures, frames and bad files of the run.
+        image_id: its number, from 1, among all images, frames and bad files of the run.
         path: its file.
-        frame: the number of the frame in the video, from 0; None for a picture.
-        rate: frames a second of the video; 0 for a picture.
-        image: float32 [side, side, 3], what the network takes.
+        frame: the number of the frame in the video, from 0; None for an image.
+        rate: frames a second of the video; 0 for an image.
+        network_input: float32 [side, side, 3], what the network takes.
         pixels: uint8 [height, width, 3], RGB, to draw on.
     """
 
@@ -54,8 +54,8 @@ class InputPicture:
     path: Path
     frame: int | None
     rate: float
-    image: npt.NDArray[np.float32]
-    pixels: Picture
+    network_input: npt.NDArray[np.float32]
+    pixels: Image
 
     @property
     def name(self) -> str:
@@ -81,22 +81,22 @@ def find_files(inputs: Sequence[str]) -> list[Path]:
     """The files that paths, folders and patterns name, each once, in the order of the inputs and by name within one.
 
     A file is taken whatever its ending; of a folder and of a pattern (`*`, `?`, `[...]`, and `**` for all folders
-    below) what ends as a picture or a video.
+    below) what ends as an image or a video.
 
     Raises:
-        MissingInputError: a path is not there, or a folder or pattern gives no picture or video.
+        MissingInputError: a path is not there, or a folder or pattern gives no image or video.
     """
     return list(dict.fromkeys(path for text in inputs for path in _expand(text)))
 
 
-def read_pictures(files: Sequence[Path], prepare: Preparation) -> Iterator[InputPicture | BadFile]:
-    """The pictures and the frames of the videos, and in its place each file that cannot be used."""
+def read_images(files: Sequence[Path], prepare: Preprocessor) -> Iterator[InputImage | BadFile]:
+    """The images and the frames of the videos, and in its place each file that cannot be used."""
     image_id = 0
     for path in files:
         try:
             for frame, rate, image, pixels in _read(path, prepare):
                 image_id += 1
-                yield InputPicture(image_id, path, frame, rate, image, pixels)
+                yield InputImage(image_id, path, frame, rate, image, pixels)
         except (DataError, OSError) as error:
             image_id += 1
             yield BadFile(image_id, path, error)
@@ -111,25 +111,25 @@ def _expand(text: str) -> list[Path]:
     if not usable:
         what = "is not there"
         if path.is_dir() or glob.has_magic(text):
-            what = f"{'holds' if path.is_dir() else 'matches'} no picture ({', '.join(PICTURE_ENDINGS)}) and no video"
-        raise MissingInputError(f"{text}: {what}; give --inference pictures, videos, folders or patterns of them")
+            what = f"{'holds' if path.is_dir() else 'matches'} no image ({', '.join(IMAGE_ENDINGS)}) and no video"
+        raise MissingInputError(f"{text}: {what}; give --inference images, videos, folders or patterns of them")
     return usable
 
 
 def _is_usable(path: Path) -> bool:
-    return path.suffix.lower() in (*PICTURE_ENDINGS, *VIDEO_ENDINGS) and path.is_file()
+    return path.suffix.lower() in (*IMAGE_ENDINGS, *VIDEO_ENDINGS) and path.is_file()
 
 
-def _read(path: Path, prepare: Preparation) -> Iterator[tuple[int | None, float, npt.NDArray[np.float32], Picture]]:
-    """Number and rate of a frame (None and 0 for a picture), input of the network, and pixels."""
+def _read(path: Path, prepare: Preprocessor) -> Iterator[tuple[int | None, float, npt.NDArray[np.float32], Image]]:
+    """Number and rate of a frame (None and 0 for an image), input of the network, and pixels."""
     if path.suffix.lower() in VIDEO_ENDINGS:
         for frame in read_frames(path):
-            yield frame.number, frame.rate, np.asarray(prepare.of_pixels(frame.pixels)), frame.pixels
+            yield frame.number, frame.rate, np.asarray(prepare.from_pixels(frame.pixels)), frame.pixels
         return
     encoded = read_image(path).encoded
     errors: tuple[type[Exception], ...] = (cv2.error, *prepare.errors)
     try:
-        image, pixels = np.asarray(prepare.of_encoded(encoded)), decode_picture(encoded)
+        image, pixels = np.asarray(prepare.from_encoded(encoded)), decode_image(encoded)
     except errors as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path}: cannot be decoded ({reason}); fetch it again or leave it out") from None
@@ -149,7 +149,7 @@ class VideoFrame:
 
     number: int
     rate: float
-    pixels: Picture
+    pixels: Image
 
 
 def read_frames(path: Path) -> Iterator[VideoFrame]:
@@ -190,19 +190,19 @@ class VideoWriter:
         self._rate = rate
         self._file: tuple[Path, Any] | None = None
 
-    def write(self, picture: Picture) -> Path:
+    def write(self, image: Image) -> Path:
         """Add a frame and return the video's path.
 
         Args:
-            picture: uint8 [height, width, 3], RGB; an odd last row or column is cut off, as codecs ask for.
+            image: uint8 [height, width, 3], RGB; an odd last row or column is cut off, as codecs ask for.
 
         Raises:
             OSError: OpenCV cannot write a video here.
         """
-        height, width = (side - side % 2 for side in picture.shape[:2])
+        height, width = (side - side % 2 for side in image.shape[:2])
         self._file = self._file or self._open((width, height))
         path, writer = self._file
-        writer.write(cv2.cvtColor(np.ascontiguousarray(picture[:height, :width]), cv2.COLOR_RGB2BGR))
+        writer.write(cv2.cvtColor(np.ascontiguousarray(image[:height, :width]), cv2.COLOR_RGB2BGR))
         return path
 
     def close(self) -> None:

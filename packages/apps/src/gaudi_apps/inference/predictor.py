@@ -17,8 +17,8 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gaudi_apps.inference.media import BadFile, InputPicture, Preparation, VideoWriter, read_pictures
-from gaudi_apps.inference.visualizer import Picture, write_picture
+from gaudi_apps.inference.media import BadFile, InputImage, Preprocessor, VideoWriter, read_images
+from gaudi_apps.inference.visualizer import Image, write_image
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.staging import staging_folder
 
@@ -28,16 +28,16 @@ PIXEL_BYTES_PER_BATCH = 256 * 2**20
 Compute = Callable[[npt.NDArray[np.float32]], Sequence[npt.NDArray[Any]]]
 
 
-Found = TypeVar("Found", bound="Results")
+AnyResults = TypeVar("AnyResults", bound="Results")
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Files that were given and that could not be used, and pictures and frames that were read."""
+    """Files that were given and that could not be used, and images and frames that were read."""
 
     files: int
     bad_files: int
-    pictures: int
+    images: int
 
 
 class Results(ABC):
@@ -47,7 +47,7 @@ class Results(ABC):
         folder: where to.
 
     Attributes:
-        images: a row about each picture.
+        images: a row about each image.
         bad_files: what could not be used.
     """
 
@@ -58,15 +58,15 @@ class Results(ABC):
         self._taken: set[str] = set()
         self._video: tuple[Path, VideoWriter] | None = None  # the one whose frames are being read
 
-    def __enter__(self: Found) -> Found:
+    def __enter__(self: AnyResults) -> AnyResults:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close_video()
 
     @abstractmethod
-    def add(self, picture: InputPicture, *outputs: npt.NDArray[Any]) -> list[str]:
-        """Keep and draw what was found in a picture; the lines to show of it."""
+    def add(self, image: InputImage, *outputs: npt.NDArray[Any]) -> list[str]:
+        """Keep and draw what was found in an image; the lines to show of it."""
 
     @abstractmethod
     def count(self) -> str:
@@ -76,27 +76,27 @@ class Results(ABC):
     def write_tables(self) -> None:
         """Write what is collected into the folder."""
 
-    def add_image(self, picture: InputPicture, drawn: Picture) -> dict[str, Any]:
-        """Write a drawn picture, or add it to its video, and note it; returns the row."""
-        height, width = picture.pixels.shape[:2]
-        row = name_file(picture.image_id, picture.path)
-        row |= {"height": height, "width": width, "drawn": self._write_drawn(picture, drawn)}
-        self.images.append(row if picture.frame is None else row | {"frame": picture.frame})
+    def add_image(self, image: InputImage, drawn: Image) -> dict[str, Any]:
+        """Write a drawn image, or add it to its video, and note it; returns the row."""
+        height, width = image.pixels.shape[:2]
+        row = name_file(image.image_id, image.path)
+        row |= {"height": height, "width": width, "drawn": self._write_drawn(image, drawn)}
+        self.images.append(row if image.frame is None else row | {"frame": image.frame})
         return self.images[-1]
 
     def list_bad_files(self) -> list[dict[str, Any]]:
         """A row about each file that could not be used."""
         return [{**name_file(bad.image_id, bad.path), "error": bad.message} for bad in self.bad_files]
 
-    def _write_drawn(self, picture: InputPicture, drawn: Picture) -> str:
+    def _write_drawn(self, image: InputImage, drawn: Image) -> str:
         """Write a PNG, or add a frame to the video of the file; the name of what is written."""
-        if picture.frame is None:
-            path = self.folder / f"{self._free_name(picture)}.png"  # the whole name before it: a.jpg and a.png are two
-            write_picture(path, drawn)
+        if image.frame is None:
+            path = self.folder / f"{self._free_name(image)}.png"  # the whole name before it: a.jpg and a.png are two
+            write_image(path, drawn)
             return path.name
-        if self._video is None or self._video[0] != picture.path:
+        if self._video is None or self._video[0] != image.path:
             self._close_video()
-            self._video = picture.path, VideoWriter(self.folder / self._free_name(picture), picture.rate)
+            self._video = image.path, VideoWriter(self.folder / self._free_name(image), image.rate)
         return self._video[1].write(drawn).name
 
     def _close_video(self) -> None:
@@ -104,9 +104,9 @@ class Results(ABC):
             self._video[1].close()
             self._video = None
 
-    def _free_name(self, picture: InputPicture) -> str:
+    def _free_name(self, image: InputImage) -> str:
         """The file's name, with the image id after it when a file of another folder has taken it."""
-        name = picture.path.name if picture.path.name not in self._taken else f"{picture.path.name}-{picture.image_id}"
+        name = image.path.name if image.path.name not in self._taken else f"{image.path.name}-{image.image_id}"
         self._taken.add(name)
         return name
 
@@ -114,28 +114,28 @@ class Results(ABC):
 def predict_files(
     compute: Compute,
     files: Sequence[Path],
-    prepare: Preparation,
-    make_results: Callable[[Path], Found],
+    prepare: Preprocessor,
+    make_results: Callable[[Path], AnyResults],
     output_dir: Path,
     *,
     batch_size: int,
     strict: bool,
     write_line: Callable[[str], None],
-) -> tuple[Found, Counts]:
-    """Compute on every picture and every frame of the files; the results are in `output_dir` at the end, or nothing is.
+) -> tuple[AnyResults, Counts]:
+    """Compute on every image and every frame of the files; the results are in `output_dir` at the end, or nothing is.
 
     Args:
         compute: outputs of a batch, float32 [batch, side, side, 3].
         files: from `gaudi_apps.inference.media.find_files`.
-        prepare: see `Preparation`.
+        prepare: see `Preprocessor`.
         make_results: of a folder.
         output_dir: made when it is not there; files of the same names from an earlier run are replaced.
-        batch_size: pictures at once, at most.
+        batch_size: images at once, at most.
         strict: end with the first file that cannot be used, instead of naming and skipping it.
         write_line: gets the lines to show.
 
     Returns:
-        the results, and how many files and pictures they are of.
+        the results, and how many files and images they are of.
 
     Raises:
         DataError: no file can be used, or one cannot and it is strict.
@@ -144,13 +144,13 @@ def predict_files(
     places = {path: place for place, path in enumerate(files, 1)}
     with staging_folder(output_dir) as draft, FileProgress(len(files)) as progress:
         with make_results(draft) as results:
-            pictures = _skip_bad(read_pictures(files, prepare), results, progress, strict)
-            for batch in _make_batches(pictures, batch_size):
-                outputs = compute(np.stack([picture.image for picture in batch]))
-                for picture, *rows in zip(batch, *outputs, strict=True):
-                    for line in results.add(picture, *rows):
+            images = _skip_bad(read_images(files, prepare), results, progress, strict)
+            for batch in _make_batches(images, batch_size):
+                outputs = compute(np.stack([image.network_input for image in batch]))
+                for image, *rows in zip(batch, *outputs, strict=True):
+                    for line in results.add(image, *rows):
                         write_line(line)
-                progress.update(places[batch[-1].path], f"{len(results.images)} pictures, {results.count()}")
+                progress.update(places[batch[-1].path], f"{len(results.images)} images, {results.count()}")
         if not results.images:
             raise DataError(f"none of {len(files)} files can be used; the first: {results.bad_files[0].message}")
         results.write_tables()
@@ -165,22 +165,22 @@ def name_file(image_id: int, path: Path) -> dict[str, Any]:
 
 
 def _skip_bad(
-    pictures: Iterator[InputPicture | BadFile], results: Results, progress: FileProgress, strict: bool
-) -> Iterator[InputPicture]:
-    for picture in pictures:
-        if isinstance(picture, InputPicture):
-            yield picture
+    images: Iterator[InputImage | BadFile], results: Results, progress: FileProgress, strict: bool
+) -> Iterator[InputImage]:
+    for image in images:
+        if isinstance(image, InputImage):
+            yield image
         elif strict:
-            raise picture.error
+            raise image.error
         else:
-            results.bad_files.append(picture)
-            progress.note(f"skipped: {picture.message}")
+            results.bad_files.append(image)
+            progress.note(f"skipped: {image.message}")
 
 
-def _make_batches(pictures: Iterator[InputPicture], batch_size: int) -> Iterator[list[InputPicture]]:
-    batch: list[InputPicture] = []
-    for picture in pictures:
-        batch.append(picture)
+def _make_batches(images: Iterator[InputImage], batch_size: int) -> Iterator[list[InputImage]]:
+    batch: list[InputImage] = []
+    for image in images:
+        batch.append(image)
         if len(batch) == batch_size or sum(one.pixels.nbytes for one in batch) > PIXEL_BYTES_PER_BATCH:
             yield batch
             batch = []

@@ -1,7 +1,7 @@
 """Use an exported SavedModel in a process that imports TensorFlow and nothing of ours.
 
-It is run as the text of a program: `python -c TEXT SAVED_MODEL RESULT.npz PICTURE...`. The result holds the outputs of
-both signatures: `encoded_*` for all pictures in one batch, `images_*` for one picture after the other.
+It is run as the text of a program: `python -c TEXT SAVED_MODEL RESULT.npz IMAGE...`. The result holds the outputs of
+both signatures: `encoded_*` for all images in one batch, `images_*` for one image after the other.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 
-def main(saved_model: str, result: str, *pictures: str) -> None:
-    """Write the outputs on the pictures."""
+def main(saved_model: str, result: str, *encoded_images: str) -> None:
+    """Write the outputs on the images."""
     signatures = tf.saved_model.load(saved_model).signatures
-    encoded = [Path(picture).read_bytes() for picture in pictures]
+    encoded = [Path(encoded_image).read_bytes() for encoded_image in encoded_images]
     outputs = {f"encoded_{name}": value for name, value in signatures["serving_default"](tf.constant(encoded)).items()}
     images = [tf.io.decode_image(one, channels=3, expand_animations=False)[tf.newaxis] for one in encoded]
     singles = [signatures["images"](images=image) for image in images]

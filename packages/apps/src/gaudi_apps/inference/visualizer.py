@@ -1,4 +1,4 @@
-"""Detections drawn on pictures, and beside them the truth."""
+"""Detections drawn on images, and beside them the truth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-Picture = NDArray[np.uint8]
+Image = NDArray[np.uint8]
 Boxes = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 Scores = NDArray[np.floating[Any]]
@@ -27,25 +27,25 @@ INK = (30, 30, 30)
 
 
 def draw_detections(
-    picture: Picture,
+    image: Image,
     boxes_yxyx: Boxes,
     labels: Labels,
     scores: Scores | None,
     class_names: Sequence[str],
-) -> Picture:
-    """Draw boxes with class name and score, the best score on top; a small picture is enlarged first, to be readable.
+) -> Image:
+    """Draw boxes with class name and score, the best score on top; a small image is enlarged first, to be readable.
 
     Args:
-        picture: uint8 [height, width, 3], RGB.
+        image: uint8 [height, width, 3], RGB.
         boxes_yxyx: float [n, 4], 0..1.
         labels: int [n], 1 for the first of `class_names`.
         scores: float [n] in 0..1, or None for boxes that have none (the truth).
         class_names: names in the order of the labels.
 
     Returns:
-        A new picture, uint8 [h, w, 3], RGB, in the proportions of the given one.
+        A new image, uint8 [h, w, 3], RGB, in the proportions of the given one.
     """
-    canvas = enlarge(picture)
+    canvas = enlarge(image)
     best_first = np.arange(len(labels)) if scores is None else np.argsort(-np.asarray(scores), kind="stable")
     corners = _to_pixels(boxes_yxyx, canvas.shape)
     for index in best_first[::-1]:
@@ -61,18 +61,18 @@ def draw_detections(
     return canvas
 
 
-def compare_pictures(left: Picture, right: Picture, *, left_title: str, right_title: str) -> Picture:
-    """Put two pictures of one size side by side, each under its title: the truth and what was predicted."""
+def compare_images(left: Image, right: Image, *, left_title: str, right_title: str) -> Image:
+    """Put two images of one size side by side, each under its title: the truth and what was predicted."""
     if left.shape != right.shape:
-        raise ValueError(f"pictures are {left.shape} and {right.shape}; give two of the same size")
+        raise ValueError(f"images are {left.shape} and {right.shape}; give two of the same size")
     columns = [add_title(left, left_title), add_title(right, right_title)]
     gap = np.full((columns[0].shape[0], MARGIN, 3), PAPER, np.uint8)
     return np.hstack([columns[0], gap, columns[1]])
 
 
-def write_picture(path: Path, picture: Picture) -> None:
+def write_image(path: Path, image: Image) -> None:
     """Write uint8 [height, width, 3] RGB as PNG or JPEG, by the ending of the path."""
-    done, encoded = cv2.imencode(path.suffix, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+    done, encoded = cv2.imencode(path.suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     if not done:
         raise ValueError(f"{path}: OpenCV cannot write {path.suffix} files; use .png or .jpg")
     fresh = path.with_name(path.name + ".tmp")
@@ -80,11 +80,11 @@ def write_picture(path: Path, picture: Picture) -> None:
     os.replace(fresh, path)
 
 
-def decode_picture(encoded: bytes) -> Picture:
+def decode_image(encoded: bytes) -> Image:
     """Pixels uint8 [height, width, 3] RGB of an encoded image; orientation tags are not applied, as in training."""
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    picture = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
-    return np.asarray(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB), np.uint8)
+    image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
+    return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
 
 
 def class_colour(label: int) -> tuple[int, int, int]:
@@ -100,14 +100,14 @@ def to_drawable(name: str, label: int) -> str:
     return plain or f"#{label}"
 
 
-def enlarge(picture: Picture) -> Picture:
+def enlarge(image: Image) -> Image:
     """A copy whose longer side has at least SMALLEST_SIDE pixels."""
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     scale = SMALLEST_SIDE / max(height, width)
     if scale <= 1:
-        return np.ascontiguousarray(picture).copy()
+        return np.ascontiguousarray(image).copy()
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_CUBIC), np.uint8)
+    return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_CUBIC), np.uint8)
 
 
 def _to_pixels(boxes_yxyx: Boxes, shape: tuple[int, ...]) -> NDArray[np.int64]:
@@ -117,23 +117,23 @@ def _to_pixels(boxes_yxyx: Boxes, shape: tuple[int, ...]) -> NDArray[np.int64]:
     return np.clip(corners, 0, [height - 1, width - 1, height - 1, width - 1]).astype(np.int64)
 
 
-def _scale_of(canvas: Picture) -> float:
+def _scale_of(canvas: Image) -> float:
     return max(canvas.shape[:2]) / SMALLEST_SIDE
 
 
-def _text_style(canvas: Picture) -> tuple[float, int]:
+def _text_style(canvas: Image) -> tuple[float, int]:
     """Size (of OpenCV's font) and thickness (pixels) of the letters."""
     return 0.45 * _scale_of(canvas), max(1, round(_scale_of(canvas)))
 
 
-def _draw_frame(canvas: Picture, corners: NDArray[np.int64], colour: tuple[int, int, int]) -> None:
+def _draw_frame(canvas: Image, corners: NDArray[np.int64], colour: tuple[int, int, int]) -> None:
     top, left, bottom, right = (int(corner) for corner in corners)
     thickness = max(2, round(2 * _scale_of(canvas)))
     cv2.rectangle(canvas, (left, top), (right, bottom), colour, thickness, cv2.LINE_AA)
 
 
-def _place_plate(canvas: Picture, corners: NDArray[np.int64], text: str, taken: Sequence[Plate]) -> Plate:
-    """Above, inside or below the box, left or right: the first free place, else the first within the picture."""
+def _place_plate(canvas: Image, corners: NDArray[np.int64], text: str, taken: Sequence[Plate]) -> Plate:
+    """Above, inside or below the box, left or right: the first free place, else the first within the image."""
     height, width = canvas.shape[:2]
     top, left, bottom, right = (int(corner) for corner in corners)
     (text_width, text_height), baseline = cv2.getTextSize(text, FONT, *_text_style(canvas))
@@ -148,7 +148,7 @@ def _place_plate(canvas: Picture, corners: NDArray[np.int64], text: str, taken: 
     return next(free, places[0] if places else (0, 0, plate_width, plate_height))
 
 
-def _draw_tag(canvas: Picture, plate: Plate, text: str, colour: tuple[int, int, int]) -> None:
+def _draw_tag(canvas: Image, plate: Plate, text: str, colour: tuple[int, int, int]) -> None:
     """Text on a plate of the class's colour, black or white as can be read on it."""
     size, thickness = _text_style(canvas)
     left, top, right, bottom = plate
@@ -163,12 +163,12 @@ def _overlap(first: Plate, second: Plate) -> bool:
     return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
 
 
-def add_title(picture: Picture, title: str) -> Picture:
-    """A picture under a bar with a line of text; what OpenCV's font lacks is left out."""
+def add_title(image: Image, title: str) -> Image:
+    """An image under a bar with a line of text; what OpenCV's font lacks is left out."""
     title = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
-    size = 0.6 * _scale_of(picture)
-    thickness = max(1, round(_scale_of(picture)))
+    size = 0.6 * _scale_of(image)
+    thickness = max(1, round(_scale_of(image)))
     (_, text_height), baseline = cv2.getTextSize(title, FONT, size, thickness)
-    bar = np.full((text_height + baseline + 2 * MARGIN, picture.shape[1], 3), PAPER, np.uint8)
+    bar = np.full((text_height + baseline + 2 * MARGIN, image.shape[1], 3), PAPER, np.uint8)
     cv2.putText(bar, title, (MARGIN, MARGIN + text_height), FONT, size, INK, thickness, cv2.LINE_AA)
-    return np.vstack([bar, picture])
+    return np.vstack([bar, image])

@@ -193,12 +193,12 @@ class SSDMXNetApplication(Application):
         return draw_training_input(batches, categories_of(data.facts), folder)
 
     def predict(self, restore: Callable[[], Restored]) -> None:
-        """Detect on the user's pictures and videos."""
+        """Detect on the user's images and videos."""
         from gaudi_apps.detection.predict import predict_by_flags
-        from gaudi_apps.mxnet.data import make_preparation
+        from gaudi_apps.mxnet.data import make_preprocessor
 
         batch_size, folder = self.config.data.batch_size, self.settings.model_dir
-        prepare = make_preparation(self._mxnet.layout)
+        prepare = make_preprocessor(self._mxnet.layout)
         predict_by_flags(self.config.use, restore, self._open_detector, folder, batch_size=batch_size, prepare=prepare)
 
     def export(self, restore: Callable[[], Restored]) -> None:

@@ -133,7 +133,7 @@ def _check_modes(config: SSDMXNetConfig) -> None:
     """What is for some modes only."""
     run, use = config.run, config.use
     if run.mode == "predict" and not use.inference:
-        raise FlagError("--mode predict: needs --inference with pictures, videos or a folder")
+        raise FlagError("--mode predict: needs --inference with images, videos or a folder")
     if run.mode != "predict" and use.inference:
         raise FlagError(f"--inference {use.inference[0]}: is for --mode predict; mode is {run.mode}")
     if run.json and run.mode not in ("plan", "parity"):

@@ -11,7 +11,7 @@ from tyro.conf import FlagCreatePairsOff, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from gaudi_apps.cli.flags import ParityFlags
-from gaudi_apps.detection.config import PictureFlags
+from gaudi_apps.detection.config import ImageFlags
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.former_flags import OFF, ON, FormerFlag
 
@@ -48,7 +48,7 @@ class RunFlags:
     detections; export: write the weights for either framework; plan: print what train_val would do;
     parity: compute the first steps in two ways, and name the first tensor that differs."""
     model_dir: str = "runs/ssd_mxnet_train"
-    """Folder of checkpoints, curves, pictures and figures; training continues from its newest checkpoint."""
+    """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
     clean: Switch = False
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
     dry_run: Switch = False
@@ -258,7 +258,7 @@ class SSDMXNetConfig:
     network: NetworkFlags = field(default_factory=NetworkFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
     validation: ValidationFlags = field(default_factory=ValidationFlags)
-    use: PictureFlags = field(default_factory=PictureFlags)
+    use: ImageFlags = field(default_factory=ImageFlags)
     device: DeviceFlags = field(default_factory=DeviceFlags)
     distribution: HorovodFlags = field(default_factory=HorovodFlags)
     report: ReportFlags = field(default_factory=ReportFlags)

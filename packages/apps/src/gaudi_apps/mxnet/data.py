@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from gaudi_apps.detection.data import note_categories
 from gaudi_apps.detection.plan import COCO_TRAIN_IMAGES
-from gaudi_apps.inference.media import Preparation, keep_if_it_fits
-from gaudi_apps.inference.visualizer import Picture, decode_picture
+from gaudi_apps.inference.media import Preprocessor, keep_if_it_fits
+from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_apps.runtime.settings import RunSettings
 from gaudi_apps.training.application import Batches, TrainingData
@@ -96,11 +96,11 @@ def find_coco_files(root: str | Path, dataset: str, split: str) -> tuple[Path, P
     return Path(root) / "annotations" / f"instances_{name}.json", Path(root) / name
 
 
-def make_preparation(layout: Layout) -> Preparation:
+def make_preprocessor(layout: Layout) -> Preprocessor:
     """For a network of images of a layout."""
     axes = (2, 0, 1) if layout == "NCHW" else (0, 1, 2)
 
-    def of_pixels(pixels: Picture) -> npt.NDArray[np.float32]:
+    def from_pixels(pixels: Image) -> npt.NDArray[np.float32]:
         return np.ascontiguousarray(prepare_pixels(pixels).transpose(axes))
 
-    return Preparation(lambda encoded: of_pixels(decode_picture(encoded)), of_pixels)
+    return Preprocessor(lambda encoded: from_pixels(decode_image(encoded)), from_pixels)

@@ -29,7 +29,7 @@ from gaudi_distributed.errors import DeviceError
 
 if TYPE_CHECKING:
     from gaudi_apps.mxnet.config import SSDMXNetConfig
-    from gaudi_apps.training.parity.record import Lead, StepTensor
+    from gaudi_apps.training.parity.record import Reference, StepTensor
     from gaudi_models.mxnet.layers import Layout
     from gaudi_models.mxnet.layers import Precision as ComputePrecision
 
@@ -99,12 +99,12 @@ class MXNet:
         batches: Iterator[Mapping[str, Any]],
         learning_rate: Callable[[int], float],
         steps: int,
-        lead: Lead | None,
+        reference: Reference | None,
     ) -> Iterator[list[StepTensor]]:
         """Replay steps with `gaudi_apps.mxnet.parity`."""
         from gaudi_apps.mxnet.parity import replay_steps
 
-        return replay_steps(task, batches, learning_rate, steps, lead)
+        return replay_steps(task, batches, learning_rate, steps, reference)
 
     def open_summaries(self, folder: Path) -> EventsWriter:
         """Open a writer of event files that needs no TensorFlow."""

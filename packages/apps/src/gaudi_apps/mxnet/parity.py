@@ -12,8 +12,8 @@ import numpy as np
 from gaudi_apps.mxnet.task import MXNetTask
 from gaudi_apps.training.parity.record import (
     Array,
-    Lead,
-    LedStep,
+    Reference,
+    ReferenceStep,
     StepTensor,
     list_outputs,
     note_tensor,
@@ -37,7 +37,7 @@ def replay_steps(
     batches: Iterator[Mapping[str, Any]],
     learning_rate: Callable[[int], float],
     steps: int,
-    lead: Lead | None = None,
+    reference: Reference | None = None,
 ) -> Iterator[list[StepTensor]]:
     """Train, as `MXNetTask.train_step` does, and give all tensors of each step in the order of computation.
 
@@ -49,11 +49,11 @@ def replay_steps(
     before: Mapping[str, Array] = task.read_weights()
     for number in range(1, steps + 1):
         batch = next(batches)
-        led = lead(number) if lead else LedStep({}, {}, {})
+        reference_step = reference(number) if reference else ReferenceStep({}, {}, {})
         own = {**batch, "images": to_nhwc(batch["images"])}
-        used = {name: _take(name, values, led.batch.get(name)) for name, values in own.items()}
+        used = {name: _take(name, values, reference_step.batch.get(name)) for name, values in own.items()}
         used["images"] = from_nhwc(used["images"])
-        with _noting_outputs(task.model, led.outputs) as outputs:
+        with _noting_outputs(task.model, reference_step.outputs) as outputs:
             losses = task.compute_gradients(used)
         gradients = task.read_gradients()
         task.update(learning_rate(number - 1))
@@ -72,7 +72,7 @@ def replay_steps(
                 for name, values in variables
             ),
         ]
-        before = _follow(task, before, led.updates) if led.updates else after
+        before = _follow(task, before, reference_step.updates) if reference_step.updates else after
 
 
 def _follow(task: MXNetTask, before: Mapping[str, Array], updates: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -82,8 +82,8 @@ def _follow(task: MXNetTask, before: Mapping[str, Array], updates: Mapping[str, 
 
 
 @contextlib.contextmanager
-def _noting_outputs(model: Any, lead: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """Within, what layers give is noted by their names, in the order of their calls, and replaced by the lead."""
+def _noting_outputs(model: Any, reference: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+    """Record the outputs of layers by name, in the order of their calls, and replace them by the reference."""
     noted: dict[str, Array] = {}
     to_nhwc, from_nhwc = _TRANSPOSITIONS[model.layout]
     layers: list[Any] = [one for one in _list_blocks(model) if isinstance(one, (Convolution, BatchNorm))]
@@ -92,9 +92,9 @@ def _noting_outputs(model: Any, lead: Mapping[str, Array]) -> Iterator[dict[str,
         output, name = own_forward(*arguments), layer.prefix.removesuffix("_")
         exact = mx.nd.amp_cast(output, dtype="float32")
         noted[name] = to_nhwc(exact.asnumpy())
-        if name not in lead:
+        if name not in reference:
             return output
-        given = mx.nd.array(from_nhwc(_take(name, noted[name], lead[name])), ctx=output.context)
+        given = mx.nd.array(from_nhwc(_take(name, noted[name], reference[name])), ctx=output.context)
         # Other values, whose gradient is that of the output; in float32, which all operations know.
         return mx.nd.amp_cast(given + (exact - mx.nd.stop_gradient(exact)), dtype=output.dtype)
 

@@ -11,7 +11,7 @@ from gaudi_apps.runtime.profiler import StepRange
 from gaudi_apps.runtime.settings import DeviceSettings
 
 if TYPE_CHECKING:
-    from gaudi_apps.training.parity.record import Lead, StepTensor
+    from gaudi_apps.training.parity.record import Reference, StepTensor
     from gaudi_distributed import Precision
 
 
@@ -57,7 +57,7 @@ class Framework(Protocol):
         batches: Iterator[Mapping[str, Any]],
         learning_rate: Callable[[int], float],
         steps: int,
-        lead: Lead | None,
+        reference: Reference | None,
     ) -> Iterator[list[StepTensor]]:
         """Train, and give all tensors of each step in the order of computation, for `gaudi_apps.training.parity`.
 
@@ -66,7 +66,7 @@ class Framework(Protocol):
             batches: of `gaudi_apps.training.application.TrainingData`.
             learning_rate: of a step, counted from 0.
             steps: how many.
-            lead: the other side's steps, whose batches and outputs are gone by; None: this side goes by itself.
+            reference: steps of the other side, whose batches and outputs are used; None: this side runs alone.
         """
 
     def open_summaries(self, folder: Path) -> AbstractContextManager[Summaries]:

@@ -67,7 +67,7 @@ class RunSettings:
         log_every: steps between two reports to the user.
         summary_every: steps between two points in TensorBoard.
         traced: steps to trace for TensorBoard's profiler.
-        draws_input: whether pictures of the training input are wanted.
+        draws_input: whether images of the training input are wanted.
         weights: file to begin with.
         target: the score that ends training; 0: none.
         patience: evaluations in a row without a better score that end training; 0: never.

@@ -25,7 +25,7 @@ from gaudi_distributed import (
 from gaudi_distributed.devices.habana import module_environment
 
 if TYPE_CHECKING:
-    from gaudi_apps.training.parity.record import Lead, StepTensor
+    from gaudi_apps.training.parity.record import Reference, StepTensor
 
 
 # TensorFlow is imported inside the functions, after `start_tensorflow` has set what it reads when it is imported.
@@ -56,12 +56,12 @@ class TensorFlow:
         batches: Iterator[Mapping[str, Any]],
         learning_rate: Callable[[int], float],
         steps: int,
-        lead: Lead | None,
+        reference: Reference | None,
     ) -> Iterator[list[StepTensor]]:
         """See `gaudi_apps.training.parity.keras_steps`."""
         from gaudi_apps.training.parity.keras_steps import replay_steps
 
-        return replay_steps(task, batches, learning_rate, steps, lead)
+        return replay_steps(task, batches, learning_rate, steps, reference)
 
     def open_summaries(self, folder: Path) -> SummaryWriter:
         """By tf.summary."""

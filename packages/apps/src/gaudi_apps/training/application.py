@@ -209,7 +209,7 @@ class Application(ABC):
 
     @abstractmethod
     def predict(self, restore: Callable[[], Restored]) -> None:
-        """Use the chosen checkpoint on the user's pictures."""
+        """Use the chosen checkpoint on the user's images."""
 
     @abstractmethod
     def export(self, restore: Callable[[], Restored]) -> None:

@@ -101,7 +101,7 @@ def _draw_input(session: Session, data: TrainingData) -> None:
     folder = session.model_dir / DATALOADER
     paths = session.app.draw_input(data, folder)
     session.folder.own(*paths)
-    print(f"pictures of the training input: {folder} ({len(paths)})")
+    print(f"images of the training input: {folder} ({len(paths)})")
 
 
 class _Training:

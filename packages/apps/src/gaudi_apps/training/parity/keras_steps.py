@@ -1,6 +1,6 @@
 """The first training steps of a Keras network with everything in them laid open, as the mode parity compares it.
 
-The side that is compared is led by the one that was recorded: each layer is given what the recorded layers before it
+The side that is compared follows the one that was recorded: each layer is given what the recorded layers before it
 gave, and each step begins with the weights that the recorded one began with. So a layer is compared on equal inputs,
 and what differs is its own doing. Without, rounding alone would tear two sides apart: a deep network with batch norm
 over a small batch makes other gradients of the last bits of bfloat16.
@@ -19,8 +19,8 @@ import tensorflow as tf
 from gaudi_apps.training.keras_task import KerasTask, name_of
 from gaudi_apps.training.parity.record import (
     Array,
-    Lead,
-    LedStep,
+    Reference,
+    ReferenceStep,
     StepTensor,
     list_outputs,
     note_tensor,
@@ -37,7 +37,7 @@ def replay_steps(
     batches: Iterator[Mapping[str, Any]],
     learning_rate: Callable[[int], float],
     steps: int,
-    lead: Lead | None = None,
+    reference: Reference | None = None,
 ) -> Iterator[list[StepTensor]]:
     """Train, as `KerasTask.train_step` does, and give all tensors of each step in the order of computation.
 
@@ -46,7 +46,7 @@ def replay_steps(
         batches: of `gaudi_apps.training.application.TrainingData`.
         learning_rate: of a step, counted from 0.
         steps: how many.
-        lead: the other side's steps, counted from 1; None: this side goes by itself.
+        reference: steps of the other side, counted from 1; None: this side runs alone.
 
     Raises:
         ConfigurationError: the other side's tensors are not of the shapes of this side's.
@@ -55,9 +55,9 @@ def replay_steps(
     before = _read_weights(task.model)
     for number in range(1, steps + 1):
         batch = next(batches)
-        led = lead(number) if lead else LedStep({}, {}, {})
-        used = {name: _take(name, values, led.batch.get(name)) for name, values in batch.items()}
-        outputs, scalars, gradients = open_step(used, learning_rate(number - 1), led.outputs)
+        reference_step = reference(number) if reference else ReferenceStep({}, {}, {})
+        used = {name: _take(name, values, reference_step.batch.get(name)) for name, values in batch.items()}
+        outputs, scalars, gradients = open_step(used, learning_rate(number - 1), reference_step.outputs)
         after = _read_weights(task.model)
         yield [
             *(note_tensor(number, "batch", name, _to_array(values)) for name, values in sorted(batch.items())),
@@ -66,7 +66,7 @@ def replay_steps(
             *(note_tensor(number, "gradient", name, values, layer) for name, layer, values in gradients),
             *_list_updates(number, before, after),
         ]
-        before = _follow(task.model, before, led.updates) if led.updates else after
+        before = _follow(task.model, before, reference_step.updates) if reference_step.updates else after
 
 
 class _OpenStep:
@@ -79,9 +79,9 @@ class _OpenStep:
         self._layers = {id(one): layer.name for layer in task.model.layers for one in layer.variables}
 
     def __call__(
-        self, batch: Mapping[str, Any], rate: float, lead: Mapping[str, Array]
+        self, batch: Mapping[str, Any], rate: float, reference: Mapping[str, Array]
     ) -> tuple[list[tuple[str, Array]], dict[str, Array], list[tuple[str, str, Array]]]:
-        outputs, scalars, gradients = self._step(batch, tf.constant(rate, tf.float32), dict(lead))
+        outputs, scalars, gradients = self._step(batch, tf.constant(rate, tf.float32), dict(reference))
         variables = self._task.model.trainable_variables
         # From the last layer to the first, as they are computed.
         backwards = [
@@ -92,9 +92,9 @@ class _OpenStep:
         return named, {name: _to_array(value) for name, value in scalars.items()}, backwards
 
     def _compute(
-        self, batch: Mapping[str, Any], rate: Any, lead: Mapping[str, Any]
+        self, batch: Mapping[str, Any], rate: Any, reference: Mapping[str, Any]
     ) -> tuple[list[Any], Mapping[str, Any], Sequence[Any]]:
-        with _noting_outputs(self._task.model.layers, lead) as outputs, tf.GradientTape() as tape:
+        with _noting_outputs(self._task.model.layers, reference) as outputs, tf.GradientTape() as tape:
             scalars = self._task.compute_loss(batch)
         gradients = tape.gradient(scalars["loss"], self._task.model.trainable_variables)
         self._task.update(gradients, rate)
@@ -103,8 +103,8 @@ class _OpenStep:
 
 
 @contextlib.contextmanager
-def _noting_outputs(layers: Sequence[Any], lead: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Within, what layers give is noted by their names, in the order of their calls, and replaced by the lead.
+def _noting_outputs(layers: Sequence[Any], reference: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Record the outputs of layers by name, in the order of their calls, and replace them by the reference.
 
     A model of the layers' outputs would be a second forward pass, which changes the moving statistics a second time.
     """
@@ -114,7 +114,7 @@ def _noting_outputs(layers: Sequence[Any], lead: Mapping[str, Any]) -> Iterator[
         calls = sum(name.partition("#")[0] == layer.name for name in noted)
         name = f"{layer.name}#{calls + 1}" if calls else layer.name
         noted[name] = output
-        return _replace(name, output, lead[name]) if name in lead else output
+        return _replace(name, output, reference[name]) if name in reference else output
 
     def call(layer: Any, own_call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         return tf.nest.map_structure(functools.partial(note, layer), own_call(*arguments, **keywords))

@@ -26,8 +26,8 @@ from gaudi_apps.training.parity.compare import (
     require_comparable,
 )
 from gaudi_apps.training.parity.record import (
-    LedStep,
     Recording,
+    ReferenceStep,
     StepTensor,
     read_recording,
     require_new,
@@ -94,10 +94,10 @@ class _ThisSide:
         self.settings = _list_settings(session, self._data, self._plan, facts, steps)
 
     def compute(self, recording: Recording | None) -> Iterator[list[StepTensor]]:
-        """All tensors of each step, led by the recording where there is one."""
-        lead = None if recording is None else lambda step: _read_lead(recording, step)
+        """All tensors of each step, computed along the recording where there is one."""
+        reference = None if recording is None else lambda step: _read_reference(recording, step)
         batches = self._data.batches(0)
-        return self._framework.replay_steps(self._task, batches, self._plan.learning_rate, self._steps, lead)
+        return self._framework.replay_steps(self._task, batches, self._plan.learning_rate, self._steps, reference)
 
 
 def _compare(this: _ThisSide, recording: Recording, flags: ParityFlags) -> list[Difference]:
@@ -137,11 +137,11 @@ def _list_settings(session: Session, data: TrainingData, plan: Plan, facts: Fact
     return {"data": data.fingerprint, "parity_steps": steps, **facts, **flags, "batch_size": plan.global_batch}
 
 
-def _read_lead(recording: Recording, step: int) -> LedStep:
+def _read_reference(recording: Recording, step: int) -> ReferenceStep:
     def read(part: str) -> dict[str, Any]:
         return {one.name: recording.read(one) for one in recording.list_step(step) if one.part == part}
 
-    return LedStep(read("batch"), read("output"), read("update"))
+    return ReferenceStep(read("batch"), read("output"), read("update"))
 
 
 @contextlib.contextmanager

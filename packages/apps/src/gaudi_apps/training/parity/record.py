@@ -242,7 +242,7 @@ def note_tensor(step: int, part: Part, name: str, values: Array, layer: str = ""
 
 
 @dataclass(frozen=True)
-class LedStep:
+class ReferenceStep:
     """What a step of the other side went by: its batch, what its layers gave, and what was added to its variables."""
 
     batch: Mapping[str, Array]
@@ -251,7 +251,7 @@ class LedStep:
 
 
 # The other side's steps, counted from 1.
-Lead: TypeAlias = Callable[[int], LedStep]
+Reference: TypeAlias = Callable[[int], ReferenceStep]
 
 
 def list_outputs(

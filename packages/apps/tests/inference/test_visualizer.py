@@ -7,26 +7,26 @@ import numpy as np
 import pytest
 
 from gaudi_apps.inference.visualizer import (
-    Picture,
+    Image,
     class_colour,
-    compare_pictures,
+    compare_images,
     draw_detections,
     to_drawable,
-    write_picture,
+    write_image,
 )
 
 NAMES = ["cat", "dog"]
 
 
-def paint(height: int = 600, width: int = 600, value: int = 128) -> Picture:
+def paint(height: int = 600, width: int = 600, value: int = 128) -> Image:
     return np.full((height, width, 3), value, np.uint8)
 
 
 def test_box_is_drawn_where_it_is_in_the_colour_of_its_class() -> None:
-    picture = paint()
-    drawn = draw_detections(picture, np.array([[0.25, 0.5, 0.75, 0.9]]), np.array([2]), np.array([0.875]), NAMES)
-    assert drawn.shape == picture.shape
-    assert np.all(picture == 128)  # the given one is left alone
+    image = paint()
+    drawn = draw_detections(image, np.array([[0.25, 0.5, 0.75, 0.9]]), np.array([2]), np.array([0.875]), NAMES)
+    assert drawn.shape == image.shape
+    assert np.all(image == 128)  # the given one is left alone
     for row, column in ((450, 400), (300, 300), (300, 540)):  # bottom, left, right
         assert tuple(drawn[row, column]) == class_colour(2)
     assert tuple(drawn[300, 400]) == (128, 128, 128)
@@ -35,7 +35,7 @@ def test_box_is_drawn_where_it_is_in_the_colour_of_its_class() -> None:
     assert changed.max(axis=0).tolist() == pytest.approx([451, 541], abs=1)
 
 
-def test_small_pictures_are_enlarged_and_large_ones_kept() -> None:
+def test_small_images_are_enlarged_and_large_ones_kept() -> None:
     nothing = (np.zeros((0, 4)), np.zeros(0, int), np.zeros(0), NAMES)
     assert draw_detections(paint(100, 50), *nothing).shape == (600, 300, 3)
     assert draw_detections(paint(800, 1000), *nothing).shape == (800, 1000, 3)
@@ -67,20 +67,20 @@ def test_colours_of_many_classes_differ() -> None:
     assert len({class_colour(label) for label in range(1, 91)}) == 90
 
 
-def test_two_pictures_side_by_side() -> None:
-    both = compare_pictures(paint(600, 300), paint(600, 300, 64), left_title="truth", right_title="predictions")
+def test_two_images_side_by_side() -> None:
+    both = compare_images(paint(600, 300), paint(600, 300, 64), left_title="truth", right_title="predictions")
     assert both.shape[1] == 300 + 8 + 300
     assert both.shape[0] > 600
     assert tuple(both[-1, 0]) == (128, 128, 128)
     assert tuple(both[-1, -1]) == (64, 64, 64)
     assert both[:30, :300].min() < 100  # the title
     with pytest.raises(ValueError, match="same size"):
-        compare_pictures(paint(600, 300), paint(600, 301), left_title="", right_title="")
+        compare_images(paint(600, 300), paint(600, 301), left_title="", right_title="")
 
 
-def test_written_picture_has_the_colours_of_the_given_one(tmp_path: Path) -> None:
-    picture = paint(20, 30)
-    picture[:, :, 0] = 250
-    write_picture(tmp_path / "a.png", picture)
-    np.testing.assert_array_equal(cv2.imread(str(tmp_path / "a.png"))[:, :, ::-1], picture)
+def test_written_image_has_the_colours_of_the_given_one(tmp_path: Path) -> None:
+    image = paint(20, 30)
+    image[:, :, 0] = 250
+    write_image(tmp_path / "a.png", image)
+    np.testing.assert_array_equal(cv2.imread(str(tmp_path / "a.png"))[:, :, ::-1], image)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.png"]
