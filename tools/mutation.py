@@ -44,9 +44,15 @@ MOST_SURVIVORS = 10.0  # percent of the mutants
 EXAMPLES = 100  # of each property, as in CI
 LONGEST = 600  # seconds of a module's tests
 SLACK = 20  # seconds that a mutant may take besides
-LIBRARIES = ("hypothesis.extra.numpy", "pycocotools.cocoeval", "rich.table", "safetensors.numpy", "tensorflow")
+LIBRARIES = (
+    "hotcoco",
+    "hypothesis.extra.numpy",
+    "pycocotools.cocoeval",
+    "rich.table",
+    "safetensors.numpy",
+    "tensorflow",
+)
 OPS, DATASETS, APPS = (f"packages/{name}/tests" for name in ("ops", "datasets", "apps"))
-COCO = (f"{DATASETS}/detection/test_scoring.py", f"{DATASETS}/detection/test_coco_curves.py")
 # The tests of each module, quick ones first: all of its package's NumPy half, or those that are about it.
 TESTS: dict[str, tuple[str, ...]] = {
     **{
@@ -60,9 +66,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         }.items()
     },
     "gaudi_datasets.sampling": (f"{DATASETS}/test_sampling.py",),
-    "gaudi_datasets.detection.coco_matching": COCO,
-    "gaudi_datasets.detection.coco_curves": COCO,
-    "gaudi_datasets.detection.scoring": COCO,
+    "gaudi_datasets.detection.scoring": (
+        f"{DATASETS}/detection/test_scoring.py",
+        f"{DATASETS}/detection/test_scoring_oracle.py",
+    ),
     "gaudi_apps.training.checkpoint": (f"{APPS}/training/test_checkpoints.py",),
     "gaudi_apps.inference.scores": (f"{APPS}/inference/test_scoring.py", f"{APPS}/inference/test_coco_table.py"),
     "gaudi_apps.inference.scoring": (

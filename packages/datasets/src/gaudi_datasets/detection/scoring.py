@@ -1,25 +1,35 @@
-"""The COCO figures of detections: those of pycocotools, in a small part of its time."""
+"""Score detections by COCO's rules: the twelve figures, and AP of each class.
+
+hotcoco computes them, or pycocotools where hotcoco has no wheel; both give the same figures.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gaudi_datasets.detection.coco import parse_coco
-from gaudi_datasets.detection.coco_curves import FIGURES, draw_curves
-from gaudi_datasets.detection.coco_matching import Detections, Objects
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.json_records import Faults, Record, RecordError, load_json
 
-__all__ = ["FIGURES", "ClassScore", "CocoScores", "score_detections"]
+FIGURES = (
+    "AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large",
+    "AR1", "AR10", "AR100", "AR_small", "AR_medium", "AR_large",
+)  # fmt: skip
 
 Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 _NAMELESS = Path("<in memory>")
 
@@ -61,6 +71,23 @@ class CocoScores:
         return asdict(self)
 
 
+@dataclass(frozen=True, eq=False)
+class _Detections:
+    """Columns of detections.
+
+    Attributes:
+        images: int64 [n], ids.
+        categories: int64 [n], ids.
+        boxes_xywh: float64 [n, 4], left, top, width, height in pixels.
+        scores: float64 [n].
+    """
+
+    images: Integers
+    categories: Integers
+    boxes_xywh: Floats
+    scores: Floats
+
+
 def score_detections(
     ground_truth: Mapping[str, Any] | str | Path,
     detections: Sequence[Mapping[str, Any]] | str | Path,
@@ -84,12 +111,14 @@ def score_detections(
     truth = _load_truth(ground_truth)
     found = _load_detections(detections, truth)
     ids = np.unique([one["id"] for one in truth["images"]] if image_ids is None else list(image_ids)).astype(np.int64)
-    category_ids = np.array(sorted(one["id"] for one in truth["categories"]), np.int64)
-    objects = _select_objects(truth["annotations"], ids, category_ids)
-    curves = draw_curves(objects, _select_detections(found, ids, category_ids), len(category_ids))
+    categories = sorted(truth["categories"], key=lambda one: int(one["id"]))
+    figures, precision = _evaluate(truth["annotations"], found, ids, [one["id"] for one in categories])
     return CocoScores(
-        figures={name: _known(value) for name, value in curves.summarize().items()},
-        classes=_class_scores(truth, category_ids.tolist(), curves.precision),
+        figures={name: _known(value) for name, value in zip(FIGURES, figures, strict=True)},
+        classes=tuple(
+            ClassScore(one["name"], _known(of_class.mean()), _known(of_class[0].mean()))
+            for one, of_class in zip(categories, precision, strict=True)
+        ),
         images=len(ids),
         images_total=len(truth["images"]),
         detections=len(found.scores),
@@ -106,7 +135,7 @@ def _load_truth(ground_truth: Mapping[str, Any] | str | Path) -> dict[str, Any]:
     return {name: document[name] for name in ("images", "categories", "annotations")}
 
 
-def _load_detections(detections: Sequence[Mapping[str, Any]] | str | Path, truth: Mapping[str, Any]) -> Detections:
+def _load_detections(detections: Sequence[Mapping[str, Any]] | str | Path, truth: Mapping[str, Any]) -> _Detections:
     """All of them, with ids where rows are asked for."""
     is_path = isinstance(detections, str | Path)
     path = Path(detections) if is_path else _NAMELESS  # type: ignore[arg-type]
@@ -124,7 +153,7 @@ def _load_detections(detections: Sequence[Mapping[str, Any]] | str | Path, truth
     return found
 
 
-def _take_columns(records: Sequence[Any], known: Mapping[str, set[int]]) -> Detections | None:
+def _take_columns(records: Sequence[Any], known: Mapping[str, set[int]]) -> _Detections | None:
     """The fields of all records; None where one has a fault."""
     try:
         image_ids = [one["image_id"] for one in records]
@@ -145,8 +174,8 @@ def _take_columns(records: Sequence[Any], known: Mapping[str, set[int]]) -> Dete
 
 def _make_detections(
     image_ids: list[int], category_ids: list[int], boxes: list[Sequence[float]], scores: list[float]
-) -> Detections:
-    return Detections(
+) -> _Detections:
+    return _Detections(
         np.array(image_ids, np.int64),
         np.array(category_ids, np.int64),
         np.array(boxes, np.float64).reshape(-1, 4),
@@ -172,40 +201,69 @@ def _check_records(records: Sequence[Any], known: Mapping[str, set[int]], path: 
     return found
 
 
-def _select_objects(annotations: Sequence[Mapping[str, Any]], ids: Integers, category_ids: Integers) -> Objects:
-    """Objects of the images with these ids, which rise as those of the categories do."""
-    boxes = np.array([one["bbox"] for one in annotations], np.float64).reshape(-1, 4)
-    areas = [one.get("area", box[2] * box[3]) for one, box in zip(annotations, boxes.tolist(), strict=True)]
-    image_ids = np.array([one["image_id"] for one in annotations], np.int64)
-    kept = np.isin(image_ids, ids)
-    return Objects(
-        np.searchsorted(ids, image_ids[kept]),
-        np.searchsorted(category_ids, np.array([one["category_id"] for one in annotations], np.int64)[kept]),
-        boxes[kept],
-        np.array(areas, np.float64)[kept],
-        np.array([bool(one.get("iscrowd", 0)) for one in annotations], np.bool_)[kept],
-    )
+def _evaluate(
+    annotations: Sequence[Mapping[str, Any]], found: _Detections, ids: Integers, category_ids: Sequence[int]
+) -> tuple[Sequence[float], Floats]:
+    """Return the twelve figures, and precision [class, IoU threshold, recall]; -1 where there is nothing to find.
+
+    Images and classes are numbered anew from 1, since detections are passed as floats, which hold no large ids.
+    """
+    rows_of_images = {image_id: row for row, image_id in enumerate(ids.tolist(), 1)}
+    rows_of_categories = {category_id: row for row, category_id in enumerate(category_ids, 1)}
+    document = {
+        "images": [{"id": row} for row in rows_of_images.values()],
+        "categories": [{"id": row, "name": str(row)} for row in rows_of_categories.values()],
+        "annotations": [
+            {
+                "id": number,
+                "image_id": rows_of_images[one["image_id"]],
+                "category_id": rows_of_categories[one["category_id"]],
+                "bbox": one["bbox"],
+                "area": one.get("area", one["bbox"][2] * one["bbox"][3]),
+                "iscrowd": int(bool(one.get("iscrowd", 0))),
+            }
+            for number, one in enumerate(annotations, 1)
+            if one["image_id"] in rows_of_images
+        ],
+    }
+    scorer = _import_scorer()
+    with contextlib.redirect_stdout(io.StringIO()):  # both print tables and progress
+        truth, detections = scorer.COCO(), scorer.COCO()
+        truth.dataset, detections.dataset = document, {**document, "annotations": []}
+        truth.createIndex()
+        detections.createIndex()
+        table = _make_table(found, ids, category_ids)
+        if len(table):
+            detections = truth.loadRes(table)
+        evaluation = scorer.COCOeval(truth, detections, "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    precision: Floats = np.asarray(evaluation.eval["precision"])[:, :, :, 0, -1]
+    return list(evaluation.stats), precision.transpose(2, 0, 1)
 
 
-def _select_detections(found: Detections, ids: Integers, category_ids: Integers) -> Detections:
-    """Those of the images with these ids, with rows in place of ids."""
+def _make_table(found: _Detections, ids: Integers, category_ids: Sequence[int]) -> Floats:
+    """Return image, left, top, width, height, score and class of each detection: float64 [n, 7]."""
     kept = np.isin(found.images, ids)
-    images, categories = (
-        np.searchsorted(all_, values[kept]) for all_, values in ((ids, found.images), (category_ids, found.categories))
-    )
-    return Detections(images, categories, found.boxes_xywh[kept], found.scores[kept])
+    images = np.searchsorted(ids, found.images[kept]) + 1
+    categories = np.searchsorted(np.array(category_ids, np.int64), found.categories[kept]) + 1
+    return np.column_stack([images, found.boxes_xywh[kept], found.scores[kept], categories]).astype(np.float64)
 
 
-def _class_scores(
-    truth: Mapping[str, Any], category_ids: Sequence[int], precision: npt.NDArray[np.float64]
-) -> tuple[ClassScore, ...]:
-    """AP of each class from precision [IoU threshold, recall, class, area], -1 where unknown."""
-    names = {category["id"]: category["name"] for category in truth["categories"]}
-    scores = []
-    for row, category_id in enumerate(category_ids):
-        of_class = precision[:, :, row, 0]
-        scores.append(ClassScore(names[category_id], _known(of_class.mean()), _known(of_class[0].mean())))
-    return tuple(scores)
+@functools.cache
+def _import_scorer() -> ModuleType:
+    """Import hotcoco, or else pycocotools' classes of the same names, with one RuntimeWarning."""
+    try:
+        import hotcoco
+    except ImportError as error:
+        from pycocotools import coco, cocoeval
+
+        warnings.warn(f"pycocotools scores, which is slower: hotcoco: {error}", RuntimeWarning, stacklevel=2)
+        scorer = ModuleType("scorer")
+        scorer.COCO, scorer.COCOeval = coco.COCO, cocoeval.COCOeval  # type: ignore[attr-defined]
+        return scorer
+    return hotcoco
 
 
 def _known(value: float) -> float | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from gaudi_datasets.detection import coco_matching
+from gaudi_datasets.detection import scoring
 from gaudi_datasets.detection.scoring import score_detections
 
 # Few values each, so that boxes, scores and overlaps are equal often, and sizes lie on the bounds of the areas.
@@ -114,8 +115,27 @@ def test_of_crowded_images_the_best_hundred_count(seed: int) -> None:
     assert_equal_figures(*make_crowded(seed))
 
 
-def test_many_pairs_are_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_may_be_larger_than_floats_count() -> None:
     truth, found = make_crowded(3)
-    whole = score_detections(truth, found)
-    monkeypatch.setattr(coco_matching, "_PAIRS_AT_ONCE", 500)
-    assert score_detections(truth, found) == whole
+    figures = score_detections(truth, found).figures
+    for document in (truth["images"], truth["categories"]):
+        for one in document:
+            one["id"] += 2**60
+    for one in (*truth["annotations"], *found):
+        one["image_id"] += 2**60
+        one["category_id"] += 2**60
+    assert score_detections(truth, found).figures == figures
+
+
+def test_without_hotcoco_pycocotools_scores_and_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, found = make_crowded(0)
+    expected = score_detections(truth, found), score_detections(truth, [])
+    monkeypatch.setitem(sys.modules, "hotcoco", None)
+    scoring._import_scorer.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match="pycocotools scores") as warned:
+            scores = score_detections(truth, found), score_detections(truth, [])
+    finally:
+        scoring._import_scorer.cache_clear()
+    assert scores == expected
+    assert len(warned) == 1
