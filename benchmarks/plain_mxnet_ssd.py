@@ -43,12 +43,14 @@ class PlainSSD(HybridBlock):
         super().__init__()
         self._num_classes = num_classes
         self.levels, self.class_heads, self.box_heads = (nn.HybridSequential() for _ in range(3))
-        trunk = nn.HybridSequential()
-        trunk.add(nn.Conv2D(64, 7, 2, 3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(3, 2, 1))
+        backbone = nn.HybridSequential()
+        backbone.add(
+            nn.Conv2D(64, 7, 2, 3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(3, 2, 1)
+        )
         for filters, count, stride in BLOCKS:
             for number in range(count):
-                trunk.add(PlainBlock(filters, stride if number == 0 else 1, number == 0 and filters > 64))
-        self.levels.add(trunk)
+                backbone.add(PlainBlock(filters, stride if number == 0 else 1, number == 0 and filters > 64))
+        self.levels.add(backbone)
         for narrow, wide, stride, pad in EXTRAS:
             level = nn.HybridSequential()
             level.add(nn.Conv2D(narrow, 1, activation="relu"), nn.Conv2D(wide, 3, stride, pad, activation="relu"))

@@ -41,7 +41,7 @@ class SSD(nn.Module):
 
     def forward(self, images: Any) -> tuple[Any, Any]:
         """Logits and offsets."""
-        levels = [self.resnet.trunk(images, 3)]
+        levels = [self.resnet.backbone(images, 3)]
         for extra in self.extras:
             levels.append(extra(levels[-1]))
         outputs = []

@@ -9,7 +9,7 @@ import pytest
 
 from gaudi_models.errors import WeightsError
 from gaudi_models.padding import PADDING_RULES, Padding
-from gaudi_models.resnet import ResNetTrunk
+from gaudi_models.resnet import ResNetBackbone
 from gaudi_models.ssd import build_ssd
 from gaudi_models.weights import LoadReport, WeightsFile, assign_weights
 from gaudi_ops.tf.keras_api import keras
@@ -17,8 +17,8 @@ from gaudi_ops.tf.keras_api import keras
 
 def build(padding: Padding = "same_pool", stages: int = 2, depth: int = 18) -> Any:
     images = keras.Input([32, 32, 3])
-    trunk = ResNetTrunk(depth, stage_strides=(1, 2, 2, 2)[:stages], padding=padding)
-    return keras.Model(images, trunk(images))
+    backbone = ResNetBackbone(depth, stage_strides=(1, 2, 2, 2)[:stages], padding=padding)
+    return keras.Model(images, backbone(images))
 
 
 def read_variables(model: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def test_everything_fits() -> None:
         np.testing.assert_array_equal(values, weights.tensors[name])
 
 
-def test_a_trunk_of_more_stages_is_used_as_far_as_it_goes() -> None:
+def test_a_backbone_of_more_stages_is_used_as_far_as_it_goes() -> None:
     model = build(stages=2)
     longer = make_file(build(stages=3), skipped={"fc.weight": "the classifier"})
     report = assign_weights(model, longer)
@@ -125,7 +125,7 @@ def test_weights_of_another_padding_are_refused(of_file: Padding, of_model: Padd
         np.testing.assert_array_equal(values, before[name])
 
 
-def test_what_of_the_padding_a_trunk_has_not_does_not_matter() -> None:
+def test_what_of_the_padding_a_backbone_has_not_does_not_matter() -> None:
     model = build("same_pool", stages=1)  # no convolution of it strides but the stem's
     assign_weights(model, make_file(model, "same_pool"))
     assign_weights(model, make_file(model, "symmetric_stem"))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_models.architectures import APPLICATIONS, CLASSIFIERS, RESNETS, list_convolutions
-from gaudi_models.classifiers import build_classifier, feature_extractor, freeze_trunk
+from gaudi_models.classifiers import build_classifier, feature_extractor, freeze_backbone
 from gaudi_ops.tf.keras_api import keras
 
 
@@ -105,7 +105,7 @@ def test_dropout_drops_features_in_training_only() -> None:
 
 def test_frozen_is_all_but_the_head() -> None:
     model = build_classifier("resnet18", 5, image_size=32)
-    freeze_trunk(model)
+    freeze_backbone(model)
     assert [weight.name for weight in model.trainable_weights] == ["logits/kernel:0", "logits/bias:0"]
     before = model.get_layer("conv1_bn").moving_mean.numpy()
     model(noise(), training=True)

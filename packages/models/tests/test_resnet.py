@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from gaudi_models.architectures import Architecture, count_parameters
 from gaudi_models.padding import PADDING_RULES, Padding
-from gaudi_models.resnet import BATCH_NORM_EPSILON, BATCH_NORM_MOMENTUM, ResNetTrunk
+from gaudi_models.resnet import BATCH_NORM_EPSILON, BATCH_NORM_MOMENTUM, ResNetBackbone
 from gaudi_ops.tf.keras_api import keras
 
 
 def build(size: int = 64, **arguments: Any) -> Any:
     images = keras.Input([size, size, 3], name="images")
-    return keras.Model(images, ResNetTrunk(**arguments)(images))
+    return keras.Model(images, ResNetBackbone(**arguments)(images))
 
 
 def between(model: Any, first: str, last: str) -> Any:
@@ -141,4 +141,4 @@ def test_policy_reaches_every_layer() -> None:
 )
 def test_what_there_is_not_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ResNetTrunk(**arguments)
+        ResNetBackbone(**arguments)

@@ -32,7 +32,7 @@ def count_trainable(model: Any) -> int:
 
 
 def test_number_of_trainable_parameters() -> None:
-    # The trunk: stem; stage 1 of 3 blocks, 2 of 4, 3 of 6; the first blocks of 2 and 3 have a shortcut.
+    # The backbone: stem; stage 1 of 3 blocks, 2 of 4, 3 of 6; the first blocks of 2 and 3 have a shortcut.
     stem = 7 * 7 * 3 * 64 + 2 * 64
     stage1 = 3 * (2 * 9 * 64 * 64 + 4 * 64)
     stage2 = 9 * 64 * 128 + 7 * 9 * 128 * 128 + 64 * 128 + 9 * 2 * 128

@@ -13,7 +13,7 @@ import pytest
 
 from gaudi_models.classifiers import build_classifier
 from gaudi_models.errors import UnsafeWeightsError
-from gaudi_models.resnet import ResNetTrunk
+from gaudi_models.resnet import ResNetBackbone
 from gaudi_models.weights import WeightsFile, assign_weights, read_weights
 from gaudi_ops.tf.keras_api import keras
 
@@ -29,8 +29,8 @@ def folder() -> Path:
 
 def compute_features(weights: WeightsFile, images: Any) -> Any:
     inputs = keras.Input(images.shape[1:])
-    trunk = ResNetTrunk(34, stage_strides=(1, 2, 1), padding=weights.padding or "same")
-    model = keras.Model(inputs, trunk(inputs))
+    backbone = ResNetBackbone(34, stage_strides=(1, 2, 1), padding=weights.padding or "same")
+    model = keras.Model(inputs, backbone(inputs))
     report = assign_weights(model, weights)
     assert (len(report.loaded), report.other_shape) == (29 * 5, {})
     return model.predict_on_batch(images), report

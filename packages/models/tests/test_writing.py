@@ -8,18 +8,18 @@ import pytest
 import tensorflow as tf
 from safetensors import safe_open
 
-from gaudi_models.resnet import ResNetTrunk
+from gaudi_models.resnet import ResNetBackbone
 from gaudi_models.weights import WeightsMetadata, assign_weights, read_weights, write_weights
 from gaudi_models.weights.contents import write_tensors
 from gaudi_ops.tf.keras_api import keras
 
-METADATA = WeightsMetadata("symmetric", ({"id": 7, "name": "Ärger"}, {"id": 9, "name": "bee"}), 300, "trunk")
+METADATA = WeightsMetadata("symmetric", ({"id": 7, "name": "Ärger"}, {"id": 9, "name": "bee"}), 300, "backbone")
 
 
 def build() -> Any:
     images = keras.Input([32, 32, 3])
-    trunk = ResNetTrunk(18, stage_strides=(1, 2), padding="symmetric", dtype="mixed_bfloat16")
-    model = keras.Model(images, trunk(images))
+    backbone = ResNetBackbone(18, stage_strides=(1, 2), padding="symmetric", dtype="mixed_bfloat16")
+    model = keras.Model(images, backbone(images))
     for variable in model.variables:
         variable.assign(tf.random.normal(variable.shape))
     return model

@@ -64,7 +64,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The networks of that file; `strides` of the stages are changed for the trunk of the detector."""
+    """The networks of that file; `strides` of the stages are changed for the backbone of the detector."""
 
     def __init__(self, block: Any, blocks: tuple[int, ...], strides: tuple[int, ...], groups: int = 1) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class ResNet(nn.Module):
             setattr(self, f"layer{number}", nn.Sequential(*layer))
         self.fc = nn.Linear(into, 1000)
 
-    def trunk(self, x: Any, stages: int) -> Any:
+    def backbone(self, x: Any, stages: int) -> Any:
         x = torch.relu_(self.bn1(self.conv1(x)))
         x = nn.functional.max_pool2d(x, 3, 2, 1)
         for number in range(1, stages + 1):
@@ -88,7 +88,7 @@ class ResNet(nn.Module):
         return x
 
     def forward(self, x: Any) -> Any:
-        return self.fc(self.trunk(x, 4).mean((2, 3)))
+        return self.fc(self.backbone(x, 4).mean((2, 3)))
 
 
 def randomize(model: nn.Module) -> nn.Module:
@@ -110,7 +110,7 @@ def write_arrays(path: Path, images: Any, outputs: Any) -> None:
     np.savez(path, images=images.permute(0, 2, 3, 1).numpy(), outputs=outputs.numpy())
 
 
-def write_detector_trunk(folder: Path) -> None:
+def write_detector_backbone(folder: Path) -> None:
     """Write ResNet-34 in all formats."""
     model = randomize(ResNet(BasicBlock, (3, 4, 6, 3), (1, 2, 1, 2)))
     state = model.state_dict()
@@ -121,7 +121,7 @@ def write_detector_trunk(folder: Path) -> None:
     torch.save(bfloat16, folder / "bfloat16.pth")
     torch.save(model, folder / "whole_model.pth")
     images = torch.randn(2, 3, 300, 300)
-    write_arrays(folder / "features.npz", images, model.trunk(images, 3))
+    write_arrays(folder / "features.npz", images, model.backbone(images, 3))
 
 
 def write_classifier(folder: Path, name: str, blocks: tuple[int, ...], groups: int) -> None:
@@ -135,7 +135,7 @@ def write_classifier(folder: Path, name: str, blocks: tuple[int, ...], groups: i
 def main(folder: Path) -> None:
     torch.manual_seed(0)
     with torch.no_grad():
-        write_detector_trunk(folder)
+        write_detector_backbone(folder)
         write_classifier(folder, "resnet50", (3, 4, 6, 3), 1)
         write_classifier(folder, "resnext101", (3, 4, 23, 3), 32)
     print(f"PyTorch {torch.__version__}: {folder}")

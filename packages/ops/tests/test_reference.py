@@ -69,8 +69,8 @@ def test_images_of_a_batch_have_losses_of_their_own() -> None:
 
 def test_topk_hits_by_hand() -> None:
     logits = [[1.0, 2.0, 2.0], [1.0, 2.0, 2.0]]
-    np.testing.assert_array_equal(reference.topk_hits(logits, [1, 2], 1), [True, False])
-    np.testing.assert_array_equal(reference.topk_hits(logits, [1, 2], 2), [True, True])
+    np.testing.assert_array_equal(reference.in_top_k(logits, [1, 2], 1), [True, False])
+    np.testing.assert_array_equal(reference.in_top_k(logits, [1, 2], 2), [True, True])
 
 
 def test_magnitude_mask_by_hand() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.detection.detector import Detector, export_saved_model, find_boxes, find_boxes_shared, find_raw
+from gaudi_apps.detection.detector import Detector, detect_combined_nms, export_saved_model, find_boxes, find_raw
 from gaudi_apps.detection.export import DetectionArrays, compare_detections
 from gaudi_apps.inference.exporter import to_float32
 from gaudi_datasets.detection.coco import Category
@@ -68,7 +68,7 @@ def test_a_saved_model_names_its_classes(saved: Path) -> None:
 
 def test_shared_boxes_and_raw_outputs_are_the_same_detections(detector_network: Any, images: Any) -> None:
     reference = DetectionArrays(*Detector(detector_network).detect(images))
-    found = DetectionArrays(*(output.numpy() for output in find_boxes_shared(detector_network, images)))
+    found = DetectionArrays(*(output.numpy() for output in detect_combined_nms(detector_network, images)))
     assert compare_detections(reference, found).is_close
     np.testing.assert_array_equal(found.labels > 0, found.scores > 0)
     boxes, scores = find_raw(detector_network, images)

@@ -1,1 +1,1 @@
-"""Networks in Keras: ResNet trunks and the single-shot detector. They know no loss, no suppression and no device."""
+"""Networks in Keras: ResNet backbones and the single-shot detector. They know no loss, no suppression and no device."""

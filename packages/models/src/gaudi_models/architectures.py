@@ -24,8 +24,8 @@ STEM_FILTERS = 64
 BOTTLENECK_DEPTH = 50  # and deeper
 BOTTLENECK_EXPANSION = 4
 
-# The detector's trunk ends after the third stage; (filters of the 1x1, filters of the 3x3, stride of the 3x3, whether
-# the 3x3 pads) of the levels after it.
+# The detector's backbone ends after the third stage. Levels after it: filters of the 1x1, filters of the 3x3, stride of
+# the 3x3, and whether the 3x3 pads.
 SSD_STAGE_STRIDES = (1, 2, 1)
 SSD_EXTRA_LEVELS = (
     (256, 512, 2, True),
@@ -123,5 +123,5 @@ def list_convolutions(
 def count_parameters(architecture: Architecture, num_classes: int) -> int:
     """Trainable parameters of a classifier."""
     convolutions = list(list_convolutions(architecture))
-    trunk = sum(each.weights + 2 * each.channels_out for each in convolutions)
-    return trunk + (convolutions[-1].channels_out + 1) * num_classes
+    backbone = sum(each.weights + 2 * each.channels_out for each in convolutions)
+    return backbone + (convolutions[-1].channels_out + 1) * num_classes

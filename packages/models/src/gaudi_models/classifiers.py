@@ -7,7 +7,7 @@ from typing import Any
 from gaudi_models.architectures import APPLICATIONS, CLASSIFIERS, RESNETS
 from gaudi_models.layers import synchronize
 from gaudi_models.padding import Padding
-from gaudi_models.resnet import BATCH_NORM_MOMENTUM, ResNetTrunk
+from gaudi_models.resnet import BATCH_NORM_MOMENTUM, ResNetBackbone
 from gaudi_ops.tf.batch_norm import ReduceStatistics
 from gaudi_ops.tf.convolution import Implementation
 from gaudi_ops.tf.keras_api import keras
@@ -41,10 +41,10 @@ def build_classifier(
             ``"symmetric_stem"`` for a ResNet and ``"same"`` for a ResNeXt.
         image_size: height and width of the images in pixels, at least 32.
         dropout: share of the pooled features that is dropped in training.
-        zero_gamma: see `gaudi_models.resnet.ResNetTrunk`, as the next two; keras.applications' have their own.
+        zero_gamma: see `gaudi_models.resnet.ResNetBackbone`, as the next two; keras.applications' have their own.
         momentum: of the batch norms' moving averages.
         implementation: of grouped convolutions.
-        reduce_statistics: of batch norms over several devices, see `gaudi_models.resnet.ResNetTrunk`.
+        reduce_statistics: of batch norms over several devices, see `gaudi_models.resnet.ResNetBackbone`.
 
     Returns:
         A Keras model from images [batch, image_size, image_size, 3], normalised, to raw logits float32
@@ -64,7 +64,7 @@ def build_classifier(
     else:
         architecture = RESNETS[name]
         images = keras.Input([image_size, image_size, 3], name="images")
-        features = ResNetTrunk(
+        features = ResNetBackbone(
             architecture.depth,
             padding=padding or architecture.padding,
             dtype=dtype,
@@ -83,7 +83,7 @@ def feature_extractor(classifier: Any) -> Any:
     return keras.Model(classifier.input, features, name=f"{classifier.name}_features")
 
 
-def freeze_trunk(classifier: Any) -> None:
+def freeze_backbone(classifier: Any) -> None:
     """Leave only the head to be trained; batch norms use their statistics and keep them, then."""
     for layer in classifier.layers:
         layer.trainable = layer.name == LOGITS

@@ -25,7 +25,7 @@ class PaddingRule:
     Attributes:
         stem: the 7x7 convolution.
         convolution: the 3x3 convolutions with stride 2 of the blocks.
-        pool: the pooling after the stem, and the 3x3 convolutions with stride 2 of a detector's levels after the trunk.
+        pool: the pooling after the stem, and the 3x3 convolutions with stride 2 of the levels that a detector adds.
     """
 
     stem: Sides
@@ -40,7 +40,7 @@ PADDING_RULES: Mapping[Padding, PaddingRule] = {
     "same_pool": PaddingRule("symmetric", "symmetric", "same"),  # the original SSD
 }
 
-# Of a detector, by how the pooling pads; its trunk's convolutions pad on both sides in all programs.
+# Of a detector, by how the pooling pads; its backbone's convolutions pad on both sides in all programs.
 SSD_PADDINGS: Mapping[PoolPadding, Padding] = {"same": "same_pool", "symmetric": "symmetric"}
 
 

@@ -1,4 +1,4 @@
-"""Residual networks as a trunk that a detector or a classifier ends: ResNet-18 to 152, and ResNeXt.
+"""Residual networks as a backbone that a detector or a classifier ends: ResNet-18 to 152, and ResNeXt.
 
 Sources: see `gaudi_models.architectures`.
 """
@@ -21,8 +21,8 @@ BATCH_NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True)
-class ResNetTrunk:
-    """What a trunk is made of; calling it on a Keras tensor builds the layers.
+class ResNetBackbone:
+    """What a backbone is made of; calling it on a Keras tensor builds the layers.
 
     Args:
         depth: 18 or 34, of basic blocks, or 50, 101 or 152, of bottlenecks.

@@ -1,6 +1,6 @@
-"""SSD300 with a ResNet trunk, as in the MLPerf training benchmark.
+"""SSD300 with a ResNet backbone, as in the MLPerf training benchmark.
 
-Source: Liu et al., "SSD: Single Shot MultiBox Detector", https://arxiv.org/abs/1512.02325, with the trunk of
+Source: Liu et al., "SSD: Single Shot MultiBox Detector", https://arxiv.org/abs/1512.02325, with the backbone of
 https://arxiv.org/abs/1512.03385 cut after its third stage, whose stride is 1.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from gaudi_models.architectures import SSD_EXTRA_LEVELS, SSD_STAGE_STRIDES
 from gaudi_models.padding import SSD_PADDINGS, PoolPadding
-from gaudi_models.resnet import ResNetTrunk
+from gaudi_models.resnet import ResNetBackbone
 from gaudi_ops import SSD300, DefaultBoxSpec
 from gaudi_ops.tf.batch_norm import ReduceStatistics
 from gaudi_ops.tf.keras_api import keras
@@ -29,12 +29,12 @@ def build_ssd(
 
     Args:
         num_classes: classes with the background, 81 for COCO.
-        depth: of the ResNet trunk, 18 or 34; deeper ones are of bottlenecks.
+        depth: of the ResNet backbone, 18 or 34; deeper ones are of bottlenecks.
         spec: default boxes; the network has the six levels of ``SSD300``.
-        pool_padding: of the pooling and of the levels after the trunk; ``"same"`` as TensorFlow, ``"symmetric"`` as
+        pool_padding: of the pooling and of the levels after the backbone; ``"same"`` as TensorFlow, ``"symmetric"`` as
             torchvision and MXNet.
         dtype: Keras precision policy of the layers.
-        reduce_statistics: of batch norms over several devices, see `gaudi_models.resnet.ResNetTrunk`.
+        reduce_statistics: of batch norms over several devices, see `gaudi_models.resnet.ResNetBackbone`.
 
     Returns:
         A Keras model from images [batch, 300, 300, 3], normalised, to ``(logits, offsets)``: float32
@@ -51,8 +51,8 @@ def build_ssd(
         raise ValueError(f"num_classes is {num_classes}; it counts the background, so use at least 2")
     images = keras.Input([spec.image_size, spec.image_size, 3], name="images")
     padding = SSD_PADDINGS[pool_padding]
-    trunk = ResNetTrunk(depth, SSD_STAGE_STRIDES, padding, dtype, reduce_statistics=reduce_statistics)
-    levels = _feature_levels(trunk(images), pool_padding, dtype)
+    backbone = ResNetBackbone(depth, SSD_STAGE_STRIDES, padding, dtype, reduce_statistics=reduce_statistics)
+    levels = _feature_levels(backbone(images), pool_padding, dtype)
     sizes = tuple(level.shape[1] for level in levels)
     if sizes != spec.feature_sizes:
         raise ValueError(f"the network has levels of {sizes} cells and the default boxes {spec.feature_sizes}")

@@ -109,10 +109,10 @@ def name_as_torch(name: str) -> str:
 
 
 def write_backbone(path: Path, tensors: dict[str, Any]) -> Path:
-    trunk = {name: values for name, values in tensors.items() if name.startswith(("conv1", "stage"))}
+    backbone = {name: values for name, values in tensors.items() if name.startswith(("conv1", "stage"))}
     arrays = {
         name_as_torch(name): np.ascontiguousarray(values.transpose(3, 2, 0, 1)) if values.ndim == 4 else values
-        for name, values in trunk.items()
+        for name, values in backbone.items()
     }
     if path.suffix == ".pickle":
         path.write_bytes(pickle.dumps(arrays))
@@ -122,7 +122,7 @@ def write_backbone(path: Path, tensors: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".pickle", ".npz"])
-def test_the_submissions_backbone_is_the_trunk(tmp_path: Path, suffix: str) -> None:
+def test_the_submissions_backbone_is_the_backbone(tmp_path: Path, suffix: str) -> None:
     net = build(depth=34)
     tensors, before = draw_tensors(net), read_tensors(net)
     report = assign_weights(net, read_weights(write_backbone(tmp_path / f"resnet34{suffix}", tensors)))

@@ -73,7 +73,7 @@ def smoothed_softmax_cross_entropy(logits: npt.ArrayLike, labels: npt.ArrayLike,
     return entropy
 
 
-def topk_hits(logits: npt.ArrayLike, labels: npt.ArrayLike, k: int) -> npt.NDArray[np.bool_]:
+def in_top_k(logits: npt.ArrayLike, labels: npt.ArrayLike, k: int) -> npt.NDArray[np.bool_]:
     """Whether each label [batch] is among the k classes with the largest of logits [batch, classes], without NaN."""
     best = np.argsort(-np.asarray(logits), axis=-1, kind="stable")[:, :k]
     hits: npt.NDArray[np.bool_] = (best == np.asarray(labels)[:, None]).any(axis=-1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_ops.tf import MovingAverages
+from gaudi_ops.tf import ExponentialMovingAverage
 
 
 def make_variables() -> list[tf.Variable]:
@@ -15,7 +15,7 @@ def make_variables() -> list[tf.Variable]:
 def test_averages_are_numpys(decay: float) -> None:
     generator = np.random.default_rng(0)
     variables = make_variables()
-    averages = MovingAverages(variables, decay)
+    averages = ExponentialMovingAverage(variables, decay)
     update = tf.function(averages.update)
     expected = [variable.numpy().astype(np.float64) for variable in variables]
     for count in range(30):
@@ -35,7 +35,7 @@ def test_averages_are_numpys(decay: float) -> None:
 
 def test_the_average_of_what_stands_still_is_that() -> None:
     variables = make_variables()
-    averages = MovingAverages(variables, 0.99)
+    averages = ExponentialMovingAverage(variables, 0.99)
     for _ in range(5):
         averages.update()
     np.testing.assert_array_equal(averages.state()["average/a/kernel"], variables[0])
@@ -43,7 +43,7 @@ def test_the_average_of_what_stands_still_is_that() -> None:
 
 def test_variables_hold_the_averages_within_and_their_own_values_after() -> None:
     variables = make_variables()
-    averages = MovingAverages(variables, 0.9)
+    averages = ExponentialMovingAverage(variables, 0.9)
     variables[0].assign([0.1, 1e-30])
     averages.update()
     with averages.swapped():
@@ -56,13 +56,16 @@ def test_variables_hold_the_averages_within_and_their_own_values_after() -> None
 
 
 def test_a_continued_training_averages_as_one_that_was_not_stopped() -> None:
-    whole, stopped = MovingAverages(make_variables(), 0.9), MovingAverages(first := make_variables(), 0.9)
+    whole, stopped = (
+        ExponentialMovingAverage(make_variables(), 0.9),
+        ExponentialMovingAverage(first := make_variables(), 0.9),
+    )
     for averages in (whole, stopped):
         for variable in averages._variables.values():
             variable.assign_add(tf.ones_like(variable))
         averages.update()
     saved = {name: variable.numpy() for name, variable in stopped.state().items()}
-    resumed = MovingAverages([tf.Variable(v, name=v.name[:-2]) for v in first], 0.9)
+    resumed = ExponentialMovingAverage([tf.Variable(v, name=v.name[:-2]) for v in first], 0.9)
     for name, variable in resumed.state().items():
         variable.assign(saved[name])
     for averages in (whole, resumed):
@@ -75,7 +78,7 @@ def test_a_continued_training_averages_as_one_that_was_not_stopped() -> None:
 
 def test_loaded_weights_begin_anew() -> None:
     variables = make_variables()
-    averages = MovingAverages(variables, 0.9)
+    averages = ExponentialMovingAverage(variables, 0.9)
     averages.update()
     variables[0].assign([7.0, 8.0])
     averages.reset()
@@ -86,9 +89,9 @@ def test_loaded_weights_begin_anew() -> None:
 @pytest.mark.parametrize("decay", [0.0, 1.0, -1.0, float("nan")])
 def test_a_bad_decay_is_named(decay: float) -> None:
     with pytest.raises(ValueError, match=r"decay is .*; it must be above 0 and below 1"):
-        MovingAverages(make_variables(), decay)
+        ExponentialMovingAverage(make_variables(), decay)
 
 
 def test_names_must_differ() -> None:
     with pytest.raises(ValueError, match="2 with 1 different names"):
-        MovingAverages([tf.Variable(1.0, name="a"), tf.Variable(2.0, name="a")], 0.9)
+        ExponentialMovingAverage([tf.Variable(1.0, name="a"), tf.Variable(2.0, name="a")], 0.9)

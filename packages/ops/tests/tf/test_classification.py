@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gaudi_ops import reference
-from gaudi_ops.tf import mixup, smoothed_softmax_cross_entropy, topk_hits
+from gaudi_ops.tf import in_top_k, mixup, smoothed_softmax_cross_entropy
 from gaudi_ops.tf.classification import _draw_beta
 
 LOGITS = np.random.default_rng(0).normal(scale=3, size=[6, 5]).astype(np.float32)
@@ -102,15 +102,15 @@ def test_alpha_out_of_range_is_refused(alpha: float) -> None:
 def test_hits_by_hand() -> None:
     logits = [[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [2.0, 2.0, 2.0], [2.0, 2.0, 2.0], [0.0, -np.inf, np.inf]]
     labels = [1, 0, 0, 1, 2]
-    np.testing.assert_array_equal(topk_hits(logits, labels, 1), [True, False, True, False, True])
-    np.testing.assert_array_equal(topk_hits(logits, labels, 2), [True, False, True, True, True])
-    np.testing.assert_array_equal(topk_hits(logits, labels, 3), [True] * 5)
+    np.testing.assert_array_equal(in_top_k(logits, labels, 1), [True, False, True, False, True])
+    np.testing.assert_array_equal(in_top_k(logits, labels, 2), [True, False, True, True, True])
+    np.testing.assert_array_equal(in_top_k(logits, labels, 3), [True] * 5)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_nan_never_hits(k: int) -> None:
     nan = float("nan")
-    hits = topk_hits([[nan, 1.0, 0.0], [1.0, nan, 0.0], [nan] * 3], [0, 0, 1], k)
+    hits = in_top_k([[nan, 1.0, 0.0], [1.0, nan, 0.0], [nan] * 3], [0, 0, 1], k)
     np.testing.assert_array_equal(hits, [False, k > 1, False])
 
 
@@ -118,8 +118,6 @@ def test_nan_never_hits(k: int) -> None:
 @given(st.lists(st.lists(st.integers(-2, 2), min_size=7, max_size=7), min_size=1, max_size=5), st.integers(1, 8))
 def test_hits_are_the_references(rows: list[list[int]], k: int) -> None:
     logits, labels = np.array(rows, np.float32), np.arange(len(rows))
-    np.testing.assert_array_equal(topk_hits(logits, labels, k), reference.topk_hits(logits, labels, k))
+    np.testing.assert_array_equal(in_top_k(logits, labels, k), reference.in_top_k(logits, labels, k))
     rounded = tf.cast(logits, tf.bfloat16)
-    np.testing.assert_array_equal(
-        topk_hits(rounded, labels.astype(np.int32), k), reference.topk_hits(logits, labels, k)
-    )
+    np.testing.assert_array_equal(in_top_k(rounded, labels.astype(np.int32), k), reference.in_top_k(logits, labels, k))

@@ -10,7 +10,7 @@ import tensorflow as tf
 from gaudi_apps.classification.recipe import LearningRecipe
 from gaudi_apps.training.keras_task import MOMENTUM_NAME, Batch, KerasTask, Optimizer
 from gaudi_distributed import Communicator
-from gaudi_models.classifiers import LOGITS, feature_extractor, freeze_trunk
+from gaudi_models.classifiers import LOGITS, feature_extractor, freeze_backbone
 from gaudi_ops.tf import LarsSGD, MagnitudePruning, MomentumSGD, l2_loss, mixup, smoothed_softmax_cross_entropy
 from gaudi_ops.tf.optimizers import NORMALIZATIONS
 
@@ -38,7 +38,7 @@ class ClassificationTask(KerasTask):
         averages: bool,
     ) -> None:
         if head_only:
-            freeze_trunk(model)
+            freeze_backbone(model)
         self._recipe, self._seed = recipe, seed
         self._counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps")
         self._features = feature_extractor(model) if recipe.dropout else None

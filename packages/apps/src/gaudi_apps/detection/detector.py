@@ -136,7 +136,7 @@ def export_saved_model(model: Any, categories: Sequence[Category], path: Path) -
     classes_file.unlink()  # a copy is in assets/
 
 
-def find_boxes_shared(model: Any, images: Any) -> tuple[Any, Any, Any]:
+def detect_combined_nms(model: Any, images: Any) -> tuple[Any, Any, Any]:
     """The same as `find_boxes` with one list of boxes for all classes, the only form that ONNX has a counterpart of.
 
     Scores that tie with the 200th of their class are kept too.

@@ -16,8 +16,8 @@ from gaudi_apps.detection.detector import (
     IMAGES,
     SCORE_THRESHOLD,
     Detector,
+    detect_combined_nms,
     export_saved_model,
-    find_boxes_shared,
     find_raw,
     list_classes,
 )
@@ -168,7 +168,7 @@ def export_onnx(model: Any, categories: Sequence[Category], path: Path) -> None:
     network = to_float32(model)
 
     def detect(images: Any) -> dict[str, Any]:
-        boxes, labels, scores = find_boxes_shared(network, prepare_pixels(tf.cast(images, tf.float32)))
+        boxes, labels, scores = detect_combined_nms(network, prepare_pixels(tf.cast(images, tf.float32)))
         return {"boxes_yxyx": boxes, "labels": labels, "scores": scores}
 
     convert_onnx(detect, IMAGES, list_classes(categories), path)

@@ -297,7 +297,7 @@ class Needs:
 
 
 # Convolutions as (how many, kernel, channels in, channels out, side of the output) at 300x300.
-TRUNK = (
+BACKBONE = (
     (1, 7, 3, 64, 150),
     (6, 3, 64, 64, 75),
     (1, 3, 64, 128, 38),
@@ -347,7 +347,7 @@ def count_network(num_classes: int) -> NetworkSize:
     of it.
     """
     parameters = kept = 0
-    for many, kernel, channels_in, channels_out, side in TRUNK:
+    for many, kernel, channels_in, channels_out, side in BACKBONE:
         parameters += many * (kernel * kernel * channels_in * channels_out + 2 * channels_out)
         kept += 2 * many * side * side * channels_out
     for many, kernel, channels_in, channels_out, side in EXTRA:

@@ -24,7 +24,7 @@ class SSDTask(KerasTask):
         weight_decay: see `gaudi_ops.tf.MomentumSGD`.
         communicator: of the processes that train together.
         pool_padding: see `gaudi_models.ssd.build_ssd`.
-        ema_decay: of the average of the weights, see `gaudi_ops.tf.MovingAverages`; 0: there is none.
+        ema_decay: of the average of the weights, see `gaudi_ops.tf.ExponentialMovingAverage`; 0: there is none.
         reduce_statistics: of batch norm, see `gaudi_models.ssd.build_ssd`.
         cross_entropy: its implementation, see `gaudi_ops.tf.ssd_loss`.
     """

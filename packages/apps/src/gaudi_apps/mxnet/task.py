@@ -235,7 +235,7 @@ class MXNetTask:
 
 
 def draw_weights(net: SSD, seed: int) -> WeightsFile:
-    """Kernels for a detector: He's normal distribution in the trunk, Glorot's uniform one in what has a bias.
+    """Kernels for a detector: He's normal distribution in the backbone, Glorot's uniform one in what has a bias.
 
     These are the distributions that the TensorFlow program draws from, but for his cut tails. He et al.,
     https://arxiv.org/abs/1502.01852; Glorot and Bengio, "Understanding the difficulty of training deep feedforward

@@ -15,7 +15,7 @@ from gaudi_apps.training.checkpoint import require_names, require_shape
 from gaudi_apps.training.static_shapes import GuardedFunction
 from gaudi_distributed import Communicator
 from gaudi_models.weights import LoadReport, WeightsFile, assign_weights
-from gaudi_ops.tf import MovingAverages, hpu
+from gaudi_ops.tf import ExponentialMovingAverage, hpu
 
 Scalars = Mapping[str, Any]
 Batch = Mapping[str, Any]
@@ -39,13 +39,13 @@ class KerasTask(ABC):
         model: the network.
         optimizer: of its trainable variables, in their order.
         communicator: of the processes that train together.
-        ema_decay: of the average of the weights, see `gaudi_ops.tf.MovingAverages`; 0: there is none.
+        ema_decay: of the average of the weights, see `gaudi_ops.tf.ExponentialMovingAverage`; 0: there is none.
     """
 
     def __init__(self, model: Any, optimizer: Optimizer, *, communicator: Communicator, ema_decay: float = 0.0) -> None:
         self.model = model
         self._optimizer = optimizer
-        self._averages = MovingAverages(model.variables, ema_decay) if ema_decay else None
+        self._averages = ExponentialMovingAverage(model.variables, ema_decay) if ema_decay else None
         self._communicator = communicator
         self._wishes = tf.Variable(tf.zeros([2]), trainable=False, name="wishes")
         # Nothing in a step is Python's control flow, so AutoGraph has nothing to translate.

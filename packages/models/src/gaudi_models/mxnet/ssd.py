@@ -1,4 +1,4 @@
-"""SSD300 with a ResNet trunk in Gluon: the network of `gaudi_models.ssd`, with its names of weights and its rows.
+"""SSD300 with a ResNet backbone in Gluon: the network of `gaudi_models.ssd`, with its names of weights and its rows.
 
 Sources: see `gaudi_models.ssd` and `gaudi_models.architectures`.
 """
@@ -91,7 +91,7 @@ class ResidualBlock(HybridBlock):
 
 
 class ExtraLevel(HybridBlock):
-    """A level after the trunk: 1x1 and 3x3 convolutions, both with bias and ReLU.
+    """A level after the backbone: 1x1 and 3x3 convolutions, both with bias and ReLU.
 
     Args:
         make: of layers.
@@ -136,8 +136,8 @@ class SSD(HybridBlock):
         self.padding: Padding = SSD_PADDINGS[padding]
         self.layout, self._dtype, self._num_classes = make.layout, make.dtype, num_classes
         self.levels = nn.HybridSequential(prefix="")
-        trunk, channels = _build_trunk(make, depth, padding)
-        self.levels.add(trunk)
+        backbone, channels = _build_backbone(make, depth, padding)
+        self.levels.add(backbone)
         self.class_heads, self.box_heads = nn.HybridSequential(prefix=""), nn.HybridSequential(prefix="")
         for number, boxes in enumerate(spec.boxes_per_cell, 1):
             if number > 1:
@@ -180,7 +180,7 @@ def build_ssd(
 
     Args:
         num_classes: classes with the background, 81 for COCO.
-        depth: of the ResNet trunk, 18 or 34; deeper ones are of bottlenecks.
+        depth: of the ResNet backbone, 18 or 34; deeper ones are of bottlenecks.
         spec: default boxes; the network has the six levels of ``SSD300``.
         pool_padding: ``"symmetric"`` as torchvision and MXNet, ``"same"`` as TensorFlow.
         layout: of the images and of all that is computed from them.
@@ -210,19 +210,19 @@ def build_ssd(
     return SSD(make, num_classes, depth, spec, pool_padding)
 
 
-def _build_trunk(make: _LayerMaker, depth: int, padding: PoolPadding) -> tuple[nn.HybridSequential, int]:
+def _build_backbone(make: _LayerMaker, depth: int, padding: PoolPadding) -> tuple[nn.HybridSequential, int]:
     """The ResNet up to its third stage, and how many channels come out."""
-    trunk = nn.HybridSequential(prefix="")
-    trunk.add(make.convolve(Unit(STEM_FILTERS, 7, 2), 3, "conv1"))
-    trunk.add(make.normalize(STEM_FILTERS, "conv1_bn"))
-    trunk.add(nn.Activation("relu"))
+    backbone = nn.HybridSequential(prefix="")
+    backbone.add(make.convolve(Unit(STEM_FILTERS, 7, 2), 3, "conv1"))
+    backbone.add(make.normalize(STEM_FILTERS, "conv1_bn"))
+    backbone.add(nn.Activation("relu"))
     # Without padding but with the last window cut off at the edge it is TensorFlow's SAME, for sizes that are even.
     is_same = padding == "same"
-    trunk.add(nn.MaxPool2D(3, 2, 0 if is_same else 1, layout=make.layout, ceil_mode=is_same))
+    backbone.add(nn.MaxPool2D(3, 2, 0 if is_same else 1, layout=make.layout, ceil_mode=is_same))
     channels = STEM_FILTERS
     for stage, stage_stride in enumerate(SSD_STAGE_STRIDES):
         for block in range(STAGE_BLOCKS[depth][stage]):
             units = list_units(depth, STAGE_FILTERS[stage], stage_stride if block == 0 else 1)
-            trunk.add(ResidualBlock(make, units, channels, f"stage{stage + 1}_block{block + 1}"))
+            backbone.add(ResidualBlock(make, units, channels, f"stage{stage + 1}_block{block + 1}"))
             channels = units[-1].filters
-    return trunk, channels
+    return backbone, channels

@@ -12,7 +12,7 @@ from gaudi_models.padding import Sides, find_rule
 from gaudi_models.weights.contents import WeightsFile
 
 _NAMES_SHOWN = 3
-_TRUNK = re.compile(r"(conv1(_bn)?|(?P<stage>stage\d)_(?P<block>block\d+)_\w+)/\w+")
+_BACKBONE = re.compile(r"(conv1(_bn)?|(?P<stage>stage\d)_(?P<block>block\d+)_\w+)/\w+")
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,10 @@ def match_weights(
         paddings: how the model pads, by the kinds of `PaddingRule` that it has.
 
     Raises:
-        WeightsError: nothing fits, the trunk is another one, or the model pads otherwise than the weights were trained
-            with.
+        WeightsError: nothing fits, the backbone is another one, or the model pads otherwise than the weights need.
     """
     _require_padding(weights, paddings)
-    _require_trunk(shapes, weights)
+    _require_backbone(shapes, weights)
     shared = [name for name in shapes if name in weights.tensors]
     loaded = tuple(name for name in shared if weights.tensors[name].shape == shapes[name])
     if not loaded:
@@ -135,10 +134,10 @@ def _require_padding(weights: WeightsFile, paddings: Mapping[str, Sides]) -> Non
             )
 
 
-def _require_trunk(shapes: Mapping[str, tuple[int, ...]], weights: WeightsFile) -> None:
-    """Raise if what both have of the trunk is not the same: a deeper network would fit in part, and be of no use."""
+def _require_backbone(shapes: Mapping[str, tuple[int, ...]], weights: WeightsFile) -> None:
+    """Raise if what both have of the backbone is not the same: a deeper network would fit in part, and be of no use."""
     for name, tensor in weights.tensors.items():
-        if name in shapes and _TRUNK.fullmatch(name) and tensor.shape != shapes[name]:
+        if name in shapes and _BACKBONE.fullmatch(name) and tensor.shape != shapes[name]:
             raise WeightsError(
                 f"{weights.source}: is of another network: {name} is {_join(tensor.shape)} in the file and "
                 f"{_join(shapes[name])} in the model; use weights of this network"
@@ -153,9 +152,9 @@ def _require_trunk(shapes: Mapping[str, tuple[int, ...]], weights: WeightsFile) 
 
 
 def _list_blocks(names: Iterable[str]) -> dict[str, set[str]]:
-    """The blocks of each stage of a trunk."""
+    """The blocks of each stage of a backbone."""
     blocks: dict[str, set[str]] = {}
-    for match in map(_TRUNK.fullmatch, names):
+    for match in map(_BACKBONE.fullmatch, names):
         if match and match["stage"]:
             blocks.setdefault(match["stage"], set()).add(match["block"])
     return blocks

@@ -67,7 +67,7 @@ _TORCH_NORM = {
     "running_var": "moving_variance",
 }
 
-_TF_TRUNK = re.compile(
+_TF_BACKBONE = re.compile(
     r"(?:resnet34/)?(?P<kind>conv2d|batch_normalization)(?:_(?P<number>[1-9]\d?))?"
     r"/(?P<variable>kernel|gamma|beta|moving_mean|moving_variance)"
 )
@@ -155,7 +155,7 @@ def _translate_ssd(name: str) -> Translation:
         return f"extra{int(match['block']) - 6}_conv{number}/{match['variable']}"
     if match := _TF_HEAD.fullmatch(name):
         return f"{match['kind']}_head{int(match['level']) - 2}/{match['variable']}"
-    match = _TF_TRUNK.fullmatch(name)
+    match = _TF_BACKBONE.fullmatch(name)
     if match is None or int(match["number"] or 0) >= len(_SSD_LAYERS):
         return None
     layer = _SSD_LAYERS[int(match["number"] or 0)]

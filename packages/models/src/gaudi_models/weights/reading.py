@@ -41,7 +41,7 @@ _DAMAGE = (
 
 
 def read_weights(path: str | os.PathLike[str]) -> WeightsFile:
-    """Read the weights of a ResNet or ResNeXt, of its trunk, or of an SSD on one.
+    """Read the weights of a ResNet or ResNeXt, of its backbone, or of an SSD on one.
 
     Args:
         path: a PyTorch file (``.pth``) with torchvision's names; an ``.npz``, a pickled dict of NumPy arrays (MLPerf's

@@ -13,9 +13,9 @@ except ModuleNotFoundError as error:
         "pip install 'gaudi-ops[tensorflow]' (or 'gaudi-ops[tensorflow-cpu]'), or keep to the NumPy half of gaudi_ops"
     ) from error
 
-from gaudi_ops.tf.averages import MovingAverages
+from gaudi_ops.tf.averages import ExponentialMovingAverage
 from gaudi_ops.tf.batch_norm import synchronized_batch_norm
-from gaudi_ops.tf.classification import mixup, smoothed_softmax_cross_entropy, topk_hits
+from gaudi_ops.tf.classification import in_top_k, mixup, smoothed_softmax_cross_entropy
 from gaudi_ops.tf.convolution import GroupedConv2D, grouped_conv2d, pointwise_conv2d
 from gaudi_ops.tf.detection import decode_boxes, default_boxes, encode_targets, non_max_suppression
 from gaudi_ops.tf.losses import SoftmaxCrossEntropyMME, SSDLoss, softmax_cross_entropy_mme, ssd_loss
@@ -26,11 +26,11 @@ from gaudi_ops.tf.pruning import MagnitudePruning, magnitude_mask
 __all__ = [
     "LARS",
     "LARS_SKIP",
+    "ExponentialMovingAverage",
     "GroupedConv2D",
     "LarsSGD",
     "MagnitudePruning",
     "MomentumSGD",
-    "MovingAverages",
     "SSDLoss",
     "SoftmaxCrossEntropyMME",
     "TensorSchedule",
@@ -38,6 +38,7 @@ __all__ = [
     "default_boxes",
     "encode_targets",
     "grouped_conv2d",
+    "in_top_k",
     "l2_loss",
     "magnitude_mask",
     "mixup",
@@ -47,6 +48,5 @@ __all__ = [
     "softmax_cross_entropy_mme",
     "ssd_loss",
     "synchronized_batch_norm",
-    "topk_hits",
     "topk_mask",
 ]

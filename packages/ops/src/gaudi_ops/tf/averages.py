@@ -12,7 +12,7 @@ NAME = "average"
 UPDATES = f"{NAME}/updates"
 
 
-class MovingAverages:
+class ExponentialMovingAverage:
     """Exponential moving averages of variables.
 
     ``average += (1 - d) (variable - average)`` with ``d = min(decay, (1 + n) / (10 + n))`` after n updates: the first

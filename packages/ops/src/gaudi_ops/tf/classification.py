@@ -63,7 +63,7 @@ def mixup(images: Any, labels: Any, *, num_classes: int, alpha: float, seed: int
     return mixed, _mix(shares, tf.gather(shares, partners), weight)
 
 
-def topk_hits(logits: Any, labels: Any, k: int) -> Any:
+def in_top_k(logits: Any, labels: Any, k: int) -> Any:
     """Whether the label is among the k classes with the largest logits.
 
     Of equal logits the one of the lower class is the larger. A logit that is NaN is larger than the label's, and a
