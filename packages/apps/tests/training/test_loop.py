@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from gaudi_apps.errors import NonFiniteError
-from gaudi_apps.runtime.tensorflow import SummaryWriter
+from gaudi_apps.runtime.tensorboard import SummaryWriter
 from gaudi_apps.training import loop
 from gaudi_apps.training.callbacks import HistoryWriter, TrainingProgress, read_history
 from gaudi_apps.training.loop import LoopOptions, Reporters, Wishes, require_finite, require_finite_state, train

@@ -1,4 +1,4 @@
-"""Start MXNet on a device, write summaries, trace steps.
+"""Start MXNet on a device, and trace steps.
 
 MXNet is imported inside the functions: `MXNet.start` first sets what it reads when it is imported.
 """
@@ -8,22 +8,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, get_args
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-
 from gaudi_apps.runtime.profiler import StepRange
 from gaudi_apps.runtime.settings import DeviceSettings
-from gaudi_apps.runtime.tensorflow import to_hparam
+from gaudi_apps.runtime.tensorboard import SummaryWriter
 from gaudi_datasets.errors import MissingExtraError
-from gaudi_datasets.record_files import frame_record
 from gaudi_distributed import Precision, apply_environment, polling_environment
 from gaudi_distributed.errors import DeviceError
 
@@ -106,9 +99,9 @@ class MXNet:
 
         return replay_steps(task, batches, learning_rate, steps, reference)
 
-    def open_summaries(self, folder: Path) -> EventsWriter:
-        """Open a writer of event files that needs no TensorFlow."""
-        return EventsWriter(folder)
+    def open_summaries(self, folder: Path) -> SummaryWriter:
+        """Open a writer of event files."""
+        return SummaryWriter(folder)
 
     def open_tracer(self, folder: Path, steps: StepRange | None) -> MXNetTracer:
         """Open a tracer around MXNet's profiler."""
@@ -212,56 +205,6 @@ class MXNetTracer:
         mx.profiler.dump()
 
     def __enter__(self) -> MXNetTracer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-FILE_VERSION = "brain.Event:2"
-
-
-class EventsWriter:
-    """Write scalars into a folder for `tensorboard --logdir`; see `gaudi_apps.runtime.tensorflow.SummaryWriter`.
-
-    Args:
-        folder: made when it is not there; a continued run adds a file to it.
-
-    Raises:
-        OSError: the folder cannot be written to; so may every method.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        # The name that TensorBoard looks for; the process keeps apart what begins in the same second.
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (folder / name).open("wb")
-        self._add(Event(file_version=FILE_VERSION))
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add a point at `step` to the curve of each name."""
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._add(Event(step=step, summary=Summary(value=values)))
-
-    def write_hparams(self, values: Mapping[str, Any]) -> None:
-        """Set down what the run is done with, for TensorBoard's table of hyperparameters."""
-        self._add(Event(summary=hparams_pb({name: to_hparam(value) for name, value in values.items()})))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _add(self, event: Any) -> None:
-        event.wall_time = time.time()
-        try:
-            self._file.write(frame_record(event.SerializeToString()))
-            self._file.flush()
-        except OSError as error:  # which does not name the file
-            raise OSError(error.errno, error.strerror, self._file.name) from None
-
-    def __enter__(self) -> EventsWriter:
         return self
 
     def __exit__(
