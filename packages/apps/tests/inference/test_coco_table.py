@@ -3,13 +3,11 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import resource
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
-from gaudi_apps.inference.scores import MEANINGS, print_scores, write_evaluation, write_json
+from gaudi_apps.inference.scores import MEANINGS, print_scores, write_evaluation
 from gaudi_datasets.detection.scoring import FIGURES, ClassScore, CocoScores
 
 SCORES = CocoScores(
@@ -55,18 +53,3 @@ def test_evaluation_file_holds_facts_and_figures(tmp_path: Path) -> None:
     assert document["classes"][0] == {"name": "cat [wild]", "ap": 0.25, "ap50": 0.75}
     assert (document["images"], document["images_total"]) == (72, 80)
     assert [entry.name for entry in tmp_path.iterdir()] == ["evaluation.json"]
-
-
-def test_a_file_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    write_json(path, {"a": 1})
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            write_json(path, "x" * 10_000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert caught.value.filename == str(path)
-    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
-    assert json.loads(path.read_text()) == {"a": 1}

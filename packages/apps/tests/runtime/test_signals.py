@@ -40,7 +40,7 @@ import os, signal, sys
 from pathlib import Path
 from gaudi_apps.runtime.failure_reporting import interrupt_on_sigterm
 from gaudi_datasets.program import run_program
-from gaudi_datasets.staging import staging_folder
+from gaudi_datasets.output_files import staging_folder
 
 def main():
     with staging_folder(Path(sys.argv[1])):

@@ -27,8 +27,8 @@ import google_crc32c
 
 from gaudi_datasets.errors import UnsafeError
 from gaudi_datasets.json_records import load_json
+from gaudi_datasets.output_files import resumable_folder, write_atomically, write_json
 from gaudi_datasets.record_files import frame_parts
-from gaudi_datasets.staging import resumable_folder, write_durably
 
 MANIFEST_FORMAT = "gaudi-datasets records"
 MANIFEST_VERSION = 2
@@ -104,12 +104,13 @@ def write_shards(
             if finished is not None:
                 return finished
             there = _records_to_replace(output_dir, split, overwrite)
-            write_durably(staging / _JOB, identity.encode())
+            with write_atomically(staging / _JOB, durable=True) as temporary:
+                temporary.write_text(identity)
             written = _write_all(task, processes, progress)
             document = _complete_manifest(split, manifest, identity, written)
             replaced = [path.name for path in there if path.name not in {shard.name for shard in written}]
             plan = {"replaced": replaced, "manifest": document}
-            write_durably(staging / _PLAN, json.dumps(plan).encode())
+            write_json(staging / _PLAN, plan, durable=True)
         return _publish(staging, output_dir, split)
 
 
@@ -141,9 +142,8 @@ class _Task:
     def write(self, number: int) -> _Shard:
         """Write one shard."""
         path = self.folder / self.pattern.format(number)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")  # own name: a killed program's workers may live on
         fixed, records, size, checksum = Counter[str](), 0, 0, 0
-        with part.open("wb") as file:
+        with write_atomically(path) as temporary, temporary.open("wb") as file:
             for index in range(number, len(self.job), self.shards):
                 content, fix = self.job.encode(index)
                 for part_of_record in frame_parts(content):  # joined they would be copied
@@ -152,7 +152,6 @@ class _Task:
                     size += len(part_of_record)
                 records += 1
                 fixed.update([fix] if fix else [])
-        part.replace(path)
         return _Shard(path.name, records, size, f"{checksum:08x}", dict(fixed))
 
 
@@ -177,8 +176,8 @@ def _empty_unless_same(staging: Path, identity: str) -> None:
     if not path.exists() or path.read_text() != identity:
         shutil.rmtree(staging)
         staging.mkdir()
-    for part in staging.glob("*.part"):
-        part.unlink()
+    for temporary in staging.glob(".unfinished-*"):  # of a process that was killed
+        temporary.unlink()
 
 
 def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[Path]:
@@ -210,7 +209,7 @@ def _write_all(task: _Task, processes: int, progress: Callable[[int, int], None]
     for number, shard in zip(missing, _write_missing(task, missing, processes), strict=True):
         # Here, so that the workers go on meanwhile.
         _make_durable(task.folder / shard.name)
-        write_durably(_note_of(task, number), json.dumps(asdict(shard)).encode())
+        write_json(_note_of(task, number), asdict(shard), durable=True)
         shards[number] = shard
         done += shard.records
         if progress is not None:
@@ -303,6 +302,6 @@ def _publish(staging: Path, output_dir: Path, split: str) -> dict[str, Any]:
         if (staging / shard["name"]).exists():
             (staging / shard["name"]).replace(output_dir / shard["name"])
     # Beside the plan and not in place of it: until the folder is gone all this may be repeated.
-    write_durably(staging / path.name, (json.dumps(document, indent=2) + "\n").encode())
+    write_json(staging / path.name, document, durable=True)
     (staging / path.name).replace(path)
     return document

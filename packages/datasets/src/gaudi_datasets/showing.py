@@ -17,8 +17,8 @@ from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.drawing import Picture, add_caption, decode_picture, draw_boxes, fit_picture, join_pictures
 from gaudi_datasets.errors import FlagError, UnsafeError
+from gaudi_datasets.output_files import staging_folder
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, image_generator
-from gaudi_datasets.staging import staging_folder
 
 Source = DetectionSource | ClassificationSource
 Example = DetectionExample | ClassificationExample

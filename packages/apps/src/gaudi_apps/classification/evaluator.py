@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from gaudi_apps.classification.recipe import LISTED
-from gaudi_apps.inference.scores import Score, write_json
+from gaudi_apps.inference.scores import Score
 from gaudi_apps.inference.scoring import Scorer, find_order, pack_arrays, unpack_arrays
 from gaudi_apps.inference.visualizer import add_title, decode_image, enlarge, write_image
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.classification.pipeline import eval_dataset
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.output_files import write_atomically, write_json
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, deal_positions
 from gaudi_datasets.tf_input import read_batches
 from gaudi_distributed import Communicator
@@ -360,6 +360,5 @@ def _order_by_accuracy(confusion: Counts) -> npt.NDArray[np.int64]:
 
 def _save(figure: Figure, path: Path) -> None:
     FigureCanvasAgg(figure)
-    fresh = path.with_name(path.name + ".tmp")
-    figure.savefig(fresh, format="png")
-    os.replace(fresh, path)
+    with write_atomically(path) as temporary:
+        figure.savefig(temporary, format="png")

@@ -30,8 +30,8 @@ from gaudi_apps.inference.exporter import (
     to_float32,
     write_exports,
 )
-from gaudi_apps.inference.scores import write_json
 from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
+from gaudi_datasets.output_files import write_json
 from gaudi_models.classifiers import feature_extractor
 from gaudi_models.weights import WeightsMetadata, write_weights
 

@@ -13,9 +13,9 @@ import tensorflow as tf
 from gaudi_apps.classification.evaluator import Classifier
 from gaudi_apps.inference.media import InputImage, Preprocessor
 from gaudi_apps.inference.predictor import Counts, Results, predict_files
-from gaudi_apps.inference.scores import write_json
 from gaudi_apps.inference.visualizer import add_title, enlarge
 from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
+from gaudi_datasets.output_files import write_json
 
 PREDICTIONS = "predictions.json"
 

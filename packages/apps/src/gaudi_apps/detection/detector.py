@@ -11,9 +11,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_apps.inference.exporter import to_float32
-from gaudi_apps.inference.scores import write_json
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
+from gaudi_datasets.output_files import write_json
 from gaudi_ops import SSD300
 from gaudi_ops.tf import decode_boxes, non_max_suppression
 

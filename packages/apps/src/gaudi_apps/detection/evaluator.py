@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.inference.scores import Score, print_scores, write_evaluation, write_json
+from gaudi_apps.inference.scores import Score, print_scores, write_evaluation
 from gaudi_apps.inference.scoring import Scorer, find_order, pack_arrays, unpack_arrays
 from gaudi_apps.inference.visualizer import compare_images, decode_image, draw_detections, write_image
 from gaudi_apps.training.run_dir import RunFolder
@@ -18,6 +18,7 @@ from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.scoring import CocoScores, score_detections
 from gaudi_datasets.detection.sources import DetectionSource, ground_truth
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.output_files import write_json
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, deal_positions
 from gaudi_distributed import Communicator
 

@@ -15,10 +15,10 @@ from gaudi_apps.detection.data import categories_of
 from gaudi_apps.detection.evaluator import DRAWN_PER_IMAGE, DRAWN_SCORE, Detection, DetectorProtocol, to_records
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
 from gaudi_apps.inference.predictor import Results, predict_files
-from gaudi_apps.inference.scores import write_json
 from gaudi_apps.inference.visualizer import draw_detections
 from gaudi_apps.training.application import Restored
 from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.output_files import write_json
 
 
 @dataclass(frozen=True)

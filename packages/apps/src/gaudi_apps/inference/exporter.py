@@ -15,10 +15,9 @@ import numpy as np
 from gaudi_apps.errors import ExportError
 from gaudi_apps.inference.converters import require_onnx
 from gaudi_apps.inference.media import VIDEO_ENDINGS, find_files
-from gaudi_apps.inference.scores import write_json
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.image_files import read_image
-from gaudi_datasets.staging import staging_folder
+from gaudi_datasets.output_files import staging_folder, write_json
 from gaudi_models.weights import assign_weights, read_weights
 from gaudi_ops.tf.keras_api import keras
 

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from gaudi_apps.inference.media import BadFile, InputImage, Preprocessor, VideoWriter, read_images
 from gaudi_apps.inference.visualizer import Image, write_image
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.staging import staging_folder
+from gaudi_datasets.output_files import staging_folder
 
 # A batch of large frames ends before it takes more memory than this for its pixels.
 PIXEL_BYTES_PER_BATCH = 256 * 2**20

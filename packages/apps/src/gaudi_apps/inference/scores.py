@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import queue
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gaudi_apps.errors import BackgroundError
+from gaudi_datasets.output_files import write_json
 
 if TYPE_CHECKING:
     from gaudi_datasets.detection.scoring import CocoScores
@@ -87,17 +87,6 @@ def write_evaluation(path: Path, scores: CocoScores, **facts: Any) -> None:
     """
     document: Mapping[str, Any] = {**facts, **scores.as_json()}
     write_json(path, document)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, complete or not at all; a list is written without indentation."""
-    fresh = path.with_name(path.name + ".tmp")
-    try:
-        fresh.write_text(json.dumps(value, indent=None if isinstance(value, list) else 2) + "\n", encoding="utf-8")
-        os.replace(fresh, path)
-    except OSError as error:  # of a full disk it does not name the file
-        fresh.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def format_figure(value: float | None) -> str:

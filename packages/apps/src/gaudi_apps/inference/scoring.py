@@ -12,11 +12,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.inference.scores import Score, write_json
+from gaudi_apps.inference.scores import Score
 from gaudi_apps.runtime.session import Session, from_root, warn
 from gaudi_apps.training.checkpoint import Checkpoint, load_checkpoint
 from gaudi_apps.training.setup import require_equal_start
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.output_files import write_json
 from gaudi_distributed import Communicator
 from gaudi_distributed.comm.opening import require_agreement
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-import os
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 import cv2
 import numpy as np
 from numpy.typing import NDArray
+
+from gaudi_datasets.output_files import write_atomically
 
 Image = NDArray[np.uint8]
 Boxes = NDArray[np.floating[Any]]
@@ -75,9 +76,8 @@ def write_image(path: Path, image: Image) -> None:
     done, encoded = cv2.imencode(path.suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     if not done:
         raise ValueError(f"{path}: OpenCV cannot write {path.suffix} files; use .png or .jpg")
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_bytes(encoded.tobytes())
-    os.replace(fresh, path)
+    with write_atomically(path) as temporary:
+        temporary.write_bytes(encoded.tobytes())
 
 
 def decode_image(encoded: bytes) -> Image:

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from gaudi_apps.errors import ThreadTrialError
 from gaudi_apps.runtime.settings import ThreadFlag
+from gaudi_datasets.output_files import write_json
 from gaudi_distributed.devices.cores import gather_processor
 from gaudi_distributed.devices.machine import Machine
 
@@ -139,11 +140,9 @@ def _read_answers(path: Path) -> dict[str, tuple[int, int]]:
 
 def _write_answers(path: Path, answers: Mapping[str, tuple[int, int]]) -> None:
     """Replace the file in one step; a folder that cannot be written costs the next run the measurement."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(answers, indent=1), encoding="utf-8")
-        draft.replace(path)
+        write_json(path, answers)
     except OSError as error:
         print(f"threads: not kept: {path}: {error.strerror}", flush=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from gaudi_apps.inference.scores import Score
+from gaudi_datasets.output_files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,9 +163,8 @@ class HistoryWriter:
 
     def __init__(self, path: Path, *, resume_step: int = 0) -> None:
         kept = [row for row in read_history(path) if row["step"] <= resume_step]
-        fresh = path.with_name(path.name + ".tmp")
-        fresh.write_text("".join(_to_line(row) for row in kept), encoding="utf-8")
-        os.replace(fresh, path)
+        with write_atomically(path) as temporary:
+            temporary.write_text("".join(_to_line(row) for row in kept), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -231,9 +230,8 @@ def plot_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str =
     for axes in (losses, rate):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    fresh = path.with_name(path.name + ".tmp")
-    figure.savefig(fresh, format="png")
-    os.replace(fresh, path)
+    with write_atomically(path) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 def smooth(values: Values, window: int) -> Values:

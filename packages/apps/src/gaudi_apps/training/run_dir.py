@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_apps.errors import RunChangedError
-from gaudi_apps.inference.scores import write_json
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.errors import DataError, UnsafeError
+from gaudi_datasets.output_files import write_json
 
 RUN_FILE = "run.json"
 FORMAT = "gaudi-apps run"

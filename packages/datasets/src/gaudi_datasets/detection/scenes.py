@@ -18,7 +18,7 @@ from PIL import Image
 
 from gaudi_datasets.errors import DataError, MissingExtraError, UnsafeError
 from gaudi_datasets.json_records import load_json
-from gaudi_datasets.staging import staging_folder
+from gaudi_datasets.output_files import staging_folder
 
 SPLITS = ("train", "val")
 

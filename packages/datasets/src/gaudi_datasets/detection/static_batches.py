@@ -24,9 +24,9 @@ from gaudi_datasets.detection.pipeline import train_dataset
 from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.json_records import Faults, Record, load_json
+from gaudi_datasets.output_files import staging_folder, write_json
 from gaudi_datasets.record_files import frame_record, index_records, read_record
 from gaudi_datasets.sampling import InputOptions
-from gaudi_datasets.staging import staging_folder
 from gaudi_datasets.tf_input import read_batches
 from gaudi_ops import SSD300, DefaultBoxSpec
 
@@ -119,9 +119,7 @@ def write_static_batches(
             {"name": name, "identity": identity, "bytes": (folder / name).stat().st_size}
             for name, identity in zip(names, identities, strict=True)
         ]
-        draft = staging / _manifest_name(options)
-        draft.write_text(json.dumps({**facts, "files": listed}, indent=2) + "\n", encoding="utf-8")
-        draft.replace(folder / draft.name)
+        write_json(folder / _manifest_name(options), {**facts, "files": listed})
     return StaticReport(folder, steps, steps - len(missing))
 
 

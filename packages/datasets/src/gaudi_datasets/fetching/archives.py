@@ -19,8 +19,8 @@ from typing import IO, NoReturn
 from gaudi_datasets.errors import DataError, UnsafeError
 from gaudi_datasets.fetching.archive_formats import FILE, FOLDER, Archive, Entry, Handle, naming_damage, open_archive
 from gaudi_datasets.fetching.inner_names import check_inner_name, fold_name
-from gaudi_datasets.file_locks import hold_lock
 from gaudi_datasets.json_records import shorten
+from gaudi_datasets.output_files import hold_lock
 
 _CHUNK = 2**20
 _RATIO_FROM = 2**20  # bytes; less than that unpacked harms nobody

@@ -19,10 +19,9 @@ from gaudi_datasets.errors import DataError, FlagError, UnsafeError
 from gaudi_datasets.fetching.archives import extract
 from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience
 from gaudi_datasets.fetching.reports import FetchReport
-from gaudi_datasets.file_locks import hold_lock
 from gaudi_datasets.image_files import read_image
 from gaudi_datasets.json_records import load_json
-from gaudi_datasets.staging import write_durably
+from gaudi_datasets.output_files import hold_lock, write_atomically
 
 COCO_URL = "http://images.cocodataset.org"
 
@@ -159,7 +158,8 @@ class CocoFetcher:
         coco = parse_coco(document, annotations)
         fetched = self._fetch_pictures(name, coco)
         subset = annotations.with_name(f"instances_{name}_subset.json")
-        write_durably(subset, json.dumps(document).encode())
+        with write_atomically(subset, durable=True) as temporary:
+            temporary.write_text(json.dumps(document), encoding="utf-8")
         self._report.finished(
             f"{self._output_dir / name}: {len(coco.image_ids)} pictures, {fetched} of them fetched now, decoded to "
             f"verify them (there are no public checksums); their annotations: {subset}"

@@ -10,8 +10,8 @@ from gaudi_datasets.errors import DataError
 from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience, is_web_address
 from gaudi_datasets.fetching.inner_names import check_inner_name, fold_name
 from gaudi_datasets.fetching.reports import FetchReport
-from gaudi_datasets.file_locks import hold_lock
 from gaudi_datasets.json_records import Faults, Record, RecordError, shorten
+from gaudi_datasets.output_files import hold_lock
 from gaudi_datasets.yaml_files import load_yaml
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,8 +14,7 @@ from gaudi_datasets.fetching.checkpoint_files import check_meta_graph, check_sha
 from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience, hash_file
 from gaudi_datasets.fetching.reports import FetchReport
 from gaudi_datasets.fetching.weights_table import BACKBONE, WEIGHTS, Weights, WeightsFile
-from gaudi_datasets.file_locks import hold_lock
-from gaudi_datasets.staging import write_durably
+from gaudi_datasets.output_files import hold_lock, write_json
 
 _MOST_BYTES = 2**30
 
@@ -64,7 +62,7 @@ class WeightsFetcher:
                 "files": facts,
             }
             path = self._output_dir / f"{name}.fetched.json"
-            write_durably(path, (json.dumps(record, indent=2) + "\n").encode())
+            write_json(path, record, durable=True)
         used = folder if weights.folder else folder / weights.files[0].name
         self._report.finished(f"{path}: what was fetched; to use it: {weights.usage} {used}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from gaudi_datasets.errors import DataError, MissingExtraError
 from gaudi_datasets.image_files import check_image
 from gaudi_datasets.linting.report import LintReport
 from gaudi_datasets.linting.statistics import MEDIUM_AREA, SMALL_AREA, ClassCount, image_rows
+from gaudi_datasets.output_files import write_atomically
 from gaudi_datasets.showing import Source, class_names_of, draw_example
 
 if TYPE_CHECKING:
@@ -222,11 +222,6 @@ def _finish(axes: Axes, title: str) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    fresh = path.with_name(f".unfinished-{path.name}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of letters that matplotlib's font does not have
-            figure.savefig(fresh)
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    with write_atomically(path) as temporary, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that matplotlib's font does not have
+        figure.savefig(temporary)

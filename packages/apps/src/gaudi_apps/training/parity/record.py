@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from gaudi_apps.cli.flags import MAX_STEPS
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
-from gaudi_datasets.staging import staging_folder
+from gaudi_datasets.output_files import staging_folder
 from gaudi_distributed.errors import ConfigurationError
 
 FORMAT = "gaudi-apps parity"
