@@ -30,7 +30,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Persistent:
-    """What PyTorch's reader looks up by this id."""
+    """A persistent id, which PyTorch's reader looks up."""
 
     identity: Any
 
@@ -60,7 +60,7 @@ class Assembler(PythonPickler):
 
 
 class Assembly:
-    """What a test puts pickles together with."""
+    """Parts that a test puts pickles together with."""
 
     Name, Call, Persistent = Name, Call, Persistent
 

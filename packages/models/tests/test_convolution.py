@@ -40,7 +40,7 @@ def draw_arguments(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def differentiate(layer: Any, inputs: Any) -> list[Any]:
-    """Outputs, the sum of what regularizers add, and gradients by inputs and weights; each depends on the outputs."""
+    """Return outputs, the sum of regularizers, and gradients by inputs and weights; each depends on the outputs."""
     with tf.GradientTape() as tape:
         tape.watch(inputs)
         outputs = layer(inputs)
@@ -75,7 +75,7 @@ def test_it_is_keras_convolution(arguments: dict[str, Any], implementation: Impl
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("kernel_size", [1, 3])
 def test_in_a_graph_with_mixed_precision(kernel_size: int, groups: int) -> None:
-    """What is small and in bfloat16 is multiplied as matrices."""
+    """Small images in bfloat16 are multiplied as matrices."""
     arguments: dict[str, Any] = {"groups": groups, "activation": "relu", "use_bias": True, "dtype": "mixed_bfloat16"}
     plain = keras.layers.Conv2D(8, kernel_size, **arguments)
     layer = Convolution2D(8, kernel_size, **arguments)

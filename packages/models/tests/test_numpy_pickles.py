@@ -52,7 +52,7 @@ def test_both_places_of_numpys_functions_are_known(core: str, assembly: Any) -> 
 
 
 def make_backbone() -> dict[str, Any]:
-    """A piece of ResNet-34 as MLPerf's conversion leaves it: without classifier, with gammas and betas."""
+    """Make a piece of ResNet-34 as MLPerf's conversion leaves it: without classifier, with gammas and betas."""
     return {
         "conv1.weight": RNG.normal(size=[4, 3, 7, 7]).astype(np.float32),
         "bn1.gamma": RNG.normal(size=[4]).astype(np.float32),

@@ -19,7 +19,7 @@ def build(size: int = 64, **arguments: Any) -> Any:
 
 
 def between(model: Any, first: str, last: str) -> Any:
-    """The part of a model from the output of one layer to that of another."""
+    """Return the part of a model from the output of one layer to that of another."""
     return keras.Model(model.get_layer(first).output, model.get_layer(last).output)
 
 

@@ -31,7 +31,7 @@ EXPECTED = {
 
 
 def write_checkpoint(prefix: Path, tensors: dict[str, Any]) -> Path:
-    """A checkpoint by names, as TensorFlow 1's Saver writes it, and the file that names the newest."""
+    """Write a checkpoint by names as TensorFlow 1's Saver does, and the file that names the newest."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         for name, values in tensors.items():
             tf.compat.v1.get_variable(name, initializer=values, use_resource=True)

@@ -32,7 +32,7 @@ def describe_tensor(
     function: str = "_rebuild_tensor_v2",
     **fields: Any,
 ) -> Any:
-    """A tensor as PyTorch pickles it: its storage by an id, its place in it, and whether it wants a gradient."""
+    """Describe a tensor as PyTorch pickles it: its storage by an id, its place in it, if it wants a gradient."""
     module, name = fields.get("storage") or ("torch", CLASSES[array.dtype.name])
     size = fields.get("size", array.size)
     identity = ("storage", assembly.Name(module, name), key, "cpu", size, *view)

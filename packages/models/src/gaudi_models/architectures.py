@@ -1,4 +1,4 @@
-"""Which networks there are and what they are made of, as plain numbers: to be asked without TensorFlow.
+"""The networks and their layers as plain numbers, which need no TensorFlow.
 
 Sources: He et al., "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385, table 1;
 Xie et al., "Aggregated Residual Transformations for Deep Neural Networks", https://arxiv.org/abs/1611.05431, table 1.
@@ -43,7 +43,7 @@ class Architecture:
     Attributes:
         depth: layers with weights.
         cardinality: groups of the 3x3 convolutions; above 1 it is a ResNeXt.
-        padding: of the program whose recipe it follows.
+        padding: of the original program.
     """
 
     depth: int
@@ -63,7 +63,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution with the sizes that its cost follows from; square, `side` is of the output in cells."""
+    """The sizes of a convolution, to compute its cost; images are square, and `side` is that of the output in cells."""
 
     kernel: int
     channels_in: int
@@ -91,7 +91,7 @@ CLASSIFIERS = (*RESNETS, *APPLICATIONS)
 
 
 def list_units(depth: int, filters: int, stride: int, cardinality: int = 1) -> tuple[Unit, ...]:
-    """The convolutions of a block on its main path, in their order."""
+    """List the convolutions of a block on its main path, in their order."""
     if depth < BOTTLENECK_DEPTH:
         return Unit(filters, 3, stride), Unit(filters, 3)
     # A ResNeXt of 32 groups of 4 filters is twice as wide inside as the ResNet.
@@ -102,7 +102,7 @@ def list_units(depth: int, filters: int, stride: int, cardinality: int = 1) -> t
 def list_convolutions(
     architecture: Architecture, image_size: int = 224, stage_strides: Sequence[int] = (1, 2, 2, 2)
 ) -> Iterator[Convolution]:
-    """Every convolution of a network; each is followed by a batch norm."""
+    """Yield every convolution of a network; each is followed by a batch norm."""
     side = -(-image_size // 2)
     yield Convolution(7, 3, STEM_FILTERS, side)
     side, channels = -(-side // 2), STEM_FILTERS
@@ -121,7 +121,7 @@ def list_convolutions(
 
 
 def count_parameters(architecture: Architecture, num_classes: int) -> int:
-    """Trainable parameters of a classifier."""
+    """Count the trainable parameters of a classifier."""
     convolutions = list(list_convolutions(architecture))
     backbone = sum(each.weights + 2 * each.channels_out for each in convolutions)
     return backbone + (convolutions[-1].channels_out + 1) * num_classes

@@ -37,7 +37,7 @@ def build_classifier(
             ``"resnet50_keras"``, ``"resnet50v2_keras"``, ... for those of keras.applications.
         num_classes: 2 or more.
         dtype: Keras precision policy of the layers; pooled features and logits are float32 in any.
-        padding: where strided layers pad, see `gaudi_models.padding`; None: as the program whose recipe it is,
+        padding: where strided layers pad, see `gaudi_models.padding`; None: as the original program,
             ``"symmetric_stem"`` for a ResNet and ``"same"`` for a ResNeXt.
         image_size: height and width of the images in pixels, at least 32.
         dropout: share of the pooled features that is dropped in training.
@@ -78,13 +78,13 @@ def build_classifier(
 
 
 def feature_extractor(classifier: Any) -> Any:
-    """The part of a classifier up to its pooled features, float32 [batch, features]; it shares the weights."""
+    """Return the part of a classifier up to its pooled features, float32 [batch, features]; it shares the weights."""
     features = classifier.get_layer(FEATURES).output
     return keras.Model(classifier.input, features, name=f"{classifier.name}_features")
 
 
 def freeze_backbone(classifier: Any) -> None:
-    """Leave only the head to be trained; batch norms use their statistics and keep them, then."""
+    """Train only the head; the batch norms of the backbone use their moving statistics and keep them."""
     for layer in classifier.layers:
         layer.trainable = layer.name == LOGITS
 
@@ -101,7 +101,7 @@ def _add_head(x: Any, num_classes: int, dropout: float) -> Any:
 def _build_application(
     name: str, image_size: int, dtype: str, padding: Padding | None, reduce_statistics: ReduceStatistics | None
 ) -> tuple[Any, Any]:
-    """Input and last feature map of a network of keras.applications, which asks the global policy for its precision."""
+    """Build a network of keras.applications in the precision `dtype`; return its input and its last feature map."""
     if padding not in (None, "symmetric"):
         raise ValueError(f"padding is {padding!r}; {name} has 'symmetric' only")
     policy = keras.mixed_precision.global_policy()

@@ -27,7 +27,7 @@ class Convolution2D(GroupedConv2D):
         dilation_rate: distance between the rows and columns of a filter.
         groups: divides the channels before and after.
         activation: name or function; None is none.
-        use_bias: False in place of Keras' True, for a batch norm follows most often.
+        use_bias: False in place of Keras' True, because a batch norm follows most often.
         keywords: the other arguments of `keras.layers.Conv2D`, and ``implementation`` of the groups, see
             `gaudi_ops.tf.GroupedConv2D`.
 
@@ -98,7 +98,7 @@ class SynchronizedBatchNormalization(keras.layers.BatchNormalization):
 
 
 def make_batch_norm(reduce_statistics: ReduceStatistics | None, **arguments: Any) -> Any:
-    """Keras' own layer with these arguments; with `reduce_statistics`, the one over several devices."""
+    """Make Keras' own layer, or with `reduce_statistics` the one over several devices."""
     if reduce_statistics is None:
         return keras.layers.BatchNormalization(**arguments)
     return SynchronizedBatchNormalization(reduce_statistics=reduce_statistics, **arguments)

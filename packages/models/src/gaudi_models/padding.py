@@ -1,4 +1,4 @@
-"""Where a ResNet pads when it strides.
+"""Conventions of padding in the strided layers of a ResNet.
 
 Programs differ in this, and weights that are used with another convention load, run, and are quietly worse. So the
 convention is an argument of every network, is kept with its weights, and is checked when weights are assigned.
@@ -17,7 +17,7 @@ Padding = Literal["same", "symmetric", "symmetric_stem", "same_pool"]
 
 @dataclass(frozen=True)
 class PaddingRule:
-    """How each kind of strided layer pads.
+    """The padding of each kind of strided layer.
 
     ``"same"`` is TensorFlow's SAME, which at stride 2 pads an even size after its end only; ``"symmetric"`` pads as
     much before as after, as PyTorch and MXNet do.
@@ -45,10 +45,10 @@ SSD_PADDINGS: Mapping[PoolPadding, Padding] = {"same": "same_pool", "symmetric":
 
 
 def find_rule(padding: Padding) -> PaddingRule:
-    """The rule of a convention.
+    """Return the rule of a convention.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: the name is unknown.
     """
     if padding not in PADDING_RULES:
         raise ValueError(f"padding is {padding!r}; use one of {', '.join(PADDING_RULES)}")

@@ -1,4 +1,4 @@
-"""Residual networks as a backbone that a detector or a classifier ends: ResNet-18 to 152, and ResNeXt.
+"""Residual networks as the backbone of detectors and classifiers: ResNet-18 to 152, and ResNeXt.
 
 Sources: see `gaudi_models.architectures`.
 """
@@ -22,7 +22,7 @@ BATCH_NORM_EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class ResNetBackbone:
-    """What a backbone is made of; calling it on a Keras tensor builds the layers.
+    """A ResNet or ResNeXt without its head; calling it on a Keras tensor builds the layers.
 
     Args:
         depth: 18 or 34, of basic blocks, or 50, 101 or 152, of bottlenecks.
@@ -64,7 +64,7 @@ class ResNetBackbone:
         find_rule(self.padding)
 
     def __call__(self, images: Any) -> Any:
-        """Features [batch, height / s, width / s, filters] of images [batch, height, width, 3]."""
+        """Build features [batch, height / s, width / s, filters] of images [batch, height, width, 3]."""
         rule = find_rule(self.padding)
         x = self._convolve(images, Unit(STEM_FILTERS, 7, 2), rule.stem, "conv1")
         x = keras.layers.ReLU(name="conv1_relu", dtype=self.dtype)(self._normalize(x, "conv1_bn"))

@@ -84,6 +84,6 @@ def _feature_levels(features: Any, pool_padding: PoolPadding, dtype: str) -> lis
 
 
 def _head(level: Any, boxes: int, channels: int, name: str, dtype: str) -> Any:
-    """A 3x3 convolution, reshaped to a row for each default box of the level: [batch, boxes, channels]."""
+    """Apply a 3x3 convolution and reshape to a row for each default box of the level: [batch, boxes, channels]."""
     x = keras.layers.Conv2D(boxes * channels, 3, padding="same", name=name, dtype=dtype)(level)
     return keras.layers.Reshape([-1, channels], name=f"{name}_rows", dtype=dtype)(x)

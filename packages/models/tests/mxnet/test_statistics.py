@@ -11,7 +11,7 @@ from gaudi_models.mxnet.ssd import build_ssd
 
 
 def run(layer: Any, images: Any, upstream: Any) -> dict[str, Any]:
-    """Outputs of a training step, gradients, moving statistics, and outputs of inference after it."""
+    """Return outputs of a training step, gradients, moving statistics, and outputs of inference after it."""
     layer.initialize()
     layer.gamma.set_data(mx.nd.array([0.5, 1.5, -1.0, 2.0]))
     layer.beta.set_data(mx.nd.array([0.1, 0.2, 0.3, 0.4]))

@@ -86,7 +86,7 @@ def test_tensors_that_were_assigned_are_read_again(layout: Any) -> None:
 
 
 def test_weights_can_be_assigned_to_a_network_in_use() -> None:
-    """What it has computed with is in an order of oneDNN's then."""
+    """Arrays of a network that has computed are in an order of oneDNN's."""
     net = build()
     net.hybridize(static_alloc=True, static_shape=True)
     net(mx.nd.ones([1, 3, 300, 300]))[0].wait_to_read()
@@ -97,7 +97,7 @@ def test_weights_can_be_assigned_to_a_network_in_use() -> None:
 
 
 def name_as_torch(name: str) -> str:
-    """A name of ours as torchvision and MLPerf's pickle have it."""
+    """Translate a name of ours to that of torchvision and MLPerf's pickle."""
     layer, variable = name.split("/")
     norm = {"gamma": "gamma", "beta": "beta", "moving_mean": "running_mean", "moving_variance": "running_var"}
     suffix = norm.get(variable, "weight")

@@ -71,7 +71,7 @@ SSD300 = DefaultBoxSpec(
 
 
 def _cell_sizes(spec: DefaultBoxSpec, level: int) -> list[tuple[float, float]]:
-    """(height, width) in 0..1 of the boxes in one cell: the two squares, then wide and tall by ratio."""
+    """List (height, width) in 0..1 of the boxes in one cell: the two squares, then wide and tall by ratio."""
     small, large = (spec.scales[level + i] / spec.image_size for i in (0, 1))
     middle = math.sqrt(small * large)
     sizes = [(small, small), (middle, middle)]
@@ -82,7 +82,7 @@ def _cell_sizes(spec: DefaultBoxSpec, level: int) -> list[tuple[float, float]]:
 
 
 def _level_boxes(spec: DefaultBoxSpec, level: int) -> npt.NDArray[np.float64]:
-    """Centre-form boxes [row, column, box in the cell, 4] of one level."""
+    """Compute centre-form boxes [row, column, box in the cell, 4] of one level."""
     cells = spec.feature_sizes[level]
     sizes = _cell_sizes(spec, level)
     centers = (np.arange(cells) + 0.5) * spec.steps[level] / spec.image_size
@@ -95,7 +95,7 @@ def _level_boxes(spec: DefaultBoxSpec, level: int) -> npt.NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=8)
 def default_boxes(spec: DefaultBoxSpec = SSD300) -> FloatArray:
-    """Default boxes as corners.
+    """Return the default boxes as corners.
 
     Boxes are clipped to 0..1 in centre form, so that those at the border may reach outside 0..1 as corners.
 
@@ -114,7 +114,7 @@ def default_boxes(spec: DefaultBoxSpec = SSD300) -> FloatArray:
 
 @functools.lru_cache(maxsize=8)
 def default_boxes_cyxhw(spec: DefaultBoxSpec = SSD300) -> FloatArray:
-    """`default_boxes` in centre form, as box coding uses them.
+    """Return `default_boxes` in centre form, as box coding uses them.
 
     Returns:
         float32 [spec.num_boxes, 4], centre y, centre x, height, width as fractions of the image, read-only.

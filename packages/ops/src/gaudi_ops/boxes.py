@@ -23,14 +23,14 @@ def yxyx_to_cyxhw(boxes_yxyx: npt.ArrayLike) -> FloatArray:
 
 
 def areas(boxes_yxyx: npt.ArrayLike) -> FloatArray:
-    """Areas [...] of corner boxes [..., 4], in the unit's square."""
+    """Compute the areas [...] of corner boxes [..., 4], in the unit's square."""
     boxes = np.asarray(boxes_yxyx, np.float32)
     area: FloatArray = np.prod(boxes[..., 2:] - boxes[..., :2], axis=-1)
     return area
 
 
 def iou(boxes_a_yxyx: npt.ArrayLike, boxes_b_yxyx: npt.ArrayLike) -> FloatArray:
-    """Intersection over union of every pair of boxes.
+    """Compute the intersection over union of every pair of boxes.
 
     Args:
         boxes_a_yxyx: [..., n, 4], corners y0, x0, y1, x1.
@@ -69,7 +69,7 @@ IntArray = npt.NDArray[np.int32]
 
 
 def _suppress(boxes_yxyx: FloatArray, iou_threshold: float) -> npt.NDArray[np.int64]:
-    """Rows of boxes [n, 4], best first, that overlap no kept earlier row by the threshold or more."""
+    """Find the rows of boxes [n, 4], best first, that overlap no kept earlier row by the threshold or more."""
     overlaps = iou(boxes_yxyx, boxes_yxyx) >= iou_threshold
     kept = np.ones(len(boxes_yxyx), bool)
     for row in range(len(boxes_yxyx)):
@@ -87,15 +87,15 @@ def non_max_suppression(
     max_per_class: int = 200,
     max_detections: int = 200,
 ) -> tuple[FloatArray, IntArray, FloatArray]:
-    """Detections of one image: for each class the best boxes that don't overlap a better one of the class.
+    """Keep, for each class of one image, the best boxes that don't overlap a better one of the class.
 
     Args:
         boxes_yxyx: [boxes, 4], corners.
         scores: [boxes, classes], column 0 is background and gives no detection.
         score_threshold: only scores above it count.
         iou_threshold: a box that overlaps a better one of its class by this or more is dropped.
-        max_per_class: how many of the best scores of a class are looked at.
-        max_detections: how many detections are returned at most.
+        max_per_class: number of the best scores of a class that are considered.
+        max_detections: largest number of detections.
 
     Returns:
         boxes float32 [n, 4], labels int32 [n] from 1, scores float32 [n], best first, ties by class and then row.

@@ -14,7 +14,7 @@ NEGATIVES_PER_POSITIVE = 3
 
 
 def softmax_cross_entropy(logits: npt.ArrayLike, labels: npt.ArrayLike) -> FloatArray:
-    """Cross entropy of the softmax of logits [..., classes] against labels [...]: float32 [...]; NaN for no class."""
+    """Compute the softmax cross entropy float32 [...] of logits [..., classes] and labels [...]; NaN for no class."""
     values, classes = np.asarray(logits, np.float32), np.asarray(labels)
     existing = np.clip(classes, 0, values.shape[-1] - 1)
     shifted = values - values.max(axis=-1, keepdims=True)
@@ -24,7 +24,7 @@ def softmax_cross_entropy(logits: npt.ArrayLike, labels: npt.ArrayLike) -> Float
 
 
 def topk_mask(values: npt.ArrayLike, k: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Mask of the k largest in each row of values [..., n], ties to the lower index; k is a scalar or [...].
+    """Mask the k largest in each row of values [..., n], ties to the lower index; k is a scalar or [...].
 
     NaN counts as infinity.
     """
@@ -38,7 +38,7 @@ def topk_mask(values: npt.ArrayLike, k: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 
 
 def huber(errors: npt.ArrayLike, delta: float = HUBER_DELTA) -> FloatArray:
-    """Huber's loss of each error: quadratic up to delta, linear beyond (Huber 1964)."""
+    """Compute Huber's loss of each error: quadratic up to delta, linear beyond (Huber 1964)."""
     size = np.abs(np.asarray(errors, np.float32))
     loss: FloatArray = np.where(size <= delta, 0.5 * size * size, delta * (size - 0.5 * delta)).astype(np.float32)
     return loss
@@ -51,7 +51,7 @@ def ssd_loss(
     target_offsets: npt.ArrayLike,
     num_matched: npt.ArrayLike,
 ) -> tuple[np.float32, np.float32, np.float32]:
-    """The detector's loss; arguments and result as `gaudi_ops.tf.ssd_loss`, shapes [batch, boxes, ...]."""
+    """Compute the detector's loss; arguments and result as `gaudi_ops.tf.ssd_loss`, shapes [batch, boxes, ...]."""
     positive = np.asarray(classes) > 0
     entropy = softmax_cross_entropy(logits, classes)
     negative_entropy = np.where(positive, 0.0, entropy)
@@ -64,7 +64,7 @@ def ssd_loss(
 
 
 def smoothed_softmax_cross_entropy(logits: npt.ArrayLike, labels: npt.ArrayLike, smoothing: float) -> FloatArray:
-    """Cross entropy [batch] of the softmax of logits [batch, classes] against shares [batch, classes], smoothed."""
+    """Compute the softmax cross entropy [batch] of logits [batch, classes] and smoothed shares [batch, classes]."""
     values = np.asarray(logits, np.float64)
     shares = np.asarray(labels) * (1 - smoothing) + smoothing / values.shape[-1]
     shifted = values - values.max(axis=-1, keepdims=True)
@@ -74,14 +74,14 @@ def smoothed_softmax_cross_entropy(logits: npt.ArrayLike, labels: npt.ArrayLike,
 
 
 def in_top_k(logits: npt.ArrayLike, labels: npt.ArrayLike, k: int) -> npt.NDArray[np.bool_]:
-    """Whether each label [batch] is among the k classes with the largest of logits [batch, classes], without NaN."""
+    """Tell if each label [batch] is among the k classes with the largest of logits [batch, classes], without NaN."""
     best = np.argsort(-np.asarray(logits), axis=-1, kind="stable")[:, :k]
     hits: npt.NDArray[np.bool_] = (best == np.asarray(labels)[:, None]).any(axis=-1)
     return hits
 
 
 def magnitude_mask(weights: npt.ArrayLike, sparsity: float) -> npt.NDArray[np.bool_]:
-    """Mask of the largest weights by absolute value, without the share `sparsity` of them; ties to the lower index."""
+    """Mask the largest weights by absolute value, without the share `sparsity` of them; ties to the lower index."""
     array = np.asarray(weights)
     kept = array.size - int(np.round(sparsity * array.size))
     return topk_mask(np.abs(array).reshape(1, -1), [kept]).reshape(array.shape)
@@ -99,7 +99,7 @@ def lars_step(
     epsilon: float = 1e-7,
     skipped: bool = False,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Weights and velocity of one variable after a step of `gaudi_ops.tf.LARS`; `skipped`: without ratio and decay."""
+    """Compute weights and velocity after a step of `gaudi_ops.tf.LARS`; `skipped`: without ratio and decay."""
     w, v, g = (np.asarray(values, np.float64) for values in (weights, velocity, gradient))
     if not skipped:
         weight_norm, gradient_norm = np.linalg.norm(w), np.linalg.norm(g)
@@ -113,7 +113,7 @@ def lars_step(
 def batch_norm(
     inputs: npt.ArrayLike, gamma: npt.ArrayLike, beta: npt.ArrayLike, epsilon: float
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Inputs [..., channels] of all devices together, normalized; mean and variance as `synchronized_batch_norm`'s."""
+    """Normalize inputs [..., channels] of all devices together; mean and variance as `synchronized_batch_norm`'s."""
     values = np.asarray(inputs, np.float64)
     rows = values.reshape(-1, values.shape[-1])
     mean, variance = rows.mean(axis=0), rows.var(axis=0)
@@ -124,7 +124,7 @@ def batch_norm(
 def batch_norm_gradient(
     inputs: npt.ArrayLike, gamma: npt.ArrayLike, upstream: npt.ArrayLike, epsilon: float
 ) -> npt.NDArray[np.float64]:
-    """Gradient of sum(upstream * batch_norm(inputs)) with respect to the inputs [..., channels] of all devices."""
+    """Compute the gradient of sum(upstream * batch_norm(inputs)) by the inputs [..., channels] of all devices."""
     values, incoming = np.asarray(inputs, np.float64), np.asarray(upstream, np.float64)
     axes = tuple(range(values.ndim - 1))
     deviation = np.sqrt(values.var(axis=axes) + epsilon)
@@ -142,7 +142,7 @@ def grouped_conv2d(
     pads: Pads,
     dilations: tuple[int, int] = (1, 1),
 ) -> npt.NDArray[np.float64]:
-    """Grouped convolution of inputs [batch, h, w, c_in] padded by zeros; as `gaudi_ops.tf.grouped_conv2d`."""
+    """Convolve inputs [batch, h, w, c_in], padded by zeros, in groups; as `gaudi_ops.tf.grouped_conv2d`."""
     images = np.pad(np.asarray(inputs, np.float64), [(0, 0), *pads, (0, 0)])
     kernels = np.asarray(filters, np.float64)
     height, width, channels, outputs = kernels.shape
@@ -159,7 +159,7 @@ def grouped_conv2d(
 
 
 def same_pads(size: tuple[int, int], kernel: tuple[int, int], strides: tuple[int, int]) -> Pads:
-    """Zeros that TensorFlow's SAME puts around rows and columns: one more below and on the right where uneven."""
+    """Count the zeros that TensorFlow's SAME puts around rows and columns: one more below and right where uneven."""
     totals = [
         max((-(-length // stride) - 1) * stride + extent - length, 0)
         for length, extent, stride in zip(size, kernel, strides, strict=True)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Operations(NamedTuple):
-    """What a formula needs besides arithmetic.
+    """Functions that a formula needs besides arithmetic.
 
     Attributes:
         where: condition, value if true, value if false.
@@ -44,18 +44,18 @@ class Schedule(Protocol):
     """A value by step."""
 
     def __call__(self, step: Any, operations: Operations = NUMBERS, /) -> Any:
-        """The value, a float, of a step, an int; with the operations of another library, of its kinds of both."""
+        """Return the value, a float, at a step, an int; or tensors, with the operations of their library."""
 
 
 class LarsDefaults(NamedTuple):
-    """What LARS begins with at a batch size: the highest rate, and the epochs of rising to it."""
+    """The highest rate of LARS at a batch size, and the epochs of warm-up to it."""
 
     base_rate: float
     warmup_epochs: int
 
 
 def lars_defaults(global_batch: int) -> LarsDefaults:
-    """Rate and warm-up of LARS on ImageNet by global batch, where none is given.
+    """Return the default rate and warm-up of LARS on ImageNet for a global batch.
 
     Source: the MLPerf reference for ResNet-50, as in Habana Model-References 1.5.0.
     """
@@ -65,17 +65,17 @@ def lars_defaults(global_batch: int) -> LarsDefaults:
 
 
 def constant(rate: float) -> Schedule:
-    """``rate`` at every step."""
+    """Keep ``rate`` at every step."""
     return functools.partial(_constant, rate=rate)
 
 
 def piecewise_constant(base_rate: float, boundaries: Sequence[int], factors: Sequence[float]) -> Schedule:
-    """``base_rate``, times ``factors[i]`` from step ``boundaries[i]`` on.
+    """Multiply ``base_rate`` by ``factors[i]`` from step ``boundaries[i]`` on.
 
     Args:
         base_rate: the rate before the first boundary.
         boundaries: steps in rising order.
-        factors: what the base rate (not the rate before) is multiplied by from each boundary on.
+        factors: multiply the base rate, not the rate before, from each boundary on.
 
     Raises:
         ValueError: if the lengths differ or the boundaries fall.
@@ -90,7 +90,7 @@ def piecewise_constant(base_rate: float, boundaries: Sequence[int], factors: Seq
 
 
 def cosine(base_rate: float, total_steps: int, end_rate: float = 0.0) -> Schedule:
-    """Half a cosine from ``base_rate`` at step 0 to ``end_rate`` at ``total_steps`` and after.
+    """Follow half a cosine from ``base_rate`` at step 0 to ``end_rate`` at ``total_steps`` and after.
 
     ``end + (base - end) (1 + cos(pi step / total)) / 2``; Loshchilov and Hutter, https://arxiv.org/abs/1608.03983,
     equation 5 without restarts.
@@ -105,7 +105,7 @@ def cosine(base_rate: float, total_steps: int, end_rate: float = 0.0) -> Schedul
 def polynomial(
     base_rate: float, total_steps: float, end_rate: float = 1e-4, *, power: float = 2.0, first_step: int = 0
 ) -> Schedule:
-    """From ``base_rate`` up to ``first_step`` to ``end_rate``, ``total_steps`` later and after.
+    """Fall from ``base_rate``, held up to ``first_step``, to ``end_rate``, ``total_steps`` later and after.
 
     ``end + (base - end) (1 - (step - first) / total) ** power``.
 
@@ -124,7 +124,7 @@ def polynomial(
 
 
 def triangular(low_rate: float, high_rate: float, half_cycle_steps: int, *, decay: float = 1.0) -> Schedule:
-    """From ``low_rate`` up to ``high_rate`` in ``half_cycle_steps``, down again in as many, and so on.
+    """Rise from ``low_rate`` to ``high_rate`` in ``half_cycle_steps``, fall again in as many, and repeat.
 
     Smith, https://arxiv.org/abs/1506.01186. The height over ``low_rate`` is multiplied by ``decay`` from cycle to
     cycle; one half is his "triangular2".
@@ -148,8 +148,8 @@ def linear_warmup(
     Args:
         schedule: counts from step 0 too.
         warmup_steps: steps before ``schedule`` holds.
-        peak_rate: what is risen to; None is ``schedule(warmup_steps)``, so that nothing jumps. The original ResNeXt
-            rises to the base rate, though its cosine is a little below by then.
+        peak_rate: the rate at the end of the warm-up; None is ``schedule(warmup_steps)``, so that nothing jumps. The
+            original ResNeXt rises to the base rate, though its cosine is a little below by then.
         start_rate: where it begins.
     """
     peak = schedule(warmup_steps) if peak_rate is None else peak_rate
@@ -159,7 +159,7 @@ def linear_warmup(
 
 
 def to_config(schedule: Schedule) -> dict[str, Any]:
-    """A schedule as a mapping that JSON can hold; `from_config` is its inverse.
+    """Describe a schedule as a mapping that JSON can hold; `from_config` is its inverse.
 
     Raises:
         TypeError: the schedule was not built by this module.
@@ -173,10 +173,10 @@ def to_config(schedule: Schedule) -> dict[str, Any]:
 
 
 def from_config(config: Mapping[str, Any]) -> Schedule:
-    """The schedule that `to_config` described.
+    """Build the schedule that `to_config` described.
 
     Raises:
-        ValueError: there is no such formula.
+        ValueError: the formula is unknown.
     """
     arguments = {name: value for name, value in config.items() if name != "formula"}
     if "schedule" in arguments:

@@ -20,7 +20,7 @@ MATCH_IOU = 0.5
 def encode_boxes(
     boxes_yxyx: npt.ArrayLike, spec: DefaultBoxSpec = SSD300, rows: npt.NDArray[np.intp] | None = None
 ) -> FloatArray:
-    """Offsets of boxes from the default boxes, or from some of them.
+    """Compute the offsets of boxes from the default boxes, or from some of them.
 
     Args:
         boxes_yxyx: [..., n, 4], the box assigned to each default box, of positive size, in 0..1; n is spec.num_boxes,
@@ -39,7 +39,7 @@ def encode_boxes(
 
 
 def decode_boxes(offsets: npt.ArrayLike, spec: DefaultBoxSpec = SSD300) -> FloatArray:
-    """Boxes from the offsets that a detector predicts; the inverse of `encode_boxes`.
+    """Compute boxes from the offsets that a detector predicts; the inverse of `encode_boxes`.
 
     Args:
         offsets: [..., spec.num_boxes, 4], dy, dx, dh, dw.
@@ -64,7 +64,7 @@ def match_boxes(
     Args:
         boxes_yxyx: [n, 4] objects, in 0..1. Boxes of no size are padding and match nothing.
         spec: the default boxes.
-        threshold: the least IoU of a match.
+        threshold: minimum IoU of a match.
 
     Returns:
         int64 [spec.num_boxes]: the object's row, or -1 for background.
@@ -85,7 +85,7 @@ def match_boxes(
 
 @functools.lru_cache(maxsize=8)
 def _columns(spec: DefaultBoxSpec) -> FloatArray:
-    """The default boxes, in memory coordinate by coordinate; `iou` would rearrange them at each call."""
+    """Lay out the default boxes coordinate by coordinate in memory; `iou` would rearrange them at each call."""
     columns = np.asfortranarray(default_boxes(spec))
     columns.setflags(write=False)
     return columns
@@ -94,7 +94,7 @@ def _columns(spec: DefaultBoxSpec) -> FloatArray:
 def encode_targets(
     boxes_yxyx: npt.ArrayLike, labels: npt.ArrayLike, spec: DefaultBoxSpec = SSD300
 ) -> tuple[npt.NDArray[np.int32], FloatArray, np.int32]:
-    """Training targets of one image.
+    """Compute the training targets of one image.
 
     Args:
         boxes_yxyx: [n, 4] objects as y0, x0, y1, x1 in 0..1; boxes of no size are padding.

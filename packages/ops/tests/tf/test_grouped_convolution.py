@@ -62,7 +62,7 @@ def expect(
 
 
 def compute(arrays: tuple[Array, Array], upstream: Array, dtype: Any = tf.float32, **arguments: Any) -> list[Array]:
-    """Result and both gradients, as float32, of one traced call with an unknown batch size."""
+    """Return result and both gradients, float32, of one traced call with an unknown batch size."""
     inputs, filters = (tf.cast(array, dtype) for array in arrays)
     unknown = tf.TensorSpec([None, *inputs.shape[1:]], dtype)
 

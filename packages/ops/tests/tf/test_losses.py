@@ -29,7 +29,7 @@ SIGNATURE = [
 
 
 def golden_batch() -> dict[str, npt.NDArray[Any]]:
-    """The original's batch; rows that are left out of the file are easy background, which no loss counts."""
+    """Load the original's batch; rows that the file leaves out are easy background, which no loss counts."""
     images, rows = GOLDEN["images"].astype(int), GOLDEN["rows"].astype(int)
 
     def fill(name: str, dtype: type, *channels: int) -> npt.NDArray[Any]:
@@ -51,7 +51,7 @@ def golden_batch() -> dict[str, npt.NDArray[Any]]:
 
 
 def random_batch(positives: tuple[int, ...], seed: int = 0) -> dict[str, npt.NDArray[Any]]:
-    """A batch of images of 40 boxes and 5 classes, with so many positives each."""
+    """Make a batch of images of 40 boxes and 5 classes, with these numbers of positives."""
     rng = np.random.default_rng(seed)
     size = len(positives)
     classes = np.zeros([size, 40], np.int32)
@@ -67,7 +67,7 @@ def random_batch(positives: tuple[int, ...], seed: int = 0) -> dict[str, npt.NDA
 
 
 def compute_gradients(inputs: Mapping[str, Any], form: Form) -> tuple[list[Any], list[Any]]:
-    """The three losses, and the gradient of the first in logits and offsets."""
+    """Return the three losses, and the gradient of the first in logits and offsets."""
     logits, offsets = tf.convert_to_tensor(inputs["logits"]), tf.convert_to_tensor(inputs["offsets"])
     with tf.GradientTape() as tape:
         tape.watch([logits, offsets])

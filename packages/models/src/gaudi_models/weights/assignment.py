@@ -1,4 +1,4 @@
-"""Weights put into a model, with a report of what went where."""
+"""Put weights into a model, and report which variables were set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BACKBONE = re.compile(r"(conv1(_bn)?|(?P<stage>stage\d)_(?P<block>block\d+)_\w+
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of the weights of a file and of the variables of a model.
+    """The result of putting the weights of a file into a model.
 
     Attributes:
         source: the file.
@@ -34,7 +34,7 @@ class LoadReport:
     initial: tuple[str, ...]
 
     def describe(self) -> str:
-        """A few lines for a person: numbers, and the first names of each kind."""
+        """Return a few lines for a person: numbers, and the first names of each kind."""
         variables = len(self.loaded) + len(self.other_shape) + len(self.initial)
         lines = [f"{self.source}: {len(self.loaded)} of the model's {variables} variables loaded"]
         shapes = [
@@ -74,9 +74,9 @@ def assign_weights(model: Any, weights: WeightsFile) -> LoadReport:
 def match_weights(
     weights: WeightsFile, shapes: Mapping[str, tuple[int, ...]], paddings: Mapping[str, Sides]
 ) -> LoadReport:
-    """Find which variables of a model are in the file with the same name and shape, to be set by whoever holds them.
+    """Find the variables of a model that are in the file with the same name and shape, for the caller to set.
 
-    What has another shape is left and reported, so that a model of other classes keeps all but its heads.
+    Tensors of another shape are reported and not loaded: a model with other classes gets everything but its heads.
 
     Args:
         weights: the file.
@@ -105,7 +105,7 @@ def match_weights(
 
 
 def _find_paddings(model: Any) -> dict[str, Sides]:
-    """How a Keras model pads: on both sides by layers of their own."""
+    """Find out how a Keras model pads: layers of their own pad on both sides."""
     layers = {layer.name for layer in model.layers}
     strided = {
         layer.name
@@ -152,7 +152,7 @@ def _require_backbone(shapes: Mapping[str, tuple[int, ...]], weights: WeightsFil
 
 
 def _list_blocks(names: Iterable[str]) -> dict[str, set[str]]:
-    """The blocks of each stage of a backbone."""
+    """List the blocks of each stage of a backbone."""
     blocks: dict[str, set[str]] = {}
     for match in map(_BACKBONE.fullmatch, names):
         if match and match["stage"]:

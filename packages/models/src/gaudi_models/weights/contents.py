@@ -22,7 +22,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class WeightsMetadata:
-    """What has to be known about a model to use its weights.
+    """Facts about a model that its weights need to be used.
 
     Attributes:
         padding: see `gaudi_models.padding`.
@@ -76,7 +76,7 @@ class WeightsFile:
 
     @property
     def pool_padding(self) -> PoolPadding:
-        """How the pooling padded, which is all of it that a detector leaves open; if not known, as TensorFlow."""
+        """Padding of the pooling, the one choice that a detector leaves open; TensorFlow's if it is not known."""
         return find_rule(self.padding).pool if self.padding else "same"
 
 

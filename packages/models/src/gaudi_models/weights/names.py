@@ -27,7 +27,7 @@ Translator = Callable[[str], Translation]
 
 @dataclass(frozen=True)
 class Convention:
-    """How one program names the variables of its network.
+    """The names that one program gives the variables of its network.
 
     Attributes:
         title: whose names they are.
@@ -104,7 +104,7 @@ class _Layer:
 
 
 def _creation_order(architecture: Architecture) -> Iterator[_Layer]:
-    """The convolutions of a network in the order in which the TensorFlow programs make them.
+    """Yield the convolutions of a network in the order in which the TensorFlow programs make them.
 
     Source: residual_block of architecture.py in Habana's SSD_ResNet34, and the blocks of resnet_model.py in its
     ResNeXt, where a block's projection comes first.
@@ -166,9 +166,9 @@ def _translate_ssd(name: str) -> Translation:
 
 
 def _bind_estimator(names: Collection[str]) -> Translator:
-    """The names of the original ResNeXt, which are numbers in the order of creation.
+    """Bind the names of the original ResNeXt, which are numbers in the order of creation.
 
-    What they are follows from how many there are. Its convolutions in groups are bare variables.
+    The number of variables tells which network it is. Its convolutions in groups are bare variables.
     """
     matches = [match for match in map(_ESTIMATOR.fullmatch, names) if match]
     plain = sum(match["kind"] == "conv2d" for match in matches)
@@ -215,7 +215,7 @@ def _translate_application(name: str) -> Translation:
 
 
 def _each(translate: Translator) -> Callable[[Collection[str]], Translator]:
-    """For a convention whose names do not depend on each other."""
+    """Bind a convention whose names do not depend on each other."""
     return lambda names: translate
 
 
@@ -232,7 +232,7 @@ CONVENTIONS: tuple[Convention, ...] = (
 
 
 def choose_convention(names: Collection[str]) -> tuple[Convention, Mapping[str, Translation]]:
-    """The convention that knows most of the names, and what they are in it."""
+    """Return the convention that knows most of the names, and the translation of each name."""
     translated: list[tuple[Convention, dict[str, Translation]]] = []
     for convention in CONVENTIONS:
         translate = convention.bind(names)
@@ -245,7 +245,7 @@ _OUTPUTS_WITH_BACKGROUND = 1001
 
 
 def translate_names(path: str, raw: RawWeights) -> WeightsFile:
-    """Find out whose names a file has, and read its weights by ours.
+    """Find the convention of a file's names, and read its weights by our names.
 
     Raises:
         WeightsError: its names are nobody's that we know, two are the same, or its values are not finite.

@@ -30,7 +30,7 @@ class Rebuilt:
 
 
 class Function:
-    """What a name of a pickle stands for if it may be called: a function of ours from data to data."""
+    """A function of ours, from data to data, that stands for a name which a pickle may call."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
@@ -49,7 +49,7 @@ class Pairs(dict[Any, Any]):
 
 
 def _decode_text(text: str, encoding: str) -> bytes:
-    """Bytes as protocols below 3 write them: as text, to be encoded."""
+    """Decode bytes that protocols below 3 write as text."""
     if encoding not in ("latin1", "latin-1"):
         raise ValueError(f"bytes are encoded as {encoding!r}")
     return text.encode("latin-1")

@@ -114,7 +114,7 @@ def _read_file(path: Path, stack: contextlib.ExitStack) -> RawWeights:
 
 
 def _looks_like_old_pickle(head: bytes) -> bool:
-    """Whether it may be a pickle of protocol 0 or 1, which has no mark: a container, or a name to be called."""
+    """Tell if it may be a pickle of protocol 0 or 1, which has no mark: a container, or a name to be called."""
     return head[:1] in b"(}]" or (head[:1] == b"c" and b"\n" in head)
 
 
@@ -172,7 +172,7 @@ def _read_own_checkpoint(folder: Path) -> RawWeights:
 
 
 def _find_padding(notes: Mapping[str, Any]) -> Any:
-    """The padding that a file notes; files of the detector only say how the pooling pads."""
+    """Find the padding in the notes of a file; files of the detector only have that of the pooling."""
     if "padding" not in notes and "pool_padding" in notes:
         return {"same": "same_pool"}.get(notes["pool_padding"], notes["pool_padding"])
     return notes.get("padding")

@@ -19,7 +19,7 @@ _NEWEST = re.compile(r'^model_checkpoint_path:\s*"([^"]+)"', re.MULTILINE)
 
 
 def find_checkpoint(path: Path) -> Path | None:
-    """The prefix of a checkpoint, from that prefix, one of its files or its folder; None if it is none of these.
+    """Find the prefix of a checkpoint from that prefix, one of its files or its folder; None if it is none of these.
 
     Raises:
         WeightsError: a folder has several checkpoints and no file that names the newest.
@@ -78,7 +78,7 @@ def read_tensorflow_checkpoint(prefix: Path) -> RawWeights:
 
 
 def _find_variable_names(graph: bytes) -> dict[str, str]:
-    """Names of variables by the keys of a checkpoint of objects, which says them beside the path to each object.
+    """Map the keys of a checkpoint of objects to names of variables, which it has beside the path to each object.
 
     Raises:
         ValueError: it is damaged.
@@ -144,7 +144,7 @@ def read_hdf5(path: Path) -> RawWeights:
 
 
 def _walk(group: Any, h5py: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """All arrays with the names on the way to them. Links are not followed: they may lead out of the file."""
+    """Yield all arrays with the names on the way to them. Links are refused: they may lead out of the file."""
     for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             raise UnsafeWeightsError(f"{'/'.join((*place, name))} in it is a link")

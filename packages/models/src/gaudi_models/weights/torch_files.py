@@ -63,7 +63,7 @@ class _Tensor(Rebuilt):
     strides: tuple[int, ...]
 
     def set_state(self, state: Any) -> None:
-        """Parameters of old files have one: whether they want a gradient, and hooks, which are ignored."""
+        """Ignore the state that parameters of old files have: whether they want a gradient, and hooks."""
 
     def read(self, data: bytes, order: ByteOrder) -> Array:
         """Return a copy, in float32 if it is bfloat16; raises ValueError if the storage does not hold it."""
@@ -91,7 +91,7 @@ def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any
 
 
 def _unwrap(tensor: Any, *_: Any) -> _Tensor:
-    """The tensor of a parameter, what else is known about it left out."""
+    """Return the tensor of a parameter, without what else is known about it."""
     if not isinstance(tensor, _Tensor):
         raise ValueError("a parameter is not made of a tensor")
     return tensor
@@ -108,7 +108,7 @@ _NAMES: Mapping[str, Any] = {
 
 
 def _find_storage(identity: Any) -> _Storage:
-    """A storage from a persistent id: ("storage", class, key, device, length) and, in old files, what it views."""
+    """Make a storage from a persistent id: ("storage", class, key, device, length) and, in old files, its view."""
     if not isinstance(identity, tuple) or len(identity) not in (5, 6) or identity[0] != "storage":
         raise ValueError("a storage is not described as one")
     _, dtype, key, _, length, *view = identity
@@ -173,7 +173,7 @@ def read_torch_pickles(file: BytesIO) -> RawWeights:
 
 
 def _collect(kind: str, state: Any, read_bytes: Callable[[str], bytes], order: ByteOrder) -> RawWeights:
-    """The tensors of a state dict; what else is in it is skipped."""
+    """Collect the tensors of a state dict; its other values are skipped."""
     if not isinstance(state, dict):
         raise UnsafeWeightsError(f"it holds a {type(state).__name__} and not a dict of tensors by name")
     tensors = {str(name): value for name, value in state.items() if isinstance(value, _Tensor)}

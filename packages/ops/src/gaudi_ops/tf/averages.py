@@ -1,4 +1,4 @@
-"""Weights averaged over the steps of a training, to be evaluated and deployed in place of the last ones."""
+"""Exponential moving averages of the weights, to be evaluated and deployed in place of the last weights."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ExponentialMovingAverage:
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """Within, the variables hold the averages; afterwards they hold what they held before, bit for bit."""
+        """Let the variables hold the averages within the context; then restore them, bit for bit."""
         kept = {name: tf.identity(variable) for name, variable in self._variables.items()}
         try:
             for name, variable in self._variables.items():
@@ -71,5 +71,5 @@ class ExponentialMovingAverage:
                 variable.assign(kept[name])
 
     def state(self) -> dict[str, Any]:
-        """Every variable that a checkpoint has to hold, by name: ``average/<variable>``, and ``average/updates``."""
+        """Return the variables for a checkpoint by name: ``average/<variable>``, and ``average/updates``."""
         return {UPDATES: self._updates} | {f"{NAME}/{name}": average for name, average in self._averages.items()}

@@ -1,4 +1,4 @@
-"""What a classifier learns from and is scored by: smoothed cross entropy, MixUp, and hits among the best k."""
+"""Loss, augmentation and metric of classifiers: smoothed cross entropy, MixUp, and top-k hits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def smoothed_softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> Any:
-    """Cross entropy of the softmax against smoothed labels, computed in float32.
+    """Compute the cross entropy of the softmax against smoothed labels, in float32.
 
     Args:
         logits: of any floating dtype, [batch, classes].
@@ -64,7 +64,7 @@ def mixup(images: Any, labels: Any, *, num_classes: int, alpha: float, seed: int
 
 
 def in_top_k(logits: Any, labels: Any, k: int) -> Any:
-    """Whether the label is among the k classes with the largest logits.
+    """Tell if the label is among the k classes with the largest logits.
 
     Of equal logits the one of the lower class is the larger. A logit that is NaN is larger than the label's, and a
     label whose own logit is NaN is no hit.
@@ -95,7 +95,7 @@ def _mix(one: Any, other: Any, weight: Any) -> Any:
 
 
 def _draw_beta(alpha: float, seed: Any, other_seed: Any) -> Any:
-    """A float32 from Beta(alpha, alpha), by two draws of the gamma distribution.
+    """Draw a float32 from Beta(alpha, alpha), by two draws of the gamma distribution.
 
     A gamma variable of a small shape is often too small for a float, so the logarithms of both are compared: that of
     shape alpha is one of shape alpha + 1 times a uniform variable to the power 1 / alpha (Marsaglia and Tsang, 2000).

@@ -88,7 +88,7 @@ def grouped_conv2d(
 
 
 def _convolve(convolution: _Convolution, inputs: Any, filters: Any, implementation: Implementation) -> Any:
-    """Convolve in the form that is asked for, or that suits the device."""
+    """Convolve in the given form, or in the one that suits the device."""
     if inputs.shape[0] == 0 and inputs.shape.is_fully_defined():
         return convolution.convolve_nothing(inputs, filters)
     if convolution.groups == 1:
@@ -117,7 +117,7 @@ class _Convolution:
     dilations: tuple[int, int] = (1, 1)
 
     def convolve_nothing(self, inputs: Any, filters: Any) -> Any:
-        """Convolve an empty batch, for which kernels of CPUs give the channels of the inputs; gradients are zeros."""
+        """Convolve an empty batch, for which CPU kernels return a wrong number of channels; gradients are zeros."""
         sides = []
         for side, taps, stride, gap in zip(
             inputs.shape[1:3], filters.shape, self.strides, self.dilations, strict=False
@@ -131,7 +131,7 @@ class _Convolution:
         return tf.nn.conv2d(inputs, filters, self.strides, self.padding, dilations=self.dilations)
 
     def bundled(self, inputs: Any, filters: Any, max_channels: int) -> Any:
-        """A dense convolution for each bundle of groups with up to so many channels."""
+        """Convolve each bundle of groups, of at most `max_channels` together, by a dense convolution."""
         bundle = _find_bundle(self.groups, filters.shape[2], max_channels)
         parts = self.groups // bundle
         dense = _spread(filters, self.groups, bundle)
@@ -142,7 +142,7 @@ class _Convolution:
         return tf.concat(results, axis=-1)
 
     def tuned(self, inputs: Any, filters: Any) -> Any:
-        """TensorFlow's kernels, but for the gradient by narrow filters: that one is faster of fewer, larger groups."""
+        """Use TensorFlow's kernels; compute the gradient by narrow filters in fewer, larger groups, which is faster."""
         height, width, channels, outputs = filters.shape
         bundle = _find_bundle(self.groups, channels, FILTER_GRADIENT_CHANNELS)
         if bundle == 1:
@@ -171,12 +171,12 @@ class _Convolution:
 
 
 def _find_bundle(groups: int, channels: int, max_channels: int) -> int:
-    """How many groups, a divisor of their number, have together at most so many channels: at least one."""
+    """Find the most groups, a divisor of their number and at least one, that have at most `max_channels` together."""
     return max((n for n in range(1, groups + 1) if groups % n == 0 and n * channels <= max_channels), default=1)
 
 
 def _spread(filters: Any, groups: int, bundle: int) -> Any:
-    """Filters [h, w, i, o] of groups as those of bundles [h, w, bundle i, o], with zeros between the groups."""
+    """Turn filters [h, w, i, o] of groups into those of bundles [h, w, bundle i, o], with zeros between the groups."""
     if bundle == 1:
         return filters
     height, width, inputs, outputs = filters.shape
@@ -185,7 +185,7 @@ def _spread(filters: Any, groups: int, bundle: int) -> Any:
 
 
 def _gather(filters: Any, groups: int, bundle: int) -> Any:
-    """The inverse of `_spread`: what lies between the groups is left out."""
+    """Invert `_spread`: drop the values between the groups."""
     if bundle == 1:
         return filters
     height, width, inputs, outputs = filters.shape
@@ -195,13 +195,13 @@ def _gather(filters: Any, groups: int, bundle: int) -> Any:
 
 
 def _diagonal(bundle: int, dtype: Any) -> Any:
-    """Ones where the group of the inputs is that of the outputs: [bundle, 1, 1, bundle, 1]."""
+    """Make ones where the group of the inputs is that of the outputs: [bundle, 1, 1, bundle, 1]."""
     return tf.constant(np.eye(bundle).reshape([bundle, 1, 1, bundle, 1]), dtype)
 
 
 @functools.cache
 def _has_grouped_kernels(dtype: Any) -> bool:
-    """Whether this processor's convolution has groups, and its gradients too; without oneDNN they have not."""
+    """Tell if this processor has kernels of grouped convolution and its gradients; without oneDNN it has not."""
     with tf.init_scope(), tf.device("CPU:0"):
         images, filters = tf.ones([1, 3, 3, 4], dtype), tf.ones([1, 1, 2, 4], dtype)
         attributes: dict[str, Any] = {"strides": [1, 1, 1, 1], "padding": "SAME", "out_backprop": images}
@@ -216,7 +216,7 @@ def _has_grouped_kernels(dtype: Any) -> bool:
 
 @functools.cache
 def _has_dilated_kernels(dtype: Any) -> bool:
-    """Whether TensorFlow's dilated convolution has gradients on this device; on CPUs without oneDNN it has not."""
+    """Tell if TensorFlow's dilated convolution has gradients on this device; on CPUs without oneDNN it has not."""
     if hpu.has_hpu():
         return False
     if tf.config.list_logical_devices("GPU"):
@@ -233,7 +233,7 @@ def _has_dilated_kernels(dtype: Any) -> bool:
 
 
 def _dilate(filters: Any, dilations: tuple[int, int]) -> Any:
-    """Filters [h, w, i, o] with zeros between their rows and columns: [(h - 1) dilation + 1, ..., i, o]."""
+    """Put zeros between rows and columns of filters [h, w, i, o]: [(h - 1) dilation + 1, ..., i, o]."""
     height, width, inputs, outputs = filters.shape
     down, across = dilations
     spread = tf.pad(filters[:, None, :, None], [[0, 0], [0, down - 1], [0, 0], [0, across - 1], [0, 0], [0, 0]])
@@ -242,7 +242,7 @@ def _dilate(filters: Any, dilations: tuple[int, int]) -> Any:
 
 
 def _read_pair(name: str, given: int | Sequence[int]) -> tuple[int, int]:
-    """Numbers for rows and columns, of one for both or of a pair."""
+    """Read numbers for rows and columns from one for both or from a pair."""
     pair = (given, given) if isinstance(given, int) else tuple(given)
     if len(pair) != 2 or min(pair) < 1:
         raise ValueError(f"{name} is {given!r}; use a number from 1 on, or a pair of them for rows and columns")
@@ -261,7 +261,7 @@ def _require_implementation(implementation: str) -> None:
 
 
 def _pad(inputs: Any, padding: Padding) -> tuple[Any, str]:
-    """Inputs and TensorFlow's name for what is still to be padded.
+    """Pad the inputs as far as TensorFlow's kernels do not; return them and TensorFlow's name for the rest.
 
     Explicit padding is done here, because TensorFlow's gradient kernels know it only without groups.
     """
@@ -337,7 +337,7 @@ class GroupedConv2D(keras.layers.Conv2D):
         return tf.reshape(outputs, tf.concat([tf.shape(inputs)[:-3], tf.shape(outputs)[1:]], axis=0))
 
     def call(self, inputs: Any) -> Any:
-        """Convolve, add the bias and activate, where there are; `keras.layers.Conv2D` compiles groups with XLA."""
+        """Convolve, add the bias if any, and activate; `keras.layers.Conv2D` would compile groups with XLA."""
         if self.groups == 1:
             return super().call(inputs)
         outputs = self.convolution_op(inputs, self.kernel)

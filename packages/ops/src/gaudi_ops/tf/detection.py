@@ -13,12 +13,12 @@ from gaudi_ops.targets import MATCH_IOU
 
 
 def default_boxes(spec: DefaultBoxSpec = SSD300) -> Any:
-    """Default boxes: float32 [spec.num_boxes, 4], y0, x0, y1, x1; see `gaudi_ops.default_boxes`."""
+    """Return default boxes, float32 [spec.num_boxes, 4], y0, x0, y1, x1; see `gaudi_ops.default_boxes`."""
     return tf.constant(gaudi_ops.anchors.default_boxes(spec))
 
 
 def decode_boxes(offsets: Any, spec: DefaultBoxSpec = SSD300) -> Any:
-    """Boxes from predicted offsets, in float32.
+    """Compute boxes from predicted offsets, in float32.
 
     Args:
         offsets: float32 or bfloat16 [..., spec.num_boxes, 4], dy, dx, dh, dw.
@@ -34,7 +34,7 @@ def decode_boxes(offsets: Any, spec: DefaultBoxSpec = SSD300) -> Any:
 
 
 def _overlaps(boxes_yxyx: Any, spec: DefaultBoxSpec) -> Any:
-    """IoU [..., n, spec.num_boxes] of boxes [..., n, 4] with every default box; 0 for boxes of no size."""
+    """Compute IoU [..., n, spec.num_boxes] of boxes [..., n, 4] with every default box; 0 for boxes of no size."""
     anchors = gaudi_ops.anchors.default_boxes(spec)
     y0, x0, y1, x1 = (boxes_yxyx[..., i, tf.newaxis] for i in range(4))
     height = tf.minimum(y1, anchors[:, 2]) - tf.maximum(y0, anchors[:, 0])
@@ -45,7 +45,7 @@ def _overlaps(boxes_yxyx: Any, spec: DefaultBoxSpec) -> Any:
 
 
 def _encode(boxes_yxyx: Any, spec: DefaultBoxSpec) -> Any:
-    """Offsets [..., spec.num_boxes, 4] of the box that stands beside each default box."""
+    """Compute offsets [..., spec.num_boxes, 4] of the box that is assigned to each default box."""
     anchors = default_boxes_cyxhw(spec)
     sizes = boxes_yxyx[..., 2:] - boxes_yxyx[..., :2]
     centers = boxes_yxyx[..., :2] + 0.5 * sizes
@@ -54,7 +54,7 @@ def _encode(boxes_yxyx: Any, spec: DefaultBoxSpec) -> Any:
 
 
 def encode_targets(boxes_yxyx: Any, labels: Any, spec: DefaultBoxSpec = SSD300) -> tuple[Any, Any, Any]:
-    """Training targets of an image, or of a batch of padded images; made for tf.data.
+    """Compute training targets of an image, or of a batch of padded images; made for tf.data.
 
     Args:
         boxes_yxyx: float32 [..., n, 4] objects as y0, x0, y1, x1 in 0..1; boxes of no size are padding. n may be 0 and
@@ -101,14 +101,14 @@ def non_max_suppression(
     max_per_class: int = 200,
     max_detections: int = 200,
 ) -> tuple[Any, Any, Any]:
-    """Detections of a batch: for each class the best boxes that don't overlap a better one of the class.
+    """Keep, for each image and class, the best boxes that don't overlap a better one of the class.
 
     Args:
         boxes_yxyx: float32 [batch, boxes, 4], corners.
         scores: float32 or bfloat16 [batch, boxes, classes], column 0 is background and gives no detection.
         score_threshold: only scores above it count.
         iou_threshold: a box that overlaps a better one of its class by this or more is dropped.
-        max_per_class: how many of the best scores of a class are looked at.
+        max_per_class: number of the best scores of a class that are considered.
         max_detections: rows of the result.
 
     Returns:

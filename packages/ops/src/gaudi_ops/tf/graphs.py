@@ -1,7 +1,7 @@
-"""What a traced tf.function holds: the operations that TensorFlow will place on a device, and their shapes.
+"""Operations of a traced tf.function: those that TensorFlow will place on a device, and their shapes.
 
-Left out is what no device computes: what no result needs, and what follows from constants and static shapes alone,
-which TensorFlow computes before it places anything.
+Operations that no device computes are left out: those that no result needs, and those that follow from constants and
+static shapes alone, which TensorFlow computes before it places anything.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def find_dynamic(operations: Iterable[Operation]) -> list[str]:
 
 
 def _live_nodes(nodes: Iterable[Any], wanted: Iterable[str]) -> Iterator[Any]:
-    """Yield, in their order, the nodes that the wanted ones need and that constants do not decide."""
+    """Yield, in order, the nodes that the wanted ones need and that do not follow from constants."""
     by_name = {node.name: node for node in nodes}
     constant: set[str] = set()
     for node in by_name.values():
@@ -100,7 +100,7 @@ def _is_constant(node: Any, by_name: Mapping[str, Any], constant: Collection[str
 
 
 def _source(given: str) -> str:
-    """The name of the node of an input: "name", "name:1", "^name", or "name:output:0" in a function's body."""
+    """Extract the node of an input: "name", "name:1", "^name", or "name:output:0" in a function's body."""
     return given.removeprefix("^").split(":")[0]
 
 

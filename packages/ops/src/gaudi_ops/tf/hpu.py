@@ -18,19 +18,19 @@ from gaudi_ops.tf.graphs import Operation
 
 
 def has_hpu() -> bool:
-    """Whether TensorFlow has a device of type HPU: a Gaudi, made known by its vendor's module."""
+    """Tell if TensorFlow has a device of type HPU: a Gaudi, registered by its vendor's module."""
     return bool(tf.config.list_logical_devices("HPU"))
 
 
 @dataclass(frozen=True)
 class HpuOperations:
-    """What is known of Gaudi with SynapseAI 1.14.
+    """The operations and types that are known to run on Gaudi with SynapseAI 1.14.
 
     Attributes:
-        sources: where it is said, by a short name.
+        sources: documents that say so, by a short name.
         operations: the short name of the source of each kind of operation.
         types: TensorFlow's names of the types that Gaudi computes in.
-        other_types: what an operation may hold besides, by its kind.
+        other_types: further types that an operation may hold, by its kind.
     """
 
     sources: Mapping[str, str]

@@ -20,7 +20,7 @@ _LARGEST_INTEGERS = {tf.bfloat16: 2**8, tf.float16: 2**11}
 
 @accepts_keras_tensors("logits", "labels")
 def softmax_cross_entropy_mme(logits: Any, labels: Any, implementation: Implementation = "auto") -> Any:
-    """Cross entropy of the softmax of every box, computed in float32.
+    """Compute the softmax cross entropy of every box, in float32.
 
     Args:
         logits: of any floating dtype, [batch, boxes, classes], or of rank 2 or 4: [boxes, classes],
@@ -56,7 +56,7 @@ def softmax_cross_entropy_mme(logits: Any, labels: Any, implementation: Implemen
 
 
 def require_implementation(implementation: str) -> None:
-    """Raise ValueError if there is no such form."""
+    """Raise ValueError if the implementation is unknown."""
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation is {implementation!r}; use one of {', '.join(get_args(Implementation))}")
 
@@ -79,7 +79,7 @@ def _require_pair(logits: Any, labels: Any) -> None:
 
 
 def _clip_labels(labels: Any, classes: int) -> tuple[Any, Any]:
-    """Labels that exist, and whether they are those that were given."""
+    """Clip labels to those that exist; return them, and whether each was unchanged."""
     clipped = tf.maximum(tf.minimum(labels, classes - 1), 0)
     return clipped, tf.equal(clipped, labels)
 
@@ -127,7 +127,7 @@ def _convolution_form(logits: Any, labels: Any) -> Any:
 
 
 def _only(valid: Any, values: Any) -> Any:
-    """Values where they are valid, and NaN elsewhere."""
+    """Replace values that are not valid by NaN."""
     return tf.where(valid, values, float("nan"))
 
 
@@ -184,7 +184,7 @@ def ssd_loss(
     num_matched: Any,
     implementation: Implementation = "auto",
 ) -> tuple[Any, Any, Any]:
-    """Loss of Liu et al., https://arxiv.org/abs/1512.02325, equation 1, with hard negatives 3 to 1.
+    """Compute the loss of Liu et al., https://arxiv.org/abs/1512.02325, equation 1, with hard negatives 3 to 1.
 
     Per image: the cross entropy of the positives and of the hardest negatives, 3 for each positive, plus Huber's loss
     of the positives' offsets, both over the number of matches; then the mean over images. An image without positives
@@ -210,7 +210,7 @@ def ssd_loss(
 def _image_losses(
     logits: Any, offsets: Any, classes: Any, target_offsets: Any, num_matched: Any, implementation: Implementation
 ) -> tuple[Any, Any]:
-    """Class loss and box loss of each image, float32 [batch]."""
+    """Compute class loss and box loss of each image, float32 [batch]."""
     positive = classes > 0
     matched = tf.maximum(tf.cast(num_matched, tf.float32), 1.0)
 
@@ -227,7 +227,7 @@ def _image_losses(
 
 
 def _huber(errors: Any) -> Any:
-    """Huber's loss by its gradient, the clipped error c: c (e - c / 2); one multiplication in the backward pass."""
+    """Compute Huber's loss c (e - c / 2) by its gradient, the clipped error c: one product in the backward pass."""
     clipped = tf.stop_gradient(tf.clip_by_value(errors, -HUBER_DELTA, HUBER_DELTA))
     return clipped * (errors - 0.5 * clipped)
 

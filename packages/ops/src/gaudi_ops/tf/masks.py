@@ -1,4 +1,4 @@
-"""Selecting the k largest of each row, without sorting where the device can."""
+"""Selection of the k largest values of each row, without sorting where the device can."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _BITS = {tf.float32: tf.int32, tf.float64: tf.int64}
 
 @accepts_keras_tensors("values", "k")
 def topk_mask(values: Any, k: Any, implementation: Implementation = "auto") -> Any:
-    """Mask of the k largest values in each row; ties go to the lower index, and NaN counts as infinity.
+    """Mask the k largest values in each row; ties go to the lower index, and NaN counts as infinity.
 
     Args:
         values: [..., n] of any floating dtype, or integers of at most 32 bits; n at most 2^24. float64 is compared as
             such, not rounded. Losses that are NaN are so among the largest, and do not pass unseen.
-        k: integer, scalar or [...]: how many of each row. 0 and less select nothing, n and more everything.
+        k: number of values of each row, integer, scalar or [...]. 0 and less select nothing, n and more everything.
         implementation: ``"bisection"`` sorts nothing: the k-th largest value is found by bisection over the bits of a
             float, each step a comparison and a count, and ties at it are decided by a running count. ``"sort"``
             ranks by sorting twice, as the vendor's program for Gaudi does, where operations on bits are not known to
@@ -62,7 +62,7 @@ def topk_mask(values: Any, k: Any, implementation: Implementation = "auto") -> A
 
 
 def _order_keys(values: Any) -> Any:
-    """Integers in the order of the values: the bits of a float, mirrored below zero; -0.0 and 0.0 both give 0."""
+    """Map values to integers in the same order: bits of a float, mirrored below zero; -0.0 and 0.0 both give 0."""
     bits = tf.bitcast(values, _BITS[values.dtype])
     return tf.where(bits < 0, bits.dtype.min - bits, bits)
 
@@ -79,7 +79,7 @@ def _mask_by_bisection(keys: Any, k: Any) -> Any:
 
 
 def _count(mask: Any) -> Any:
-    """Count what is True in each row [..., n]; in float32, which is exact up to 2^24 and faster than integers."""
+    """Count the True of each row [..., n]; in float32, which is exact up to 2^24 and faster than integers."""
     return tf.reduce_sum(tf.cast(mask, tf.float32), axis=-1)
 
 
@@ -94,7 +94,7 @@ def _mask_by_rank(values: Any, k: Any) -> Any:
 
 
 def _kth_largest(keys: Any, wanted: Any) -> Any:
-    """The largest key that at least ``wanted`` keys [..., n] of the row reach: [...], in the dtype of the keys."""
+    """Find the largest key that at least ``wanted`` keys [..., n] of the row reach: [...], in the dtype of the keys."""
 
     def reached(candidate: Any) -> Any:
         return _count(keys >= candidate[..., tf.newaxis]) >= wanted

@@ -34,17 +34,17 @@ class TensorSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self._schedule = schedule
 
     def __call__(self, step: Any) -> Any:
-        """The value, float32, of a step: integer or floating, any shape."""
+        """Return the value, float32, at a step: integer or floating, any shape."""
         with tf.device("CPU:0"):
             return tf.cast(self._schedule(tf.cast(step, tf.float64), TENSORS), tf.float32)
 
     def get_config(self) -> dict[str, Any]:
-        """The schedule as a mapping."""
+        """Describe the schedule as a mapping."""
         return {"schedule": schedules.to_config(self._schedule)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TensorSchedule:
-        """The schedule that `get_config` described."""
+        """Build the schedule that `get_config` described."""
         return cls(schedules.from_config(config["schedule"]))
 
 
@@ -57,7 +57,7 @@ class MomentumSGD(tf.Module):
     the rate is constant. After a drop of the rate, the first slows down at once, and the second as its velocity decays.
 
     Args:
-        variables: what is trained, float32.
+        variables: the variables to train, float32.
         momentum: share of the velocity that is kept.
         weight_decay: coefficient of the sum of half squares of the variables that are decayed; a sequence has one for
             each variable. Keras' ``L2(c)`` is c times the whole squares, which is a weight decay of 2 c.
@@ -111,7 +111,7 @@ def list_decays(
 
 
 def make_velocities(variables: Sequence[Any]) -> list[Any]:
-    """A float32 variable of zeros for each variable, named by its place in the order."""
+    """Make a float32 variable of zeros for each variable, named by its place in the order."""
     return [
         tf.Variable(tf.zeros(variable.shape), trainable=False, name=f"velocity_{index}")
         for index, variable in enumerate(variables)
@@ -119,7 +119,7 @@ def make_velocities(variables: Sequence[Any]) -> list[Any]:
 
 
 def is_named(variable: Any, parts: Sequence[str]) -> bool:
-    """Whether one of the parts is in the variable's name."""
+    """Tell if one of the parts is in the variable's name."""
     return any(part in variable.name for part in parts)
 
 
@@ -185,7 +185,7 @@ class LarsSGD(tf.Module):
     with `rate_inside`. Source of the constants and of the skipped names: Habana Model-References 1.5.0, ResNet-50.
 
     Args:
-        variables: what is trained, float32.
+        variables: the variables to train, float32.
         momentum: share of the velocity that is kept.
         weight_decay: of the layers that are not skipped; in their ratio and in their gradient.
         eeta: the trust that a layer's own scale is given.
@@ -277,17 +277,17 @@ class LARS(keras.optimizers.Optimizer):
         self._layerwise.update(variable, velocity, tf.convert_to_tensor(gradient), rate)
 
     def get_config(self) -> dict[str, Any]:
-        """What makes an equal optimizer."""
+        """Return the arguments, for Keras to make the optimizer again."""
         rate = self._serialize_hyperparameter(self._learning_rate)
         # Keras' own weight_decay, which is another thing and not used here, is replaced by ours.
         return {**super().get_config(), **asdict(self._layerwise), "learning_rate": rate}
 
 
 def l2_loss(variables: Sequence[Any], skip: Sequence[str] = NORMALIZATIONS) -> Any:
-    """Half the sum of squares of all variables, by one operation over their concatenation.
+    """Compute half the sum of squares of all variables, by one operation over their concatenation.
 
-    One large operation in place of one for each variable: for devices where starting an operation is what costs. On a
-    CPU the weight decay of the optimizer is cheaper.
+    One large operation replaces one for each variable, which pays on devices where starting an operation is expensive.
+    On a CPU the weight decay of the optimizer is cheaper.
 
     Args:
         variables: such as a model's trainable ones.

@@ -16,7 +16,7 @@ POWER = 3.0
 
 
 def magnitude_mask(weights: Any, sparsity: Any) -> Any:
-    """Mask of the weights that are kept.
+    """Mask the weights that are kept.
 
     Args:
         weights: float32 or bfloat16, of any shape.
@@ -33,7 +33,7 @@ def magnitude_mask(weights: Any, sparsity: Any) -> Any:
 
 
 class MagnitudePruning:
-    """Prunes variables on the polynomial schedule of Zhu and Gupta, https://arxiv.org/abs/1710.01878, equation 1.
+    """Prune variables on the polynomial schedule of Zhu and Gupta, https://arxiv.org/abs/1710.01878, equation 1.
 
     From ``begin_step`` on, every ``frequency`` steps, and last at ``end_step``, what is dropped is chosen anew: of each
     variable the share ``final + (initial - final) (1 - (step - begin) / (end - begin)) ** 3``.
@@ -84,7 +84,7 @@ class MagnitudePruning:
         }
 
     def sparsity(self, step: int) -> float:
-        """Share that is dropped after a step."""
+        """Return the share that is dropped after a step."""
         if step < self._begin_step:
             return 0.0
         chosen = step - (step - self._begin_step) % self._frequency
@@ -108,7 +108,7 @@ class MagnitudePruning:
             variable.assign(tf.where(self._masks[name], variable, tf.zeros_like(variable)))
 
     def state(self) -> dict[str, Any]:
-        """Every variable that a checkpoint has to hold, by name: ``pruning/<variable>``, bool, True where kept."""
+        """Return the variables for a checkpoint by name: ``pruning/<variable>``, bool, True where kept."""
         return {f"{NAME}/{name}": mask for name, mask in self._masks.items()}
 
     def _choose(self, step: Any) -> None:
