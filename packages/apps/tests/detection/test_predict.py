@@ -9,8 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.data import PREPROCESSOR
-from gaudi_apps.detection.detector import Detector
+from gaudi_apps.detection.detector import PREPROCESSOR, Detector
 from gaudi_apps.detection.predict import PredictOptions, PredictReport, predict
 from gaudi_apps.inference.media import VideoWriter, read_frames
 from gaudi_datasets.detection.coco import Category

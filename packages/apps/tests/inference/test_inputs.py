@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.data import PREPROCESSOR
+from gaudi_apps.detection.detector import PREPROCESSOR
 from gaudi_apps.inference.media import BadFile, InputImage, VideoWriter, find_files, read_images
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import MissingInputError

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from gaudi_apps.classification.recipe import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, Recipe
 from gaudi_apps.inference.media import keep_if_it_fits
@@ -20,7 +19,6 @@ from gaudi_apps.inference.visualizer import add_title, enlarge, write_image
 from gaudi_apps.training.application import Batches, Facts, TrainingData
 from gaudi_datasets.caching import SHARE_OF_FREE_MEMORY, measure_free_memory
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
-from gaudi_datasets.classification.pipeline import MEAN_RGB
 from gaudi_datasets.classification.splits import open_split
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.sampling import InputOptions
@@ -174,6 +172,8 @@ class DecodedSource:
         example = self._source.read(index)
         if example.height * example.width * 3 > self._left:
             return example
+        import tensorflow as tf
+
         pixels = tf.io.decode_image(example.encoded, channels=3, expand_animations=False).numpy()
         bitmap = replace(example, encoded=encode_bitmap(pixels))
         self._left -= len(bitmap.encoded)
@@ -215,6 +215,8 @@ def draw_training_input(
     Returns:
         the PNG files, by their place in the order of training and the id of the image.
     """
+    from gaudi_datasets.classification.pipeline import MEAN_RGB
+
     output_dir.mkdir(parents=True, exist_ok=True)
     for earlier in output_dir.iterdir():
         if re.fullmatch(r"\d{4}-image-\d+\.png", earlier.name):

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.plan import COCO_TRAIN_IMAGES
-from gaudi_apps.inference.media import Preprocessor, keep_if_it_fits
+from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, draw_detections, write_image
 from gaudi_apps.runtime.process_group import share_batch
 from gaudi_apps.runtime.settings import RunSettings
@@ -22,7 +21,6 @@ from gaudi_apps.training.application import Batches, Facts, TrainingData
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
-from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.sampling import InputOptions
 from gaudi_ops import SSD300, DefaultBoxSpec, decode_boxes
@@ -145,9 +143,6 @@ def _open_fake(options: InputOptions) -> TrainingData:
         return iter(fake_dataset(options, num_classes=len(COCO_CATEGORIES) + 1))
 
     return TrainingData(note_categories(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", batches)
-
-
-PREPROCESSOR = Preprocessor(prepare_image, prepare_pixels, (tf.errors.InvalidArgumentError,))
 
 
 NUM_IMAGES = 16

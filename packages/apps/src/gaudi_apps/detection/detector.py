@@ -11,6 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_apps.inference.exporter import to_float32
+from gaudi_apps.inference.media import Preprocessor
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.output_files import write_json
@@ -20,6 +21,7 @@ from gaudi_ops.tf import decode_boxes, non_max_suppression
 SCORE_THRESHOLD = 0.05
 IOU_THRESHOLD = 0.5
 DETECTIONS_PER_IMAGE = 200
+PREPROCESSOR = Preprocessor(prepare_image, prepare_pixels, (tf.errors.InvalidArgumentError,))
 
 
 class Detector:
