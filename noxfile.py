@@ -209,7 +209,7 @@ def build(session: nox.Session) -> None:
                 session.run(f"bin/{program}", "--help", external=True, silent=True)
 
 
-@nox.session(default=False, allow_parallel=False)
+@nox.session(default=False)
 def scaleout(session: nox.Session) -> None:
     """Test several ranks for real; Open MPI comes from the system, Horovod is built where it is not cached."""
     install_everything(session)
@@ -253,7 +253,9 @@ def install_unpinned(session: nox.Session, requirements: dict[str, str], *option
 
 def test_quickly(session: nox.Session, *options: str) -> None:
     """Test all packages; arguments after `--` take the place of the choice of quick tests."""
-    session.run("pytest", "packages", *options, *(session.posargs or (*QUICK, *workers(session))))
+    # Versions are what this is about: the many examples of CI are drawn once, in the session `tests`.
+    chosen = session.posargs or (*QUICK, *workers(session))
+    session.run("pytest", "packages", "--hypothesis-profile=dev", *options, *chosen)
 
 
 @nox.session(default=False)

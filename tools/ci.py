@@ -47,16 +47,18 @@ class Lane:
 
 # `nox --parallel` starts them in this order: the longest first.
 LANES = (
+    Lane(
+        "scaleout",
+        (*SOURCES, "tests/scaleout", "packages/apps/tests/small_ssd.py"),
+        debian=("openmpi-bin", "openssh-server", "slurm-wlm", "libjemalloc2"),
+    ),
     Lane("minimums", ("packages",)),
-    Lane("current", ("packages",), newest=True),
-    Lane("slow", (".",)),
     Lane("realdata", data=True),
+    Lane("slow", (".",)),
+    Lane("current", ("packages",), newest=True),
     Lane("packages", ("packages",)),
     Lane("gaudi_contract", (*SOURCES, "tests/gaudi_contract")),
     Lane("torch_weights", ("packages/ops", "packages/models")),
-    Lane(
-        "scaleout", (*SOURCES, "tests/scaleout"), debian=("openmpi-bin", "openssh-server", "slurm-wlm", "libjemalloc2")
-    ),
 )
 
 

@@ -28,6 +28,8 @@ MIRRORED = ("--distribution_strategy", "mirrored", "--num_gpus", "2")
 STEPS = 5
 GLOBAL_BATCH = 4
 SSD = ("-m", "gaudi_apps.ssd_train")
+# The same program with a network that costs next to nothing: what is tested of it is how ranks work together.
+SMALL_SSD = (str(Path(__file__).parents[2] / "packages/apps/tests/small_ssd.py"),)
 RESNET = ("-m", "gaudi_apps.resnet_train")
 COMMON = ("--dtype", "fp32", "--deterministic")
 BATCH = ("--global_batch_size", str(GLOBAL_BATCH))
@@ -94,6 +96,14 @@ def ssd_alone(scenes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
+def small_ssd_alone(scenes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process with the small network."""
+    folder = tmp_path_factory.mktemp("ssd") / "small"
+    run(*SMALL_SSD, *scenes, *BATCH, "--steps", STEPS, "--no_evaluate", "--model_dir", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def resnet_alone(classes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process, with checkpoints of steps 3 and 5."""
     folder = tmp_path_factory.mktemp("resnet") / "alone"
@@ -149,15 +159,24 @@ def find_difference(one: Checkpoint, other: Checkpoint) -> float:
     return float(np.sqrt(squares / sum(np.square(theirs).sum() for _, theirs in pairs)))
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("network", "way", "size"),
+    [("real", "mpi", 2), *(("small", way, size) for way in WAYS for size in (2, 4))],
+)
 def test_ssd(
-    scenes: tuple[str, ...], ssd_alone: Path, start_ranks: StartRanks, tmp_path: Path, way: str, size: int
+    request: pytest.FixtureRequest,
+    scenes: tuple[str, ...],
+    start_ranks: StartRanks,
+    tmp_path: Path,
+    network: str,
+    way: str,
+    size: int,
 ) -> None:
+    program, alone = {"real": (SSD, "ssd_alone"), "small": (SMALL_SSD, "small_ssd_alone")}[network]
     flags = ("--steps", str(STEPS), "--no_evaluate", "--model_dir", str(tmp_path))
-    output = start_ranks(way, size, [*SSD, *scenes, *BATCH, *flags, *WAYS[way], *ALL_TOGETHER])
+    output = start_ranks(way, size, [*program, *scenes, *BATCH, *flags, *WAYS[way], *ALL_TOGETHER])
     assert_equal_states(output, tmp_path, size)
-    assert_same_training(load(tmp_path), load(ssd_alone))
+    assert_same_training(load(tmp_path), load(request.getfixturevalue(alone)))
     assert output.count(f"step {STEPS}/{STEPS}") == 1  # others than rank 0 show nothing
     owned = json.loads((tmp_path / "run.json").read_text())["files"]
     assert {f"worker_{rank}/log.txt" for rank in range(1, size)} <= {*owned}

@@ -10,15 +10,16 @@ if TYPE_CHECKING:
 
 
 def build_small_ssd(
-    num_classes: int, *, pool_padding: str = "same", dtype: str = "float32", reduce_statistics: None = None
+    num_classes: int, *, pool_padding: str = "same", dtype: str = "float32", reduce_statistics: Any = None
 ) -> Any:
     """A model with the inputs and outputs of the detector, which answers the same at each default box."""
+    from gaudi_models.batch_norm import make_batch_norm
     from gaudi_ops.tf.keras_api import keras
 
     layers = keras.layers
     images = keras.Input([300, 300, 3], name="images")
     x = layers.AveragePooling2D(50, name="pool", dtype=dtype)(images)
-    x = layers.BatchNormalization(momentum=0.9, name="conv1_bn", dtype=dtype)(x)
+    x = make_batch_norm(reduce_statistics, momentum=0.9, name="conv1_bn", dtype=dtype)(x)
     x = layers.Flatten(name="flatten", dtype=dtype)(x)
     x = layers.Dense(128, activation="relu", name="hidden", dtype=dtype)(x)
     outputs = [
