@@ -14,7 +14,7 @@ from gaudi_distributed import (
     CommunicationOptions,
     apply_environment,
     communication_environment,
-    find_place,
+    detect_rank,
     open_communicator,
     open_device,
 )
@@ -25,7 +25,7 @@ CLASSES = 81
 def main(output: Path, repeats: int, seconds: float) -> None:
     """Reduce in turns, as often as there is time for, on all ranks alike."""
     options = CommunicationOptions("horovod", compression="fp16")
-    apply_environment(communication_environment(options, find_place(os.environ), os.environ))
+    apply_environment(communication_environment(options, detect_rank(os.environ), os.environ))
     open_device("cpu")
     communicator = open_communicator(options)
     import horovod.tensorflow as hvd

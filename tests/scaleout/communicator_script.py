@@ -15,10 +15,10 @@ from gaudi_distributed import (
     allreduce_within,
     apply_environment,
     communication_environment,
-    find_place,
+    detect_rank,
     open_communicator,
     open_device,
-    require_agreement,
+    verify_consistent,
 )
 
 IMAGES = 8  # of a step, over all ranks
@@ -28,13 +28,13 @@ SHAPES = ((), (7,), (3, 5), (300, 1000), (64,), (1, 1, 1, 2))
 
 def main() -> None:
     folder, engine = Path(sys.argv[1]), sys.argv[2]
-    place = find_place(os.environ)
+    rank_info = detect_rank(os.environ)
     options = CommunicationOptions(engine, compression="fp16", fusion_threshold_mb=1)  # type: ignore[arg-type]
-    apply_environment(communication_environment(options, place, os.environ))
+    apply_environment(communication_environment(options, rank_info, os.environ))
     open_device("cpu")
     communicator = open_communicator(options)
-    assert (communicator.rank, communicator.size) == (place.rank, place.size)
-    assert (communicator.local_rank, communicator.local_size) == (place.local_rank, place.local_size)
+    assert (communicator.rank, communicator.size) == (rank_info.rank, rank_info.size)
+    assert (communicator.local_rank, communicator.local_size) == (rank_info.local_rank, rank_info.local_size)
     results = {
         **reduce_everything(communicator),
         **broadcast_everything(communicator),
@@ -45,7 +45,7 @@ def main() -> None:
     }
     communicator.barrier()
     communicator.close()
-    save(folder / f"rank_{place.rank}.npz", results)
+    save(folder / f"rank_{rank_info.rank}.npz", results)
 
 
 def make_tensors(rank: int) -> list[Any]:
@@ -165,9 +165,9 @@ def disagree(communicator: Communicator) -> list[Any]:
     """Agree on one thing, then disagree on another; return the message."""
     import numpy as np
 
-    require_agreement(communicator, {"data": "abc", "configuration": {"batch_size": 2}})
+    verify_consistent(communicator, {"data": "abc", "configuration": {"batch_size": 2}})
     other = {"data": "abc", "configuration": {"batch_size": 2 if communicator.rank else 4}}
-    return [np.array(str(refuse(ConfigurationError, lambda: require_agreement(communicator, other))))]
+    return [np.array(str(refuse(ConfigurationError, lambda: verify_consistent(communicator, other))))]
 
 
 def refuse(kind: type[Exception], call: Callable[[], object]) -> Exception:

@@ -19,7 +19,7 @@ from failing_program import open_session  # type: ignore[import-not-found]
 from gaudi_apps import resnet_train
 from gaudi_apps.runtime.failure_reporting import Supervised
 from gaudi_apps.runtime.session import Session
-from gaudi_distributed.cluster.elastic import Seats
+from gaudi_distributed.cluster.elastic import RendezvousClient
 
 
 def main(fault: dict[str, Any], arguments: list[str]) -> None:
@@ -37,9 +37,9 @@ def begin(fault: dict[str, Any], step: int, phase: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if fault["worker"] == 0:
         Path(fault["told"]).write_text("begun\n")
-        seats = Seats(os.environ)
+        client = RendezvousClient(os.environ)
         with Path(fault["looks"]).open() as looks:
-            while not seats.are_changing():
+            while not client.hosts_updated():
                 looks.readline()
 
 

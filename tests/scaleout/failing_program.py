@@ -21,7 +21,7 @@ from typing import Any
 from gaudi_apps import resnet_train
 from gaudi_apps.runtime.session import Session
 from gaudi_apps.training import checkpoint as checkpoints
-from gaudi_distributed.failure import Member
+from gaudi_distributed.failure import RankClient
 
 # In these phases ranks wait for each other in the middle of it: the others are late, and the fault comes meanwhile.
 COLLECTIVE = ("broadcast", "step")
@@ -34,8 +34,8 @@ def main(fault: dict[str, Any], network: str, arguments: list[str]) -> None:
     if network == "small":
         Session.__init__ = open_session  # type: ignore[method-assign,assignment]
     if fault:
-        report = Member.at
-        Member.at = lambda self, step, phase: fail_at(fault, report, self, step, phase)  # type: ignore[method-assign]
+        report = RankClient.set_progress
+        RankClient.set_progress = lambda self, step, phase: fail_at(fault, report, self, step, phase)  # type: ignore[method-assign]
     resnet_train.main(arguments)
 
 
@@ -47,13 +47,13 @@ def open_session(self: Session, *arguments: Any) -> None:
     classifiers.build_classifier = build_small_classifier  # type: ignore[assignment]
 
 
-def fail_at(fault: dict[str, Any], report: Any, member: Any, step: int, phase: str) -> None:
+def fail_at(fault: dict[str, Any], report: Any, client: Any, step: int, phase: str) -> None:
     """Report as a rank does, and then fail, or be late so that another one fails while it waits."""
-    report(member, step, phase)
+    report(client, step, phase)
     if phase != fault["phase"] or fault["step"] not in (None, step) or fault.get("done"):
         return
     fault["done"] = True
-    is_failing = member._place.rank == fault["rank"]
+    is_failing = client._place.rank == fault["rank"]
     if fault["act"] == "nan":
         if is_failing:
             act(fault)

@@ -10,30 +10,30 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from gaudi_distributed import CommunicationOptions, apply_environment, communication_environment, find_place
+from gaudi_distributed import CommunicationOptions, apply_environment, communication_environment, detect_rank
 from gaudi_distributed.comm.opening import open_communicator
 
 SHAPES = ((3,), (2, 5), (1, 1, 4))
 
 
 def main() -> None:
-    folder, place = Path(sys.argv[1]), find_place(os.environ)
+    folder, rank_info = Path(sys.argv[1]), detect_rank(os.environ)
     options = CommunicationOptions("horovod_mxnet")
-    apply_environment(communication_environment(options, place, os.environ))
+    apply_environment(communication_environment(options, rank_info, os.environ))
     communicator: Any = open_communicator(options)
-    assert (communicator.rank, communicator.size) == (place.rank, place.size)
-    assert (communicator.local_rank, communicator.local_size) == (place.local_rank, place.local_size)
-    tensors = make_tensors(place.rank)
+    assert (communicator.rank, communicator.size) == (rank_info.rank, rank_info.size)
+    assert (communicator.local_rank, communicator.local_size) == (rank_info.local_rank, rank_info.local_size)
+    tensors = make_tensors(rank_info.rank)
     arrays = [mx.nd.array(tensor) for tensor in tensors]
     results = {
         "mean": communicator.allreduce(tensors),
         "sum": [one.asnumpy() for one in communicator.allreduce(arrays, average=False)],
-        "last": communicator.broadcast(tensors, root=place.size - 1),
+        "last": communicator.broadcast(tensors, root=rank_info.size - 1),
         "pair": [communicator.sum_within(2)(one, f"pair_{i}").asnumpy() for i, one in enumerate(arrays)],
     }
-    contents = communicator.gather(bytes([place.rank]) * place.rank)
-    assert contents == [bytes([rank]) * rank for rank in range(place.size)]
-    np.savez(folder / f"rank_{place.rank}.npz", **flatten(results))
+    contents = communicator.gather(bytes([rank_info.rank]) * rank_info.rank)
+    assert contents == [bytes([rank]) * rank for rank in range(rank_info.size)]
+    np.savez(folder / f"rank_{rank_info.rank}.npz", **flatten(results))
     communicator.barrier()
     communicator.close()
 

@@ -26,9 +26,10 @@ HOSTS = ",".join(f"{address}:2" for address in ADDRESSES)
 SHOW = """
 import json, os, socket, sys
 sys.path[:0] = json.loads(os.environ.get("TF_TEST_PATH", "[]"))
-from gaudi_distributed.cluster.rank_info import find_place
-place = find_place(os.environ)
-print(json.dumps([place.rank, place.size, place.local_rank, socket.gethostname(), os.environ["TF_TEXT"], sys.argv[1:]]))
+from gaudi_distributed.cluster.rank_info import detect_rank
+rank_info = detect_rank(os.environ)
+numbers = [rank_info.rank, rank_info.size, rank_info.local_rank]
+print(json.dumps([*numbers, socket.gethostname(), os.environ["TF_TEXT"], sys.argv[1:]]))
 """
 # Sums the ranks' numbers by the engine that the launcher names.
 TALK = """
@@ -36,7 +37,7 @@ import json, os, sys
 sys.path[:0] = json.loads(os.environ["TF_TEST_PATH"])
 import gaudi_distributed as together
 options = together.CommunicationOptions(os.environ["GAUDI_RUN_ENGINE"])
-together.apply_environment(together.communication_environment(options, together.find_place(os.environ), os.environ))
+together.apply_environment(together.communication_environment(options, together.detect_rank(os.environ), os.environ))
 together.open_device("cpu")
 communicator = together.open_communicator(options)
 import tensorflow as tf

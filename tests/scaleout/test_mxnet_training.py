@@ -130,14 +130,14 @@ def test_a_lost_rank_ends_the_run_which_then_goes_on(
     program.write_text(
         "import os, signal, sys, threading\n"
         "from gaudi_apps.ssd_mxnet_train import main\n"
-        "from gaudi_distributed.failure import Member\n"
-        "report = Member.at\n"
+        "from gaudi_distributed.failure import RankClient\n"
+        "report = RankClient.set_progress\n"
         "def at(self, step, phase):\n"
         "    report(self, step, phase)\n"
         f"    if (phase, step) == ('step', {STEPS - 1}):\n"
         "        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGKILL]).start()\n"
         f"if os.environ.get('HOROVOD_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '{lost}':\n"
-        "    Member.at = at\n"
+        "    RankClient.set_progress = at\n"
         "main(sys.argv[1:])\n"
     )
     words = (*flags, "--batch-size", str(GLOBAL_BATCH // 2), "--bn-group", "2", "--model_dir", str(model_dir))

@@ -19,9 +19,9 @@ import pytest
 SECONDS = 1800  # ends a test that would never end
 SHOW = """
 import json, os, sys
-from gaudi_distributed.cluster.rank_info import find_place
-place = find_place(os.environ)
-facts = [place.rank, place.size, os.environ["SLURM_JOB_ID"] != "", "SECRET" in os.environ]
+from gaudi_distributed.cluster.rank_info import detect_rank
+rank_info = detect_rank(os.environ)
+facts = [rank_info.rank, rank_info.size, os.environ["SLURM_JOB_ID"] != "", "SECRET" in os.environ]
 print("shown", json.dumps([*facts, sys.argv[1:]]))
 """
 

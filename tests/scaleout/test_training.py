@@ -39,8 +39,8 @@ STATE = re.compile(r"step (\d+): state ([0-9a-f]{64})")
 # resnet_train on a machine of its own, as far as files go: arguments are a folder, and then its flags.
 OWN_MACHINE = """
 import os, sys
-from gaudi_distributed.cluster.rank_info import find_place
-folder = os.path.join(sys.argv[1], f"machine_{find_place(os.environ).rank}")
+from gaudi_distributed.cluster.rank_info import detect_rank
+folder = os.path.join(sys.argv[1], f"machine_{detect_rank(os.environ).rank}")
 os.makedirs(folder, exist_ok=True)
 os.chdir(folder)
 from gaudi_apps.resnet_train import main

@@ -14,7 +14,7 @@ from gaudi_apps.classification.resnext import ResNeXtConfig, find_mode, make_rec
 from gaudi_apps.cli.program import Launch
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.training.plan import find_version_in
-from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.cluster.rank_info import RankInfo
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.launch import LaunchReport
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _print_plan(config: ResNeXtConfig, workers: int, launch: LaunchReport | None) -> None:
     from gaudi_apps.classification.plan import print_plan
 
-    recipe = make_recipe(config, Distribution(Place(size=workers)), find_version_in(config.run.model_dir))
+    recipe = make_recipe(config, Distribution(RankInfo(size=workers)), find_version_in(config.run.model_dir))
     print_plan(recipe, launch, as_json=config.run.json)
 
 

@@ -20,7 +20,7 @@ from gaudi_apps.classification.data import note_classes
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.training.application import Application, TrainingData
 from gaudi_distributed import SingleProcess
-from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.cluster.rank_info import RankInfo
 
 Weights = dict[str, npt.NDArray[np.float64]]
 Rate = Callable[[int], float]
@@ -142,7 +142,7 @@ def open_app(program: str, flags: str, workers: int = 1) -> Application:
     """The program as its command line makes it."""
     launch = PROGRAMS[program]
     config = launch._parse([*COMMON, *flags.split()])
-    app: Application = launch.open(config, Distribution(Place(size=workers)))
+    app: Application = launch.open(config, Distribution(RankInfo(size=workers)))
     return app
 
 

@@ -17,7 +17,7 @@ import pytest
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.ssd_train import PROGRAM
 from gaudi_distributed import SingleProcess
-from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.cluster.rank_info import RankInfo
 
 STEPS, BATCH = 50, 2
 # One step an epoch: warm-up of 5 steps, and drops after 24 and 30.
@@ -39,7 +39,7 @@ def small(monkeypatch: pytest.MonkeyPatch, small_network: Callable[..., Any]) ->
 
 
 def open_app(*flags: str, workers: int = 1) -> Any:
-    return PROGRAM.open(PROGRAM._parse([*FLAGS, *flags]), Distribution(Place(size=workers)))
+    return PROGRAM.open(PROGRAM._parse([*FLAGS, *flags]), Distribution(RankInfo(size=workers)))
 
 
 def build_task(app: Any) -> Any:

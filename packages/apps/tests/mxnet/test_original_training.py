@@ -20,7 +20,7 @@ from gaudi_apps.ssd_mxnet_train import PROGRAM
 from gaudi_datasets.detection.batches import fake_batches
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
-from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.cluster.rank_info import RankInfo
 
 STEPS, BATCH, PER_EPOCH = 50, 2, 8
 # Eight steps an epoch: warm-up of 12 steps, and drops after 24 and 40.
@@ -59,7 +59,7 @@ def batches() -> list[dict[str, Any]]:
 
 
 def open_app(*flags: str, workers: int = 1) -> Any:
-    return PROGRAM.open(PROGRAM._parse([*FLAGS, *flags]), Distribution(Place(size=workers)))
+    return PROGRAM.open(PROGRAM._parse([*FLAGS, *flags]), Distribution(RankInfo(size=workers)))
 
 
 def build_task(app: Any) -> Any:

@@ -20,7 +20,7 @@ from gaudi_apps.runtime.process_group import (
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
 from gaudi_distributed import ConfigurationError, DeviceKind
-from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.cluster.rank_info import RankInfo
 
 RANK_1_OF_4 = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -75,14 +75,14 @@ def test_flags_that_contradict_each_other_are_named(text: str, message: str) -> 
 
 def test_a_process_finds_its_place() -> None:
     found = find_distribution(read("--use_horovod --distributed_bn --gradient_compression fp16"), RANK_1_OF_4, cpu)
-    assert (found.place.rank, found.place.size, found.batch_norm_group) == (1, 4, 4)
+    assert (found.rank_info.rank, found.rank_info.size, found.batch_norm_group) == (1, 4, 4)
     assert (found.communication.engine, found.communication.compression) == ("horovod", "fp16")
     found = find_distribution(read("-ds mirrored --distributed_bn --bn_group 2"), RANK_1_OF_4, cpu)
     assert (found.communication.engine, found.batch_norm_group) == ("multi_worker", 2)
     assert find_distribution(read("-ds mirrored"), RANK_1_OF_4, lambda: "hpu").communication.engine == "hpu"
     assert find_distribution(read(""), {}, cpu).communication.engine == "single"
     # What one process of several is to do is said by the engine: none is an error of the communicator.
-    assert find_distribution(read(""), RANK_1_OF_4, cpu).place.size == 4
+    assert find_distribution(read(""), RANK_1_OF_4, cpu).rank_info.size == 4
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_an_engine_that_contradicts_the_launch_is_named(text: str, engine: str, 
 def test_hosts_may_come_from_flags() -> None:
     flags = read("-ds multi_worker --worker_hosts a:2410,b:2410 --task_index 1")
     found = find_distribution(flags, {}, cpu)
-    assert (found.place.rank, found.place.size) == (1, 2)
+    assert (found.rank_info.rank, found.rank_info.size) == (1, 2)
     assert json.loads(found.environment["TF_CONFIG"])["cluster"]["worker"] == ["a:2410", "b:2410"]
     with pytest.raises(FlagError, match="TF_CONFIG is set too"):
         find_distribution(flags, found.environment, cpu)
@@ -155,7 +155,7 @@ def test_flags_that_contradict_the_launch_are_named(text: str, message: str) -> 
 def test_the_batch_is_of_one_process_with_horovod_and_of_all_with_a_strategy(text: str, own: int, whole: int) -> None:
     flags = read(text)
     assert share_batch(flags, 8, 4) == whole == 4 * own
-    recipe = make_recipe(make_config(flags, 8), Distribution(Place(size=4)))
+    recipe = make_recipe(make_config(flags, 8), Distribution(RankInfo(size=4)))
     assert (recipe.data.batch_size, recipe.data.global_batch) == (own, whole)
 
 
@@ -194,7 +194,7 @@ def make_config(flags: DistributionFlags, batch_size: int, **schedule: Any) -> R
 def test_the_rate_of_lars_is_another_one_on_several_devices() -> None:
     config = make_config(read("--use_horovod"), 256, optimizer="LARS")
     assert make_recipe(config).rate.peak == 2.5
-    assert make_recipe(config, Distribution(Place(size=8))).rate.peak == 9.5
+    assert make_recipe(config, Distribution(RankInfo(size=8))).rate.peak == 9.5
 
 
 def test_modes_of_one_process_are_not_for_several(

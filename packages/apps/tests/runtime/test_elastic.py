@@ -1,4 +1,4 @@
-"""Rounds of training while processes come and go, against a launcher's real meeting point."""
+"""Rendezvous of training while processes come and go, against a launcher's real meeting point."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from gaudi_apps.runtime.elastic import Commits, check_elastic, train_in_rounds
 from gaudi_apps.training.checkpoint import Checkpoint
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.elastic import SCOPE, WORKER
-from gaudi_distributed.cluster.rendezvous import Rendezvous
+from gaudi_distributed.cluster.rendezvous import RendezvousServer
 
 Tell = Callable[[int, "dict[str, str] | None"], None]
 
 
 @pytest.fixture
 def tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
-    """Be the launcher of worker 1: what is told is its seat in a round."""
-    with Rendezvous("127.0.0.1") as rendezvous:
+    """Be the launcher of worker 1: what is told is its assignment in a round."""
+    with RendezvousServer("127.0.0.1") as rendezvous:
         for name, value in {WORKER: "1", "HOROVOD_RANK": "", **rendezvous.environment}.items():
             monkeypatch.setenv(name, value)
 
         def tell(number: int, variables: dict[str, str] | None) -> None:
             with rendezvous.lock:
-                rendezvous.values[f"{SCOPE}/seat_1"] = json.dumps({"round": number, "variables": variables}).encode()
+                rendezvous.values[f"{SCOPE}/assignment_1"] = json.dumps(
+                    {"round": number, "variables": variables}
+                ).encode()
 
         yield tell
 

@@ -15,7 +15,7 @@ from gaudi_apps import tensorflow_framework
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.detection.application import make_settings
 from gaudi_apps.detection.config import SSDConfig
-from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.cluster.rank_info import RankInfo
 
 class End:
     def find_spec(self, name, path=None, target=None):
@@ -25,9 +25,9 @@ class End:
 
 sys.meta_path.insert(0, End())
 rank, size = map(int, sys.argv[2:])
-place = Place(rank, size, rank % 8, min(size, 8))
+rank_info = RankInfo(rank, size, rank % 8, min(size, 8))
 tensorflow_framework.choose_device = lambda *asked, **options: sys.argv[1]
-tensorflow_framework.start_tensorflow(make_settings(SSDConfig(), Distribution(place)).device)
+tensorflow_framework.start_tensorflow(make_settings(SSDConfig(), Distribution(rank_info)).device)
 """
 
 

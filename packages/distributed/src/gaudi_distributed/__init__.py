@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gaudi_distributed.cluster.rank_info import Place, find_place, write_tf_config
+from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank, write_tf_config
 from gaudi_distributed.comm.communicator import Communicator, SingleProcess, allreduce_within
 from gaudi_distributed.comm.opening import (
     CommunicationOptions,
@@ -10,7 +10,7 @@ from gaudi_distributed.comm.opening import (
     find_engine,
     open_communicator,
     polling_environment,
-    require_agreement,
+    verify_consistent,
 )
 from gaudi_distributed.devices.selection import (
     DEVICE_CHOICES,
@@ -35,20 +35,20 @@ __all__ = [
     "DeviceChoice",
     "DeviceError",
     "DeviceKind",
-    "Place",
     "Precision",
     "PrecisionName",
+    "RankInfo",
     "SingleProcess",
     "allreduce_within",
     "apply_environment",
     "choose_device",
     "choose_precision",
     "communication_environment",
+    "detect_rank",
     "find_engine",
-    "find_place",
     "open_communicator",
     "open_device",
     "polling_environment",
-    "require_agreement",
+    "verify_consistent",
     "write_tf_config",
 ]

@@ -19,9 +19,9 @@ def find(environ: dict[str, str] | None = None, **request: object) -> tuple[list
     return [(host.name, host.slots) for host in cluster.hosts], source
 
 
-def test_places_are_dealt_host_by_host() -> None:
+def test_ranks_are_dealt_host_by_host() -> None:
     cluster = Cluster((Host("a", 2), Host("::1", 1)))
-    assert [(place.rank, place.host.name, place.local_rank, place.host_index) for place in cluster.places()] == [
+    assert [(slot.rank, slot.host.name, slot.local_rank, slot.host_index) for slot in cluster.assignments()] == [
         (0, "a", 0, 0),
         (1, "a", 1, 0),
         (2, "::1", 0, 1),

@@ -7,46 +7,46 @@ import threading
 
 import pytest
 
-from gaudi_distributed.cluster.elastic import ADDRESS, PORT, SCOPE, WORKER, Seats, is_elastic
-from gaudi_distributed.cluster.rendezvous import Rendezvous
+from gaudi_distributed.cluster.elastic import ADDRESS, PORT, SCOPE, WORKER, RendezvousClient, is_elastic
+from gaudi_distributed.cluster.rendezvous import RendezvousServer
 from gaudi_distributed.errors import ConfigurationError, PeerLostError
 
 
-def tell(rendezvous: Rendezvous, number: int, variables: dict[str, str] | None) -> None:
+def tell(rendezvous: RendezvousServer, number: int, variables: dict[str, str] | None) -> None:
     with rendezvous.lock:
-        rendezvous.values[f"{SCOPE}/seat_3"] = json.dumps({"round": number, "variables": variables}).encode()
+        rendezvous.values[f"{SCOPE}/assignment_3"] = json.dumps({"round": number, "variables": variables}).encode()
 
 
-def test_seats_of_rounds() -> None:
-    with Rendezvous("127.0.0.1") as rendezvous:
-        seats = Seats({WORKER: "3", **rendezvous.environment})
+def test_assignments_of_rounds() -> None:
+    with RendezvousServer("127.0.0.1") as rendezvous:
+        client = RendezvousClient({WORKER: "3", **rendezvous.environment})
         tell(rendezvous, 1, {"HOROVOD_RANK": "0"})
-        assert seats.take() == {"HOROVOD_RANK": "0"}
+        assert client.next_assignment() == {"HOROVOD_RANK": "0"}
         assert f"{SCOPE}/ask_3" in rendezvous.values
-        # The seat of a round that is over is none: it waits for the next one.
+        # The assignment of a round that is over is none: it waits for the next one.
         timer = threading.Timer(0.3, tell, [rendezvous, 2, {"HOROVOD_RANK": "1"}])
         timer.start()
-        assert seats.take() == {"HOROVOD_RANK": "1"}
+        assert client.next_assignment() == {"HOROVOD_RANK": "1"}
         tell(rendezvous, 3, None)
-        assert seats.take() is None
+        assert client.next_assignment() is None
         timer.join()
 
 
 def test_changes() -> None:
-    with Rendezvous("127.0.0.1") as rendezvous:
-        seats = Seats({WORKER: "3", **rendezvous.environment})
-        assert not seats.are_changing()
+    with RendezvousServer("127.0.0.1") as rendezvous:
+        client = RendezvousClient({WORKER: "3", **rendezvous.environment})
+        assert not client.hosts_updated()
         for value, expected in ((b"0", False), (b"1", True)):
             with rendezvous.lock:
                 rendezvous.values[f"{SCOPE}/changing"] = value
-            assert seats.are_changing() == expected
+            assert client.hosts_updated() == expected
 
 
 def test_launcher_that_is_gone() -> None:
-    with Rendezvous("127.0.0.1") as rendezvous:
-        seats = Seats({WORKER: "3", **rendezvous.environment})
+    with RendezvousServer("127.0.0.1") as rendezvous:
+        client = RendezvousClient({WORKER: "3", **rendezvous.environment})
     with pytest.raises(PeerLostError, match="worker 3: the launcher at 127"):
-        seats.take()
+        client.next_assignment()
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_launcher_that_is_gone() -> None:
 def test_variables_that_are_not_a_launchers(environ: dict[str, str]) -> None:
     assert is_elastic(environ)
     with pytest.raises(ConfigurationError, match="start the run through gaudi-run"):
-        Seats(environ)
+        RendezvousClient(environ)
 
 
 def test_what_would_crash_at_the_second_beginning_is_refused_at_the_first() -> None:
     with pytest.raises(ConfigurationError, match="CYCLE_TIME is set, and HOROVOD_FUSION_THRESHOLD is for every"):
-        Seats({WORKER: "3", ADDRESS: "127.0.0.1", PORT: "1", "HOROVOD_CYCLE_TIME": "5"})
+        RendezvousClient({WORKER: "3", ADDRESS: "127.0.0.1", PORT: "1", "HOROVOD_CYCLE_TIME": "5"})
 
 
 def test_other_processes_are_no_workers() -> None:

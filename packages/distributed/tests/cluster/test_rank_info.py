@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_distributed import ConfigurationError, Place, find_place, write_tf_config
+from gaudi_distributed import ConfigurationError, RankInfo, detect_rank, write_tf_config
 
 HOROVOD = {
     "HOROVOD_RANK": "3",
@@ -34,11 +34,11 @@ SLURM = {
 WORKERS = ["a:2410", "a:2411", "b:2410", "b:2411"]
 TF_CONFIG = {"TF_CONFIG": write_tf_config(WORKERS, 3)}
 SLURM_JOB = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "4"}
-PLACE = Place(3, 4, 1, 2)
+PLACE = RankInfo(3, 4, 1, 2)
 
 
-def find(environ: dict[str, str]) -> Place:
-    return replace(find_place(environ), host="localhost")
+def find(environ: dict[str, str]) -> RankInfo:
+    return replace(detect_rank(environ), host="localhost")
 
 
 def config(**parts: Any) -> dict[str, str]:
@@ -67,18 +67,20 @@ def test_each_launcher_tells_the_place(environ: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("environ", [{}, SLURM_JOB, {"TF_CONFIG": ""}])
 def test_a_process_by_itself(environ: dict[str, str]) -> None:
-    assert find(environ) == Place()
+    assert find(environ) == RankInfo()
 
 
 def test_the_host_is_the_launchers_name_for_it() -> None:
-    assert find_place(HOROVOD).host == "node1"
-    assert find_place(OPEN_MPI).host != ""
+    assert detect_rank(HOROVOD).host == "node1"
+    assert detect_rank(OPEN_MPI).host != ""
 
 
 def test_slurm_with_uneven_hosts() -> None:
     counts = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1,1"}
-    assert find(SLURM | counts | {"SLURM_PROCID": "5", "SLURM_NODEID": "2"}) == Place(5, 8, 1, 2)
-    assert find(SLURM | counts | {"SLURM_PROCID": "7", "SLURM_NODEID": "4", "SLURM_LOCALID": "0"}) == Place(7, 8, 0, 1)
+    assert find(SLURM | counts | {"SLURM_PROCID": "5", "SLURM_NODEID": "2"}) == RankInfo(5, 8, 1, 2)
+    assert find(SLURM | counts | {"SLURM_PROCID": "7", "SLURM_NODEID": "4", "SLURM_LOCALID": "0"}) == RankInfo(
+        7, 8, 0, 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_slurm_with_uneven_hosts() -> None:
 )
 def test_what_is_wrong_is_named(environ: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        find_place(environ)
+        detect_rank(environ)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 

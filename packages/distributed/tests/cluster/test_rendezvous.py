@@ -1,41 +1,130 @@
-"""The meeting point answers as Horovod's ranks ask."""
+"""Who takes part in a round, and as which rank."""
 
 from __future__ import annotations
 
-from http.client import HTTPConnection
-
 from gaudi_distributed.cluster.rendezvous import Rendezvous
 
-
-def connect(place: Rendezvous) -> HTTPConnection:
-    environment = place.environment
-    port = int(environment["HOROVOD_GLOO_RENDEZVOUS_PORT"])
-    return HTTPConnection(environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"], port, timeout=600)
+A, B, C = "a", "b", "c"
 
 
-def ask(place: Rendezvous, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    connection = connect(place)
-    connection.request(method, path, body)
-    answer = connection.getresponse()
-    content = answer.read()
-    connection.close()
-    return answer.status, content
+def begin(rendezvous: Rendezvous, hosts: list[str]) -> list[int]:
+    """Start a worker on each host, and have them ask; returns the workers of the round by rank."""
+    for worker, host in enumerate(hosts, start=1):
+        rendezvous.add(worker, host)
+        rendezvous.join(worker, 0.0)
+    ranks = rendezvous.start_round(set(hosts), 0.0)
+    return [] if ranks is None else list(ranks)
 
 
-def test_what_was_put_is_got() -> None:
-    with Rendezvous("127.0.0.1") as place:
-        assert ask(place, "GET", "/global/0")[0] == 404
-        assert ask(place, "PUT", "/global/0", b"\x00\xff") == (200, b"")
-        assert ask(place, "GET", "/global/0") == (200, b"\x00\xff")
-        assert ask(place, "GET", "/global/1")[0] == 404
-        assert ask(place, "DELETE", "/global/0")[0] == 200
+def test_first_round_waits_for_all_that_were_started() -> None:
+    rendezvous = Rendezvous(1, 2)
+    rendezvous.add(1, A)
+    rendezvous.add(2, B)
+    rendezvous.join(1, 0.0)
+    assert rendezvous.start_round([A, B], 0.0) is None
+    rendezvous.join(2, 1.0)
+    ranks = rendezvous.start_round([A, B], 1.0)
+    assert ranks is not None
+    assert [(slot.host, slot.rank, slot.size) for slot in ranks.values()] == [
+        (A, 0, 2),
+        (B, 1, 2),
+    ]
+    assert rendezvous.number == 1
+    assert rendezvous.members == (1, 2)
+    assert rendezvous.in_progress
 
 
-def test_a_value_is_bounded() -> None:
-    with Rendezvous("127.0.0.1") as place:
-        connection = connect(place)
-        connection.putrequest("PUT", "/global/0")
-        connection.putheader("Content-Length", str((1 << 20) + 1))
-        connection.endheaders()  # the refusal does not wait for what it is about
-        assert connection.getresponse().status == 400
-        connection.close()
+def test_numbers_of_ranks_on_two_hosts() -> None:
+    rendezvous = Rendezvous(1, 3)
+    for worker, host in ((1, A), (2, B), (3, A)):
+        rendezvous.add(worker, host)
+        rendezvous.join(worker, 0.0)
+    ranks = rendezvous.start_round([A, B], 0.0)
+    assert ranks is not None
+    names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    assert {worker: tuple(slot.numbers[name] for name in names) for worker, slot in ranks.items()} == {
+        1: (0, 3, 0, 2, 0, 2),
+        2: (1, 3, 0, 1, 1, 2),
+        3: (2, 3, 1, 2, 0, 1),
+    }
+
+
+def test_those_that_are_left_keep_their_order() -> None:
+    rendezvous = Rendezvous(1, 2)
+    assert begin(rendezvous, [A, B]) == [1, 2]
+    rendezvous.remove(1)
+    assert rendezvous.start_round([A, B], 1.0) is None
+    rendezvous.add(3, C)
+    rendezvous.join(3, 1.0)
+    assert rendezvous.start_round([A, B, C], 1.0) is None
+    rendezvous.join(2, 2.0)
+    assert not rendezvous.in_progress
+    ranks = rendezvous.start_round([A, B, C], 2.0)
+    assert ranks is not None
+    # The one with the state first, though the other one asked before.
+    assert list(ranks) == [2, 3]
+
+
+def test_number_of_ranks_divides_the_most() -> None:
+    rendezvous = Rendezvous(1, 4)
+    assert begin(rendezvous, [A, B, C]) == [1, 2]
+    assert begin(Rendezvous(1, 3), [A, B]) == [1]
+    assert begin(Rendezvous(1, 4), [A, A, B, C, C]) == [1, 2, 3, 4]
+
+
+def test_too_few_wait() -> None:
+    rendezvous = Rendezvous(2, 2)
+    assert begin(rendezvous, [A, B]) == [1, 2]
+    rendezvous.remove(2)
+    rendezvous.join(1, 1.0)
+    assert rendezvous.start_round([A, B], 1.0) is None
+    assert rendezvous.members == (1,)
+    assert not rendezvous.in_progress
+    rendezvous.add(3, B)
+    rendezvous.join(3, 2.0)
+    assert rendezvous.start_round([A, B], 2.0) is not None
+
+
+def test_changes() -> None:
+    rendezvous = Rendezvous(1, 2)
+    assert begin(rendezvous, [A]) == [1]
+    assert not rendezvous.is_changing([A])
+    rendezvous.add(2, B)
+    assert not rendezvous.is_changing([A, B])  # it is not there before it asks
+    rendezvous.join(2, 1.0)
+    assert rendezvous.is_changing([A, B])
+    # Without any host that is named there is nothing to change to.
+    assert not rendezvous.is_changing([])
+
+
+def test_host_that_is_no_longer_named() -> None:
+    rendezvous = Rendezvous(1, 2)
+    assert begin(rendezvous, [A, B]) == [1, 2]
+    assert rendezvous.is_changing([B])
+    assert rendezvous.find_unlisted([B]) == [1]
+    rendezvous.join(1, 1.0)
+    rendezvous.join(2, 1.0)
+    ranks = rendezvous.start_round([B], 1.0)
+    assert ranks is not None
+    assert [(worker, slot.rank, slot.size) for worker, slot in ranks.items()] == [(2, 0, 1)]
+
+
+def test_late_worker() -> None:
+    rendezvous = Rendezvous(1, 2)
+    assert begin(rendezvous, [A, B]) == [1, 2]
+    assert rendezvous.find_late(100.0, 40.0) == []  # nobody waits
+    rendezvous.join(1, 100.0)
+    assert rendezvous.find_late(139.0, 40.0) == []
+    assert rendezvous.find_late(141.0, 40.0) == [2]
+    rendezvous.join(2, 141.0)
+    assert rendezvous.find_late(200.0, 40.0) == []
+
+
+def test_strangers_have_no_part() -> None:
+    rendezvous = Rendezvous(1, 2)
+    rendezvous.join(7, 0.0)
+    rendezvous.remove(7)
+    assert begin(rendezvous, [A]) == [1]
+    assert rendezvous.size == 1
+    assert rendezvous.count_on(A) == 1
+    assert rendezvous.host_of(1) == A

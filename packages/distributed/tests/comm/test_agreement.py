@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gaudi_distributed import SingleProcess, require_agreement
+from gaudi_distributed import SingleProcess, verify_consistent
 from gaudi_distributed.comm.opening import find_difference
 
 
 def test_one_process_agrees_with_itself() -> None:
-    require_agreement(SingleProcess(), {"data": "abc", "configuration": {"batch": [1, 2], "name": None}})
+    verify_consistent(SingleProcess(), {"data": "abc", "configuration": {"batch": [1, 2], "name": None}})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What an engine reads comes from options and place alone; what cannot work is refused before TensorFlow is there."""
+"""What an engine reads comes from options and rank alone; what cannot work is refused before TensorFlow is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from gaudi_distributed import (
     CommunicationOptions,
     ConfigurationError,
-    Place,
+    RankInfo,
     SingleProcess,
     communication_environment,
     open_communicator,
@@ -17,11 +17,11 @@ from gaudi_distributed import (
 )
 from gaudi_distributed.comm.opening import ENGINES, find_engine
 
-FOUR = Place(1, 4, 1, 4)
+FOUR = RankInfo(1, 4, 1, 4)
 
 
 def test_one_process_needs_nothing() -> None:
-    assert communication_environment(CommunicationOptions(), Place(), {}) == {}
+    assert communication_environment(CommunicationOptions(), RankInfo(), {}) == {}
 
 
 def test_horovod_does_not_fuse_again() -> None:
@@ -52,12 +52,12 @@ def test_tf_distribute_on_one_machine_has_a_port_for_each_rank(engine: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "place", "words"),
+    ("options", "rank_info", "words"),
     [
         (CommunicationOptions(), FOUR, "this is process 1 of 4, and each would train alone"),
         (
             CommunicationOptions("multi_worker"),
-            Place(1, 4, 1, 2),
+            RankInfo(1, 4, 1, 2),
             "2 of 4 processes are on this host and TF_CONFIG is not",
         ),
         (CommunicationOptions("mpi"), FOUR, "engine is 'mpi'"),  # type: ignore[arg-type]
@@ -69,9 +69,9 @@ def test_tf_distribute_on_one_machine_has_a_port_for_each_rank(engine: str) -> N
         (CommunicationOptions("multi_worker", first_port=65533), FOUR, "first port is 65533"),
     ],
 )
-def test_what_cannot_work_is_one_line(options: CommunicationOptions, place: Place, words: str) -> None:
+def test_what_cannot_work_is_one_line(options: CommunicationOptions, rank_info: RankInfo, words: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        communication_environment(options, place, {})
+        communication_environment(options, rank_info, {})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -11,8 +11,8 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
-from gaudi_distributed.cluster.rank_info import Place
-from gaudi_distributed.failure import Member, exit_now, host_supervision, join_supervision
+from gaudi_distributed.cluster.rank_info import RankInfo
+from gaudi_distributed.failure import RankClient, exit_now, join_coordinator, start_coordinator
 
 
 class PipeCommunicator:
@@ -46,44 +46,44 @@ def announce(folder: Path, text: str) -> None:
     print(f"announced: {text}", file=sys.stderr, flush=True)
 
 
-def fail(fault: str, member: Member) -> None:
+def fail(fault: str, client: RankClient) -> None:
     if fault in ("SIGKILL", "SIGSTOP", "SIGABRT"):
         os.kill(os.getpid(), signal.Signals[fault])
     elif fault == "raise":
-        exit_now(member.report("a.json: field x is 3; must be 4", 65).status)
+        exit_now(client.report_failure("a.json: field x is 3; must be 4", 65).status)
     elif fault == "communication":
-        exit_now(member.report("allreduce failed", 75, certain=False).status)
+        exit_now(client.report_failure("allreduce failed", 75, certain=False).status)
     elif fault == "unforeseen":
         raise ZeroDivisionError("nobody reports this")
     elif fault == "go on":  # waits for nobody, so only a report can end it at once
         while True:
-            member.at(1, "step")
+            client.set_progress(1, "step")
     elif fault == "hang":
         signal.pause()
 
 
 def main(kind: str, folder: Path, rank: int, size: int, steps: int, fault: str, fault_step: int) -> None:
     host = f"host{rank}"
-    place = Place(rank, size, rank, size, host)
+    rank_info = RankInfo(rank, size, rank, size, host)
     communicator = PipeCommunicator(folder, rank, size)
     show = partial(announce, folder)
     if kind == "hosted":
-        member = host_supervision(communicator, place, os.environ, show)  # type: ignore[arg-type]
+        client = start_coordinator(communicator, rank_info, os.environ, show)  # type: ignore[arg-type]
     else:
-        member = join_supervision(place, os.environ, show)
-    assert member is not None
+        client = join_coordinator(rank_info, os.environ, show)
+    assert client is not None
     with (folder / "told").open("w", buffering=1) as told:
         told.write(f"rank {rank} has joined\n")
         for step in range(steps):
-            member.at(step, "step")
+            client.set_progress(step, "step")
             if step == fault_step:
                 told.write(f"rank {rank} is at step {step}\n")
-                fail(fault, member)
-            stops = communicator.gather(b"stop" if member.stop_requested else b"")
+                fail(fault, client)
+            stops = communicator.gather(b"stop" if client.stop_requested else b"")
             if b"stop" in stops:
-                member.leave("stopped by SIGTERM; it is saved", 75)
+                client.leave("stopped by SIGTERM; it is saved", 75)
                 sys.exit(75)
-    cause = member.leave()
+    cause = client.leave()
     sys.exit(0 if cause is None else cause.status)
 
 

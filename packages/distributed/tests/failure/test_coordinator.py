@@ -7,12 +7,12 @@ from typing import BinaryIO
 
 import pytest
 
-from gaudi_distributed.cluster.rank_info import Place
-from gaudi_distributed.failure import Bounds, Cause, Coordinator, Member, join_supervision
+from gaudi_distributed.cluster.rank_info import RankInfo
+from gaudi_distributed.failure import Coordinator, FailureCause, RankClient, Timeouts, join_coordinator
 from gaudi_distributed.failure.messages import (
     MAX_BYTES,
-    Beat,
     End,
+    Heartbeat,
     Hello,
     Left,
     State,
@@ -24,7 +24,7 @@ from gaudi_distributed.failure.messages import (
 # Ends a test that would never end.
 SECONDS = 600
 # Connections of the tests give no signs of life.
-PATIENT = Bounds(stall_seconds=2 * SECONDS, leave_seconds=60, beat_seconds=0.2)
+PATIENT = Timeouts(stall_seconds=2 * SECONDS, leave_seconds=60, heartbeat_seconds=0.2)
 
 
 def connect(coordinator: Coordinator) -> socket.socket:
@@ -48,10 +48,10 @@ def wait_for(lines: BinaryIO, kind: type, count: int = 1) -> None:
         count -= isinstance(decode_message(lines.readline()), kind)
 
 
-def join(coordinator: Coordinator, rank: int, size: int) -> Member:
-    member = join_supervision(Place(rank, size, rank, size, f"host{rank}"), coordinator.environment, print)
-    assert member is not None
-    return member
+def join(coordinator: Coordinator, rank: int, size: int) -> RankClient:
+    client = join_coordinator(RankInfo(rank, size, rank, size, f"host{rank}"), coordinator.environment, print)
+    assert client is not None
+    return client
 
 
 def test_listens_on_the_loopback_interface_only() -> None:
@@ -67,7 +67,7 @@ def test_listens_on_the_loopback_interface_only() -> None:
 
 
 def test_ipv6() -> None:
-    with Coordinator(1, address="::1", bounds=PATIENT) as coordinator:
+    with Coordinator(1, address="::1", timeouts=PATIENT) as coordinator:
         assert coordinator.environment["GAUDI_RUN_COORDINATOR"] == f"[::1]:{coordinator.port}"
         join(coordinator, 0, 1).leave()
         assert coordinator.wait(SECONDS)
@@ -80,7 +80,7 @@ def test_no_such_address() -> None:
 
 
 def test_welcome_says_the_bounds() -> None:
-    with Coordinator(1, bounds=PATIENT) as coordinator, connect(coordinator) as connection:
+    with Coordinator(1, timeouts=PATIENT) as coordinator, connect(coordinator) as connection:
         connection.sendall(hello(coordinator))
         line = connection.makefile("rb").readline()
         assert decode_message(line) == Welcome(2 * SECONDS, 60, 0.2)
@@ -88,21 +88,21 @@ def test_welcome_says_the_bounds() -> None:
 
 @pytest.mark.parametrize("rank", [-1, 2, 2**40])
 def test_ranks_that_there_are_not(rank: int) -> None:
-    with Coordinator(2, bounds=PATIENT) as coordinator, connect(coordinator) as connection:
+    with Coordinator(2, timeouts=PATIENT) as coordinator, connect(coordinator) as connection:
         connection.sendall(hello(coordinator, rank))
         assert is_dropped(connection)
 
 
 @pytest.mark.parametrize("token", ["", "0" * 64, "\u00e9"])
 def test_other_tokens(token: str) -> None:
-    with Coordinator(2, bounds=PATIENT) as coordinator, connect(coordinator) as connection:
+    with Coordinator(2, timeouts=PATIENT) as coordinator, connect(coordinator) as connection:
         connection.sendall(hello(coordinator, token=token))
         assert is_dropped(connection)
         assert coordinator.present == frozenset()
 
 
 def test_second_of_a_rank_is_dropped_and_the_first_stays() -> None:
-    with Coordinator(2, bounds=PATIENT) as coordinator:
+    with Coordinator(2, timeouts=PATIENT) as coordinator:
         with connect(coordinator) as first, connect(coordinator) as second:
             first.sendall(hello(coordinator))
             assert first.recv(1)
@@ -128,7 +128,7 @@ GARBAGE = [
 def test_garbage_and_a_port_scan_do_not_end_a_run() -> None:
     """Ranks go on while strangers connect, speak and leave as they like."""
     drawn = random.Random(0)
-    with Coordinator(3, bounds=PATIENT) as coordinator:
+    with Coordinator(3, timeouts=PATIENT) as coordinator:
         first = join(coordinator, 0, 3)
         # Without a word, and more of them than are listened to at a time.
         waiting = [connect(coordinator) for _ in range(100)]
@@ -143,10 +143,10 @@ def test_garbage_and_a_port_scan_do_not_end_a_run() -> None:
         for connection in waiting:
             connection.close()
         second = join(coordinator, 1, 3)
-        first.at(3, "step")
+        first.set_progress(3, "step")
         with connect(coordinator) as third:
             third.sendall(hello(coordinator, 2))
-            wait_for(third.makefile("rb"), Beat, 2)  # by then all that was said has been heard
+            wait_for(third.makefile("rb"), Heartbeat, 2)  # by then all that was said has been heard
             assert coordinator.cause is None
             assert coordinator.present == {0, 1, 2}
             third.sendall(encode_message(Left(0, "")))
@@ -157,7 +157,7 @@ def test_garbage_and_a_port_scan_do_not_end_a_run() -> None:
 
 
 def test_rank_that_speaks_nonsense_is_lost() -> None:
-    with Coordinator(2, bounds=PATIENT) as coordinator, connect(coordinator) as connection:
+    with Coordinator(2, timeouts=PATIENT) as coordinator, connect(coordinator) as connection:
         connection.sendall(hello(coordinator, 1) + encode_message(State(4, "step", 1)) + b"nonsense\n")
         assert coordinator.wait(SECONDS)
         assert coordinator.cause is not None
@@ -165,8 +165,8 @@ def test_rank_that_speaks_nonsense_is_lost() -> None:
 
 
 def test_cause_is_told_to_the_launcher_once() -> None:
-    causes: list[Cause] = []
-    with Coordinator(3, bounds=PATIENT, on_cause=causes.append) as coordinator:
+    causes: list[FailureCause] = []
+    with Coordinator(3, timeouts=PATIENT, on_cause=causes.append) as coordinator:
         *lost, last = [connect(coordinator) for _ in range(3)]
         for rank, connection in enumerate((*lost, last)):
             connection.sendall(hello(coordinator, rank))
@@ -176,13 +176,13 @@ def test_cause_is_told_to_the_launcher_once() -> None:
         with last, last.makefile("rb") as lines:
             lines.readline()
             wait_for(lines, End)
-            wait_for(lines, Beat, 2)  # by then the other loss is known, too
+            wait_for(lines, Heartbeat, 2)  # by then the other loss is known, too
         assert coordinator.wait(SECONDS)
     assert causes == [coordinator.cause]
 
 
 def test_who_comes_after_the_end_is_told() -> None:
-    with Coordinator(2, bounds=PATIENT) as coordinator:
+    with Coordinator(2, timeouts=PATIENT) as coordinator:
         coordinator.end("no more", 75)
         assert coordinator.wait(SECONDS)
         with connect(coordinator) as connection:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.comm.communicator import SingleProcess
-from gaudi_distributed.failure import host_supervision
+from gaudi_distributed.failure import start_coordinator
 
 START = Callable[..., Any]
 # On a busy machine processes may be silent for a while: only what silence ends has a short bound for it.
@@ -39,8 +39,8 @@ def test_rank_that_hosts_waits_for_the_terminal(
     """It leaves no sooner than its line is shown, though the other rank is gone."""
     (tmp_path / "run0").mkdir()
     terminal = make_gate("run0/terminal")
-    bounds = {"GAUDI_RUN_STALL_SECONDS": "1200", "GAUDI_RUN_LEAVE_SECONDS": "1200"}
-    run = start_ranks("hosted", bounds, faults={0: ("raise", 3), 1: ("go on", 3)})
+    timeouts = {"GAUDI_RUN_STALL_SECONDS": "1200", "GAUDI_RUN_LEAVE_SECONDS": "1200"}
+    run = start_ranks("hosted", timeouts, faults={0: ("raise", 3), 1: ("go on", 3)})
     assert run.processes[1].wait(600) == 65
     terminal.open()
     assert run.wait() == [65, 65]
@@ -71,4 +71,4 @@ def test_the_rank_that_hosts_stays_to_the_end(start_ranks: START) -> None:
 
 
 def test_alone_there_is_nothing_to_watch() -> None:
-    assert host_supervision(SingleProcess(), Place(), {}, print) is None
+    assert start_coordinator(SingleProcess(), RankInfo(), {}, print) is None

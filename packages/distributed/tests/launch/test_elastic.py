@@ -44,7 +44,7 @@ class Run:
     def order(self, worker: int, order: str) -> None:
         self._orders[worker].write(order)
 
-    def seat(self, number: int, worker: int) -> str:
+    def assignment(self, number: int, worker: int) -> str:
         """The rank of a worker in the round that is its own so many-th, once it has it."""
         beginning = f"worker {worker} in round {number}: "
         while not (found := [line for line in self._told.lines if line.startswith(beginning)]):
@@ -72,10 +72,10 @@ def run(tmp_path: Path, make_channel: Callable[[str], Any]) -> Iterator[Run]:
 
 def test_lost_worker(run: Run) -> None:
     run.start(*BOTH)
-    assert [run.seat(1, worker) for worker in (1, 2)] == ["rank 0 of 2", "rank 1 of 2"]
+    assert [run.assignment(1, worker) for worker in (1, 2)] == ["rank 0 of 2", "rank 1 of 2"]
     run.order(1, "end -9")
     run.order(2, "again 1")
-    assert run.seat(2, 2) == "rank 0 of 1"
+    assert run.assignment(2, 2) == "rank 0 of 1"
     run.order(2, "done")
     status, rounds, _ = run.end()
     assert status == 0
@@ -87,11 +87,11 @@ def test_lost_worker(run: Run) -> None:
 
 def test_host_that_comes_and_one_that_goes(run: Run) -> None:
     run.start(BOTH[0])
-    assert run.seat(1, 1) == "rank 0 of 1"
+    assert run.assignment(1, 1) == "rank 0 of 1"
     run.list_hosts(*BOTH)
-    assert [run.seat(2, 1), run.seat(1, 2)] == ["rank 0 of 2", "rank 1 of 2"]
+    assert [run.assignment(2, 1), run.assignment(1, 2)] == ["rank 0 of 2", "rank 1 of 2"]
     run.list_hosts(BOTH[1])
-    assert run.seat(2, 2) == "rank 0 of 1"
+    assert run.assignment(2, 2) == "rank 0 of 1"
     run.order(2, "done")
     status, rounds, _ = run.end()
     assert status == 0
@@ -103,8 +103,8 @@ def test_host_that_comes_and_one_that_goes(run: Run) -> None:
 
 def test_error_that_another_worker_would_meet(run: Run) -> None:
     run.start(*BOTH)
-    run.seat(1, 1)
-    run.seat(1, 2)
+    run.assignment(1, 1)
+    run.assignment(1, 2)
     run.order(2, "end 65")
     status, _, last = run.end()
     assert status == 65
@@ -113,8 +113,8 @@ def test_error_that_another_worker_would_meet(run: Run) -> None:
 
 def test_all_are_lost(run: Run) -> None:
     run.start(*BOTH)
-    run.seat(1, 1)
-    run.seat(1, 2)
+    run.assignment(1, 1)
+    run.assignment(1, 2)
     run.order(1, "end -9")
     run.order(2, "end -9")
     status, _, last = run.end()
@@ -124,8 +124,8 @@ def test_all_are_lost(run: Run) -> None:
 
 def test_user_asks_for_the_end(run: Run) -> None:
     process = run.start(*BOTH)
-    run.seat(1, 1)
-    run.seat(1, 2)
+    run.assignment(1, 1)
+    run.assignment(1, 2)
     process.send_signal(signal.SIGTERM)
     status, _, last = run.end()
     assert status == 75

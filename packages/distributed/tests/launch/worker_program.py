@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gaudi_distributed.cluster.elastic import WORKER, Seats
+from gaudi_distributed.cluster.elastic import WORKER, RendezvousClient
 
 
 def main() -> int:
@@ -17,9 +17,9 @@ def main() -> int:
     to see whether others wait to take part.
     """
     folder, worker = Path(sys.argv[1]), os.environ[WORKER]
-    seats, number = Seats(os.environ), 0
+    client, number = RendezvousClient(os.environ), 0
     with (folder / f"orders_{worker}").open() as orders, (folder / "told").open("w", buffering=1) as told:
-        while (variables := seats.take()) is not None:
+        while (variables := client.next_assignment()) is not None:
             number += 1
             rank, size = variables["HOROVOD_RANK"], variables["HOROVOD_SIZE"]
             told.write(f"worker {worker} in round {number}: rank {rank} of {size}\n")
@@ -30,7 +30,7 @@ def main() -> int:
                     return 0
                 if order == "end":
                     end(int(argument))
-                is_over = (order == "look" and seats.are_changing()) or (order == "again" and int(argument) == number)
+                is_over = (order == "look" and client.hosts_updated()) or (order == "again" and int(argument) == number)
     return 0
 
 

@@ -28,13 +28,13 @@ from gaudi_datasets.sampling import InputOptions
 
 def input_options(recipe: Recipe, *, image_size: int | None = None) -> InputOptions:
     """How the pipelines batch in this process; the size of the images is the recipe's unless it is given."""
-    data, device, place = recipe.data, recipe.run.device, recipe.run.distribution.place
+    data, device, rank_info = recipe.data, recipe.run.device, recipe.run.distribution.rank_info
     return InputOptions(
         batch_size=data.batch_size,
         image_size=image_size or data.image_size,
         seed=device.seed,
-        rank=place.rank,
-        size=place.size,
+        rank=rank_info.rank,
+        size=rank_info.size,
         parallel_calls=data.parallel_calls,
         threads=data.threads or device.usable_cpus,
         flip_probability=data.flip_probability,
@@ -60,7 +60,7 @@ def _open_images(recipe: Recipe) -> TrainingData:
 
     source, options = open_source(recipe.data.data_dir, recipe.data.train_splits), input_options(recipe)
     if recipe.data.caches_encoded:
-        options = keep_if_it_fits(source, options, recipe.run.distribution.place.local_size)
+        options = keep_if_it_fits(source, options, recipe.run.distribution.rank_info.local_size)
     if len(source.class_names) < 2:
         raise DataError(f"{source.name}: has the class {source.class_names[0]} only; a classifier needs two or more")
     if recipe.data.caches_decoded:

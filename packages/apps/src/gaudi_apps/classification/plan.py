@@ -54,7 +54,7 @@ def make_plan(recipe: Recipe, num_images: int) -> Plan:
         evaluation_steps=count_steps(recipe.eval_epochs, steps_per_epoch) if recipe.run.scores else 0,
         learning_rate=make_schedule(rate, length if rate.fractional_decay else total_steps, warmup_steps, drop_steps),
         warnings=tuple(_find_misfits(recipe, num_images, total_steps, warmup_steps, drop_steps)),
-        workers=recipe.run.distribution.place.size,
+        workers=recipe.run.distribution.rank_info.size,
         drop_delay=rate.drop_delay,
     )
 

@@ -257,7 +257,7 @@ SHORT_RUN = {
 
 def data_recipe(config: Any, distribution: Distribution, *, least_area: float, eval_steps: int = 0) -> DataRecipe:
     """Images, from the group `data`."""
-    data, workers = config.data, distribution.place.size
+    data, workers = config.data, distribution.rank_info.size
     whole = share_batch(config.distribution, data.batch_size, workers)
     return DataRecipe(
         data_dir=data.data_dir or data.jpeg_data_dir,

@@ -199,7 +199,7 @@ def make_recipe(config: ResNetConfig, distribution: Distribution | None = None, 
     run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
     preset = _find_preset(config)
     data = data_recipe(config, distribution, least_area=0.05)
-    rate = for_version(_make_rate(config, preset, data.global_batch, distribution.place.size), version)
+    rate = for_version(_make_rate(config, preset, data.global_batch, distribution.rank_info.size), version)
     smoothing, dropout, exports = schedule.label_smoothing, weights.dropout, report.enable_checkpoint_and_export
     return Recipe(
         run=run_settings(

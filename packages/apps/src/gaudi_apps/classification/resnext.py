@@ -199,7 +199,7 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None,
     evaluation = config.evaluation
     data = data_recipe(config, distribution, least_area=0.08, eval_steps=evaluation.max_eval_steps)
     warmup_epochs = _find_warmup(config, version)
-    base_rate = _find_base_rate(config, warmup_epochs, distribution.place.size, version)
+    base_rate = _find_base_rate(config, warmup_epochs, distribution.rank_info.size, version)
     peak = base_rate * data.global_batch / IMAGES_OF_BASE_RATE
     rate = for_version(_make_rate(config, peak, warmup_epochs, version), version)
     return Recipe(

@@ -26,7 +26,7 @@ from gaudi_datasets.errors import FlagError
 from gaudi_datasets.former_flags import FormerFlag
 from gaudi_datasets.program import run_program
 from gaudi_distributed import DeviceKind, choose_device
-from gaudi_distributed.cluster.rank_info import find_place, is_launched
+from gaudi_distributed.cluster.rank_info import detect_rank, is_launched
 
 if TYPE_CHECKING:
     from gaudi_apps.training.application import Application
@@ -144,7 +144,7 @@ class Launch:
             start_processes(flags, os.environ, find_device, (sys.executable, *self.program, *arguments))
             return find_distribution(flags, os.environ, find_device)
         # The flags of a run serve for its other modes too, as from the configuration that it left.
-        size = find_place(os.environ).size
+        size = detect_rank(os.environ).size
         if size > 1 or (mode == "verify-resume" and flags.has_engine):
             raise FlagError(f"--mode {mode}: is for one process, and not for several that train together")
         return Distribution()

@@ -105,7 +105,7 @@ class SSDApplication(Application):
 
     def make_plan(self, num_images: int) -> Plan:
         """Plan by the flags; --num_examples_per_epoch replaces the number of images."""
-        workers = self.settings.distribution.place.size
+        workers = self.settings.distribution.rank_info.size
         images = self.config.data.num_examples_per_epoch or num_images
         return make_plan(self.config, images, workers, self.recipe_version)
 

@@ -46,7 +46,7 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
         return _open_fake(options)
     if config.data.static:
         return _open_static(config, options)
-    return _open_images(config, options, run.distribution.place.local_size)
+    return _open_images(config, options, run.distribution.rank_info.local_size)
 
 
 def open_source(config: SSDConfig, split: Split) -> DetectionSource:
@@ -80,12 +80,12 @@ def find_files(config: SSDConfig, split: Split) -> tuple[str | None, str | None]
 
 def input_options(config: SSDConfig, run: RunSettings) -> InputOptions:
     """How the pipelines batch, in this process."""
-    data, device, place = config.data, run.device, run.distribution.place
+    data, device, rank_info = config.data, run.device, run.distribution.rank_info
     return InputOptions(
-        batch_size=share_batch(config.distribution, data.batch_size, place.size) // place.size,
+        batch_size=share_batch(config.distribution, data.batch_size, rank_info.size) // rank_info.size,
         seed=device.seed,
-        rank=place.rank,
-        size=place.size,
+        rank=rank_info.rank,
+        size=rank_info.size,
         parallel_calls=data.num_parallel_calls,
         threads=data.threadpool_size or device.usable_cpus,
         flip_probability=data.flip_probability,

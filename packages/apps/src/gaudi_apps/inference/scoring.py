@@ -19,7 +19,7 @@ from gaudi_apps.training.setup import require_equal_start
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
 from gaudi_distributed import Communicator
-from gaudi_distributed.comm.opening import require_agreement
+from gaudi_distributed.comm.opening import verify_consistent
 
 CHECKPOINT_SCORES = "checkpoint_scores.json"
 
@@ -42,7 +42,7 @@ class Scorer(ABC, Generic[Part, Result]):
     """
 
     def __init__(self, communicator: Communicator, facts: Mapping[str, Any]) -> None:
-        require_agreement(communicator, facts)
+        verify_consistent(communicator, facts)
         self._communicator = communicator
         self._latest: tuple[int, Result | None] | None = None
         self._begin: Callable[[str], None] = lambda phase: None

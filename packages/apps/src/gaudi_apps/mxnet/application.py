@@ -100,7 +100,7 @@ class SSDMXNetApplication(Application):
 
     def make_plan(self, num_images: int) -> Plan:
         """Plan by the flags; --dataset_size replaces the number of images."""
-        workers = self.settings.distribution.place.size
+        workers = self.settings.distribution.rank_info.size
         return make_plan(self.config, self.config.data.dataset_size or num_images, workers, self.recipe_version)
 
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
@@ -236,7 +236,7 @@ def open_scoring(config: SSDMXNetConfig, facts: Facts) -> Callable[[Mapping[str,
 def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSettings:
     """What the machinery has to know of the flags."""
     run, report, validation = config.run, config.report, config.validation
-    if distribution.place.size > 1:
+    if distribution.rank_info.size > 1:
         communication = replace(distribution.communication, engine="horovod_mxnet")
         distribution = replace(distribution, communication=communication)
     validates = run.mode == "train_val" and not config.data.synthetic
@@ -251,7 +251,7 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
             max_cpus=0,
             seed=run.seed,
             deterministic=False,
-            local_rank=distribution.place.local_rank,
+            local_rank=distribution.rank_info.local_rank,
         ),
         model_dir=Path(run.model_dir),
         clean=run.clean,

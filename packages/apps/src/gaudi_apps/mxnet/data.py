@@ -44,7 +44,7 @@ def open_training_data(config: SSDMXNetConfig, run: RunSettings, layout: Any) ->
 
         return TrainingData(note_categories(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", draw)
     source = open_source(config, "train")
-    options = keep_if_it_fits(source, options, run.distribution.place.local_size)
+    options = keep_if_it_fits(source, options, run.distribution.rank_info.local_size)
 
     def read(first_step: int) -> Batches:
         return train_batches(source, options, first_step=first_step, layout=layout, scale_brightness=True)
@@ -73,12 +73,12 @@ def open_source(config: SSDMXNetConfig, split: Split) -> DetectionSource:
 
 def input_options(config: SSDMXNetConfig, run: RunSettings, batch_size: int | None = None) -> InputOptions:
     """How this process batches: --batch_size images at once, or another number of them."""
-    data, place = config.data, run.distribution.place
+    data, rank_info = config.data, run.distribution.rank_info
     return InputOptions(
         batch_size=batch_size or data.batch_size,
         seed=run.device.seed,
-        rank=place.rank,
-        size=place.size,
+        rank=rank_info.rank,
+        size=rank_info.size,
         threads=data.dali_workers,
         flip_probability=data.flip_probability,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gaudi_apps.errors import RanksChangedError
 from gaudi_datasets.errors import FlagError
-from gaudi_distributed.cluster.elastic import Seats, is_elastic
+from gaudi_distributed.cluster.elastic import RendezvousClient, is_elastic
 
 if TYPE_CHECKING:
     from gaudi_apps.training.checkpoint import Checkpoint
@@ -59,9 +59,9 @@ def train_in_rounds(train: Callable[[Commits], None], every: int) -> None:
     """
     from gaudi_distributed.comm.horovod_engine import end_horovod, is_rank_lost
 
-    seats = Seats(os.environ)
-    commits = Commits(every, are_changing=seats.are_changing)
-    while (variables := seats.take()) is not None:
+    client = RendezvousClient(os.environ)
+    commits = Commits(every, are_changing=client.hosts_updated)
+    while (variables := client.next_assignment()) is not None:
         os.environ.update(variables)
         try:
             train(commits)

@@ -12,8 +12,8 @@ from typing import Any
 
 from gaudi_datasets.program import EX_TEMPFAIL, describe_error, exit_status_of, is_foreseen
 from gaudi_distributed import Communicator
-from gaudi_distributed.cluster.rank_info import Place, find_place
-from gaudi_distributed.failure import Member, exit_now, host_supervision, join_supervision
+from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank
+from gaudi_distributed.failure import RankClient, exit_now, join_coordinator, start_coordinator
 
 
 class Supervised:
@@ -26,19 +26,19 @@ class Supervised:
 
     def __init__(self, prog: str = "", *, debug: bool = False) -> None:
         self._prog, self._debug = prog, debug
-        self._member: Member | None = None
+        self._client: RankClient | None = None
         self._step = 0
 
     @property
     def asked_by(self) -> str:
         """Who asks all ranks to save and end; empty: nobody does."""
-        return "gaudi-run" if self._member is not None and self._member.stop_requested else ""
+        return "gaudi-run" if self._client is not None and self._client.stop_requested else ""
 
     def at(self, step: int, phase: str) -> None:
-        """Say that so many steps are done, and what comes next; see `gaudi_distributed.failure.Member.at`."""
+        """Report the number of steps done and the next phase, see `RankClient.set_progress`."""
         self._step = step
-        if self._member is not None:
-            self._member.at(step, phase)
+        if self._client is not None:
+            self._client.set_progress(step, phase)
 
     def begin(self, phase: str) -> None:
         """Say what comes next, after the same step."""
@@ -50,37 +50,37 @@ class Supervised:
         Of a watched process, an error is reported and does not come out of here: the process ends with the status of
         what ended the run, be it this error or another that came first, and shows nothing.
         """
-        self._member = join_supervision(find_place(os.environ), os.environ, self._announce)
+        self._client = join_coordinator(detect_rank(os.environ), os.environ, self._announce)
         try:
             status = main()
         except SystemExit:  # after a help text
-            if self._member is not None:
-                self._member.leave()
+            if self._client is not None:
+                self._client.leave()
             raise
         except (Exception, KeyboardInterrupt) as error:
-            if self._member is None:
+            if self._client is None:
                 raise
             if self._debug:
                 traceback.print_exc()
-            exit_now(self._report(self._member, error))
-        if self._member is not None and (cause := self._member.leave()) is not None:
+            exit_now(self._report(self._client, error))
+        if self._client is not None and (cause := self._client.leave()) is not None:
             exit_now(cause.status)
         return status
 
-    def host(self, communicator: Communicator, place: Place) -> None:
+    def host(self, communicator: Communicator, rank_info: RankInfo) -> None:
         """Without gaudi-run, have rank 0 watch over all; every rank calls this."""
-        if self._member is None:
-            self._member = host_supervision(communicator, place, os.environ, self._announce)
+        if self._client is None:
+            self._client = start_coordinator(communicator, rank_info, os.environ, self._announce)
 
-    def _report(self, member: Member, error: BaseException) -> int:
+    def _report(self, client: RankClient, error: BaseException) -> int:
         status, text = exit_status_of(error), describe_error(error)
         if getattr(error, "is_on_all_ranks", False):
-            cause = member.leave(text, status)
+            cause = client.leave(text, status)
             return status if cause is None else cause.status
         is_certain = is_foreseen(error) and status != EX_TEMPFAIL and getattr(error, "is_own", True)
         if not is_foreseen(error) and not self._debug:
             text += "; this was not foreseen, rerun with --debug for the traceback"
-        return member.report(text, status, certain=is_certain).status
+        return client.report_failure(text, status, certain=is_certain).status
 
     def _announce(self, text: str) -> None:
         sys.stdout.flush()

@@ -13,7 +13,7 @@ from gaudi_apps.cli.flags import DistributionFlags
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed import ConfigurationError
 from gaudi_distributed.cluster.hosts import HostRequest, find_cluster
-from gaudi_distributed.cluster.rank_info import Place, find_place, is_launched, write_tf_config
+from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank, is_launched, write_tf_config
 from gaudi_distributed.comm.opening import CommunicationOptions, Engine, find_engine
 from gaudi_distributed.devices.selection import DeviceKind, count_devices
 
@@ -25,13 +25,13 @@ class Distribution:
     """A process and the others that it trains with; as it is by default, it is alone.
 
     Attributes:
-        place: which of them it is.
+        rank_info: rank and world size of the process.
         communication: how they talk.
         batch_norm_group: over the images of how many of them batch norm goes.
         environment: variables that follow from flags and are still to be set.
     """
 
-    place: Place = field(default_factory=Place)
+    rank_info: RankInfo = field(default_factory=RankInfo)
     communication: CommunicationOptions = field(default_factory=CommunicationOptions)
     batch_norm_group: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -78,30 +78,32 @@ def find_distribution(flags: DistributionFlags, environ: Mapping[str, str], find
     """
     environment = _list_workers(flags, environ)
     variables = {**environ, **environment}
-    place = find_place(variables)
+    rank_info = detect_rank(variables)
     if not is_launched(variables):
-        return Distribution(place)
+        return Distribution(rank_info)
     for name, asked, found in (
-        ("hvd_workers", flags.hvd_workers, place.size),
-        ("num_gpus", flags.num_gpus * (flags.distribution_strategy == "mirrored"), place.local_size),
+        ("hvd_workers", flags.hvd_workers, rank_info.size),
+        ("num_gpus", flags.num_gpus * (flags.distribution_strategy == "mirrored"), rank_info.local_size),
     ):
         if asked not in (0, found):
             raise FlagError(f"--{name} {asked}: {found} processes were launched; give this number, or leave it out")
-    if 0 < flags.num_workers_per_hls < place.local_size:
+    if 0 < flags.num_workers_per_hls < rank_info.local_size:
         raise FlagError(
-            f"--num_workers_per_hls {flags.num_workers_per_hls}: {place.local_size} processes were launched on this "
-            "host; give this number, or leave it out"
+            f"--num_workers_per_hls {flags.num_workers_per_hls}: {rank_info.local_size} processes were launched on "
+            "this host; give this number, or leave it out"
         )
-    group = (flags.bn_group or place.size) if flags.distributed_bn else 1
-    if place.size % group:
-        raise FlagError(f"--bn_group {group}: must divide the {place.size} processes; give another, or leave it out")
+    group = (flags.bn_group or rank_info.size) if flags.distributed_bn else 1
+    if rank_info.size % group:
+        raise FlagError(
+            f"--bn_group {group}: must divide the {rank_info.size} processes; give another, or leave it out"
+        )
     communication = CommunicationOptions(
         engine=_choose_engine(flags, find_device),
         compression=flags.gradient_compression,
         fusion_threshold_mb=flags.fusion_threshold_mb,
         hierarchical_allreduce=flags.horovod_hierarchical_allreduce,
     )
-    return Distribution(place, communication, group, environment)
+    return Distribution(rank_info, communication, group, environment)
 
 
 def count_workers(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> int:
@@ -112,7 +114,7 @@ def count_workers(flags: DistributionFlags, environ: Mapping[str, str], find_dev
     """
     variables = {**environ, **_list_workers(flags, environ)}
     if is_launched(variables):
-        return find_place(variables).size
+        return detect_rank(variables).size
     request = find_request(flags, environ, find_device)
     if request is None:
         return 1

@@ -57,13 +57,13 @@ class Session:
         self.best = CheckpointFolder(self.model_dir / BEST, keep=1)
         distribution = app.settings.distribution
         apply_environment(distribution.environment)
-        apply_environment(communication_environment(distribution.communication, distribution.place, os.environ))
+        apply_environment(communication_environment(distribution.communication, distribution.rank_info, os.environ))
         # A process that has another rank than before keeps its device.
         self.precision = commits.precision or app.framework.start(app.settings.device)
         commits.precision = self.precision
         self.communicator: Communicator = open_communicator(distribution.communication)
         if not commits.every:
-            supervised.host(self.communicator, distribution.place)
+            supervised.host(self.communicator, distribution.rank_info)
         rank = self.communicator.rank
         self.is_root = rank == 0
         self.logs = self.model_dir / WORKER.format(rank) if rank else self.model_dir

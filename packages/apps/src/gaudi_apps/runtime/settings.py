@@ -117,7 +117,7 @@ def make_device_settings(
         max_cpus=device.max_cpus,
         seed=run.seed,
         deterministic=run.deterministic,
-        local_rank=distribution.place.local_rank,
-        is_rank=distribution.place.size > 1,
+        local_rank=distribution.rank_info.local_rank,
+        is_rank=distribution.rank_info.size > 1,
         checks_shapes=device.check_static_shapes,
     )

@@ -93,7 +93,7 @@ class TaskScorer(Protocol):
         """Have the score of a step from a result that was found elsewhere, which rank 0 has."""
 
     def watch(self, begin: Callable[[str], None]) -> None:
-        """Have somebody told what comes next; see `gaudi_distributed.failure.Member.at`."""
+        """Have somebody told what comes next; see `gaudi_distributed.failure.RankClient.set_progress`."""
 
     def score(self, task: Any, step: int) -> Score:
         """Score it after so many steps, with the average of its weights where one is kept."""

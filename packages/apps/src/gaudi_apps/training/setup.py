@@ -23,7 +23,7 @@ from gaudi_apps.training.checkpoint import Checkpoint
 from gaudi_apps.training.plan import Plan, note_version
 from gaudi_datasets.errors import DataError
 from gaudi_distributed import Communicator
-from gaudi_distributed.comm.opening import require_agreement
+from gaudi_distributed.comm.opening import verify_consistent
 
 if TYPE_CHECKING:
     from gaudi_models.weights import WeightsFile
@@ -257,7 +257,7 @@ def require_equal_start(session: Session, data: str = "") -> None:
         ConfigurationError: ranks differ; it names the first difference.
     """
     if session.communicator.size > 1:
-        require_agreement(session.communicator, list_start_facts(session, data))
+        verify_consistent(session.communicator, list_start_facts(session, data))
 
 
 def list_start_facts(session: Session, data: str) -> dict[str, Any]:

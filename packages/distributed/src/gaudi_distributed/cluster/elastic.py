@@ -25,7 +25,7 @@ def is_elastic(environ: Mapping[str, str]) -> bool:
     return WORKER in environ
 
 
-class Seats:
+class RendezvousClient:
     """What a worker has to ask the launcher.
 
     Args:
@@ -52,7 +52,7 @@ class Seats:
         self._address = environ[ADDRESS], int(environ[PORT])
         self._round = 0
 
-    def take(self) -> dict[str, str] | None:
+    def next_assignment(self) -> dict[str, str] | None:
         """Wait for the next round; returns Horovod's variables of this worker's rank, None: it is no longer needed.
 
         Raises:
@@ -60,14 +60,14 @@ class Seats:
         """
         self._request("PUT", f"{SCOPE}/ask_{self._worker}", b"1")
         while True:
-            answer = json.loads(self._request("GET", f"{SCOPE}/seat_{self._worker}") or b'{"round": 0}')
+            answer = json.loads(self._request("GET", f"{SCOPE}/assignment_{self._worker}") or b'{"round": 0}')
             if answer["round"] > self._round:
                 self._round = answer["round"]
                 variables: dict[str, str] | None = answer["variables"]
                 return variables
             time.sleep(_POLL_SECONDS)
 
-    def are_changing(self) -> bool:
+    def hosts_updated(self) -> bool:
         """Whether other workers wait to take part, or some of these are to leave."""
         return self._request("GET", f"{SCOPE}/changing") == b"1"
 

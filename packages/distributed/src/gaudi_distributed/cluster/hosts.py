@@ -29,7 +29,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class RankPlace:
+class SlotInfo:
     """One rank: its number, its host, and its number among those of its host."""
 
     rank: int
@@ -76,14 +76,14 @@ class Cluster:
     @property
     def workers(self) -> tuple[str, ...]:
         """host:port of each rank, as TF_CONFIG names them."""
-        return tuple(join_port(place.host.name, self.first_port + place.rank) for place in self.places())
+        return tuple(join_port(slot.host.name, self.first_port + slot.rank) for slot in self.assignments())
 
-    def places(self) -> Iterator[RankPlace]:
-        """Yield each rank's place, by rank."""
+    def assignments(self) -> Iterator[SlotInfo]:
+        """Yield each rank's slot, by rank."""
         rank = 0
         for index, host in enumerate(self.hosts):
             for local_rank in range(host.slots):
-                yield RankPlace(rank, host, local_rank, index)
+                yield SlotInfo(rank, host, local_rank, index)
                 rank += 1
 
 
@@ -281,16 +281,14 @@ def parse_hostfile(text: str, source: str) -> tuple[Entry, ...]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        place = f"{source}: line {number}"
-        name, _ = _parse_item(words[0], place, with_slots=False)
+        slot = f"{source}: line {number}"
+        name, _ = _parse_item(words[0], slot, with_slots=False)
         slots = None
         if words[1:]:
             key, _, value = words[1].partition("=")
             if key != "slots" or words[2:]:
-                raise ConfigurationError(
-                    f"{place}: {' '.join(words[1:])!r}; after the host there is slots=N or nothing"
-                )
-            slots = read_slots(value, place)
+                raise ConfigurationError(f"{slot}: {' '.join(words[1:])!r}; after the host there is slots=N or nothing")
+            slots = read_slots(value, slot)
         entries.append((name, slots))
     return _checked(entries, source)
 

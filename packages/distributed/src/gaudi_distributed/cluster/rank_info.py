@@ -25,7 +25,7 @@ _WORKER = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]):(
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """One process of a run: `rank` of `size`, `local_rank` of the `local_size` processes on its `host`."""
 
     rank: int = 0
@@ -35,8 +35,10 @@ class Place:
     host: str = "localhost"
 
 
-def find_place(environ: Mapping[str, str]) -> Place:
-    """Return this process's place by Horovod's, Open MPI's, MPICH's, SLURM's variables or TF_CONFIG; else it is alone.
+def detect_rank(environ: Mapping[str, str]) -> RankInfo:
+    """Return the rank and world size that the launcher of this process set; without a launcher it is alone.
+
+    Reads the variables of Horovod, Open MPI, MPICH and SLURM, and TF_CONFIG.
 
     SLURM's count only where no other launcher's are: in a job, mpirun starts its daemons as a step of SLURM.
 
@@ -45,11 +47,11 @@ def find_place(environ: Mapping[str, str]) -> Place:
     """
     host = environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
     found = _find_places(environ, host)
-    return found[0][1] if found else Place(host=host)
+    return found[0][1] if found else RankInfo(host=host)
 
 
 def is_launched(environ: Mapping[str, str]) -> bool:
-    """Tell whether a launcher made this process a rank, be it the only one; ConfigurationError as of `find_place`."""
+    """Tell whether a launcher made this process a rank, be it the only one; ConfigurationError as of `detect_rank`."""
     return bool(_find_places(environ, ""))
 
 
@@ -63,9 +65,9 @@ def write_tf_config(workers: Sequence[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}})
 
 
-def _find_places(environ: Mapping[str, str], host: str) -> list[tuple[str, Place]]:
-    """Return the place by each launcher that names one, with the first of its variables; they agree."""
-    found: list[tuple[str, Place]] = []
+def _find_places(environ: Mapping[str, str], host: str) -> list[tuple[str, RankInfo]]:
+    """Return the rank_info by each launcher that names one, with the first of its variables; they agree."""
+    found: list[tuple[str, RankInfo]] = []
     for names in (_HOROVOD, _OPEN_MPI):
         if _any_set(names, environ):
             found.append((names[0], _read_four(names, environ, host)))
@@ -101,12 +103,12 @@ def _read_numbers(names: Sequence[str], environ: Mapping[str, str]) -> list[int]
     return [int(environ[name]) for name in names]
 
 
-def _read_four(names: Sequence[str], environ: Mapping[str, str], host: str) -> Place:
+def _read_four(names: Sequence[str], environ: Mapping[str, str], host: str) -> RankInfo:
     rank, size, local_rank, local_size = _read_numbers(names, environ)
-    return _checked(Place(rank, size, local_rank, local_size, host), names)
+    return _checked(RankInfo(rank, size, local_rank, local_size, host), names)
 
 
-def _read_slurm(environ: Mapping[str, str], host: str) -> Place:
+def _read_slurm(environ: Mapping[str, str], host: str) -> RankInfo:
     rank, size, local_rank, node = _read_numbers(_SLURM[:4], environ)
     counts = _expand_counts(environ.get(_SLURM[4], ""))
     if node >= len(counts):
@@ -114,7 +116,7 @@ def _read_slurm(environ: Mapping[str, str], host: str) -> Place:
             f"{_SLURM[3]} is {node} and {_SLURM[4]} is {environ.get(_SLURM[4])!r}, which names {len(counts)} hosts; "
             "start the run through srun, or unset them"
         )
-    return _checked(Place(rank, size, local_rank, counts[node], host), _SLURM)
+    return _checked(RankInfo(rank, size, local_rank, counts[node], host), _SLURM)
 
 
 def _expand_counts(text: str) -> list[int]:
@@ -128,7 +130,7 @@ def _expand_counts(text: str) -> list[int]:
     return counts
 
 
-def _read_tf_config(text: str, host: str) -> Place:
+def _read_tf_config(text: str, host: str) -> RankInfo:
     """Return the place of a worker; chiefs, parameter servers and evaluators are none of ours."""
     try:
         content = json.loads(text)
@@ -146,7 +148,7 @@ def _read_tf_config(text: str, host: str) -> Place:
     _check_workers(workers, index, "TF_CONFIG")
     hosts = [worker.rpartition(":")[0] for worker in workers]
     local_rank, local_size = hosts[:index].count(hosts[index]), hosts.count(hosts[index])
-    return Place(index, len(workers), local_rank, local_size, host)
+    return RankInfo(index, len(workers), local_rank, local_size, host)
 
 
 def _check_workers(workers: Sequence[object], index: int, source: str) -> None:
@@ -160,20 +162,20 @@ def _check_workers(workers: Sequence[object], index: int, source: str) -> None:
         raise ConfigurationError(f"{source}: worker {index} is not one of 0 to {len(workers) - 1}; correct the index")
 
 
-def _checked(place: Place, names: Sequence[str]) -> Place:
-    if not (place.local_rank <= place.rank < place.size and place.local_rank < place.local_size <= place.size):
+def _checked(found: RankInfo, names: Sequence[str]) -> RankInfo:
+    if not (found.local_rank <= found.rank < found.size and found.local_rank < found.local_size <= found.size):
         raise ConfigurationError(
-            f"{names[0]} is {place.rank} of {place.size}, and on its host {place.local_rank} of {place.local_size}: "
+            f"{names[0]} is {found.rank} of {found.size}, and on its host {found.local_rank} of {found.local_size}: "
             "a rank is below its size, and a host has no more than all; start the run through its launcher"
         )
-    return place
+    return found
 
 
-def _check_agreement(found: Sequence[tuple[str, Place]]) -> None:
-    for name, place in found[1:]:
+def _check_agreement(found: Sequence[tuple[str, RankInfo]]) -> None:
+    for name, other in found[1:]:
         first, expected = found[0]
-        if (place.rank, place.size) != (expected.rank, expected.size):
+        if (other.rank, other.size) != (expected.rank, expected.size):
             raise ConfigurationError(
-                f"{first} says rank {expected.rank} of {expected.size}, {name} says rank {place.rank} of {place.size}; "
+                f"{first} says rank {expected.rank} of {expected.size}, {name} says rank {other.rank} of {other.size}; "
                 "unset the one that does not belong to this run"
             )

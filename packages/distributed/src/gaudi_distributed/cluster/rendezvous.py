@@ -1,4 +1,4 @@
-"""Rounds of an elastic run: which worker has which rank, and the store over HTTP where Gloo's ranks meet."""
+"""Rendezvous of an elastic run: which worker has which rank, and the store over HTTP where Gloo's ranks meet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankAssignment:
     """A worker's part in a round, in Horovod's numbers."""
 
     host: str
@@ -29,17 +29,17 @@ class Seat:
         return {name: getattr(self, name) for name in names}
 
 
-class Rounds:
+class Rendezvous:
     """The workers, and their rounds.
 
     Args:
-        least: ranks that a round needs.
-        most: ranks that it may have; a round has as many as divide this.
+        min_size: ranks that a round needs.
+        max_size: ranks that it may have; a round has as many as divide this.
     """
 
-    def __init__(self, least: int, most: int) -> None:
+    def __init__(self, min_size: int, max_size: int) -> None:
         self.number = 0
-        self._least, self._most = least, most
+        self._min_size, self._max_size = min_size, max_size
         self._hosts: dict[int, str] = {}
         self._waiting: dict[int, float] = {}
         self._members: list[int] = []
@@ -50,7 +50,7 @@ class Rounds:
         return tuple(self._members)
 
     @property
-    def is_on(self) -> bool:
+    def in_progress(self) -> bool:
         """Whether some worker of this round does not wait for the next one."""
         return any(worker not in self._waiting for worker in self._members)
 
@@ -63,20 +63,20 @@ class Rounds:
         return self._hosts[worker]
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """How many workers run."""
         return len(self._hosts)
 
-    def start(self, worker: int, host: str) -> None:
+    def add(self, worker: int, host: str) -> None:
         """A worker was started."""
         self._hosts[worker] = host
 
-    def ask(self, worker: int, now: float) -> None:
+    def join(self, worker: int, now: float) -> None:
         """A worker waits for the next round."""
         if worker in self._hosts:
             self._waiting.setdefault(worker, now)
 
-    def end(self, worker: int) -> None:
+    def remove(self, worker: int) -> None:
         """A worker has ended."""
         self._hosts.pop(worker, None)
         self._waiting.pop(worker, None)
@@ -92,11 +92,11 @@ class Rounds:
         """Whether a new round would have other workers than this one."""
         return self._choose(hosts) not in ([], self._members)
 
-    def form(self, hosts: Iterable[str], now: float) -> dict[int, Seat] | None:
+    def start_round(self, hosts: Iterable[str], now: float) -> dict[int, RankAssignment] | None:
         """Begin the next round once all of this one wait for it, or all that were started for the first one.
 
         Returns:
-            the seats by worker; None: not yet, or there are too few.
+            the assignments by worker; None: not yet, or there are too few.
         """
         hosts = list(hosts)
         needed = self._members or (list(self._hosts) if self.number == 0 else [])
@@ -106,7 +106,7 @@ class Rounds:
         self.number += 1
         for worker in chosen:
             del self._waiting[worker]
-        return self._seat(chosen)
+        return self._assign(chosen)
 
     def find_late(self, now: float, patience: float) -> list[int]:
         """Workers of this round that others have waited for so many seconds."""
@@ -118,30 +118,30 @@ class Rounds:
         listed = set(hosts)
         known = [*self._members, *sorted(self._waiting.keys() - set(self._members))]
         able = [worker for worker in known if self._hosts[worker] in listed]
-        sizes = (size for size in range(min(len(able), self._most), 0, -1) if self._most % size == 0)
+        sizes = (size for size in range(min(len(able), self._max_size), 0, -1) if self._max_size % size == 0)
         size = next(sizes, 0)
-        return able[:size] if size >= self._least else []
+        return able[:size] if size >= self._min_size else []
 
-    def _seat(self, chosen: list[int]) -> dict[int, Seat]:
+    def _assign(self, chosen: list[int]) -> dict[int, RankAssignment]:
         by_host: dict[str, list[int]] = {}
         for worker in chosen:
             by_host.setdefault(self._hosts[worker], []).append(worker)
-        seats = {}
+        assignments = {}
         for rank, worker in enumerate(chosen):
             host = self._hosts[worker]
             local_rank = by_host[host].index(worker)
             across = [name for name, workers in by_host.items() if len(workers) > local_rank]
-            seats[worker] = Seat(
+            assignments[worker] = RankAssignment(
                 host, rank, len(chosen), local_rank, len(by_host[host]), across.index(host), len(across)
             )
-        return seats
+        return assignments
 
 
 _MAX_VALUE = 1 << 20
 _MAX_KEYS = 1 << 20
 
 
-class Rendezvous(ThreadingHTTPServer):
+class RendezvousServer(ThreadingHTTPServer):
     """Listens from when it is entered until it is left; ranks put, get and delete `/scope/key`.
 
     Raises:
@@ -162,7 +162,7 @@ class Rendezvous(ThreadingHTTPServer):
         host, port = self.server_address[:2]
         return {"HOROVOD_GLOO_RENDEZVOUS_ADDR": str(host), "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
 
-    def __enter__(self) -> Rendezvous:
+    def __enter__(self) -> RendezvousServer:
         self._thread.start()
         return self
 
@@ -174,7 +174,7 @@ class Rendezvous(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = 10
-    server: Rendezvous
+    server: RendezvousServer
 
     def do_GET(self) -> None:
         with self.server.lock:

@@ -9,44 +9,44 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gaudi_distributed.cluster.rank_info import Place
-from gaudi_distributed.comm.communicator import Packing, check_root, reduce_in_buckets
+from gaudi_distributed.cluster.rank_info import RankInfo
+from gaudi_distributed.comm.communicator import BucketConfig, check_root, reduce_in_buckets
 from gaudi_distributed.errors import ConfigurationError
 
 
 class CollectiveCommunicator:
     """A rank of a strategy with one replica in each process; see `Communicator`."""
 
-    def __init__(self, strategy: Any, place: Place, packing: Packing) -> None:
+    def __init__(self, strategy: Any, rank_info: RankInfo, bucket_config: BucketConfig) -> None:
         import tensorflow as tf
 
-        if strategy.num_replicas_in_sync != place.size:
+        if strategy.num_replicas_in_sync != rank_info.size:
             raise ConfigurationError(
-                f"tf.distribute has {strategy.num_replicas_in_sync} replicas for {place.size} processes; each process "
-                "is to see one device, and TF_CONFIG to name every process"
+                f"tf.distribute has {strategy.num_replicas_in_sync} replicas for {rank_info.size} processes; each "
+                "process is to see one device, and TF_CONFIG to name every process"
             )
-        self._strategy, self._place, self._packing = strategy, place, packing
+        self._strategy, self._rank_info, self._bucket_config = strategy, rank_info, bucket_config
         self._graph = tf.function(self._sum_in_graph, autograph=False)
 
     @property
     def rank(self) -> int:
         """This worker's index."""
-        return self._place.rank
+        return self._rank_info.rank
 
     @property
     def size(self) -> int:
         """How many workers there are."""
-        return self._place.size
+        return self._rank_info.size
 
     @property
     def local_rank(self) -> int:
         """This worker among those of its host."""
-        return self._place.local_rank
+        return self._rank_info.local_rank
 
     @property
     def local_size(self) -> int:
         """How many of the workers run on this host."""
-        return self._place.local_size
+        return self._rank_info.local_size
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
         """See `Communicator.allreduce`."""
@@ -55,7 +55,7 @@ class CollectiveCommunicator:
             size=self.size,
             average=average,
             compressed=compressed,
-            packing=self._packing,
+            bucket_config=self._bucket_config,
             total=self._sum,
         )
 
@@ -126,7 +126,7 @@ class CollectiveCommunicator:
         return list(self._strategy.run(reduce, vectors))
 
 
-def open_multi_worker(place: Place, packing: Packing) -> CollectiveCommunicator:
+def open_multi_worker(rank_info: RankInfo, bucket_config: BucketConfig) -> CollectiveCommunicator:
     """Wait for all workers of TF_CONFIG; call it before TensorFlow computes anything.
 
     Raises:
@@ -140,14 +140,14 @@ def open_multi_worker(place: Place, packing: Packing) -> CollectiveCommunicator:
         if "gRPC server" not in str(error):
             raise
         raise ConfigurationError(
-            f"tf.distribute cannot listen at the port that TF_CONFIG names for rank {place.rank}, so another run may "
-            "do so; wait for its end, or start this one by gaudi-run with another --first_port"
+            f"tf.distribute cannot listen at the port that TF_CONFIG names for rank {rank_info.rank}, so another run "
+            "may do so; wait for its end, or start this one by gaudi-run with another --first_port"
         ) from error
-    return CollectiveCommunicator(strategy, place, packing)
+    return CollectiveCommunicator(strategy, rank_info, bucket_config)
 
 
-def open_hpu(place: Place, packing: Packing) -> CollectiveCommunicator:
+def open_hpu(rank_info: RankInfo, bucket_config: BucketConfig) -> CollectiveCommunicator:
     """Wait for all workers of TF_CONFIG, each with a Gaudi of its own. Not tested on hardware."""
     from gaudi_distributed.devices.habana import make_strategy
 
-    return CollectiveCommunicator(make_strategy(), place, packing)
+    return CollectiveCommunicator(make_strategy(), rank_info, bucket_config)

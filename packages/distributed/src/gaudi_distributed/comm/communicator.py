@@ -149,11 +149,16 @@ SumOverRanks = Callable[[list[Any]], list[Any]]
 
 
 @dataclass(frozen=True)
-class Packing:
-    """How a communicator packs: buckets of at most `limit` bytes; `wire` names the type of compressed tensors."""
+class BucketConfig:
+    """Configure the buckets that tensors are packed into.
 
-    limit: int = DEFAULT_MB * BYTES_PER_MB
-    wire: str | None = None
+    Attributes:
+        max_bytes: size of a bucket; a larger tensor travels alone.
+        compressed_dtype: name of the dtype that compressed tensors travel in; None: their own.
+    """
+
+    max_bytes: int = DEFAULT_MB * BYTES_PER_MB
+    compressed_dtype: str | None = None
 
 
 def plan_buckets(items: Sequence[tuple[Hashable, int]], limit: int) -> list[list[int]]:
@@ -174,7 +179,13 @@ def plan_buckets(items: Sequence[tuple[Hashable, int]], limit: int) -> list[list
 
 
 def reduce_in_buckets(
-    tensors: Sequence[Any], *, size: int, average: bool, compressed: bool, packing: Packing, total: SumOverRanks
+    tensors: Sequence[Any],
+    *,
+    size: int,
+    average: bool,
+    compressed: bool,
+    bucket_config: BucketConfig,
+    total: SumOverRanks,
 ) -> list[Any]:
     """Return the sums over `size` ranks, or with `average` the means, of tensors whose shapes are known.
 
@@ -189,10 +200,10 @@ def reduce_in_buckets(
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if average and not all(each.dtype.is_floating for each in given):
         raise TypeError(f"no mean of {', '.join(sorted({each.dtype.name for each in given}))}; reduce floats")
-    wire = tf.as_dtype(packing.wire) if compressed and packing.wire else None
+    wire = tf.as_dtype(bucket_config.compressed_dtype) if compressed and bucket_config.compressed_dtype else None
     sent = [_compress(each, wire, size if average else 1) for each in given]
     items = [(each.dtype.name, each.shape.num_elements() * each.dtype.size) for each in sent]
-    buckets = plan_buckets(items, packing.limit)
+    buckets = plan_buckets(items, bucket_config.max_bytes)
     sums = total([tf.concat([tf.reshape(sent[i], [-1]) for i in bucket], axis=0) for bucket in buckets])
     results: list[Any] = [None] * len(given)
     for bucket, flat in zip(buckets, sums, strict=True):

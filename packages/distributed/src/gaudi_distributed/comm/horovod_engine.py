@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from importlib import util
 from typing import Any, Literal, get_args
 
-from gaudi_distributed.cluster.rank_info import Place
-from gaudi_distributed.comm.communicator import Packing, check_root, reduce_in_buckets
+from gaudi_distributed.cluster.rank_info import RankInfo
+from gaudi_distributed.comm.communicator import BucketConfig, check_root, reduce_in_buckets
 from gaudi_distributed.errors import ConfigurationError
 
 Framework = Literal["tensorflow", "mxnet"]
@@ -37,20 +37,20 @@ class HorovodRank(ABC):
 
     Args:
         hvd: Horovod's module for the framework.
-        place: of this process.
+        rank_info: of this process.
 
     Raises:
         ConfigurationError: Horovod counts other ranks than the environment names.
     """
 
-    def __init__(self, hvd: Any, place: Place) -> None:
+    def __init__(self, hvd: Any, rank_info: RankInfo) -> None:
         self._hvd = hvd
         self._hvd.init()
         self._calls = 0
-        if (self._hvd.rank(), self._hvd.size()) != (place.rank, place.size):
+        if (self._hvd.rank(), self._hvd.size()) != (rank_info.rank, rank_info.size):
             raise ConfigurationError(
-                f"Horovod is rank {self._hvd.rank()} of {self._hvd.size()}, and the environment says rank {place.rank} "
-                f"of {place.size}; start the run with mpirun, horovodrun or gaudi-run"
+                f"Horovod is rank {self._hvd.rank()} of {self._hvd.size()}, and the environment says rank "
+                f"{rank_info.rank} of {rank_info.size}; start the run with mpirun, horovodrun or gaudi-run"
             )
 
     @property
@@ -105,9 +105,9 @@ class HorovodRank(ABC):
 class HorovodCommunicator(HorovodRank):
     """A rank of Horovod's with TensorFlow's tensors; see `Communicator`."""
 
-    def __init__(self, place: Place, packing: Packing) -> None:
-        super().__init__(load_horovod(), place)
-        self._packing = packing
+    def __init__(self, rank_info: RankInfo, bucket_config: BucketConfig) -> None:
+        super().__init__(load_horovod(), rank_info)
+        self._bucket_config = bucket_config
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
         """See `Communicator.allreduce`."""
@@ -116,7 +116,7 @@ class HorovodCommunicator(HorovodRank):
             size=self.size,
             average=average,
             compressed=compressed,
-            packing=self._packing,
+            bucket_config=self._bucket_config,
             total=self._sum,
         )
 
@@ -145,7 +145,7 @@ def lacks_headers(tensorflow: str) -> bool:
 
 
 def describe_missing_headers(tensorflow: str) -> str:
-    """Return the error for such a version: what works in its place."""
+    """Return the error for such a version: what works in its rank_info."""
     return (
         f"Horovod cannot be built for TensorFlow {tensorflow}, which does not ship its headers; use TensorFlow 2.15 to "
         "2.18 (lanes default and gaudi), or tf.distribute with --distribution_strategy multi_worker"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.comm.communicator import check_root
 from gaudi_distributed.comm.horovod_engine import HorovodRank
 from gaudi_distributed.errors import ConfigurationError
@@ -17,8 +17,8 @@ class HorovodMXNetCommunicator(HorovodRank):
     Tensors are arrays of MXNet or of NumPy, and so is what comes back.
     """
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(load_horovod(), place)
+    def __init__(self, rank_info: RankInfo) -> None:
+        super().__init__(load_horovod(), rank_info)
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
         """See `Communicator.allreduce`; nothing is compressed, for gradients travel by `open_trainer`."""

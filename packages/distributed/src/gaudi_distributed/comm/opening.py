@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 from gaudi_distributed.cluster.elastic import ADDRESS as GLOO_ADDRESS
 from gaudi_distributed.cluster.elastic import CYCLE_VARIABLE, FUSION_VARIABLE
-from gaudi_distributed.cluster.rank_info import Place, find_place, write_tf_config
-from gaudi_distributed.comm.communicator import BYTES_PER_MB, DEFAULT_MB, Communicator, Packing, SingleProcess
+from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank, write_tf_config
+from gaudi_distributed.comm.communicator import BYTES_PER_MB, DEFAULT_MB, BucketConfig, Communicator, SingleProcess
 from gaudi_distributed.errors import ConfigurationError
 
 Engine = Literal["single", "horovod", "horovod_mxnet", "multi_worker", "hpu"]
@@ -23,7 +23,7 @@ FIRST_PORT = 2410
 # What gaudi-run tells the processes that it starts: the engine that they are started for.
 ENGINE_VARIABLE = "GAUDI_RUN_ENGINE"
 PROCESSOR_CYCLE_MS = 25
-_WIRES: Mapping[str, str | None] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
+_COMPRESSED_DTYPES: Mapping[str, str | None] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ def find_engine(environ: Mapping[str, str]) -> Engine | None:
 
 
 def communication_environment(
-    options: CommunicationOptions, place: Place, environ: Mapping[str, str]
+    options: CommunicationOptions, rank_info: RankInfo, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the variables that the engine reads, to be set before TensorFlow is imported.
 
     Raises:
-        ConfigurationError: options that contradict each other or the place, a run of several processes for which no
+        ConfigurationError: options that contradict each other or the rank_info, a run of several processes for which no
             engine was chosen, or several hosts without TF_CONFIG.
     """
-    _check_options(options, place)
+    _check_options(options, rank_info)
     if options.engine in ("horovod", "horovod_mxnet"):
         # Tensors come to Horovod in buckets: its own fusion would add them in an order that changes from run to run.
         variables = {} if FUSION_VARIABLE in environ else {FUSION_VARIABLE: "0"}
@@ -79,13 +79,14 @@ def communication_environment(
         return variables
     if options.engine == "single" or environ.get("TF_CONFIG"):
         return {}
-    if place.local_size != place.size:
+    if rank_info.local_size != rank_info.size:
         raise ConfigurationError(
-            f"{place.local_size} of {place.size} processes are on this host and TF_CONFIG is not set, so tf.distribute "
-            "cannot know the others' addresses; set TF_CONFIG, or start the run with gaudi-run --backend multi_worker"
+            f"{rank_info.local_size} of {rank_info.size} processes are on this host and TF_CONFIG is not set, so "
+            "tf.distribute cannot know the others' addresses; set TF_CONFIG, or start the run with gaudi-run --backend "
+            "multi_worker"
         )
-    workers = [f"localhost:{options.first_port + rank}" for rank in range(place.size)]
-    return {"TF_CONFIG": write_tf_config(workers, place.rank)}
+    workers = [f"localhost:{options.first_port + rank}" for rank in range(rank_info.size)]
+    return {"TF_CONFIG": write_tf_config(workers, rank_info.rank)}
 
 
 def polling_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -107,30 +108,30 @@ def open_communicator(options: CommunicationOptions) -> Communicator:
     Raises:
         ConfigurationError: the engine is not installed, or it counts other ranks than the environment names.
     """
-    place = find_place(os.environ)
-    _check_options(options, place)
+    rank_info = detect_rank(os.environ)
+    _check_options(options, rank_info)
     megabytes = DEFAULT_MB if options.fusion_threshold_mb is None else options.fusion_threshold_mb
-    packing = Packing(megabytes * BYTES_PER_MB, _WIRES[options.compression])
+    bucket_config = BucketConfig(megabytes * BYTES_PER_MB, _COMPRESSED_DTYPES[options.compression])
     if options.engine == "horovod":
         from gaudi_distributed.comm.horovod_engine import HorovodCommunicator
 
-        return HorovodCommunicator(place, packing)
+        return HorovodCommunicator(rank_info, bucket_config)
     if options.engine == "horovod_mxnet":
         from gaudi_distributed.comm.horovod_mxnet_engine import HorovodMXNetCommunicator
 
-        return HorovodMXNetCommunicator(place)
+        return HorovodMXNetCommunicator(rank_info)
     if options.engine == "single":
         return SingleProcess()
     from gaudi_distributed.comm.collective_engine import open_hpu, open_multi_worker
 
-    return (open_hpu if options.engine == "hpu" else open_multi_worker)(place, packing)
+    return (open_hpu if options.engine == "hpu" else open_multi_worker)(rank_info, bucket_config)
 
 
-def _check_options(options: CommunicationOptions, place: Place) -> None:
-    if options.engine == "single" and place.size > 1:
+def _check_options(options: CommunicationOptions, rank_info: RankInfo) -> None:
+    if options.engine == "single" and rank_info.size > 1:
         raise ConfigurationError(
-            f"this is process {place.rank} of {place.size}, and each would train alone into the same folder; choose "
-            "--use_horovod or --distribution_strategy, or start one process"
+            f"this is process {rank_info.rank} of {rank_info.size}, and each would train alone into the same folder; "
+            "choose --use_horovod or --distribution_strategy, or start one process"
         )
     if options.engine not in ENGINES or options.compression not in COMPRESSIONS:
         raise ConfigurationError(
@@ -145,16 +146,16 @@ def _check_options(options: CommunicationOptions, place: Place) -> None:
         )
     if options.fusion_threshold_mb is not None and options.fusion_threshold_mb < 0:
         raise ConfigurationError(f"fusion threshold is {options.fusion_threshold_mb} MiB; use 0 or more")
-    if not 0 < options.first_port <= 65536 - place.size:
+    if not 0 < options.first_port <= 65536 - rank_info.size:
         raise ConfigurationError(
-            f"first port is {options.first_port}; ports are 1 to 65535, and each of {place.size} ranks has one"
+            f"first port is {options.first_port}; ports are 1 to 65535, and each of {rank_info.size} ranks has one"
         )
 
 
 _SHOWN = 80
 
 
-def require_agreement(communicator: Communicator, facts: Mapping[str, Any]) -> None:
+def verify_consistent(communicator: Communicator, facts: Mapping[str, Any]) -> None:
     """Compare facts (names to JSON values) over the ranks; all ranks return, or all raise the same error.
 
     Raises:

@@ -99,7 +99,7 @@ def hcl_config(cluster: Cluster, *, kind: ServerKind = "HLS1", port: int = HCL_P
             raise ConfigurationError("hosts have different numbers of ranks; within hosts, HCL counts equal ones only")
         config["HCL_COUNT"] = cluster.most_slots
     else:
-        config["HCL_RANKS"] = [_require_ipv4(place.host.name) for place in cluster.places()]
+        config["HCL_RANKS"] = [_require_ipv4(slot.host.name) for slot in cluster.assignments()]
     return json.dumps(config, indent=4) + "\n"
 
 
@@ -110,7 +110,7 @@ def check_hcl_config(text: str, cluster: Cluster, source: str) -> None:
         ranks = content["HCL_RANKS"] if "HCL_RANKS" in content else int(content["HCL_COUNT"])
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise ConfigurationError(f"{source}: names neither HCL_COUNT nor HCL_RANKS ({error}); write it anew") from error
-    expected = [place.host.name for place in cluster.places()]
+    expected = [slot.host.name for slot in cluster.assignments()]
     if ranks not in (expected, cluster.most_slots):
         raise ConfigurationError(
             f"{source}: is for {ranks if isinstance(ranks, int) else len(ranks)} ranks on a host or in all, this run "

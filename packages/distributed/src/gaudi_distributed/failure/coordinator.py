@@ -16,17 +16,17 @@ from gaudi_distributed.failure.messages import (
     CONTINUE,
     LOST,
     MAX_BYTES,
-    Beat,
-    Bounds,
-    Cause,
     End,
     Failed,
+    FailureCause,
+    Heartbeat,
     Hello,
     Left,
     Message,
     MessageError,
     State,
     Stop,
+    Timeouts,
     Welcome,
     decode_message,
     encode_message,
@@ -46,7 +46,7 @@ class Coordinator:
     Args:
         size: how many ranks there will be.
         address: of the interface to listen on; the loopback interface reaches this machine's ranks only.
-        bounds: see `Bounds`; ranks are told them.
+        timeouts: see `Timeouts`; ranks are told them.
         on_cause: called with the cause, once, from the coordinator's thread, after the ranks were told; not where they
             gave this process up, and so said themselves what happened.
 
@@ -59,14 +59,14 @@ class Coordinator:
         size: int,
         *,
         address: str = "127.0.0.1",
-        bounds: Bounds | None = None,
-        on_cause: Callable[[Cause], None] = lambda cause: None,
+        timeouts: Timeouts | None = None,
+        on_cause: Callable[[FailureCause], None] = lambda cause: None,
     ) -> None:
         self.token = secrets.token_hex(32)
-        self._size, self._address, self._bounds, self._on_cause = size, address, bounds or Bounds(), on_cause
-        self._cause: Cause | None = None
+        self._size, self._address, self._timeouts, self._on_cause = size, address, timeouts or Timeouts(), on_cause
+        self._cause: FailureCause | None = None
         self._over = threading.Event()
-        self._judgement = Judgement(self._bounds, time.monotonic())
+        self._detector = FailureDetector(self._timeouts, time.monotonic())
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._strangers = 0
         self._loop = asyncio.new_event_loop()
@@ -83,7 +83,7 @@ class Coordinator:
         return {COORDINATOR: f"{host}:{self.port}", TOKEN: self.token}
 
     @property
-    def cause(self) -> Cause | None:
+    def cause(self) -> FailureCause | None:
         """What ended the run, or None: nothing did, so far."""
         return self._cause
 
@@ -95,7 +95,7 @@ class Coordinator:
     @property
     def present(self) -> frozenset[int]:
         """The ranks that are under supervision now."""
-        return frozenset(self._judgement.present)
+        return frozenset(self._detector.present)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until there is a cause or every rank has left, so many seconds at most; whether that is so."""
@@ -103,7 +103,7 @@ class Coordinator:
 
     def end(self, text: str, status: int) -> None:
         """End the run for a reason of the launcher's own, unless it has one already."""
-        self._call(lambda: self._judgement.declare(status, text))
+        self._call(lambda: self._detector.abort(status, text))
 
     def request_stop(self) -> None:
         """Ask all ranks to save and end."""
@@ -136,10 +136,10 @@ class Coordinator:
     async def _watch(self) -> None:
         """Decide once a beat, and give a sign of life."""
         while not self._closing.is_set():
-            self._tell(Beat())
+            self._tell(Heartbeat())
             self._decide()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), self._bounds.beat_seconds)
+                await asyncio.wait_for(self._closing.wait(), self._timeouts.heartbeat_seconds)
         self._server.close()
         others = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
         for task in others:
@@ -152,12 +152,12 @@ class Coordinator:
         with contextlib.closing(writer), contextlib.suppress(OSError, ValueError, asyncio.CancelledError):
             rank = await self._admit(reader, writer)
             while rank >= 0 and (line := await reader.readline()):
-                self._hear(rank, decode_message(line))
+                self._on_message(rank, decode_message(line))
                 self._decide()
         if rank >= 0:
             self._writers.pop(rank, None)
             self._decide()  # first, to know whether it was this process that did not answer
-            self._judgement.lose(rank)
+            self._detector.on_disconnect(rank)
             self._decide()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
@@ -174,26 +174,28 @@ class Coordinator:
         hello = decode_message(line)
         if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self.token.encode()):
             return -1
-        if not 0 <= hello.rank < self._size or not self._judgement.join(hello.rank, hello.host, time.monotonic()):
+        if not 0 <= hello.rank < self._size or not self._detector.on_join(hello.rank, hello.host, time.monotonic()):
             return -1
-        bounds = self._bounds
-        writer.write(encode_message(Welcome(bounds.stall_seconds, bounds.leave_seconds, bounds.beat_seconds)))
+        timeouts = self._timeouts
+        writer.write(
+            encode_message(Welcome(timeouts.stall_seconds, timeouts.leave_seconds, timeouts.heartbeat_seconds))
+        )
         self._writers[hello.rank] = writer
         if self._cause is not None:
             writer.write(encode_message(End(**asdict(self._cause))))
         return hello.rank
 
-    def _hear(self, rank: int, message: Message) -> None:
+    def _on_message(self, rank: int, message: Message) -> None:
         now = time.monotonic()
-        if rank not in self._judgement.present:
+        if rank not in self._detector.present:
             return
         if isinstance(message, State):
-            self._judgement.hear(rank, message.step, message.phase, message.reports, now)
+            self._detector.on_heartbeat(rank, message.step, message.phase, message.reports, now)
         elif isinstance(message, Failed):
-            self._judgement.fail(rank, message.status, message.text, now, certain=message.certain)
-            self._loop.call_later(self._bounds.settle_seconds, self._decide)
+            self._detector.on_failure(rank, message.status, message.text, now, certain=message.certain)
+            self._loop.call_later(self._timeouts.settle_seconds, self._decide)
         elif isinstance(message, Left):
-            self._judgement.leave(rank, message.status, message.text)
+            self._detector.on_leave(rank, message.status, message.text)
         else:
             raise MessageError(f"{type(message).__name__} is not for a rank to say")
 
@@ -201,12 +203,12 @@ class Coordinator:
         """Tell all as soon as there is a cause, or nobody is left who could be one."""
         if self._over.is_set():
             return
-        all_left = len(self._judgement.left) == self._size
-        cause = self._judgement.decide(time.monotonic()) or (self._judgement.conclude() if all_left else None)
+        all_left = len(self._detector.left) == self._size
+        cause = self._detector.check(time.monotonic()) or (self._detector.conclude() if all_left else None)
         if cause is not None:
             self._cause = cause
             self._tell(End(**asdict(cause)))
-            if not self._judgement.was_given_up:
+            if not self._detector.was_given_up:
                 self._on_cause(cause)
         if cause is not None or all_left:
             self._over.set()
@@ -219,7 +221,7 @@ class Coordinator:
 
 # In these one rank works and the others wait, on a disk or on a library that gives no sign: they may take longer.
 PATIENT_PHASES, PATIENCE = frozenset({"checkpoint", "scoring"}), 10
-_QUIET_BEATS = 3
+_MISSED_HEARTBEATS = 3
 
 
 @dataclass
@@ -241,11 +243,11 @@ class _Rank:
         return PATIENCE if self.phase in PATIENT_PHASES else 1
 
 
-class Judgement:
+class FailureDetector:
     """The ranks that are there, and the first cause. Times are seconds of one clock that only rises.
 
     Args:
-        bounds: see `Bounds`.
+        timeouts: see `Timeouts`.
         now: the time.
 
     Attributes:
@@ -253,13 +255,13 @@ class Judgement:
         was_given_up: whether this process itself was stopped for so long that ranks took it for lost.
     """
 
-    def __init__(self, bounds: Bounds, now: float) -> None:
-        self._bounds = bounds
+    def __init__(self, timeouts: Timeouts, now: float) -> None:
+        self._timeouts = timeouts
         self._ranks: dict[int, _Rank] = {}
         self._looked = now
-        self._certain: Cause | None = None
-        self._doubtful: tuple[float, Cause] | None = None
-        self._stopped: Cause | None = None
+        self._certain: FailureCause | None = None
+        self._doubtful: tuple[float, FailureCause] | None = None
+        self._stopped: FailureCause | None = None
         self.left: set[int] = set()
         self.was_given_up = False
 
@@ -268,14 +270,14 @@ class Judgement:
         """Ranks that joined, and did not leave."""
         return set(self._ranks)
 
-    def join(self, rank: int, host: str, now: float) -> bool:
+    def on_join(self, rank: int, host: str, now: float) -> bool:
         """A rank is there; False if it was before."""
         if rank in self._ranks or rank in self.left:
             return False
         self._ranks[rank] = _Rank(host, heard=now, moved=now)
         return True
 
-    def hear(self, rank: int, step: int, phase: str, reports: int, now: float) -> None:
+    def on_heartbeat(self, rank: int, step: int, phase: str, reports: int, now: float) -> None:
         """A rank says where it is, and how often it said so."""
         state = self._ranks[rank]
         state.heard = now
@@ -283,7 +285,7 @@ class Judgement:
             state.seen[phase] = state.seen.get(phase, 0) + (reports - state.reports if phase == state.phase else 1)
             state.step, state.phase, state.reports, state.moved = step, phase, reports, now
 
-    def fail(self, rank: int, status: int, text: str, now: float, *, certain: bool) -> None:
+    def on_failure(self, rank: int, status: int, text: str, now: float, *, certain: bool) -> None:
         """A rank reports an error; one that is not certain may follow from what happened to another."""
         cause = self._cause(rank, status, text)
         self._ranks.pop(rank)
@@ -293,14 +295,14 @@ class Judgement:
         else:
             self._doubtful = self._doubtful or (now, cause)
 
-    def leave(self, rank: int, status: int, text: str) -> None:
+    def on_leave(self, rank: int, status: int, text: str) -> None:
         """A rank is done; with a status other than 0 all others will be, too, as soon as they have saved."""
         if status:
             self._stopped = self._stopped or self._cause(rank, status, text)
         self._ranks.pop(rank)
         self.left.add(rank)
 
-    def lose(self, rank: int) -> None:
+    def on_disconnect(self, rank: int) -> None:
         """The connection of a rank is gone."""
         if rank in self._ranks:
             text = f"its process ended without a word, killed or crashed; see its output and the kernel's; {CONTINUE}"
@@ -308,15 +310,15 @@ class Judgement:
             self._ranks.pop(rank)
             self.left.add(rank)
 
-    def declare(self, status: int, text: str) -> None:
+    def abort(self, status: int, text: str) -> None:
         """The launcher itself has a reason to end the run."""
-        self._certain = self._certain or Cause(-1, "", 0, "", status, text)
+        self._certain = self._certain or FailureCause(-1, "", 0, "", status, text)
 
-    def decide(self, now: float) -> Cause | None:
+    def check(self, now: float) -> FailureCause | None:
         """The cause that ends the run, if there is one by now; call it once a beat at least."""
         # Where this process itself was stopped for a while, ranks were not silent: nobody listened.
-        if (deaf := now - self._looked) > 2 * self._bounds.beat_seconds:
-            self.was_given_up = self.was_given_up or deaf > self._bounds.stall_seconds
+        if (deaf := now - self._looked) > 2 * self._timeouts.heartbeat_seconds:
+            self.was_given_up = self.was_given_up or deaf > self._timeouts.stall_seconds
             for state in self._ranks.values():
                 state.heard, state.moved = state.heard + deaf, state.moved + deaf
         self._looked = now
@@ -324,20 +326,22 @@ class Judgement:
             self._certain = self._find_silent(now) or self._find_still(now)
         if self._certain is None and self._doubtful is not None and not self._is_any_quiet(now):
             since, cause = self._doubtful
-            self._certain = cause if now - since >= self._bounds.settle_seconds else None
+            self._certain = cause if now - since >= self._timeouts.settle_seconds else None
         return self._certain
 
-    def conclude(self) -> Cause | None:
-        """The cause once all have left: what `decide` held back, or the request to stop that they followed."""
+    def conclude(self) -> FailureCause | None:
+        """The cause once all have left: what `check` held back, or the request to stop that they followed."""
         doubtful = None if self._doubtful is None else self._doubtful[1]
         return self._certain or doubtful or self._stopped
 
     def _is_any_quiet(self, now: float) -> bool:
         """Whether a rank misses signs of life: it may be the one that others cannot reach."""
-        return any(now - state.heard > _QUIET_BEATS * self._bounds.beat_seconds for state in self._ranks.values())
+        return any(
+            now - state.heard > _MISSED_HEARTBEATS * self._timeouts.heartbeat_seconds for state in self._ranks.values()
+        )
 
-    def _find_silent(self, now: float) -> Cause | None:
-        bound = self._bounds.stall_seconds
+    def _find_silent(self, now: float) -> FailureCause | None:
+        bound = self._timeouts.stall_seconds
         silent = [rank for rank, state in self._ranks.items() if now - state.heard > bound]
         if not silent:
             return None
@@ -345,12 +349,12 @@ class Judgement:
         text = f"has not answered for {bound:g} s: stopped, or its machine or network is lost; look there; {CONTINUE}"
         return self._cause(rank, LOST, text)
 
-    def _find_still(self, now: float) -> Cause | None:
+    def _find_still(self, now: float) -> FailureCause | None:
         """The rank that all wait for, if none has got any further."""
         if not self._ranks or self.left or self._is_any_quiet(now):
             return None
         patience = max(state.patience for state in self._ranks.values())
-        bound = self._bounds.stall_seconds * patience
+        bound = self._timeouts.stall_seconds * patience
         if now - max(state.moved for state in self._ranks.values()) <= bound:
             return None
         rank = min(self._ranks, key=lambda rank: (self._ranks[rank].step, self._ranks[rank].moved))
@@ -360,6 +364,6 @@ class Judgement:
         )
         return self._cause(rank, LOST, text)
 
-    def _cause(self, rank: int, status: int, text: str) -> Cause:
+    def _cause(self, rank: int, status: int, text: str) -> FailureCause:
         state = self._ranks[rank]
-        return Cause(rank, state.host, state.step, state.phase, status, text)
+        return FailureCause(rank, state.host, state.step, state.phase, status, text)

@@ -21,7 +21,7 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True)
 class Hello:
-    """A member's first word."""
+    """A client's first word."""
 
     token: str
     rank: int
@@ -30,11 +30,11 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The answer to it: the bounds that hold."""
+    """The answer to it: the timeouts that hold."""
 
     stall_seconds: float
     leave_seconds: float
-    beat_seconds: float
+    heartbeat_seconds: float
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """The coordinator's sign of life."""
 
 
@@ -85,8 +85,10 @@ class End:
     text: str
 
 
-Message = Hello | Welcome | State | Failed | Left | Beat | Stop | End
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Hello, Welcome, State, Failed, Left, Beat, Stop, End)}
+Message = Hello | Welcome | State | Failed | Left | Heartbeat | Stop | End
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Hello, Welcome, State, Failed, Left, Heartbeat, Stop, End)
+}
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
@@ -139,7 +141,7 @@ CONTINUE = "the same command continues from the last checkpoint"
 
 
 @dataclass(frozen=True)
-class Cause:
+class FailureCause:
     """The first thing that went wrong.
 
     Attributes:
@@ -169,37 +171,37 @@ STALL, LEAVE = "GAUDI_RUN_STALL_SECONDS", "GAUDI_RUN_LEAVE_SECONDS"
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """Bounds of a supervised run, in seconds.
+class Timeouts:
+    """Timeouts of a supervised run, in seconds.
 
     Attributes:
         stall_seconds: after so long without a word of a rank, or without a step of any, the run is over. With the time
             to leave and a launcher's to kill what did not, all has ended within a minute by default.
         leave_seconds: what a rank has to leave by itself once the run is over; then its process is ended.
-        beat_seconds: between two signs of life.
+        heartbeat_seconds: between two signs of life.
         settle_seconds: how long an error that may only follow from another waits for that other to be known.
     """
 
     stall_seconds: float = 40.0
     leave_seconds: float = 5.0
-    beat_seconds: float = 1.0
+    heartbeat_seconds: float = 1.0
     settle_seconds: float = 1.0
 
 
-def read_bounds(environ: Mapping[str, str]) -> Bounds:
-    """The bounds, with those that the environment sets.
+def read_timeouts(environ: Mapping[str, str]) -> Timeouts:
+    """The timeouts, with those that the environment sets.
 
     Raises:
         ConfigurationError: a variable is no positive number, or silence would be found before signs of life can come.
     """
-    stall = _read_seconds(environ, STALL, Bounds.stall_seconds)
-    leave = _read_seconds(environ, LEAVE, Bounds.leave_seconds)
-    if stall < 3 * Bounds.beat_seconds:
+    stall = _read_seconds(environ, STALL, Timeouts.stall_seconds)
+    leave = _read_seconds(environ, LEAVE, Timeouts.leave_seconds)
+    if stall < 3 * Timeouts.heartbeat_seconds:
         raise ConfigurationError(
-            f"{STALL} is {stall:g}; ranks give a sign of life each {Bounds.beat_seconds:g} s, so give at least "
-            f"{3 * Bounds.beat_seconds:g}"
+            f"{STALL} is {stall:g}; ranks give a sign of life each {Timeouts.heartbeat_seconds:g} s, so give at least "
+            f"{3 * Timeouts.heartbeat_seconds:g}"
         )
-    return Bounds(stall_seconds=stall, leave_seconds=leave)
+    return Timeouts(stall_seconds=stall, leave_seconds=leave)
 
 
 def _read_seconds(environ: Mapping[str, str], name: str, default: float) -> float:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from gaudi_distributed.cluster.elastic import HOROVOD_SCOPE, SCOPE
 from gaudi_distributed.cluster.hosts import LOOPBACK, is_this_machine, parse_hosts
-from gaudi_distributed.cluster.rendezvous import Rendezvous, Rounds, Seat
+from gaudi_distributed.cluster.rendezvous import RankAssignment, Rendezvous, RendezvousServer
 from gaudi_distributed.errors import ConfigurationError, FlagError
-from gaudi_distributed.failure.messages import read_bounds
+from gaudi_distributed.failure.messages import read_timeouts
 from gaudi_distributed.launch.flags import PROGRAM, Options
 from gaudi_distributed.launch.planning import plan_launch
 from gaudi_distributed.launch.processes import LaunchPlan, plan_worker
@@ -101,9 +101,9 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
     if options.dry_run:
         sys.stdout.write(planned.describe())
         return
-    with Rendezvous(planned.address) as rendezvous:
-        rounds = Rounds(options.min_np, options.max_np)
-        ElasticRun(planned.plan, hosts, rounds, rendezvous, environ, options.max_np).run()
+    with RendezvousServer(planned.address) as server:
+        rendezvous = Rendezvous(options.min_np, options.max_np)
+        ElasticRun(planned.plan, hosts, rendezvous, server, environ, options.max_np).run()
 
 
 class ElasticRun:
@@ -112,8 +112,8 @@ class ElasticRun:
     Args:
         plan: what they run, and how hosts are reached.
         hosts: where they may.
-        rounds: who takes part.
-        rendezvous: where they ask.
+        rendezvous: assigns ranks to workers.
+        server: the store of names and values that workers poll.
         environ: variables, of which some are forwarded.
         most: workers at a time.
     """
@@ -122,14 +122,14 @@ class ElasticRun:
         self,
         plan: LaunchPlan,
         hosts: HostList,
-        rounds: Rounds,
         rendezvous: Rendezvous,
+        server: RendezvousServer,
         environ: Mapping[str, str],
         most: int,
     ) -> None:
-        self._plan, self._hosts, self._rounds, self._rendezvous = plan, hosts, rounds, rendezvous
+        self._plan, self._hosts, self._rendezvous, self._server = plan, hosts, rendezvous, server
         self._environ, self._most = environ, most
-        self._patience = read_bounds(environ).stall_seconds
+        self._patience = read_timeouts(environ).stall_seconds
         self._running: dict[int, Running] = {}
         self._started = 0
         # Hosts that lost a worker get no new one until they were not named for a while.
@@ -156,7 +156,7 @@ class ElasticRun:
         while True:
             now = time.monotonic()
             self._reap()
-            if self._has_succeeded and not self._rounds.members:
+            if self._has_succeeded and not self._rendezvous.members:
                 break
             if len(asked) > told:
                 told = len(asked)
@@ -167,10 +167,10 @@ class ElasticRun:
             if not asked and not self._has_succeeded:
                 self._start_workers()
             self._answer(now)
-            if self._rounds.is_on:
+            if self._rendezvous.in_progress:
                 idle_since = now
             # Without a worker of the last round nobody has its state.
-            is_lost = self._failed is not None and self._rounds.number > 0 and not self._rounds.members
+            is_lost = self._failed is not None and self._rendezvous.number > 0 and not self._rendezvous.members
             if is_lost or now - idle_since > _WAIT_SECONDS:
                 raise self._give_up()
             time.sleep(_TICK)
@@ -178,9 +178,9 @@ class ElasticRun:
 
     def _dismiss(self) -> None:
         """Tell those that waited to take part that they need not, and let them leave."""
-        told = json.dumps({"round": self._rounds.number + 1, "variables": None}).encode()
-        with self._rendezvous.lock:
-            self._rendezvous.values.update({f"{SCOPE}/seat_{worker}": told for worker in self._running})
+        told = json.dumps({"round": self._rendezvous.number + 1, "variables": None}).encode()
+        with self._server.lock:
+            self._server.values.update({f"{SCOPE}/assignment_{worker}": told for worker in self._running})
         limit = time.monotonic() + END_SECONDS
         while any(each.guard.poll() is None for each in self._running.values()) and time.monotonic() < limit:
             time.sleep(_TICK)
@@ -196,9 +196,9 @@ class ElasticRun:
             status = running.guard.poll()
             if status is None:
                 continue
-            was_member = worker in self._rounds.members
-            host = self._rounds.host_of(worker)
-            self._rounds.end(worker)
+            was_member = worker in self._rendezvous.members
+            host = self._rendezvous.host_of(worker)
+            self._rendezvous.remove(worker)
             running.finish()
             del self._running[worker]
             if status == 0:
@@ -208,7 +208,7 @@ class ElasticRun:
             self._refused.add(host)
             if status in _FINAL:
                 raise make_error(running)
-            left = len(self._rounds.members)
+            left = len(self._rendezvous.members)
             _note(f"{running.process.name} is lost (status {status}); {left} of the round are left")
 
     def _start_workers(self) -> None:
@@ -217,7 +217,7 @@ class ElasticRun:
         for host, slots in listed.items():
             if host in self._refused:
                 continue
-            while self._rounds.count_on(host) < slots and self._rounds.count < self._most:
+            while self._rendezvous.count_on(host) < slots and self._rendezvous.size < self._most:
                 self._started += 1
                 is_here = is_this_machine(host)
                 if not is_here and self._plan.interface is None and self._plan.is_local:
@@ -225,44 +225,46 @@ class ElasticRun:
                     self._refused.add(host)
                     break
                 process = plan_worker(self._plan, host, self._started, is_here=is_here)
-                made = self._rendezvous.environment
+                made = self._server.environment
                 self._running[self._started] = start_process(process, self._environ, made, self._plan.tag_output)
-                self._rounds.start(self._started, host)
+                self._rendezvous.add(self._started, host)
 
     def _answer(self, now: float) -> None:
         """Hear who asks, and begin a round when it can begin."""
         hosts = self._hosts.hosts
-        store = self._rendezvous
+        store = self._server
         with store.lock:
             for path in store.values:
                 name = path.removeprefix(f"{SCOPE}/ask_")
                 if name != path and name.isdecimal():
-                    self._rounds.ask(int(name), now)
-            store.values[f"{SCOPE}/changing"] = b"01"[self._rounds.is_changing(hosts) :][:1]
-        seats = self._rounds.form(hosts, now)
-        if seats is not None:
-            self._write(seats)
-            ranks = ", ".join(f"rank {seat.rank} on {seat.host}" for seat in seats.values())
-            _note(f"round {self._rounds.number}: {ranks}")
-        for worker in self._rounds.find_late(now, self._patience):
+                    self._rendezvous.join(int(name), now)
+            store.values[f"{SCOPE}/changing"] = b"01"[self._rendezvous.is_changing(hosts) :][:1]
+        assignments = self._rendezvous.start_round(hosts, now)
+        if assignments is not None:
+            self._write(assignments)
+            ranks = ", ".join(f"rank {assignment.rank} on {assignment.host}" for assignment in assignments.values())
+            _note(f"round {self._rendezvous.number}: {ranks}")
+        for worker in self._rendezvous.find_late(now, self._patience):
             _note(f"worker {worker}: the others wait for it since {self._patience:g} s; it is ended")
             self._running[worker].end(0.0)
 
-    def _write(self, seats: Mapping[int, Seat]) -> None:
+    def _write(self, assignments: Mapping[int, RankAssignment]) -> None:
         """Answer all who ask; nothing of the last round stays."""
-        leaving = dict.fromkeys(self._rounds.find_unlisted(self._hosts.hosts))
-        answers: dict[int, Seat | None] = {**leaving, **seats}
+        leaving = dict.fromkeys(self._rendezvous.find_unlisted(self._hosts.hosts))
+        answers: dict[int, RankAssignment | None] = {**leaving, **assignments}
         values = {f"{SCOPE}/changing": b"0"}
-        for worker, seat in answers.items():
-            variables = None if seat is None else {f"HOROVOD_{key.upper()}": str(n) for key, n in seat.numbers.items()}
-            told = {"round": self._rounds.number, "variables": variables}
-            values[f"{SCOPE}/seat_{worker}"] = json.dumps(told).encode()
-            if seat is not None:
-                numbers = ",".join(map(str, seat.numbers.values()))
-                values[f"{HOROVOD_SCOPE}/{seat.host}:{seat.local_rank}"] = numbers.encode()
-        with self._rendezvous.lock:
-            self._rendezvous.values.clear()
-            self._rendezvous.values.update(values)
+        for worker, assigned in answers.items():
+            numbers = {} if assigned is None else assigned.numbers
+            variables = {f"HOROVOD_{name.upper()}": str(number) for name, number in numbers.items()} or None
+            told = {"round": self._rendezvous.number, "variables": variables}
+            values[f"{SCOPE}/assignment_{worker}"] = json.dumps(told).encode()
+            if assigned is not None:
+                values[f"{HOROVOD_SCOPE}/{assigned.host}:{assigned.local_rank}"] = ",".join(
+                    map(str, numbers.values())
+                ).encode()
+        with self._server.lock:
+            self._server.values.clear()
+            self._server.values.update(values)
 
 
 def _note(text: str) -> None:

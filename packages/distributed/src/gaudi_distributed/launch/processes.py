@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from gaudi_distributed.cluster.elastic import WORKER
-from gaudi_distributed.cluster.hosts import Cluster, RankPlace, is_ipv6
+from gaudi_distributed.cluster.hosts import Cluster, SlotInfo, is_ipv6
 from gaudi_distributed.cluster.rank_info import write_tf_config
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
 from gaudi_distributed.devices.cores import Binding
@@ -149,21 +149,21 @@ def plan_gloo(plan: LaunchPlan) -> list[Process]:
     Not by horovodrun itself, which switches host key checks off and puts the whole environment into shell commands.
     """
 
-    def variables(place: RankPlace) -> dict[str, str]:
+    def variables(slot: SlotInfo) -> dict[str, str]:
         hosts = plan.cluster.hosts
-        across = [index for index, host in enumerate(hosts) if host.slots > place.local_rank]
+        across = [index for index, host in enumerate(hosts) if host.slots > slot.local_rank]
         numbers = {
-            "RANK": place.rank,
+            "RANK": slot.rank,
             "SIZE": plan.cluster.size,
-            "LOCAL_RANK": place.local_rank,
-            "LOCAL_SIZE": place.host.slots,
-            "CROSS_RANK": across.index(place.host_index),
+            "LOCAL_RANK": slot.local_rank,
+            "LOCAL_SIZE": slot.host.slots,
+            "CROSS_RANK": across.index(slot.host_index),
             "CROSS_SIZE": len(across),
         }
         interface = "lo" if plan.is_local else plan.interface
         return {
             **{f"HOROVOD_{name}": str(number) for name, number in numbers.items()},
-            "HOROVOD_HOSTNAME": place.host.name,
+            "HOROVOD_HOSTNAME": slot.host.name,
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             **({} if interface is None else {"HOROVOD_GLOO_IFACE": interface}),
@@ -177,26 +177,26 @@ def plan_gloo(plan: LaunchPlan) -> list[Process]:
 def plan_multi_worker(plan: LaunchPlan) -> list[Process]:
     """Return the processes of tf.distribute, each with its TF_CONFIG."""
     workers = plan.cluster.workers
-    return _plan(plan, lambda place: {"TF_CONFIG": write_tf_config(workers, place.rank)})
+    return _plan(plan, lambda slot: {"TF_CONFIG": write_tf_config(workers, slot.rank)})
 
 
 def _plan(
-    plan: LaunchPlan, variables: Callable[[RankPlace], Mapping[str, str]], made: tuple[str, ...] = ()
+    plan: LaunchPlan, variables: Callable[[SlotInfo], Mapping[str, str]], made: tuple[str, ...] = ()
 ) -> list[Process]:
     processes = []
-    for place in plan.cluster.places():
-        here = place.host.name in plan.local_hosts
+    for slot in plan.cluster.assignments():
+        here = slot.host.name in plan.local_hosts
         bound = plan.binding.processors
         processes.append(
             Process(
-                name=f"rank {place.rank} on {place.host.name}",
+                name=f"rank {slot.rank} on {slot.host.name}",
                 argv=plan.command,
-                environment={**plan.environment, **variables(place)},
+                environment={**plan.environment, **variables(slot)},
                 forwarded=tuple(sorted({*plan.forwarded, *(plan.kept if here else ())})),
                 made=(COORDINATOR, TOKEN, *made),
-                reach=() if here else plan.ssh.reach(place.host.name, plan.guard),
-                processors=bound[place.local_rank] if place.local_rank < len(bound) else (),
-                rank=place.rank,
+                reach=() if here else plan.ssh.reach(slot.host.name, plan.guard),
+                processors=bound[slot.local_rank] if slot.local_rank < len(bound) else (),
+                rank=slot.rank,
             )
         )
     return processes

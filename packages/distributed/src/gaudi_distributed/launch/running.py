@@ -9,15 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from gaudi_distributed.cluster.rendezvous import Rendezvous
+from gaudi_distributed.cluster.rendezvous import RendezvousServer
 from gaudi_distributed.failure.coordinator import Coordinator
-from gaudi_distributed.failure.messages import read_bounds
+from gaudi_distributed.failure.messages import read_timeouts
 from gaudi_distributed.launch import guard
 from gaudi_distributed.launch.flags import PROGRAM
 from gaudi_distributed.launch.planning import Launch
@@ -38,24 +38,6 @@ class RunEndedError(Exception):
     def __init__(self, message: str, exit_status: int) -> None:
         super().__init__(message)
         self.exit_status = exit_status
-
-
-@dataclass(frozen=True)
-class Supervision:
-    """What the launcher hears from its ranks, besides how their processes end.
-
-    Attributes:
-        is_heard: whether there are ranks that hear what it tells them, and end by themselves once the run is over.
-        is_over: whether the run is over by what a rank said, or by its silence.
-        ask_to_stop: asks ranks to save and end.
-    """
-
-    is_heard: Callable[[], bool] = lambda: False
-    is_over: Callable[[], bool] = lambda: False
-    ask_to_stop: Callable[[], None] = lambda: None
-
-
-ALONE = Supervision()
 
 
 class OutputLog:
@@ -112,13 +94,13 @@ def run_processes(
     grace: float,
     tags: bool = False,
     log: OutputLog | None = None,
-    supervision: Supervision = ALONE,
+    coordinator: Coordinator | None = None,
 ) -> None:
     """Run them, and return when all have ended well; call it from the main thread.
 
     `environ` has the values of what they forward, `made` of what is made for this run. SIGINT, SIGTERM and SIGHUP ask
     the ranks to save and end within `grace` seconds; a second one ends them at once. With `tags`, a line of output
-    begins with its rank. A `log` gets all output, too.
+    begins with its rank. A `log` gets all output, too. `coordinator` is that of the ranks, if they are supervised.
 
     Raises:
         RunEndedError: a process failed, was killed or its host was lost, or the user asked for the end.
@@ -129,7 +111,7 @@ def run_processes(
     try:
         for process in processes:
             running.append(start_process(process, environ, made, tags, log))
-        first = _watch(running, asked, grace, supervision)
+        first = _watch(running, asked, grace, coordinator)
     finally:
         for each in running:
             each.finish()
@@ -180,7 +162,9 @@ def _copy(source: IO[bytes], target: IO[bytes], tag: bytes, log: OutputLog | Non
             log.write(tag + line)
 
 
-def _watch(running: Sequence[Running], asked: Sequence[int], grace: float, supervision: Supervision) -> Running | None:
+def _watch(
+    running: Sequence[Running], asked: Sequence[int], grace: float, coordinator: Coordinator | None
+) -> Running | None:
     """Wait until all have ended; return the first that failed."""
     first: Running | None = None
     end_at = math.inf
@@ -189,14 +173,15 @@ def _watch(running: Sequence[Running], asked: Sequence[int], grace: float, super
     while waiting := [each for each in running if each.guard.poll() is None]:
         now = time.monotonic()
         first = first or _find_failed(running)
-        if not is_failing and (first is not None or supervision.is_over()):
+        if not is_failing and (first is not None or (coordinator is not None and coordinator.cause is not None)):
             is_failing = True
-            end_at = min(end_at, now + (LEAVE_SECONDS if supervision.is_heard() else 0.0))
+            end_at = min(end_at, now + (LEAVE_SECONDS if _is_heard(coordinator) else 0.0))
         if len(asked) > asked_before:
             seconds = 0.0 if asked_before else grace
             asked_before = len(asked)
-            supervision.ask_to_stop()
-            _ask(waiting, seconds, heard=seconds > 0 and supervision.is_heard())
+            if coordinator is not None:
+                coordinator.request_stop()
+            _ask(waiting, seconds, heard=seconds > 0 and _is_heard(coordinator))
             end_at = min(end_at, now + seconds)
         if now >= end_at:
             end_at = math.inf
@@ -204,6 +189,11 @@ def _watch(running: Sequence[Running], asked: Sequence[int], grace: float, super
                 each.end(END_SECONDS)
         time.sleep(_TICK)
     return first or _find_failed(running)
+
+
+def _is_heard(coordinator: Coordinator | None) -> bool:
+    """Tell whether ranks are connected, which end by themselves once the run is over."""
+    return coordinator is not None and coordinator.has_ranks
 
 
 def _find_failed(running: Sequence[Running]) -> Running | None:
@@ -239,11 +229,11 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
     with ExitStack() as stack:
         coordinator = None
         if launch.supervised:
-            bounds = read_bounds(environ)
-            coordinator = stack.enter_context(Coordinator(plan.cluster.size, address=launch.address, bounds=bounds))
+            timeouts = read_timeouts(environ)
+            coordinator = stack.enter_context(Coordinator(plan.cluster.size, address=launch.address, timeouts=timeouts))
             made |= coordinator.environment
         if plan.backend == "gloo" and launch.supervised:
-            made |= stack.enter_context(Rendezvous(launch.address)).environment
+            made |= stack.enter_context(RendezvousServer(launch.address)).environment
         try:
             run_processes(
                 launch.processes,
@@ -252,7 +242,7 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
                 grace=plan.grace,
                 tags=plan.tag_output,
                 log=log,
-                supervision=ALONE if coordinator is None else _listen_to(coordinator),
+                coordinator=coordinator,
             )
         except RunEndedError as error:
             if coordinator is not None and coordinator.cause is not None:
@@ -267,11 +257,3 @@ def say(text: str, log: OutputLog | None = None) -> None:
     sys.stderr.flush()
     if log is not None:
         log.write(line.encode())
-
-
-def _listen_to(coordinator: Coordinator) -> Supervision:
-    return Supervision(
-        is_heard=lambda: coordinator.has_ranks,
-        is_over=lambda: coordinator.cause is not None,
-        ask_to_stop=coordinator.request_stop,
-    )

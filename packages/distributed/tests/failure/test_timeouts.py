@@ -3,28 +3,28 @@ from __future__ import annotations
 import pytest
 
 from gaudi_distributed.errors import ConfigurationError
-from gaudi_distributed.failure import Bounds, read_bounds
+from gaudi_distributed.failure import Timeouts, read_timeouts
 from gaudi_distributed.launch.running import END_SECONDS, LEAVE_SECONDS
 
 
 def test_defaults_end_a_run_within_a_minute() -> None:
-    bounds = read_bounds({"GAUDI_RUN_STALL_SECONDS": ""})
-    assert bounds == Bounds()
-    assert bounds.stall_seconds + LEAVE_SECONDS + END_SECONDS < 60
+    timeouts = read_timeouts({"GAUDI_RUN_STALL_SECONDS": ""})
+    assert timeouts == Timeouts()
+    assert timeouts.stall_seconds + LEAVE_SECONDS + END_SECONDS < 60
 
 
 def test_bounds_of_the_environment() -> None:
-    bounds = read_bounds({"GAUDI_RUN_STALL_SECONDS": "300", "GAUDI_RUN_LEAVE_SECONDS": "1.5"})
-    assert (bounds.stall_seconds, bounds.leave_seconds) == (300, 1.5)
+    timeouts = read_timeouts({"GAUDI_RUN_STALL_SECONDS": "300", "GAUDI_RUN_LEAVE_SECONDS": "1.5"})
+    assert (timeouts.stall_seconds, timeouts.leave_seconds) == (300, 1.5)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "x", "1 s"])
 @pytest.mark.parametrize("name", ["GAUDI_RUN_STALL_SECONDS", "GAUDI_RUN_LEAVE_SECONDS"])
 def test_no_number_of_seconds(name: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} is {text!r}, which is no positive number"):
-        read_bounds({name: text})
+        read_timeouts({name: text})
 
 
 def test_bound_that_no_sign_of_life_could_keep() -> None:
     with pytest.raises(ConfigurationError, match=r"STALL_SECONDS is 1; ranks give .* give at least 3"):
-        read_bounds({"GAUDI_RUN_STALL_SECONDS": "1"})
+        read_timeouts({"GAUDI_RUN_STALL_SECONDS": "1"})

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import BinaryIO
 
-from gaudi_distributed.cluster.rank_info import Place
+from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.comm.communicator import Communicator
 from gaudi_distributed.errors import ConfigurationError, PeerLostError
 from gaudi_distributed.failure.coordinator import COORDINATOR, TOKEN, Coordinator
@@ -21,9 +21,9 @@ from gaudi_distributed.failure.messages import (
     CONTINUE,
     LOST,
     MAX_BYTES,
-    Cause,
     End,
     Failed,
+    FailureCause,
     Hello,
     Left,
     MessageError,
@@ -32,14 +32,14 @@ from gaudi_distributed.failure.messages import (
     Welcome,
     decode_message,
     encode_message,
-    read_bounds,
+    read_timeouts,
 )
 
 _CONNECT_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class Keeper:
+class CoordinatorInfo:
     """Who has the coordinator.
 
     Attributes:
@@ -47,50 +47,50 @@ class Keeper:
         port: the same.
         rank: of the process; -1: the launcher.
         name: of its machine.
-        speaker: the rank that says so if the keeper's connection closes.
-        speaker_of_silence: the rank that says so if it no longer answers, which may be for the loss of its machine.
+        reporter: the rank that says so if the info's connection closes.
+        timeout_reporter: the rank that says so if it no longer answers, which may be for the loss of its machine.
     """
 
     host: str
     port: int
     rank: int = -1
     name: str = ""
-    speaker: int = 0
-    speaker_of_silence: int = 0
+    reporter: int = 0
+    timeout_reporter: int = 0
 
 
-class Member:
+class RankClient:
     """One rank's end of the connection, kept by two daemon threads.
 
     Once the run is over, the main thread leaves at its next report, or has some seconds to leave by itself; then the
     process is ended from here, whatever the main thread waits in.
 
     Args:
-        place: of the rank.
-        keeper: who has the coordinator.
+        rank_info: of the rank.
+        info: who has the coordinator.
         token: what it expects to hear.
-        announce: called with a line about the loss of the keeper, on the rank that has to say so.
+        announce: called with a line about the loss of the info, on the rank that has to say so.
 
     Raises:
         PeerLostError: nobody answers there, or not to this token.
     """
 
-    def __init__(self, place: Place, keeper: Keeper, token: str, announce: Callable[[str], None]) -> None:
-        self._place, self._keeper, self._announce = place, keeper, announce
+    def __init__(self, rank_info: RankInfo, info: CoordinatorInfo, token: str, announce: Callable[[str], None]) -> None:
+        self._rank_info, self._coordinator, self._announce = rank_info, info, announce
         self._state = State(0, "start", 0)
         self._over = threading.Event()
         self._has_left = self._stop_requested = False
-        self._cause: Cause | None = None
-        self._socket, self._lines, self._bounds = _connect(keeper, Hello(token, place.rank, place.host))
+        self._cause: FailureCause | None = None
+        self._socket, self._lines, self._timeouts = _connect(info, Hello(token, rank_info.rank, rank_info.host))
         # A wait that takes as long as this is the other end's silence; sending never waits.
-        self._socket.settimeout(self._bounds.stall_seconds)
+        self._socket.settimeout(self._timeouts.stall_seconds)
         self._sender, self._sending, self._unsent = self._socket.dup(), threading.Lock(), b""
         self._sender.setblocking(False)
         for work in (self._give_signs_of_life, self._listen):
             threading.Thread(target=work, name="supervision", daemon=True).start()
 
     @property
-    def cause(self) -> Cause | None:
+    def cause(self) -> FailureCause | None:
         """What ended the run, or None: it goes on."""
         return self._cause
 
@@ -99,7 +99,7 @@ class Member:
         """Whether the launcher asks all ranks to save and end; they learn of it at different steps."""
         return self._stop_requested
 
-    def at(self, step: int, phase: str) -> None:
+    def set_progress(self, step: int, phase: str) -> None:
         """Say that so many steps are done, and what comes next; it takes microseconds and never waits.
 
         Once the run is over, the process ends here: what it would compute is not wanted.
@@ -113,26 +113,26 @@ class Member:
         self._state = State(step, phase, self._state.reports + 1)
         self._send(self._state)
 
-    def report(self, text: str, status: int, *, certain: bool = True) -> Cause:
+    def report_failure(self, text: str, status: int, *, certain: bool = True) -> FailureCause:
         """Report an error of this rank, and return what ended the run: this, or what came first.
 
         An error of communication is not `certain`: it follows, as a rule, from the loss of another rank.
         """
         self._send(Failed(status, text, certain))
         # Whether another rank is silent is known after that bound.
-        patience = 0.0 if certain else self._bounds.stall_seconds
-        self._over.wait(patience + self._bounds.leave_seconds)
-        place, state = self._place, self._state
-        return self._cause or Cause(place.rank, place.host, state.step, state.phase, status, text)
+        patience = 0.0 if certain else self._timeouts.stall_seconds
+        self._over.wait(patience + self._timeouts.leave_seconds)
+        rank_info, state = self._rank_info, self._state
+        return self._cause or FailureCause(rank_info.rank, rank_info.host, state.step, state.phase, status, text)
 
-    def leave(self, text: str = "", status: int = 0) -> Cause | None:
+    def leave(self, text: str = "", status: int = 0) -> FailureCause | None:
         """Say that this rank is done, or stopped as all ranks do; returns what ended the run before."""
         if self._cause is None:
             self._has_left = True
             self._send(Left(status, text))
         return self._cause
 
-    def _end(self, cause: Cause) -> None:
+    def _end(self, cause: FailureCause) -> None:
         exit_now(cause.status)
 
     def _send(self, message: State | Failed | Left) -> None:
@@ -143,7 +143,7 @@ class Member:
             self._unsent = self._unsent[self._sender.send(self._unsent) :]
 
     def _give_signs_of_life(self) -> None:
-        while not self._over.wait(self._bounds.beat_seconds):
+        while not self._over.wait(self._timeouts.heartbeat_seconds):
             self._send(self._state)
 
     def _listen(self) -> None:
@@ -152,33 +152,42 @@ class Member:
             while line := self._lines.readline(MAX_BYTES + 1):
                 message = decode_message(line)
                 if isinstance(message, End):
-                    self._finish(Cause(**asdict(message)))
+                    self._finish(FailureCause(**asdict(message)))
                 self._stop_requested |= isinstance(message, Stop)
         except TimeoutError:
             silent = True
         except (OSError, MessageError):
             pass
         if not self._has_left:
-            cause = self._lose_keeper(silent=silent)
-            if self._place.rank == (self._keeper.speaker_of_silence if silent else self._keeper.speaker):
+            cause = self._on_coordinator_lost(silent=silent)
+            if self._rank_info.rank == (self._coordinator.timeout_reporter if silent else self._coordinator.reporter):
                 self._announce(cause.describe())
             self._finish(cause)
 
-    def _lose_keeper(self, *, silent: bool) -> Cause:
-        place, state, keeper = self._place, self._state, self._keeper
+    def _on_coordinator_lost(self, *, silent: bool) -> FailureCause:
+        rank_info, state, info = self._rank_info, self._state, self._coordinator
         what = "ended without a word, killed or crashed"
         if silent:
-            what = f"has not answered for {self._bounds.stall_seconds:g} s: stopped, or its machine or network is lost"
-        if keeper.rank >= 0:
-            return Cause(keeper.rank, keeper.name, state.step, state.phase, LOST, f"its process {what}; {CONTINUE}")
+            what = (
+                f"has not answered for {self._timeouts.stall_seconds:g} s: stopped, or its machine or network is lost"
+            )
+        if info.rank >= 0:
+            return FailureCause(
+                info.rank,
+                info.name,
+                state.step,
+                state.phase,
+                LOST,
+                f"its process {what}; {CONTINUE}",
+            )
         text = f"the launcher of this run {what}; {CONTINUE}"
-        return Cause(place.rank, place.host, state.step, state.phase, LOST, text)
+        return FailureCause(rank_info.rank, rank_info.host, state.step, state.phase, LOST, text)
 
-    def _finish(self, cause: Cause) -> None:
+    def _finish(self, cause: FailureCause) -> None:
         """Let the main thread leave, and end the process where it does not."""
         self._cause = cause
         self._over.set()
-        time.sleep(self._bounds.leave_seconds)
+        time.sleep(self._timeouts.leave_seconds)
         exit_now(cause.status)
 
 
@@ -190,12 +199,12 @@ def exit_now(status: int) -> None:
     os._exit(status)
 
 
-def _connect(keeper: Keeper, hello: Hello) -> tuple[socket.socket, BinaryIO, Welcome]:
+def _connect(info: CoordinatorInfo, hello: Hello) -> tuple[socket.socket, BinaryIO, Welcome]:
     """Connect, which others on the same port may keep from succeeding at once."""
     limit = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
-            connection = socket.create_connection((keeper.host, keeper.port), timeout=_CONNECT_SECONDS)
+            connection = socket.create_connection((info.host, info.port), timeout=_CONNECT_SECONDS)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(encode_message(hello))
             lines = connection.makefile("rb")
@@ -207,7 +216,7 @@ def _connect(keeper: Keeper, hello: Hello) -> tuple[socket.socket, BinaryIO, Wel
             fault = f"{error.strerror or error}" if isinstance(error, OSError) else "closed the connection"
         if time.monotonic() > limit:
             raise PeerLostError(
-                f"rank {hello.rank} on {hello.host}: what supervises this run at {keeper.host}:{keeper.port} {fault}; "
+                f"rank {hello.rank} on {hello.host}: what supervises this run at {info.host}:{info.port} {fault}; "
                 "see that the port can be reached, and start the run again"
             )
         time.sleep(0.2)
@@ -216,13 +225,13 @@ def _connect(keeper: Keeper, hello: Hello) -> tuple[socket.socket, BinaryIO, Wel
 Announce = Callable[[str], None]
 
 
-def join_supervision(place: Place, environ: Mapping[str, str], announce: Announce) -> Member | None:
+def join_coordinator(rank_info: RankInfo, environ: Mapping[str, str], announce: Announce) -> RankClient | None:
     """Join the coordinator that gaudi-run's variables name; None: there are none of them.
 
     It needs no communication between ranks, so join before that is opened: a rank lost meanwhile is seen, too.
 
     Args:
-        place: of this rank.
+        rank_info: of this rank.
         environ: of this process.
         announce: shows a line on standard error, as the end of the run; called on rank 0 if the launcher is lost.
 
@@ -239,12 +248,12 @@ def join_supervision(place: Place, environ: Mapping[str, str], announce: Announc
             f"{COORDINATOR} is {endpoint!r} and {TOKEN} is {'set' if token else 'not'}; gaudi-run sets both, the first "
             "as host:port; unset them, or start the run through gaudi-run"
         )
-    return Member(place, Keeper(host.strip("[]"), int(port)), token, announce)
+    return RankClient(rank_info, CoordinatorInfo(host.strip("[]"), int(port)), token, announce)
 
 
-def host_supervision(
-    communicator: Communicator, place: Place, environ: Mapping[str, str], announce: Announce
-) -> Member | None:
+def start_coordinator(
+    communicator: Communicator, rank_info: RankInfo, environ: Mapping[str, str], announce: Announce
+) -> RankClient | None:
     """Without gaudi-run, rank 0 opens the coordinator; all ranks call this together. None: a rank that is alone.
 
     Rank 0 shows what ended the run. If it is rank 0 that is lost, the next rank does: rank 1, or, where rank 0 fell
@@ -252,8 +261,8 @@ def host_supervision(
 
     Args:
         communicator: of the run.
-        place: of this rank.
-        environ: of this process; see `read_bounds`.
+        rank_info: of this rank.
+        environ: of this process; see `read_timeouts`.
         announce: shows a line on standard error, as the end of the run.
 
     Raises:
@@ -262,15 +271,17 @@ def host_supervision(
     """
     if communicator.size == 1:
         return None
-    bounds = read_bounds(environ)
-    hosts = [content.decode() for content in communicator.gather(place.host.encode())]
+    timeouts = read_timeouts(environ)
+    hosts = [content.decode() for content in communicator.gather(rank_info.host.encode())]
     coordinator: Coordinator | None = None
     said = {"fault": "", "host": "", "port": 0, "token": ""}
-    if place.rank == 0:
+    if rank_info.rank == 0:
         try:
-            address = "127.0.0.1" if place.local_size == place.size else _find_address(hosts[place.local_size :])
+            address = (
+                "127.0.0.1" if rank_info.local_size == rank_info.size else _find_address(hosts[rank_info.local_size :])
+            )
             coordinator = Coordinator(
-                place.size, address=address, bounds=bounds, on_cause=lambda cause: announce(cause.describe())
+                rank_info.size, address=address, timeouts=timeouts, on_cause=lambda cause: announce(cause.describe())
             )
             said |= {"host": address, "port": coordinator.port, "token": coordinator.token}
         except OSError as error:
@@ -282,10 +293,10 @@ def host_supervision(
             "make the name known to both, or start the run through gaudi-run"
         )
     other = next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1)
-    keeper = Keeper(said["host"], said["port"], rank=0, name=hosts[0], speaker=1, speaker_of_silence=other)
+    info = CoordinatorInfo(said["host"], said["port"], rank=0, name=hosts[0], reporter=1, timeout_reporter=other)
     if coordinator is None:
-        return Member(place, keeper, said["token"], announce)
-    return _HostingMember(place, keeper, announce, coordinator)
+        return RankClient(rank_info, info, said["token"], announce)
+    return _CoordinatorRankClient(rank_info, info, announce, coordinator)
 
 
 def _find_address(others: list[str]) -> str:
@@ -296,26 +307,28 @@ def _find_address(others: list[str]) -> str:
         return str(probe.getsockname()[0])
 
 
-class _HostingMember(Member):
+class _CoordinatorRankClient(RankClient):
     """Rank 0, whose process stays until no other rank needs its coordinator."""
 
-    def __init__(self, place: Place, keeper: Keeper, announce: Announce, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-        super().__init__(place, keeper, coordinator.token, announce)
+    def __init__(
+        self, rank_info: RankInfo, info: CoordinatorInfo, announce: Announce, coordinator: Coordinator
+    ) -> None:
+        self._hosted = coordinator
+        super().__init__(rank_info, info, coordinator.token, announce)
 
-    def report(self, text: str, status: int, *, certain: bool = True) -> Cause:
+    def report_failure(self, text: str, status: int, *, certain: bool = True) -> FailureCause:
         """Report an error of this rank, and wait until the line about what ended the run is shown."""
-        cause = super().report(text, status, certain=certain)
-        self._coordinator.wait(self._bounds.leave_seconds)
+        cause = super().report_failure(text, status, certain=certain)
+        self._hosted.wait(self._timeouts.leave_seconds)
         return cause
 
-    def leave(self, text: str = "", status: int = 0) -> Cause | None:
+    def leave(self, text: str = "", status: int = 0) -> FailureCause | None:
         """Say that this rank is done, and wait for the others."""
         super().leave(text, status)
-        self._coordinator.wait()
-        return self._coordinator.cause
+        self._hosted.wait()
+        return self._hosted.cause
 
-    def _end(self, cause: Cause) -> None:
+    def _end(self, cause: FailureCause) -> None:
         """Stay until the others have heard of it."""
-        time.sleep(self._bounds.leave_seconds)
+        time.sleep(self._timeouts.leave_seconds)
         super()._end(cause)
