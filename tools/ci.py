@@ -49,7 +49,7 @@ class Lane:
 LANES = (
     Lane(
         "scaleout",
-        (*SOURCES, "tests/scaleout", "packages/apps/tests/small_ssd.py"),
+        (*SOURCES, "tests/scaleout", "packages/apps/tests/small_ssd.py", "packages/apps/tests/small_ssd_mxnet.py"),
         debian=("openmpi-bin", "openssh-server", "slurm-wlm", "libjemalloc2"),
     ),
     Lane("minimums", ("packages",)),
