@@ -69,7 +69,7 @@ def _order_keys(values: Any) -> Any:
 
 def _mask_by_bisection(keys: Any, k: Any) -> Any:
     wanted = tf.broadcast_to(tf.cast(tf.cast(k, tf.int32), tf.float32), tf.shape(keys)[:-1])
-    threshold = _kth_largest(keys, wanted)[..., tf.newaxis]
+    threshold = _kth_largest(keys, wanted)
     larger = keys > threshold
     tied = tf.equal(keys, threshold)
     room = wanted - _count(larger)
@@ -94,14 +94,20 @@ def _mask_by_rank(values: Any, k: Any) -> Any:
 
 
 def _kth_largest(keys: Any, wanted: Any) -> Any:
-    """Find the largest key that at least ``wanted`` keys [..., n] of the row reach: [...], in the dtype of the keys."""
-
-    def reached(candidate: Any) -> Any:
-        return _count(keys >= candidate[..., tf.newaxis]) >= wanted
-
-    zero = tf.zeros(tf.shape(wanted), keys.dtype)
-    threshold = tf.where(reached(zero), zero, keys.dtype.min + zero)
+    """Find the largest key [..., 1] that at least ``wanted`` [...] of the keys [..., n] of a row reach."""
+    zero = tf.zeros(tf.shape(wanted), keys.dtype)[..., tf.newaxis]
+    threshold = tf.where(_is_reached(keys, zero, wanted), zero, keys.dtype.min + zero)
     for bit in range(8 * keys.dtype.size - 2, -1, -1):
-        candidate = threshold | (1 << bit)
-        threshold = tf.where(reached(candidate), candidate, threshold)
+        threshold = _set_bit(threshold, tf.constant(1 << bit, keys.dtype), keys, wanted)
     return threshold
+
+
+# A function of its own, so that the step is traced once and not for each bit, which took most of the time of tracing.
+@tf.function(autograph=False)
+def _set_bit(threshold: Any, bit: Any, keys: Any, wanted: Any) -> Any:
+    candidate = threshold | bit
+    return tf.where(_is_reached(keys, candidate, wanted), candidate, threshold)
+
+
+def _is_reached(keys: Any, candidate: Any, wanted: Any) -> Any:
+    return _count(keys >= candidate)[..., tf.newaxis] >= wanted[..., tf.newaxis]
