@@ -14,6 +14,7 @@ def build_small_ssd(
 ) -> Any:
     """A model with the inputs and outputs of the detector, which answers the same at each default box."""
     from gaudi_models.batch_norm import make_batch_norm
+
     from gaudi_ops.tf.keras_api import keras
 
     layers = keras.layers

@@ -21,29 +21,29 @@ COMPUTE_DTYPES: Mapping[Precision, Any] = {"fp32": "float32", "bf16": bfloat16, 
 MOMENTUM = 0.9
 EPSILON = 1e-5
 
-# From a float32 NDArray and a name to the sum over the ranks of this rank's group. Threads of MXNet call it, for layers
-# beside each other in an order that may differ from rank to rank: arrays of one name belong together.
+# Returns the sum of a float32 NDArray over the ranks of this rank's group. MXNet's threads call it, for parallel layers
+# maybe in another order on each rank, so the second argument names the arrays that belong together.
 ReduceStatistics = Callable[[Any, str], Any]
 
 
 def cast(F: Any, array: Any, dtype: Any, source: Any = "float32") -> Any:  # noqa: N803 - Gluon's name
-    """An array in another type than that of its source, by MXNet's AMP; the same is not cast, for that would copy."""
+    """Cast an array from the dtype of its source to another one; return it as it is where they are equal."""
     return array if dtype == source else F.amp_cast(array, dtype=dtype)
 
 
 class Convolution(nn.Conv2D):
-    """`nn.Conv2D` whose parameters stay float32 and are cast to what it computes in.
+    """`nn.Conv2D` with float32 parameters, which are cast to the dtype of the computation.
 
     Args:
-        filters: channels out.
+        filters: number of output channels.
         kernel: side of the square kernel.
         stride: of both sides.
-        pad: zeros on each side.
-        channels: channels in.
+        pad: zeros on each side; ``kernel // 2`` when None.
+        channels: number of input channels.
         layout: ``"NCHW"`` or ``"NHWC"``.
-        dtype: of images, and of what is computed.
+        dtype: of inputs, computation and outputs.
         prefix: of the names of its parameters.
-        use_bias: whether there is a bias.
+        use_bias: whether to add a bias.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class Convolution(nn.Conv2D):
         self._compute_dtype = dtype
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:  # noqa: N803 - Gluon's name
-        """Convolve images."""
+        """Convolve a batch [batch, channels, height, width] (or the same in NHWC)."""
         parameters = [array for array in (weight, bias) if array is not None]
         return super().hybrid_forward(F, x, *(cast(F, array, self._compute_dtype) for array in parameters))
 
 
 class BatchNorm(nn.BatchNorm):
-    """`nn.BatchNorm`, or the same with the statistics of a group of ranks.
+    """`nn.BatchNorm`, whose batch statistics may be those of a group of ranks.
 
     Args:
-        channels: in and out.
+        channels: number of channels.
         layout: ``"NCHW"`` or ``"NHWC"``.
-        dtype: of images; statistics and parameters are float32.
+        dtype: of inputs and outputs; statistics and parameters are float32.
         prefix: of the names of its parameters.
-        gamma: what gamma is initialised to, ``"ones"`` or ``"zeros"``.
-        reduce_statistics: sums over the ranks of a group; None: each rank has statistics of its own.
+        gamma: initial value of gamma, ``"ones"`` or ``"zeros"``.
+        reduce_statistics: returns sums over the ranks of a group; each rank normalises by its own batch when None.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ _keys = itertools.count()
 
 
 def register_reduction(function: ReduceStatistics) -> str:
-    """Keep a function for `group_statistics`; returns its key."""
+    """Register a function for `group_statistics`, and return its key."""
     key = str(next(_keys))
     _functions[key] = function
     return key
@@ -148,19 +148,19 @@ def group_statistics(
     name: str,
     momentum: float,
 ) -> Any:
-    """Mean and variance over a group of ranks; outside of training the moving ones.
+    """Return mean and variance over a group of ranks in training, and the moving ones otherwise.
 
     Args:
         F: `mxnet.nd` or `mxnet.sym`.
-        moments: float32 [2, channels], mean and mean square over this rank's batch; all ranks have as large batches.
-        running_mean: float32 [channels], moved towards the mean in training.
-        running_variance: float32 [channels], the same.
+        moments: mean and mean square over this rank's batch, float32 [2, channels]; batches are equally large.
+        running_mean: float32 [channels]; moves towards the mean in training.
+        running_variance: float32 [channels]; moves towards the variance in training.
         key: of the function, from `register_reduction`.
-        name: what arrays of this layer are called; the same on all ranks, and another one for each layer.
+        name: of the layer's arrays; equal on all ranks, and unique in the network.
         momentum: of the moving statistics.
 
     Returns:
-        float32 [2, channels]. Its gradient is that of the sum of the losses of all ranks in the group.
+        float32 [2, channels]; its gradient is that of the sum of the losses of the group's ranks.
     """
     return F.Custom(moments, running_mean, running_variance, op_type=_OPERATOR, key=key, layer=name, momentum=momentum)
 
@@ -187,7 +187,7 @@ class _GroupStatistics(mx.operator.CustomOp):
         self.assign(in_grad[0], req[0], self._average(gradient, "backward"))
 
     def _average(self, rows: Any, when: str) -> Any:
-        """The mean [2, channels] over the group, whose size is found by summing ones."""
+        """Return the mean [2, channels] over the group; a row of ones gives the group's size."""
         sums = self._reduce(mx.nd.concat(rows, mx.nd.ones_like(rows[:1]), dim=0), f"{self._layer}_{when}")
         return sums[:2] / sums[2:]
 

@@ -1,4 +1,4 @@
-"""SSD300 with a ResNet backbone in Gluon: the network of `gaudi_models.ssd`, with its names of weights and its rows.
+"""Build SSD300 with a ResNet backbone in Gluon; names of weights and rows are those of `gaudi_models.ssd`.
 
 Sources: see `gaudi_models.ssd` and `gaudi_models.architectures`.
 """
@@ -37,7 +37,7 @@ Ends = Literal["none", "both", "end"]
 
 @dataclass(frozen=True)
 class _LayerMaker:
-    """Makes layers with what all of a network have in common."""
+    """Make layers with the options that all layers of a network share."""
 
     layout: Layout
     dtype: Any
@@ -86,7 +86,7 @@ class ResidualBlock(HybridBlock):
             channels = unit.filters
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803 - Gluon's name
-        """Features [batch, filters, height / stride, width / stride], or the same in NHWC."""
+        """Return features [batch, filters, height / stride, width / stride], or the same in NHWC."""
         return F.relu(self.main(x) + self.shortcut(x))
 
 
@@ -94,12 +94,12 @@ class ExtraLevel(HybridBlock):
     """A level after the backbone: 1x1 and 3x3 convolutions, both with bias and ReLU.
 
     Args:
-        make: of layers.
-        widths: channels in, between and out.
-        stride: of the 3x3.
-        pad: where there are zeros around the input of the 3x3; TensorFlow's SAME puts them at the end only for stride 2
-            and an even size.
-        name: what the names of its layers begin with.
+        make: makes its layers.
+        widths: channels of the input, between the convolutions, and of the output.
+        stride: of the 3x3 convolution.
+        pad: sides of the 3x3 convolution's input that get zeros; TensorFlow's SAME pads the end alone where the stride
+            is 2 and the size is even.
+        name: prefix of the names of its layers.
     """
 
     def __init__(self, make: _LayerMaker, widths: tuple[int, int, int], stride: int, pad: Ends, name: str) -> None:
@@ -113,7 +113,7 @@ class ExtraLevel(HybridBlock):
         self._axes = [make.layout.index(side) for side in "HW"]
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803 - Gluon's name
-        """Features of the level."""
+        """Return the features of the level."""
         x = self.wide(F.relu(self.narrow(x)))
         if self._drops_first:
             for axis in self._axes:
@@ -122,11 +122,11 @@ class ExtraLevel(HybridBlock):
 
 
 class SSD(HybridBlock):
-    """The detector; use `build_ssd`.
+    """The detector, which `build_ssd` builds.
 
     Attributes:
-        padding: of all its layers, see `gaudi_models.padding`.
-        layout: of the images.
+        padding: padding of all its layers, see `gaudi_models.padding`.
+        layout: ``"NCHW"`` or ``"NHWC"``, of images and features.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class SSD(HybridBlock):
                 heads.add(make.convolve(Unit(boxes * outputs, 3), channels, f"{kind}_head{number}", use_bias=True))
 
     def hybrid_forward(self, F: Any, images: Any) -> tuple[Any, Any]:  # noqa: N803 - Gluon's name
-        """Raw logits and offsets of images; see `build_ssd`."""
+        """Return raw logits and offsets, see `build_ssd`."""
         x, logits, offsets = cast(F, images, self._dtype), [], []
         for level, class_head, box_head in zip(self.levels, self.class_heads, self.box_heads, strict=True):
             x = level(x)
@@ -159,7 +159,7 @@ class SSD(HybridBlock):
         return F.concat(*logits, dim=1), F.concat(*offsets, dim=1)
 
     def _list_rows(self, F: Any, x: Any, channels: int) -> Any:  # noqa: N803 - Gluon's name
-        """A row for each default box: float32 [batch, boxes, channels]."""
+        """Return one row for each default box, float32 [batch, boxes, channels]."""
         x = cast(F, x, "float32", self._dtype)  # first: MXNet's transposition of bfloat16 crashes
         if self.layout == "NCHW":
             x = F.transpose(x, axes=(0, 2, 3, 1))
@@ -176,25 +176,27 @@ def build_ssd(
     precision: Precision = "fp32",
     reduce_statistics: ReduceStatistics | None = None,
 ) -> SSD:
-    """Build the detector; initialise it, or assign weights, and hybridize it before use.
+    """Build the detector.
+
+    Initialise it and `assign_weights`, then hybridize it for speed.
 
     Args:
-        num_classes: classes with the background, 81 for COCO.
-        depth: of the ResNet backbone, 18 or 34; deeper ones are of bottlenecks.
+        num_classes: number of classes including the background, 81 for COCO.
+        depth: of the ResNet backbone: 18 or 34 with basic blocks; 50, 101 or 152 with bottlenecks.
         spec: default boxes; the network has the six levels of ``SSD300``.
         pool_padding: ``"symmetric"`` as torchvision and MXNet, ``"same"`` as TensorFlow.
-        layout: of the images and of all that is computed from them.
-        precision: of the convolutions; parameters are float32. `require_support` says what a device can.
-        reduce_statistics: sums over the ranks whose batch norms share their statistics, see
-            `gaudi_models.mxnet.statistics`.
+        layout: of images and features. MXNet computes NHWC on GPUs only.
+        precision: of the convolutions; parameters are float32. MXNet computes fp16 on GPUs only.
+        reduce_statistics: returns sums over the ranks whose batch norms share statistics, see
+            `gaudi_models.mxnet.layers.ReduceStatistics`; each rank has its own statistics when None.
 
     Returns:
-        A HybridBlock from float32 images [batch, 3, 300, 300] (or [batch, 300, 300, 3]), normalised, to
-        ``(logits, offsets)``: float32 [batch, 8732, num_classes], raw, and float32 [batch, 8732, 4] (dy, dx, dh, dw);
-        rows ordered as `gaudi_ops.default_boxes`.
+        A HybridBlock from normalised float32 images [batch, 3, 300, 300] (or [batch, 300, 300, 3]) to raw float32
+        ``(logits, offsets)``: [batch, 8732, num_classes] and [batch, 8732, 4] (dy, dx, dh, dw), rows in the order of
+        `gaudi_ops.default_boxes`.
 
     Raises:
-        ValueError: if there are fewer than 2 classes, or depth, padding, layout or precision is none that there is.
+        ValueError: an argument is outside its choices, or there are fewer than 2 classes.
     """
     if num_classes < 2:
         raise ValueError(f"num_classes is {num_classes}; it counts the background, so use at least 2")
@@ -211,7 +213,7 @@ def build_ssd(
 
 
 def _build_backbone(make: _LayerMaker, depth: int, padding: PoolPadding) -> tuple[nn.HybridSequential, int]:
-    """The ResNet up to its third stage, and how many channels come out."""
+    """Build the ResNet up to its third stage; return it and its number of output channels."""
     backbone = nn.HybridSequential(prefix="")
     backbone.add(make.convolve(Unit(STEM_FILTERS, 7, 2), 3, "conv1"))
     backbone.add(make.normalize(STEM_FILTERS, "conv1_bn"))

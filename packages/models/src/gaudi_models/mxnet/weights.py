@@ -1,4 +1,4 @@
-"""Weights of a Gluon detector in and out, in the files and by the names of `gaudi_models.weights`."""
+"""Read and write weights of a Gluon detector, in the files and by the names of `gaudi_models.weights`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KERNEL_AXES = {"NCHW": (3, 2, 0, 1), "NHWC": (3, 0, 1, 2)}
 
 
 def name_parameters(net: SSD) -> dict[str, Any]:
-    """The parameters of a detector by our names, such as ``conv1/kernel``."""
+    """Return the parameters of a detector by the names of `gaudi_models.weights`, such as ``conv1/kernel``."""
     named = {}
     for name, parameter in net.collect_params().items():
         theirs = next(each for each in _VARIABLES if name.endswith(f"_{each}"))
@@ -36,7 +36,7 @@ def name_parameters(net: SSD) -> dict[str, Any]:
 
 
 def assign_weights(net: SSD, weights: WeightsFile) -> LoadReport:
-    """Set the parameters of an initialised detector that are in the file with the same name and shape.
+    """Set the parameters of an initialised detector that the file has with the same name and shape.
 
     Raises:
         WeightsError: as by `gaudi_models.weights.assignment.match_weights`; nothing is changed then.
@@ -51,23 +51,23 @@ def assign_weights(net: SSD, weights: WeightsFile) -> LoadReport:
 
 
 def to_mxnet(values: Array, layout: Layout) -> Any:
-    """An array of MXNet's of one of ours, whose kernels are [height, width, channels in, channels out].
+    """Return an NDArray of a weight, whose kernels are [height, width, input channels, output channels].
 
-    What a network computed with may be in oneDNN's order, which an array of NumPy's cannot be copied to.
+    It is a new array: that of a parameter may be in an order of oneDNN's, into which NumPy's arrays cannot be copied.
     """
     axes = _KERNEL_AXES[layout]
     return mx.nd.array(np.ascontiguousarray(values.transpose(axes) if values.ndim == 4 else values))
 
 
 def to_numpy(array: Any, layout: Layout) -> Array:
-    """The inverse of `to_mxnet`."""
+    """Return the NumPy array of a weight; the inverse of `to_mxnet`."""
     values = array.asnumpy()
     axes = np.argsort(_KERNEL_AXES[layout])
     return np.ascontiguousarray(values.transpose(axes) if values.ndim == 4 else values)
 
 
 def read_tensors(net: SSD) -> dict[str, Array]:
-    """The values of all parameters by our names, float32, kernels as [height, width, channels in, channels out]."""
+    """Return all parameters by name, float32; kernels are [height, width, input channels, output channels]."""
     return {name: to_numpy(parameter.data(), net.layout) for name, parameter in name_parameters(net).items()}
 
 
