@@ -11,7 +11,7 @@ import fcntl
 import os
 import select
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -159,3 +159,45 @@ def make_gate(tmp_path: Path) -> Iterator[Callable[[str], Gate]]:
 def wait_for_end() -> Callable[[Callable[[], Iterable[int]]], None]:
     """`wait_for_end_of`, which no test can import."""
     return wait_for_end_of
+
+
+SERVER_ENVIRON = {
+    "HOME": "/home/me",
+    "PATH": "/usr/bin",
+    "PYTHONPATH": "/src",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "EDITOR": "vi",
+}
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return the function that gives what `gaudi-run --dry_run` prints for words, on one of the originals' servers."""
+    from gaudi_distributed.devices.cores import Topology
+    from gaudi_distributed.launch import choices, planning
+    from gaudi_distributed.launch.experiments import list_experiments
+    from gaudi_distributed.launch.flags import parse_flags
+    from gaudi_distributed.launch.schedulers import is_job_file, make_job_file
+
+    # Two sockets of 28 cores.
+    server = Topology(tuple(tuple((socket * 28 + core,) for core in range(28)) for socket in (0, 1)))
+    monkeypatch.setattr(choices, "read_topology", lambda: server)
+    monkeypatch.setattr(choices, "find_program", lambda name, environ: name)
+    monkeypatch.setattr(choices, "_find", lambda name, environ: f"/usr/bin/{name}")
+    monkeypatch.setattr(choices, "preload_jemalloc", lambda environ: {"LD_PRELOAD": "/usr/lib64/libjemalloc.so.2"})
+    monkeypatch.setattr(planning, "find_local_hosts", lambda cluster: frozenset({"localhost", "10.0.0.1"}))
+    monkeypatch.setattr(planning, "own_address", lambda cluster, local, interface: "10.0.0.1")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("os.getegid", lambda: 100)
+    monkeypatch.setattr("sys.executable", "/usr/bin/python3")
+    monkeypatch.setattr("gaudi_distributed.launch.guard.__file__", "/site/guard.py")
+
+    def describe(words: str | list[str], environ: Mapping[str, str] | None = None) -> str:
+        options = parse_flags(words.split() if isinstance(words, str) else words)
+        environ = {**SERVER_ENVIRON, **(environ or {})}
+        if is_job_file(options):
+            return make_job_file(options, environ)
+        launches = [each.options for each in list_experiments(options, environ)]
+        return "\n".join(planning.plan_launch(each, environ).describe() for each in launches)
+
+    return describe

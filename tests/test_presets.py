@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from gaudi_distributed.launch.presets import PRESETS
+from gaudi_distributed.launch.presets import load_presets
+
+PRESETS = load_presets()
 
 
 @dataclass(frozen=True)

@@ -1,91 +1,51 @@
-"""What every preset would run is pinned, word by word, in golden/."""
+"""Launches by name: every preset of servers is pinned in golden/, and programs register their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.errors import ConfigurationError
-from gaudi_distributed.launch.presets import PRESETS
+import gaudi_distributed
+from gaudi_distributed.errors import ConfigurationError, FlagError
+from gaudi_distributed.launch.flags import parse_flags
+from gaudi_distributed.launch.presets import SERVERS, Preset, describe_presets, find_preset, load_presets
 
 GOLDEN = Path(__file__).parent / "golden"
-TWO, FOUR = "--hosts 10.0.0.1:8,10.0.0.2:8", "--hosts 10.0.0.1:4,10.0.0.2:4,10.0.0.3:4,10.0.0.4:4"
-SINGULARITY = "--container singularity --image ssd.sif --mount /data/coco:/coco:ro"
+TWO = "--hosts 10.0.0.1:8,10.0.0.2:8"
 
 LAUNCHES = {
     "habana-8": "--preset habana-8 ssd_train --use_horovod",
     "habana-16": f"--preset habana-16 {TWO} ssd_train --use_horovod",
     "habana-16-tcp": f"--preset habana-16-tcp --interface eth0 {TWO} ssd_train --use_horovod",
     "habana-16-hierarchical": f"--preset habana-16-hierarchical --interface eth0 {TWO} ssd_train --use_horovod",
-    "ssd-habana-8": "--preset ssd-habana-8 ssd_train --data_dir /data/coco",
-    "resnet-habana-8": "--preset resnet-habana-8",
-    "resnet-habana-16-tcp": f"--preset resnet-habana-16-tcp {TWO} --ssh_port 3022",
-    "resnet-habana-8-tf": "--preset resnet-habana-8-tf",
-    "resnext-habana-8": "--preset resnext-habana-8",
-    "dss8440": "--preset dss8440 --tag_output",
-    "c4140": "--preset c4140",
-    "2xc4140": "--preset 2xc4140 --hosts 10.0.0.1:4,10.0.0.2:4",
-    "4xc4140": f"--preset 4xc4140 {FOUR}",
-    "dss8440-docker": "--preset dss8440 --container docker --image registry/ssd:1 --mount /data/coco:/coco:ro",
-    "c4140-docker": "--preset c4140 --container docker --image registry/ssd:1 --workdir /work",
-    "dss8440-slurm": f"--preset dss8440 {SINGULARITY} --slurm_script - --sbatch=--time=01:00:00",
-    "4xc4140-slurm": f"--preset 4xc4140 {SINGULARITY} --slurm_script -",
-    "2xc4140-singularity": f"--preset 2xc4140 --hosts 10.0.0.1:4,10.0.0.2:4 {SINGULARITY}",
-    "submission": "--submission",
-    "submission-docker": "--submission ssd_mxnet_train --mlperf",
-    "submission-slurm": "--submission --slurm_script - ssd_mxnet_train --mlperf",
-    "submission-singularity": "--submission ssd_mxnet_train --mlperf",
     "habana-16-mpijob": "--preset habana-16 --mpijob - --image registry/gaudi:1 ssd_train --use_horovod",
     "gloo": "--np 3 --hosts 10.0.0.1:2,10.0.0.2:1 --backend gloo --interface eth0 ssd_train --use_horovod",
     "multi_worker": "--hosts 10.0.0.1:1,[fd00::2]:1 --backend multi_worker --ssh_config /etc/hosts ssd_train",
 }
 
-# Below a folder of the test.
-_FOLDERS = {"DATADIR": "HERE/data", "LOGDIR": "HERE/results", "PRETRAINED_DIR": "HERE/weights"}
-_NODES = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "10.0.0.[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)"}
-ENVIRONMENTS = {
-    "submission": {"SYSTEM": "DSS8440", "NEXP": "2", **_FOLDERS},
-    "submission-docker": {"SYSTEM": "C4140", "CONT": "registry/ssd:1", "NEXP": "1", **_FOLDERS},
-    "submission-slurm": {"SYSTEM": "2xC4140", "CONT": "ssd.sif", "NEXP": "5", **_FOLDERS},
-    "submission-singularity": {"SYSTEM": "2xC4140", "CONT": "ssd.sif", "NEXP": "1", **_FOLDERS, **_NODES},
-}
-
-
-@pytest.fixture
-def describe(plan: Callable[..., str], tmp_path: Path) -> Callable[[str], str]:
-    """Return the function that gives what a launch would run, with the folders that it needs."""
-    (tmp_path / "data" / "coco2017").mkdir(parents=True)
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "resnet34-333f7ec4.pickle").touch()
-
-    def run(name: str) -> str:
-        environ = {key: value.replace("HERE", str(tmp_path)) for key, value in ENVIRONMENTS.get(name, {}).items()}
-        return plan(LAUNCHES[name], environ).replace(str(tmp_path), "/here")
-
-    return run
-
 
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_what_would_run(name: str, describe: Callable[[str], str]) -> None:
-    assert describe(name) == (GOLDEN / f"{name}.txt").read_text()
+def test_what_would_run(name: str, plan: Callable[..., str]) -> None:
+    assert plan(LAUNCHES[name]) == (GOLDEN / f"{name}.txt").read_text()
 
 
 def test_every_preset_is_pinned() -> None:
-    assert set(PRESETS) <= set(LAUNCHES)
+    assert set(SERVERS) <= set(LAUNCHES)
     assert {path.stem for path in GOLDEN.glob("*.txt")} == set(LAUNCHES)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--preset habana-9 ssd_train", "invalid choice: 'habana-9'"),
+        ("--preset habana-9 ssd_train", "is none"),
         ("--preset habana-8", "names no program"),
         ("--preset habana-16 ssd_train", "needs 2 hosts with 8 ranks each"),
         ("--preset habana-8 --np 4 ssd_train", "is for 8 ranks, 8 on a host"),
         ("--preset habana-16 --hosts a:16 ssd_train", "needs 2 hosts with 8 ranks each"),
-        ("--preset dss8440 ssd_train", "--preset dss8440 runs ssd_mxnet_train, not ssd_train"),
         ("--preset habana-16 --scale_out tcp --np 16 --num_workers_per_hls 4 --hosts a,b x", "8 on a host"),
     ],
 )
@@ -93,3 +53,54 @@ def test_a_preset_is_for_its_hosts_and_program(words: str, said: str, plan: obje
     assert callable(plan)
     with pytest.raises(ConfigurationError, match=said):
         plan(words)
+
+
+@pytest.fixture
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Return the function that installs a distribution with one preset, registered under this object."""
+    load_presets.cache_clear()
+
+    def install(target: str) -> None:
+        about = tmp_path / "own-1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1\n")
+        (about / "entry_points.txt").write_text(f"[gaudi_distributed.presets]\nown = {target}\n")
+        (tmp_path / "own_presets.py").write_text(
+            "from gaudi_distributed.launch.presets import Preset\n"
+            "PRESETS = {'own-2': Preset('two ranks', 1, 2, 'none', command=('own_train', '--fast'))}\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+
+    yield install
+    load_presets.cache_clear()
+
+
+def test_a_program_registers_its_presets(register: Callable[[str], None]) -> None:
+    register("own_presets:PRESETS")
+    assert find_preset("own-2") == Preset("two ranks", 1, 2, "none", command=("own_train", "--fast"))
+    assert "  own-2                   two ranks\n" in f"{describe_presets()}\n"
+    with pytest.raises(FlagError):
+        find_preset("own-2").complete(("other_train",), "own-2")
+
+
+def test_a_registration_that_does_not_load_is_named(register: Callable[[str], None]) -> None:
+    register("own_presets:LAUNCHES")
+    with pytest.raises(ConfigurationError, match="own_presets:LAUNCHES"):
+        find_preset("own-2")
+
+
+def test_flags_are_read_without_looking_for_presets(register: Callable[[str], None]) -> None:
+    register("own_presets:LAUNCHES")
+    assert parse_flags(["--preset", "own-2", "x"]).preset == "own-2"
+
+
+@pytest.mark.parametrize(("flags", "status"), [(("--preset", "ssd-habana-8"), 64), (("--submission",), 78)])
+def test_without_the_programs_it_is_said_which_package_they_come_with(flags: tuple[str, ...], status: int) -> None:
+    """In a Python without site-packages, where nothing is installed."""
+    source = str(Path(gaudi_distributed.__file__).parents[1])
+    code = (
+        f"import sys; sys.path.insert(0, {source!r}); from gaudi_distributed.launch.cli import main; main({[*flags]!r})"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=600)
+    assert done.returncode == status
+    assert done.stderr.endswith("pip install gaudi-apps\n")

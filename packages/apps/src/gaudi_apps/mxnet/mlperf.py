@@ -17,7 +17,7 @@ from gaudi_apps.training.callbacks import TrainingWatcher
 from gaudi_apps.training.plan import Plan
 from gaudi_datasets.detection.augmentation import PROPOSALS_PER_PASS
 from gaudi_datasets.errors import MissingExtraError
-from gaudi_distributed.launch.caches import CACHES_CLEARED
+from gaudi_distributed.launch.planning import CACHES_CLEARED
 
 
 class StandardOutput(logging.Handler):

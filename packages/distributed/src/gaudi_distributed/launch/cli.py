@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from gaudi_distributed.launch.elastic import start_elastic
+from gaudi_distributed.launch.experiments import list_experiments, run_experiment
 from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD, PROGRAM, Options, parse_flags
 from gaudi_distributed.launch.schedulers import is_job_file, write_job_file
-from gaudi_distributed.launch.submission import list_experiments, run_experiment
 
 _SOFTWARE, _IO, _STOPPED = 70, 74, 75
 

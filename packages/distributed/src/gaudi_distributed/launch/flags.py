@@ -13,7 +13,7 @@ from gaudi_distributed.cluster.hosts import FIRST_PORT
 from gaudi_distributed.devices.habana import SCALE_OUTS, ScaleOut
 from gaudi_distributed.errors import FlagError
 from gaudi_distributed.launch.containers import CONTAINER_KINDS, ContainerKind
-from gaudi_distributed.launch.presets import ACCELERATORS, PRESETS, Accelerator
+from gaudi_distributed.launch.presets import ACCELERATORS, Accelerator, describe_presets
 from gaudi_distributed.launch.processes import BACKENDS, Backend
 
 PROGRAM = "gaudi-run"
@@ -23,7 +23,6 @@ _DESCRIPTION = """Start a program as many ranks: on this machine, on others over
 All after the flags is the program and its arguments: gaudi-run --np 2 ssd_train --batch_size 8
 `gaudi-run doctor` says what this machine has and what a run would meet; see gaudi-run doctor --help.
 `gaudi-run install-horovod` builds Horovod for TensorFlow or MXNet; see gaudi-run install-horovod --help."""
-_PRESETS = "\n".join(f"  {name:24}{preset.about}" for name, preset in PRESETS.items())
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,15 @@ class Parser(argparse.ArgumentParser):
         raise FlagError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
 
 
+class _LaunchParser(Parser):
+    """List the presets in the help text; only that imports the programs that registered them."""
+
+    def format_help(self) -> str:
+        """Return the help text."""
+        self.epilog = describe_presets()
+        return super().format_help()
+
+
 def parse_flags(arguments: Sequence[str]) -> Options:
     """Return the options and, as they were given, the program and its arguments.
 
@@ -135,11 +143,10 @@ def without_flags(words: Sequence[str], dropped: Sequence[str]) -> tuple[str, ..
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the flags alone."""
-    parser = Parser(
+    parser = _LaunchParser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [flags] program [arguments]",
         description=_DESCRIPTION,
-        epilog=f"presets:\n{_PRESETS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -197,7 +204,7 @@ def _add_elastic(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--min_np", type=_count, default=1, metavar="N", help="fewest ranks of such a run; default: 1")
     group.add_argument("--max_np", type=_count, metavar="N", help="most ranks of such a run, whose number divides N")
-    group.add_argument("--preset", choices=PRESETS, metavar="NAME", help="a launch by name, see below")
+    group.add_argument("--preset", metavar="NAME", help="a launch by name, see below")
     group.add_argument(
         "--submission",
         action="store_true",

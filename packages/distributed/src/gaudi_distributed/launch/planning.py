@@ -14,7 +14,6 @@ from gaudi_distributed.cluster.hosts import LOOPBACK, find_local_hosts, join_por
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE, Engine
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError, UnsafeError
 from gaudi_distributed.launch import choices, guard
-from gaudi_distributed.launch.caches import CACHES_CLEARED
 from gaudi_distributed.launch.containers import (
     CONTAINER_KINDS,
     Container,
@@ -177,6 +176,8 @@ def _summarize(plan: LaunchPlan) -> str:
     return f"{ranks} on {hosts} by {plan.backend}, {bound}"
 
 
+# Says to ranks whether the caches of their hosts were cleared for this run, for a program's log of MLPerf.
+CACHES_CLEARED = "GAUDI_RUN_CACHES_CLEARED"
 NAMES = frozenset(
     {CACHES_CLEARED, "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS"}
     | {"PATH", "PYTHONPATH", "VIRTUAL_ENV", "XLA_FLAGS"}

@@ -16,10 +16,10 @@ from gaudi_distributed.cluster.hosts import Cluster, Host
 from gaudi_distributed.errors import ConfigurationError, FlagError
 from gaudi_distributed.launch import choices
 from gaudi_distributed.launch.containers import Container
+from gaudi_distributed.launch.experiments import list_experiments, load_series
 from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
 from gaudi_distributed.launch.planning import choose_forwarded
 from gaudi_distributed.launch.presets import Accelerator
-from gaudi_distributed.launch.submission import VARIABLES, list_launches
 
 _JOB = ("--slurm_script", "--sbatch", "--mpijob", "--job_name", "--dry_run")
 # What a pod has, by the names of Options.
@@ -41,7 +41,7 @@ def is_job_file(options: Options) -> bool:
 
 def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
     """Return its text."""
-    preset, command = choices.choose_preset(list_launches(options, environ)[0])
+    preset, command = choices.choose_preset(list_experiments(options, environ)[0].options)
     hosts, slots = choices.choose_shape(options, preset)
     accelerator = choices.choose_accelerator(options, preset)
     name = options.job_name or Path(command[0]).stem.lower().replace("_", "-")
@@ -50,7 +50,8 @@ def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
         if options.container == "docker":
             raise ConfigurationError("--container docker: jobs of SLURM use singularity; give --container singularity")
         # gaudi-run reads the submission's variables inside the job, too.
-        read_inside = [name for name in VARIABLES if options.submission and name in environ]
+        variables = load_series().variables if options.submission else ()
+        read_inside = [name for name in variables if name in environ]
         forwarded = choose_forwarded(environ, (*options.forward, *read_inside))
         job = SlurmJob(name, hosts, slots, options.sbatch, forwarded)
         launcher = (sys.executable, "-m", "gaudi_distributed.launch")

@@ -1,24 +1,17 @@
-"""Launches by the variables of the MLPerf v0.7 submission's scripts, and its experiments, one after another."""
+"""Register the systems of the MLPerf v0.7 submission with `gaudi-run`, and its experiments."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
-from gaudi_distributed.launch.caches import CACHES_CLEARED, clear_caches, list_clearing
-from gaudi_distributed.launch.choices import choose_preset
-from gaudi_distributed.launch.flags import PROGRAM, Options, parse_flags, without_flags
-from gaudi_distributed.launch.planning import Launch, plan_launch
-from gaudi_distributed.launch.presets import PRESETS
-from gaudi_distributed.launch.running import OutputLog, RunEndedError, say, start
+from gaudi_distributed.launch.experiments import Experiment, ExperimentSeries
+from gaudi_distributed.launch.flags import Options, parse_flags, without_flags
+from gaudi_distributed.launch.presets import Preset
 
 VARIABLES = (
     *("SYSTEM", "CONT", "DATADIR", "LOGDIR", "PRETRAINED_DIR"),
@@ -41,32 +34,25 @@ _OWN_DATA = ("coco_root", "tfrecord_root", "use_tfrecord", "synthetic")
 _OWN_WEIGHTS = ("pretrained_backbone",)
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """One launch of a submission.
-
-    Attributes:
-        options: what is launched.
-        number: which it is, from 1.
-        count: of how many.
-        log: the file that gets all that it prints.
-        clears_caches: whether the caches of all hosts are to be cleared before.
-    """
-
-    options: Options
-    number: int = 1
-    count: int = 1
-    log: Path | None = None
-    clears_caches: bool = False
+def _mxnet(system: str, hosts: int, slots: int) -> Preset:
+    """A system of the submission; the program knows its batch size and schedule."""
+    about = f"MXNet SSD as MLPerf's submission trained it on {system}"
+    command = ("ssd_mxnet_train", "--system", system)
+    return Preset(about, hosts, slots, "gpu", command=command, result="SINGLE_STAGE_DETECTOR")
 
 
-def list_launches(options: Options, environ: Mapping[str, str]) -> list[Options]:
-    """Return what is to be launched one after another; see `list_experiments`."""
-    return [experiment.options for experiment in list_experiments(options, environ)]
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "dss8440": _mxnet("DSS8440", 1, 8),
+        "c4140": _mxnet("C4140", 1, 4),
+        "2xc4140": _mxnet("2xC4140", 2, 4),
+        "4xc4140": _mxnet("4xC4140", 4, 4),
+    }
+)
 
 
-def list_experiments(options: Options, environ: Mapping[str, str]) -> list[Experiment]:
-    """Return what is to be launched one after another: with `--submission` NEXP experiments, else what was asked for.
+def expand_submission(options: Options, environ: Mapping[str, str]) -> list[Experiment]:
+    """Return the NEXP experiments that the variables describe.
 
     SYSTEM names the preset, CONT the image; DATADIR (with coco2017, which is the data set), LOGDIR (of results) and
     PRETRAINED_DIR (of the backbone) are folders, which containers see as /data, /results and /pretrained. What the user
@@ -77,8 +63,6 @@ def list_experiments(options: Options, environ: Mapping[str, str]) -> list[Exper
         ConfigurationError: a variable is missing, or wrong.
         MissingProgramError: a folder is not there, or has no weights, or several.
     """
-    if not options.submission:
-        return [Experiment(options)]
     if options.preset is not None or options.host_discovery_script is not None or options.mpijob is not None:
         raise FlagError(f"{_FLAG}: goes without --preset, which SYSTEM names, --host_discovery_script and --mpijob")
     system = _find_system(environ)
@@ -121,14 +105,8 @@ def choose_container(options: Options, environ: Mapping[str, str]) -> tuple[str,
     return (*(("--container", kind) if options.container == "none" else ()), "--image", image)
 
 
-def describe_result(name: str, started: datetime, ended: datetime, environ: Mapping[str, str]) -> str:
-    """Return the line of results: what was run, seconds, who ran it, and when it began."""
-    user = environ.get("USER") or environ.get("LOGNAME") or str(os.getuid())
-    return f"RESULT,{name},,{round((ended - started).total_seconds())},{user},{started:%Y-%m-%d %I:%M:%S %p}"
-
-
 def _find_system(environ: Mapping[str, str]) -> str:
-    systems = [name for name, preset in PRESETS.items() if preset.result]
+    systems = list(PRESETS)
     asked = environ.get("SYSTEM", "")
     if asked.lower() not in systems:
         raise ConfigurationError(f"SYSTEM is {asked!r}; set it to one of {', '.join(systems)}, in any case of letters")
@@ -238,63 +216,4 @@ def _list_inputs(folders: Mapping[str, Path], seen: Mapping[str, Path]) -> Itera
         yield from ("--pretrained_backbone", str(seen["PRETRAINED_DIR"] / _find_weights(folders["PRETRAINED_DIR"])))
 
 
-def run_experiment(experiment: Experiment, environ: Mapping[str, str]) -> None:
-    """Run a launch, or with `--dry_run` show it.
-
-    A launch that is no experiment of a submission has no log, and clears no caches.
-
-    Raises:
-        RunEndedError: it did not end well.
-    """
-    launched = plan_launch(experiment.options, environ)
-    if experiment.options.dry_run:
-        sys.stdout.write(f"{_describe(experiment, launched, environ)}{launched.describe()}")
-        return
-    with _open_log(experiment) as log:
-        try:
-            _run(experiment, launched, environ, log)
-        except RunEndedError as error:
-            if log is not None:
-                log.write(f"{PROGRAM}: error: {error}\n".encode())
-            raise
-
-
-def _run(experiment: Experiment, launched: Launch, environ: Mapping[str, str], log: OutputLog | None) -> None:
-    if log is not None:
-        say(f"beginning trial {experiment.number} of {experiment.count}; its output is in {experiment.log}, too", log)
-    if experiment.clears_caches:
-        fault = clear_caches(launched.plan, environ)
-        if fault is not None:
-            say(f"caches are not cleared, and the log of MLPerf will say so: {fault}; or set CLEAR_CACHES=0", log)
-        environ = {**environ, CACHES_CLEARED: "1" if fault is None else "0"}
-        launched = plan_launch(experiment.options, environ)
-    started = datetime.now()
-    start(launched, environ, log)
-    preset, _ = choose_preset(experiment.options)
-    # A launcher inside a container writes its own.
-    if preset is not None and preset.result is not None and launched.supervised:
-        line = f"{describe_result(preset.result, started, datetime.now(), environ)}\n"
-        sys.stdout.write(line)
-        sys.stdout.flush()
-        if log is not None:
-            log.write(line.encode())
-
-
-def _describe(experiment: Experiment, launched: Launch, environ: Mapping[str, str]) -> str:
-    if experiment.log is None:
-        return ""
-    text = f"trial {experiment.number} of {experiment.count}\nlog {experiment.log}\n"
-    if experiment.clears_caches:
-        commands = [shlex.join(argv) for _, argv in list_clearing(launched.plan, environ)]
-        text += "".join(f"first {command}\n" for command in commands)
-    return text
-
-
-@contextmanager
-def _open_log(experiment: Experiment) -> Iterator[OutputLog | None]:
-    if experiment.log is None:
-        yield None
-        return
-    experiment.log.parent.mkdir(parents=True, exist_ok=True)
-    with experiment.log.open("ab") as file:
-        yield OutputLog(file)
+SUBMISSION = ExperimentSeries(VARIABLES, expand_submission)

@@ -16,11 +16,10 @@ import pytest
 
 from gaudi_distributed.cluster.hosts import Cluster, Host
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
-from gaudi_distributed.launch.caches import list_clearing
 from gaudi_distributed.launch.cli import launch
+from gaudi_distributed.launch.experiments import describe_result, list_clearing, list_experiments
 from gaudi_distributed.launch.flags import Options, parse_flags
 from gaudi_distributed.launch.processes import LaunchPlan
-from gaudi_distributed.launch.submission import describe_result, list_experiments, list_launches
 
 Plan = Callable[..., str]
 
@@ -39,12 +38,12 @@ def variables(tmp_path: Path) -> dict[str, str]:
 
 
 def list_options(words: str, environ: dict[str, str]) -> list[Options]:
-    return list_launches(parse_flags(words.split()), environ)
+    return [each.options for each in list_experiments(parse_flags(words.split()), environ)]
 
 
 def test_without_the_flag_the_variables_mean_nothing(variables: dict[str, str]) -> None:
     options = parse_flags(["--np", "2", "ssd_train"])
-    assert list_launches(options, variables) == [options]
+    assert [each.options for each in list_experiments(options, variables)] == [options]
 
 
 def list_given(system: str, number: int, data: object, results: object, weights: object) -> tuple[str, ...]:

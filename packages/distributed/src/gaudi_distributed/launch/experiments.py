@@ -1,0 +1,191 @@
+"""Run launches one after another, each with a log of its own, after the page caches of all hosts were cleared."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.launch.choices import choose_preset
+from gaudi_distributed.launch.flags import PROGRAM, Options
+from gaudi_distributed.launch.planning import CACHES_CLEARED, Launch, plan_launch
+from gaudi_distributed.launch.presets import load_entry_points
+from gaudi_distributed.launch.processes import LaunchPlan
+from gaudi_distributed.launch.running import OutputLog, RunEndedError, say, start
+
+# The entry point of this group is the series of `--submission`.
+SERIES_GROUP = "gaudi_distributed.experiments"
+_CLEAR_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One launch of a submission.
+
+    Attributes:
+        options: what is launched.
+        number: which it is, from 1.
+        count: of how many.
+        log: the file that gets all that it prints.
+        clears_caches: whether the caches of all hosts are to be cleared before.
+    """
+
+    options: Options
+    number: int = 1
+    count: int = 1
+    log: Path | None = None
+    clears_caches: bool = False
+
+
+@dataclass(frozen=True)
+class ExperimentSeries:
+    """Register the experiments of a program with `gaudi-run --submission`.
+
+    Attributes:
+        variables: names of the environment variables that describe them; a job's script passes them on.
+        expand: returns the experiments for the options and the environment.
+    """
+
+    variables: tuple[str, ...]
+    expand: Callable[[Options, Mapping[str, str]], list[Experiment]]
+
+
+def list_experiments(options: Options, environ: Mapping[str, str]) -> list[Experiment]:
+    """Return the launches to run one after another; one, unless `--submission` is given.
+
+    Raises:
+        ConfigurationError: no program that is installed has registered experiments, or its variables are wrong.
+    """
+    return load_series().expand(options, environ) if options.submission else [Experiment(options)]
+
+
+def load_series() -> ExperimentSeries:
+    """Return the experiments of `--submission`; ConfigurationError if no installed program registered any."""
+    for series in load_entry_points(SERIES_GROUP):
+        if isinstance(series, ExperimentSeries):
+            return series
+    raise ConfigurationError("--submission: is of gaudi-apps, which is not installed; pip install gaudi-apps")
+
+
+def list_clearing(plan: LaunchPlan, environ: Mapping[str, str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the commands, each with its host: write what is not on disk yet, then drop what is cached.
+
+    Who is not root asks sudo, which may not ask back. Other hosts are reached by ssh, or in a job of SLURM by srun.
+    """
+    commands = []
+    for host in plan.cluster.hosts:
+        is_here = host.name in plan.local_hosts
+        sysctl = _find_system_program("sysctl", environ) if is_here else "/sbin/sysctl"
+        sudo = () if plan.is_root else ("sudo", "-n")
+        for argv in (("sync",), (*sudo, sysctl, "-q", "vm.drop_caches=3")):
+            commands.append((host.name, argv if is_here else _reach_host(plan, host.name, argv, environ)))
+    return commands
+
+
+def clear_caches(plan: LaunchPlan, environ: Mapping[str, str]) -> str | None:
+    """Clear the caches of all hosts of a launch; return None, or a line that says what kept one from being cleared."""
+    for host, argv in list_clearing(plan, environ):
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_CLEAR_SECONDS,
+                env=dict(environ),
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"{host}: {error}"
+        if done.returncode:
+            said = done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}"
+            return f"{host}: {argv[-2] if len(argv) > 1 else argv[0]}: {said.splitlines()[-1]}"
+    return None
+
+
+def _reach_host(plan: LaunchPlan, host: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    if "SLURM_JOB_ID" in environ:
+        return ("srun", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--", *argv)
+    return plan.ssh.reach(host, tuple(argv))
+
+
+def _find_system_program(name: str, environ: Mapping[str, str]) -> str:
+    """Return a program of the system's, which lies where only root looks."""
+    path = os.pathsep.join((environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+    return shutil.which(name, path=path) or f"/sbin/{name}"
+
+
+def describe_result(name: str, started: datetime, ended: datetime, environ: Mapping[str, str]) -> str:
+    """Return the line of results: what was run, seconds, who ran it, and when it began."""
+    user = environ.get("USER") or environ.get("LOGNAME") or str(os.getuid())
+    return f"RESULT,{name},,{round((ended - started).total_seconds())},{user},{started:%Y-%m-%d %I:%M:%S %p}"
+
+
+def run_experiment(experiment: Experiment, environ: Mapping[str, str]) -> None:
+    """Run a launch, or with `--dry_run` show it.
+
+    A launch that is no experiment of a submission has no log, and clears no caches.
+
+    Raises:
+        RunEndedError: it did not end well.
+    """
+    launched = plan_launch(experiment.options, environ)
+    if experiment.options.dry_run:
+        sys.stdout.write(f"{_describe(experiment, launched, environ)}{launched.describe()}")
+        return
+    with _open_log(experiment) as log:
+        try:
+            _run(experiment, launched, environ, log)
+        except RunEndedError as error:
+            if log is not None:
+                log.write(f"{PROGRAM}: error: {error}\n".encode())
+            raise
+
+
+def _run(experiment: Experiment, launched: Launch, environ: Mapping[str, str], log: OutputLog | None) -> None:
+    if log is not None:
+        say(f"beginning trial {experiment.number} of {experiment.count}; its output is in {experiment.log}, too", log)
+    if experiment.clears_caches:
+        fault = clear_caches(launched.plan, environ)
+        if fault is not None:
+            say(f"caches are not cleared, and the log of MLPerf will say so: {fault}; or set CLEAR_CACHES=0", log)
+        environ = {**environ, CACHES_CLEARED: "1" if fault is None else "0"}
+        launched = plan_launch(experiment.options, environ)
+    started = datetime.now()
+    start(launched, environ, log)
+    preset, _ = choose_preset(experiment.options)
+    # A launcher inside a container writes its own.
+    if preset is not None and preset.result is not None and launched.supervised:
+        line = f"{describe_result(preset.result, started, datetime.now(), environ)}\n"
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        if log is not None:
+            log.write(line.encode())
+
+
+def _describe(experiment: Experiment, launched: Launch, environ: Mapping[str, str]) -> str:
+    if experiment.log is None:
+        return ""
+    text = f"trial {experiment.number} of {experiment.count}\nlog {experiment.log}\n"
+    if experiment.clears_caches:
+        commands = [shlex.join(argv) for _, argv in list_clearing(launched.plan, environ)]
+        text += "".join(f"first {command}\n" for command in commands)
+    return text
+
+
+@contextmanager
+def _open_log(experiment: Experiment) -> Iterator[OutputLog | None]:
+    if experiment.log is None:
+        yield None
+        return
+    experiment.log.parent.mkdir(parents=True, exist_ok=True)
+    with experiment.log.open("ab") as file:
+        yield OutputLog(file)
