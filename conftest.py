@@ -173,7 +173,7 @@ SERVER_ENVIRON = {
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Return the function that gives what `gaudi-run --dry_run` prints for words, on one of the originals' servers."""
-    from gaudi_distributed.devices.cores import Topology
+    from gaudi_distributed.devices.machine import Topology
     from gaudi_distributed.launch import choices, planning
     from gaudi_distributed.launch.experiments import list_experiments
     from gaudi_distributed.launch.flags import parse_flags

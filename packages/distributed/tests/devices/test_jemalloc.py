@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gaudi_distributed.devices.cores import describe_jemalloc, find_jemalloc, preload_jemalloc
+from gaudi_distributed.devices.machine import describe_jemalloc, find_jemalloc, preload_jemalloc
 
 
 def touch(root: Path, *names: str) -> None:

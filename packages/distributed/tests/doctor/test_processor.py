@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_distributed.devices.cores import Processor, gather_processor
-from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.devices.machine import Machine, Processor, gather_processor
 from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.system import judge_bf16, judge_cores, judge_processor
 

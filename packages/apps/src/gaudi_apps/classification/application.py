@@ -14,7 +14,7 @@ from gaudi_apps.classification.recipe import SIDE_FLAGS, Recipe
 from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
 from gaudi_apps.training.plan import Plan
 from gaudi_distributed import Communicator
-from gaudi_distributed.devices.cores import describe_jemalloc
+from gaudi_distributed.devices.machine import describe_jemalloc
 from gaudi_models.architectures import RESNETS
 
 if TYPE_CHECKING:

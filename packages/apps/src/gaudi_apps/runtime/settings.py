@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.profiler import StepRange
-from gaudi_distributed.devices.cores import count_processors
+from gaudi_distributed.devices.machine import count_processors
 
 # Threads: a number, 0 for as many as there are processors to use, or the measured best.
 ThreadFlag: TypeAlias = Literal["auto"] | int

@@ -20,8 +20,7 @@ from typing import Any, TypeAlias
 from gaudi_apps.errors import ThreadTrialError
 from gaudi_apps.runtime.settings import ThreadFlag
 from gaudi_datasets.output_files import write_json
-from gaudi_distributed.devices.cores import gather_processor
-from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.devices.machine import Machine, gather_processor
 
 FILE = "threads.json"
 _MOST, _SECONDS = 4096, 120

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from gaudi_distributed.cluster.hosts import HostRequest, find_cluster, find_local_hosts, own_address
 from gaudi_distributed.comm.horovod_engine import DISTRIBUTIONS
-from gaudi_distributed.devices.cores import gather_processor
-from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.devices.machine import Machine, gather_processor
 from gaudi_distributed.devices.selection import DEVICE_CHOICES, DeviceChoice, DeviceKind
 from gaudi_distributed.doctor import accelerators, engines, network, storage, system
 from gaudi_distributed.doctor.findings import Finding, Request, exit_status, format_json, format_table

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
-from gaudi_distributed.devices.cores import Processor, describe_jemalloc, find_jemalloc
-from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.devices.machine import Machine, Processor, describe_jemalloc, find_jemalloc
 from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.findings import Finding, fault, format_bytes, ok, warning
 

@@ -10,8 +10,14 @@ from pathlib import Path
 from typing import Protocol
 
 from gaudi_distributed.cluster.hosts import Cluster, HostRequest, check_interface, find_cluster
-from gaudi_distributed.devices.cores import Binding, choose_binding, describe_jemalloc, preload_jemalloc, read_topology
 from gaudi_distributed.devices.habana import ScaleOut, check_hcl_config, hccl_environment, hcl_config
+from gaudi_distributed.devices.machine import (
+    Binding,
+    choose_binding,
+    describe_jemalloc,
+    preload_jemalloc,
+    read_topology,
+)
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
 from gaudi_distributed.launch.containers import Container
 from gaudi_distributed.launch.flags import Options

@@ -11,7 +11,7 @@ from gaudi_distributed.cluster.elastic import WORKER
 from gaudi_distributed.cluster.hosts import Cluster, SlotInfo, is_ipv6
 from gaudi_distributed.cluster.rank_info import write_tf_config
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
-from gaudi_distributed.devices.cores import Binding
+from gaudi_distributed.devices.machine import Binding
 from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.failure.coordinator import COORDINATOR, TOKEN
 

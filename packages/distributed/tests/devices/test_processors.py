@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.devices.cores import Binding, Topology, choose_binding, count_processors, read_topology
+from gaudi_distributed.devices.machine import Binding, Topology, choose_binding, count_processors, read_topology
 
 
 def make(root: Path, processors: dict[int, tuple[int, int]]) -> Path:
