@@ -26,9 +26,9 @@ from PIL import Image
 
 from gaudi_apps import resnet_train, resnext_train, ssd_mxnet_train, ssd_train
 from gaudi_apps.cli.config_file import list_flags, parse_config
-from gaudi_datasets.classification.splits import open_split
+from gaudi_datasets.classification.sources import open_split
 from gaudi_datasets.cli import parse_arguments
-from gaudi_datasets.fetching.weights_table import WEIGHTS
+from gaudi_datasets.fetching.pretrained_weights import WEIGHTS
 from gaudi_distributed.launch.choices import choose_cluster, choose_preset
 from gaudi_distributed.launch.cli import launch
 from gaudi_distributed.launch.flags import parse_flags as parse_launch

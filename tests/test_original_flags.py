@@ -19,10 +19,8 @@ import pytest
 from gaudi_apps import resnet_train, resnext_train, ssd_mxnet_train, ssd_train
 from gaudi_apps.cli.config_file import list_flags, parse_config
 from gaudi_apps.errors import ConfigFileError
-from gaudi_datasets.arguments import normalize_arguments
-from gaudi_datasets.cli import parse_arguments
-from gaudi_datasets.commands.former_flags import find_former_flags
-from gaudi_datasets.former_flags import OFF, ON, FormerFlag, FormerFlagError, replace_former_flags
+from gaudi_datasets.arguments import OFF, ON, FormerFlag, FormerFlagError, normalize_arguments, replace_former_flags
+from gaudi_datasets.cli import find_former_flags, parse_arguments
 from gaudi_models.weights.__main__ import make_parser
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_datasets.record_files import frame_record, index_records, read_record
+from gaudi_datasets.records.tfrecords import frame_record, index_records, read_record
 
 FOLDER = Path(os.environ.get("REAL_DATA", ""))
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from gaudi_apps.classification.flags import RESNET, RESNEXT
 from gaudi_apps.detection.config import FORMER_FLAGS as SSD
 from gaudi_apps.mxnet.config import FORMER_FLAGS as SSD_MXNET
-from gaudi_datasets.commands.former_flags import (
+from gaudi_datasets.arguments import FormerFlag
+from gaudi_datasets.cli import (
     BENCHMARK_DATALOADER,
     CREATE_TFRECORD,
     PREPARE_JSON,
     PREPROCESS_IMAGENET,
 )
-from gaudi_datasets.former_flags import FormerFlag
 
 ROOT = Path(__file__).resolve().parents[1]
 # By document, and by heading or by the name of a list.

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from gaudi_datasets.commands.former_flags import find_former_flags
+from gaudi_datasets.arguments import OFF, ON, FormerFlag, FormerFlagError, rename, replace_former_flags
+from gaudi_datasets.cli import find_former_flags
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
-from gaudi_datasets.former_flags import OFF, ON, FormerFlag, FormerFlagError, rename, replace_former_flags
 
 TABLE = (
     FormerFlag("--loss-scale", "leave it out", "-ls", "none", meant=("1", "dynamic")),

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +75,43 @@ def test_what_main_returns_is_the_exit_status(returned: int | None, status: int)
 def test_an_error_of_the_system_names_its_file() -> None:
     error = OSError(errno.ENOSPC, "No space left on device", "/data/a.tfrecord")
     assert describe_error(error) == "/data/a.tfrecord: No space left on device"
+
+
+MODULE = "gaudi_datasets.program"
+# It prints more than a pipe holds, in Python and past it, then shows that it came to its end.
+PROGRAM = f"""
+import os, sys
+from {MODULE} import tolerate_closed_readers
+tolerate_closed_readers()
+for _ in range(20_000):
+    print("a line", file=sys.stdout), print("another", file=sys.stderr)
+os.write(1, b"of a library")
+open(sys.argv[1], "w").write("done")
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_nothing_is_raised_where_nobody_reads(tmp_path: Path, unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "end")]
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=writer, stderr=writer, env=environ, check=False, timeout=60)
+    os.close(writer)
+    assert done.returncode == 7
+    assert (tmp_path / "end").read_text() == "done"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_all_is_written_where_somebody_reads(tmp_path: Path, unbuffered: str) -> None:
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "PYTHONIOENCODING": "latin-1"}
+    code = f"from {MODULE} import *; tolerate_closed_readers(); print('é' * 100_000, 'x')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environ, check=True, timeout=60)
+    assert done.stdout == b"\xe9" * 100_000 + b" x\n"
+
+
+def test_files_and_replaced_streams_are_left_alone(tmp_path: Path) -> None:
+    code = f"import sys; from {MODULE} import *; tolerate_closed_readers(); sys.exit(sys.stdout is not sys.__stdout__)"
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True, timeout=60)

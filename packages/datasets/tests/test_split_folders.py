@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.record_files import frame_record, is_record_file
+from gaudi_datasets.records.tfrecords import frame_record, is_record_file
 from gaudi_datasets.split_folders import find_folder, inspect_folder, locate_records
 
 RECORD = frame_record(b"content")

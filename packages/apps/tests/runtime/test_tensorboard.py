@@ -15,7 +15,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.util import tensor_util
 
 from gaudi_apps.runtime.tensorboard import FILE_VERSION, SummaryWriter
-from gaudi_datasets.record_files import index_records, read_record
+from gaudi_datasets.records.tfrecords import index_records, read_record
 
 
 def read_values(folder: Path) -> list[tuple[int, Any]]:

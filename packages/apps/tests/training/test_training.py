@@ -27,7 +27,7 @@ from gaudi_apps.training.checkpoint import MANIFEST, TENSORS, Checkpoint, Checkp
 from gaudi_datasets.detection.scoring import FIGURES, CocoScores
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.detection.static_batches import write_static_batches
-from gaudi_datasets.record_files import frame_record, index_records, read_record
+from gaudi_datasets.records.tfrecords import frame_record, index_records, read_record
 from gaudi_datasets.sampling import InputOptions
 
 # Five images in batches of two: three steps an epoch. Lists of flags are given as tuples.

@@ -14,9 +14,8 @@ from typing import Any, TypeVar, overload
 
 import tyro
 
-from gaudi_datasets.arguments import normalize_arguments
+from gaudi_datasets.arguments import FormerFlag, FormerFlagError, normalize_arguments, replace_former_flags
 from gaudi_datasets.errors import FlagError
-from gaudi_datasets.former_flags import FormerFlag, FormerFlagError, replace_former_flags
 
 Config = TypeVar("Config")
 
@@ -67,7 +66,7 @@ def parse_flags(
         prog: the program's name for usage and errors.
         description: what stands at the top of the help text; the docstring of `config_class` when None.
         default: where values come from that no flag gives (from a configuration file, say).
-        former_flags: of the program that this one replaces; see `gaudi_datasets.former_flags`.
+        former_flags: of the program that this one replaces; see `gaudi_datasets.arguments`.
 
     Raises:
         FlagError: for an unknown flag (naming the nearest there is), a missing one, or a value that is not taken.

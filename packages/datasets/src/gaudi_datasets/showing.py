@@ -150,7 +150,7 @@ View = Callable[[dict[str, npt.NDArray[Any]]], Picture]
 
 def _detector_views(source: Any, options: InputOptions) -> tuple[Any, View]:
     """Training batches of the detector, and how a row of them is drawn, with the boxes that its targets stand for."""
-    from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
+    from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB
     from gaudi_datasets.detection.pipeline import train_dataset
     from gaudi_ops import decode_boxes
 

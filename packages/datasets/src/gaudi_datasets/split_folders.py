@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.json_records import shorten
-from gaudi_datasets.record_files import is_record_file
+from gaudi_datasets.records.tfrecords import is_record_file
 
 Content = Literal["records", "class folders", "images"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gaudi_datasets.classification.colors import ColorRange, draw_colors
+from gaudi_datasets.classification.augmentation import ColorRange, draw_colors
 from gaudi_datasets.sampling import image_generator
 
 MIDDLE = np.array([120, 110, 100], np.float32)

@@ -7,7 +7,7 @@ import pytest
 
 from gaudi_datasets.classification.examples import ClassificationExample, decode_example, encode_example
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.tf_example import ExampleFeatures, encode_features
+from gaudi_datasets.records.tfrecords import ExampleFeatures, encode_features
 
 Encode = Callable[..., bytes]
 

@@ -9,8 +9,13 @@ import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
-from gaudi_datasets.classification.augmentation import RESNET_CROPS, RESNEXT_CROPS, draw_augmentation
-from gaudi_datasets.classification.colors import ColorRange, draw_colors
+from gaudi_datasets.classification.augmentation import (
+    RESNET_CROPS,
+    RESNEXT_CROPS,
+    ColorRange,
+    draw_augmentation,
+    draw_colors,
+)
 from gaudi_datasets.classification.examples import ClassificationExample
 from gaudi_datasets.classification.pipeline import (
     MEAN_RGB,

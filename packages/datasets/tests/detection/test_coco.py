@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_datasets.detection.coco import NO_SIZE, PAST_EDGE, BoxFault, Category, parse_coco, read_coco
+from gaudi_datasets.detection.coco import COCO_CATEGORIES, NO_SIZE, PAST_EDGE, BoxFault, Category, parse_coco, read_coco
 from gaudi_datasets.errors import DataError
 
 DOCUMENT: dict[str, Any] = {
@@ -160,3 +160,13 @@ def test_each_image_has_its_own_boxes(image_of_box: list[int]) -> None:
     for row in range(5):
         own = coco.annotation_ids[coco.box_splits[row] : coco.box_splits[row + 1]]
         assert own.tolist() == [number for number, image in enumerate(image_of_box) if image == row]
+
+
+def test_there_are_eighty_in_id_order() -> None:
+    ids = [category.id for category in COCO_CATEGORIES]
+    assert len(ids) == 80
+    assert ids == sorted(set(ids))
+    assert set(range(1, 91)) - set(ids) == {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
+    assert COCO_CATEGORIES[0] == Category(1, "person", "person")
+    assert COCO_CATEGORIES[-1] == Category(90, "toothbrush", "indoor")
+    assert len({category.name for category in COCO_CATEGORIES}) == 80

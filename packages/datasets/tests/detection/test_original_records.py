@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.detection.coco import COCO_CATEGORIES
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError
 

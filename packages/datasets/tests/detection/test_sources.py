@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gaudi_datasets.detection.coco import Category, parse_coco
-from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category, parse_coco
 from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.sources import CocoSource, RecordSource, ground_truth
 from gaudi_datasets.errors import DataError, MissingInputError

@@ -20,7 +20,7 @@ from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.pipeline import train_dataset
 from gaudi_datasets.detection.static_batches import open_static_batches, static_dataset, write_static_batches
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
-from gaudi_datasets.record_files import frame_record
+from gaudi_datasets.records.tfrecords import frame_record
 from gaudi_datasets.sampling import InputOptions
 from gaudi_datasets.tf_input import read_batches
 

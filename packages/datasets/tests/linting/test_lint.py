@@ -13,13 +13,15 @@ from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco, read_coco
 from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.linting.lint import lint_classification, lint_detection, report_broken
-from gaudi_datasets.linting.picture_sets import (
+from gaudi_datasets.linting.lint import (
     AnnotatedFiles,
     ListedFiles,
     RecordPictures,
     annotations_of_records,
     labels_of_records,
+    lint_classification,
+    lint_detection,
+    report_broken,
 )
 from gaudi_datasets.linting.report import LintReport
 

@@ -7,8 +7,7 @@ import numpy as np
 from rich.console import Console
 
 from gaudi_datasets.linting.report import LintReport, print_report, sort_findings
-from gaudi_datasets.linting.rules import MISSING, NO_BOX, NO_SIZE, RULES, UNUSED, Finding
-from gaudi_datasets.linting.statistics import ClassCount
+from gaudi_datasets.linting.rules import MISSING, NO_BOX, NO_SIZE, RULES, UNUSED, ClassCount, Finding
 
 CLASSES = (ClassCount("[b]cat", 2, 3, 1, 2, 0, 0), ClassCount("dog", 0, 0, 0, 0, 0, 0))
 FINDINGS = (

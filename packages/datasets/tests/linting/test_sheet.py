@@ -11,12 +11,10 @@ from PIL import Image
 from gaudi_datasets.detection.coco import read_coco
 from gaudi_datasets.detection.sources import CocoSource
 from gaudi_datasets.drawing import class_colour
-from gaudi_datasets.linting.lint import lint_detection
-from gaudi_datasets.linting.picture_sets import AnnotatedFiles
+from gaudi_datasets.linting.lint import AnnotatedFiles, lint_detection
 from gaudi_datasets.linting.report import LintReport
-from gaudi_datasets.linting.rules import NO_SIZE, Finding
+from gaudi_datasets.linting.rules import NO_SIZE, ClassCount, Finding
 from gaudi_datasets.linting.sheet import describe_boxes, describe_pictures, draw_samples, write_sheet
-from gaudi_datasets.linting.statistics import ClassCount
 
 Encode = Callable[..., bytes]
 WriteCoco = Callable[..., Path]

@@ -19,7 +19,7 @@ from gaudi_apps.inference.visualizer import add_title, enlarge, write_image
 from gaudi_apps.training.application import Batches, Facts, TrainingData
 from gaudi_datasets.caching import SHARE_OF_FREE_MEMORY, measure_free_memory
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
-from gaudi_datasets.classification.splits import open_split
+from gaudi_datasets.classification.sources import open_split
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.sampling import InputOptions
 
@@ -53,8 +53,7 @@ def open_training_data(recipe: Recipe) -> TrainingData:
 
 
 def _open_images(recipe: Recipe) -> TrainingData:
-    from gaudi_datasets.classification.augmentation import CropRange
-    from gaudi_datasets.classification.colors import ColorRange
+    from gaudi_datasets.classification.augmentation import ColorRange, CropRange
     from gaudi_datasets.classification.pipeline import train_dataset
     from gaudi_datasets.tf_input import read_batches
 

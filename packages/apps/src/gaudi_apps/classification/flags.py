@@ -13,8 +13,8 @@ from gaudi_apps.classification.recipe import LISTED, SIDE_FLAGS
 from gaudi_apps.cli.flags import check_distribution, check_parity
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import ThreadFlag
+from gaudi_datasets.arguments import OFF, ON, FormerFlag, rename
 from gaudi_datasets.errors import FlagError
-from gaudi_datasets.former_flags import OFF, ON, FormerFlag, rename
 
 Switch = FlagCreatePairsOff[bool]
 

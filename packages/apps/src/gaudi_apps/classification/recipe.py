@@ -37,7 +37,7 @@ class DataRecipe:
         image_size: pixels.
         least_area: of a training crop, as a share of the image.
         flip_probability: of a training image.
-        color_jitter, gray_probability: see `gaudi_datasets.classification.colors.ColorRange`.
+        color_jitter, gray_probability: see `gaudi_datasets.classification.augmentation.ColorRange`.
         caches_encoded: whether encoded images are kept in memory, if they fit.
         caches_decoded: whether decoded images are kept in memory.
         dtype: of the images, ``"float32"`` or ``"bfloat16"``.

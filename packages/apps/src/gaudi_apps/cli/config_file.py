@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gaudi_apps.errors import ConfigFileError
+from gaudi_datasets.arguments import FormerFlag
 from gaudi_datasets.errors import FlagError, MissingInputError
 from gaudi_datasets.flags import parse_flags
-from gaudi_datasets.former_flags import FormerFlag
 
 Config = TypeVar("Config")
 

@@ -21,9 +21,8 @@ from gaudi_apps.runtime.process_group import (
     find_distribution,
 )
 from gaudi_apps.training.parity.mode import other_arguments, recorded_side
-from gaudi_datasets.arguments import is_switch_on, read_switch, split_word
+from gaudi_datasets.arguments import FormerFlag, is_switch_on, read_switch, split_word
 from gaudi_datasets.errors import FlagError
-from gaudi_datasets.former_flags import FormerFlag
 from gaudi_datasets.program import run_program
 from gaudi_distributed import DeviceKind, choose_device
 from gaudi_distributed.cluster.rank_info import detect_rank, is_launched

@@ -11,8 +11,8 @@ from tyro.conf import FlagCreatePairsOff, arg
 from gaudi_apps.cli.flags import DistributionFlags, ParityFlags, check_distribution, check_parity
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import ThreadFlag
+from gaudi_datasets.arguments import ON, FormerFlag
 from gaudi_datasets.errors import FlagError
-from gaudi_datasets.former_flags import ON, FormerFlag
 
 Switch = FlagCreatePairsOff[bool]
 

@@ -18,9 +18,8 @@ from gaudi_apps.inference.visualizer import Image, draw_detections, write_image
 from gaudi_apps.runtime.process_group import share_batch
 from gaudi_apps.runtime.settings import RunSettings
 from gaudi_apps.training.application import Batches, Facts, TrainingData
-from gaudi_datasets.detection.coco import Category
-from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
-from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
+from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB
+from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.sampling import InputOptions
 from gaudi_ops import SSD300, DefaultBoxSpec, decode_boxes

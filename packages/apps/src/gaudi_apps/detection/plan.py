@@ -171,7 +171,7 @@ def describe_training_set(config: SSDConfig, workers: int = 1) -> TrainingSet:
 def describe_records(folder: Path, images: int) -> TrainingSet:
     """The same of a folder of records, with so many images unless that is 0."""
     if any(folder.glob("train-*")):
-        from gaudi_datasets.record_sets import check_shards
+        from gaudi_datasets.records.record_sets import check_shards
 
         check_shards(folder, "train")
     if (folder / "train.json").is_file():
@@ -196,7 +196,7 @@ def describe_annotations(path: str | Path, image_dir: str | Path, images: int) -
 
 
 def _count_records(folder: Path) -> TrainingSet:
-    from gaudi_datasets.record_files import index_records
+    from gaudi_datasets.records.tfrecords import index_records
 
     paths = sorted(folder.glob("train-*"))
     if not paths:

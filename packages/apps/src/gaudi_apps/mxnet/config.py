@@ -12,8 +12,8 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from gaudi_apps.cli.flags import ParityFlags
 from gaudi_apps.detection.config import ImageFlags
+from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
-from gaudi_datasets.former_flags import OFF, ON, FormerFlag
 
 
 def choose_among(*choices: str) -> PrimitiveConstructorSpec[str]:

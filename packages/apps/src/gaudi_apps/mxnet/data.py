@@ -16,7 +16,7 @@ from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_apps.runtime.settings import RunSettings
 from gaudi_apps.training.application import Batches, TrainingData
 from gaudi_datasets.detection.batches import Layout, prepare_pixels
-from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.detection.coco import COCO_CATEGORIES
 from gaudi_datasets.errors import MissingInputError
 from gaudi_datasets.sampling import InputOptions
 

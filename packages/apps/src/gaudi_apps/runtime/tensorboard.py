@@ -21,7 +21,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-from gaudi_datasets.record_files import frame_record
+from gaudi_datasets.records.tfrecords import frame_record
 
 FILE_VERSION = "brain.Event:2"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_datasets.classification.listed_files import FileList, FolderReader, ListedSource
+from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.json_records import shorten
 from gaudi_datasets.split_folders import find_record_file
 
 

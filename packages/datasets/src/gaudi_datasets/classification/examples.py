@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gaudi_datasets.image_files import check_image
-from gaudi_datasets.tf_example import ExampleFeatures, Kind, encode_features
+from gaudi_datasets.records.tfrecords import ExampleFeatures, Kind, encode_features
 
 _ID_DIGITS = 18  # of an int64
 

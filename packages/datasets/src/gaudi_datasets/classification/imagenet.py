@@ -15,9 +15,9 @@ import numpy.typing as npt
 from gaudi_datasets.classification.class_folders import check_folder, list_flat, list_folders
 from gaudi_datasets.classification.imagenet_labels import SYNSET, read_validation_labels
 from gaudi_datasets.classification.listed_files import FileList, FolderReader, ListedSource
+from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.fetching.archives import Limits, Member, list_members
-from gaudi_datasets.json_records import shorten
 from gaudi_datasets.split_folders import Content, inspect_folder, name_folders
 
 Split = Literal["train", "validation"]

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingExtraError, MissingInputError
 from gaudi_datasets.fetching.archives import Limits, extract
-from gaudi_datasets.json_records import shorten
 
 SYNSET = re.compile(r"n\d{8}")
 

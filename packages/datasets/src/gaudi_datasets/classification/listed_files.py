@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_datasets.classification.examples import ClassificationExample
+from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import EncodedImage, check_image, to_rgb_jpeg
-from gaudi_datasets.json_records import shorten
 
 PNG_FIX = "PNG made JPEG"
 

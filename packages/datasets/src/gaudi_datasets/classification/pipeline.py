@@ -18,8 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gaudi_datasets.classification.augmentation import RESNET_CROPS, CropRange, draw_augmentation
-from gaudi_datasets.classification.colors import ColorRange, draw_colors
+from gaudi_datasets.classification.augmentation import (
+    RESNET_CROPS,
+    ColorRange,
+    CropRange,
+    draw_augmentation,
+    draw_colors,
+)
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.sampling import InputOptions, SampleOrder, fake_image_ids, image_generator
 from gaudi_datasets.tf_input import call_python, evaluation_batches, threading_options

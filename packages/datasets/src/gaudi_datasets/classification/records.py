@@ -11,7 +11,7 @@ import numpy as np
 
 from gaudi_datasets.classification.examples import encode_example
 from gaudi_datasets.classification.listed_files import ListedSource
-from gaudi_datasets.conversion import write_shards
+from gaudi_datasets.records.conversion import write_shards
 
 _MAX_SHARDS = 1024
 _IMAGES_PER_SHARD = 256

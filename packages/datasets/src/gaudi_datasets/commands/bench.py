@@ -99,9 +99,9 @@ class Bench:
             from gaudi_datasets.detection.sources import CocoSource
 
             return CocoSource(read_coco(self.annotations), self.images, keep_empty=False), "detection"
-        from gaudi_datasets.classification.splits import open_split
+        from gaudi_datasets.classification.sources import open_split
         from gaudi_datasets.detection.sources import RecordSource
-        from gaudi_datasets.record_sets import find_kind, has_records
+        from gaudi_datasets.records.record_sets import find_kind, has_records
 
         data_dir = self.data_dir or Path()
         if has_records(data_dir, self.split) and find_kind(data_dir, self.split) == "detection":

@@ -93,7 +93,7 @@ class RecordsFlags:
         """The records, of whichever kind they are."""
         from gaudi_datasets.classification.sources import RecordSource as ClassificationRecords
         from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
-        from gaudi_datasets.record_sets import find_kind
+        from gaudi_datasets.records.record_sets import find_kind
 
         if find_kind(self.data_dir, self.records) == "detection":
             return DetectionRecords(self.data_dir, self.records)

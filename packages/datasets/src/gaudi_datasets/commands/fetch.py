@@ -1,15 +1,25 @@
-"""The command `fetch`: COCO 2017, weights to begin with, or the files of a list."""
+"""Define the command `gaudi-datasets fetch`: COCO 2017, weights, or the files of a list."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from gaudi_datasets.commands.data_flags import Switch
+from gaudi_datasets.fetching.coco2017 import COCO_ARCHIVES, COCO_URL
+from gaudi_datasets.fetching.pretrained_weights import WEIGHTS, WeightsFile
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,6 @@ class FetchCoco:
 
     def run(self) -> None:
         """Do it."""
-        from gaudi_datasets.commands.fetch_display import show_fetching
         from gaudi_datasets.fetching.coco2017 import COCO_URL, CocoFetcher, CocoPart
 
         with show_fetching() as display:
@@ -62,7 +71,6 @@ class FetchFiles:
 
     def run(self) -> None:
         """Do it."""
-        from gaudi_datasets.commands.fetch_display import show_fetching
         from gaudi_datasets.fetching.file_lists import fetch_list
 
         with show_fetching() as display:
@@ -83,7 +91,7 @@ class FetchWeights:
     """show the traceback of an error"""
 
     def __post_init__(self) -> None:
-        from gaudi_datasets.fetching.weights_table import WEIGHTS
+        from gaudi_datasets.fetching.pretrained_weights import WEIGHTS
 
         unknown = [name for name in self.names if name not in WEIGHTS]
         if unknown or not self.names:
@@ -92,7 +100,6 @@ class FetchWeights:
 
     def run(self) -> None:
         """Do it."""
-        from gaudi_datasets.commands.fetch_display import show_fetching
         from gaudi_datasets.fetching.pretrained_weights import WeightsFetcher
 
         with show_fetching() as display:
@@ -112,8 +119,6 @@ class FetchList:
 
     def run(self) -> None:
         """Do it."""
-        from gaudi_datasets.commands.fetch_catalogue import list_catalogue, print_catalogue
-
         catalogue = list_catalogue()
         if self.json:
             print(json.dumps(catalogue, indent=2))
@@ -135,3 +140,108 @@ class Fetch:
     def run(self) -> None:
         """Do it."""
         self.command.run()
+
+
+_PROGRAM = "gaudi-datasets fetch"
+
+
+def list_catalogue() -> list[dict[str, Any]]:
+    """List all that has a name: `name`, `command`, `purpose`, `licence` and `files`.
+
+    Each file has `url`, `bytes` (None where no size was published), and the checksums that were published.
+    """
+    archives = [
+        {"url": f"{COCO_URL}/{archive.path}", "bytes": archive.size, "sha256": archive.sha256}
+        for archive in COCO_ARCHIVES.values()
+    ]
+    coco = {
+        "name": "coco",
+        "command": f"{_PROGRAM} coco",
+        "purpose": "COCO 2017, to train and score detectors",
+        "licence": "annotations CC BY 4.0; each photograph has its own",
+        "files": archives,
+    }
+    weights = [
+        {
+            "name": name,
+            "command": f"{_PROGRAM} weights {name}",
+            "purpose": each.purpose,
+            "licence": each.licence,
+            "files": [_describe_file(file) for file in each.files],
+        }
+        for name, each in WEIGHTS.items()
+    ]
+    return [coco, *weights]
+
+
+def print_catalogue(catalogue: Sequence[dict[str, Any]], console: Console | None = None) -> None:
+    """Print what `list_catalogue` gives: what to type, the size, and below what it is for how it is verified."""
+    console = console or Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(_PROGRAM, no_wrap=True, style="cyan")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("")
+    for row in catalogue:
+        known = [file["bytes"] for file in row["files"] if file["bytes"]]
+        size = decimal(sum(known)) if len(known) == len(row["files"]) else "?"
+        text = Text.assemble(f"{row['purpose']}\n", (f"{_name_checks(row['files'])}; {row['licence']}", "dim"))
+        table.add_row(row["command"].removeprefix(f"{_PROGRAM} "), size, text)
+    console.print(table)
+
+
+def _describe_file(file: WeightsFile) -> dict[str, Any]:
+    facts = {"url": file.url, "bytes": file.size or None, "sha256": file.sha256, "md5": file.md5}
+    return {name: value for name, value in facts.items() if value or name == "bytes"}
+
+
+def _name_checks(files: Sequence[dict[str, Any]]) -> str:
+    hashes = [file["sha256"] for file in files if "sha256" in file]
+    if len(hashes) == len(files):
+        return f"SHA-256 {hashes[0][:8]}..." if len(hashes) == 1 else f"SHA-256 of {len(hashes)} files"
+    return "no public SHA-256, verified by the CRC-32C of each tensor"
+
+
+class FetchDisplay:
+    """A report with bars; without them where standard error is no terminal."""
+
+    def __init__(self, bars: Progress | None) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def transferred(self, name: str, done: int, total: int | None) -> None:
+        """Move the bar of a file."""
+        self._move(name, done, total, decimal(done) if total is None else f"{decimal(done)} of {decimal(total)}")
+
+    def counted(self, name: str, done: int, total: int) -> None:
+        """Move a bar that counts."""
+        self._move(name, done, total, f"{done} of {total}")
+
+    def finished(self, line: str) -> None:
+        """Print the line."""
+        if self._bars:
+            for task in self._bars.task_ids:
+                self._bars.remove_task(task)
+            self._tasks.clear()
+            if sys.stdout.isatty():
+                self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                return
+        print(line, flush=True)
+
+    def _move(self, name: str, done: int, total: int | None, amount: str) -> None:
+        if self._bars is None:
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, amount=amount)
+        self._bars.update(self._tasks[name], completed=done, total=total, amount=amount)
+
+
+@contextmanager
+def show_fetching() -> Iterator[FetchDisplay]:
+    """A display that is live while the block runs."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield FetchDisplay(None)
+        return
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[amount]}")
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, redirect_stdout=False) as bars:
+        yield FetchDisplay(bars)

@@ -24,7 +24,7 @@ from gaudi_datasets.errors import DataError
 if TYPE_CHECKING:
     from gaudi_datasets.classification.sources import RecordSource as ClassificationRecords
     from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
-    from gaudi_datasets.linting.pictures import PictureSet
+    from gaudi_datasets.linting.images import PictureSet
     from gaudi_datasets.linting.report import LintReport
     from gaudi_datasets.linting.sheet import Histogram
     from gaudi_datasets.showing import Source
@@ -72,8 +72,7 @@ class _ReportFlags:
     ) -> None:
         """Lint annotations and image files, and compare the pictures with those of another set."""
         from gaudi_datasets.detection.sources import CocoSource
-        from gaudi_datasets.linting.lint import lint_detection
-        from gaudi_datasets.linting.picture_sets import AnnotatedFiles
+        from gaudi_datasets.linting.lint import AnnotatedFiles, lint_detection
         from gaudi_datasets.linting.sheet import describe_boxes
 
         others = None if other is None else AnnotatedFiles(*other.read())
@@ -169,8 +168,7 @@ class _LintFolders:
     def run(self) -> None:
         """Do it."""
         from gaudi_datasets.classification.class_folders import FolderSource
-        from gaudi_datasets.linting.lint import lint_classification
-        from gaudi_datasets.linting.picture_sets import ListedFiles
+        from gaudi_datasets.linting.lint import ListedFiles, lint_classification
         from gaudi_datasets.linting.sheet import describe_pictures
 
         others = None if self.val_folder is None else ListedFiles(FolderSource(self.val_folder))
@@ -202,7 +200,7 @@ class _LintRecords:
 
     def run(self) -> None:
         """Do it."""
-        from gaudi_datasets.linting.picture_sets import RecordPictures
+        from gaudi_datasets.linting.lint import RecordPictures
 
         others = None
         if self.val_records is not None:
@@ -219,8 +217,13 @@ class _LintRecords:
         source: DetectionRecords | ClassificationRecords, others: PictureSet | None
     ) -> tuple[LintReport, list[Histogram]]:
         from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
-        from gaudi_datasets.linting.lint import lint_classification, lint_detection
-        from gaudi_datasets.linting.picture_sets import RecordPictures, annotations_of_records, labels_of_records
+        from gaudi_datasets.linting.lint import (
+            RecordPictures,
+            annotations_of_records,
+            labels_of_records,
+            lint_classification,
+            lint_detection,
+        )
         from gaudi_datasets.linting.sheet import describe_boxes, describe_pictures
 
         pictures, progress = RecordPictures(source), progress_line()

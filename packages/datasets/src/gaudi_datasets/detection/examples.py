@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_datasets.image_files import check_image
-from gaudi_datasets.tf_example import ExampleFeatures, Kind, encode_features
+from gaudi_datasets.records.tfrecords import ExampleFeatures, Kind, encode_features
 
 _SIDES = ("ymin", "xmin", "ymax", "xmax")
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gaudi_datasets.conversion import write_shards
 from gaudi_datasets.detection.coco import BOX_RULES, CocoAnnotations
 from gaudi_datasets.detection.examples import encode_example
 from gaudi_datasets.detection.sources import CocoSource
+from gaudi_datasets.records.conversion import write_shards
 
 IMAGE_SKIPPED = "in images without any box that is no crowd"
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from gaudi_datasets.documents import load_json
 from gaudi_datasets.errors import DataError, MissingExtraError, UnsafeError
-from gaudi_datasets.json_records import load_json
 from gaudi_datasets.output_files import staging_folder
 
 SPLITS = ("train", "val")

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_datasets.detection.coco import parse_coco
+from gaudi_datasets.documents import Faults, Record, RecordError, load_json
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.json_records import Faults, Record, RecordError, load_json
 
 FIGURES = (
     "AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large",

@@ -12,13 +12,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_datasets.detection.coco import Category, CocoAnnotations
-from gaudi_datasets.detection.coco_categories import COCO_CATEGORIES
+from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category, CocoAnnotations
 from gaudi_datasets.detection.examples import DetectionExample, decode_example
+from gaudi_datasets.documents import Faults, Record
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import EncodedImage, read_image, stat_image
-from gaudi_datasets.json_records import Faults, Record
-from gaudi_datasets.record_sets import RecordSet
+from gaudi_datasets.records.record_sets import RecordSet
 
 __all__ = ["CocoSource", "DetectionExample", "DetectionSource", "RecordSource", "ground_truth"]
 

@@ -22,10 +22,10 @@ import tensorflow as tf
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import train_dataset
 from gaudi_datasets.detection.sources import DetectionSource
+from gaudi_datasets.documents import Faults, Record, load_json
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
-from gaudi_datasets.json_records import Faults, Record, load_json
 from gaudi_datasets.output_files import staging_folder, write_json
-from gaudi_datasets.record_files import frame_record, index_records, read_record
+from gaudi_datasets.records.tfrecords import frame_record, index_records, read_record
 from gaudi_datasets.sampling import InputOptions
 from gaudi_datasets.tf_input import read_batches
 from gaudi_ops import SSD300, DefaultBoxSpec

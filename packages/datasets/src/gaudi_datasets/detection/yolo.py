@@ -11,9 +11,8 @@ from typing import Any
 
 from PIL import Image
 
+from gaudi_datasets.documents import load_yaml, shorten
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.json_records import shorten
-from gaudi_datasets.yaml_files import load_yaml
 
 # What the tools that read this format take for images; others than JPEG and PNG are refused when they are read.
 _IMAGE_SUFFIXES = {".bmp", ".dng", ".gif", ".heic", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"}

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol, TypeAlias
 
+from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
-from gaudi_datasets.json_records import shorten
 
 FILE, FOLDER = "a file", "a folder"
 Handle: TypeAlias = tarfile.TarInfo | zipfile.ZipInfo

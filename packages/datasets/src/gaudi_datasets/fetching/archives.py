@@ -1,7 +1,7 @@
-"""Archives from outside (zip, tar, tar.gz), listed and unpacked member by member.
+"""List and unpack zip, tar and tar.gz files from outside, member by member.
 
-Every member is looked at before anything is written: one that is no plain file inside the archive's own folder is named
-and the whole archive refused.
+Every member is checked before anything is written. A member that is no plain file inside the archive's own folder is
+named, and the whole archive refused.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import errno
 import os
 import shutil
 import tarfile
+import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, NoReturn
 
+from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, UnsafeError
 from gaudi_datasets.fetching.archive_formats import FILE, FOLDER, Archive, Entry, Handle, naming_damage, open_archive
-from gaudi_datasets.fetching.inner_names import check_inner_name, fold_name
-from gaudi_datasets.json_records import shorten
 from gaudi_datasets.output_files import hold_lock
 
 _CHUNK = 2**20
@@ -219,3 +219,35 @@ def _write(source: IO[bytes], path: Path, size: int) -> None:
         shutil.copyfileobj(source, file, _CHUNK)
         if file.tell() != size:
             raise tarfile.ReadError(f"it has {file.tell()} bytes, {size} announced")
+
+
+_LONGEST_NAME = 1024  # bytes
+_LONGEST_PART = 255  # bytes, what file systems take
+
+
+def check_inner_name(name: str) -> str:
+    """The same relative name without `.` parts and double slashes, when it keeps every rule; a slash divides.
+
+    Raises:
+        ValueError: the name breaks a rule; the message says which, to stand after the name.
+    """
+    windows = PureWindowsPath(name)
+    if not name.isprintable():  # nor are the stand-ins for bytes that are not UTF-8
+        raise ValueError("is not printable text in UTF-8")
+    if windows.drive or name.startswith("/"):
+        raise ValueError("is absolute; it must be relative")
+    if "\\" in name:
+        raise ValueError("has a backslash; only slashes may divide it")
+    if ".." in windows.parts:
+        raise ValueError("has '..', which leaves the folder")
+    parts = PurePosixPath(name).parts
+    if not parts:
+        raise ValueError("is empty")
+    if len(name.encode()) > _LONGEST_NAME or max(len(part.encode()) for part in parts) > _LONGEST_PART:
+        raise ValueError(f"is longer than {_LONGEST_NAME} bytes, or than {_LONGEST_PART} between slashes")
+    return "/".join(parts)
+
+
+def fold_name(name: str) -> str:
+    """What names have in common that are one file where case or the form of accents makes no difference."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())

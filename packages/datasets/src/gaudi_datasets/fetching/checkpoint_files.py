@@ -14,8 +14,8 @@ from pathlib import Path
 
 import google_crc32c
 
+from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.json_records import shorten
 
 _FOOTER_BYTES, _MAGIC = 48, 0xDB4775248B80FB57
 _BLOCK_END = struct.Struct("<BI")  # kind of compression, checksum

@@ -15,12 +15,11 @@ from urllib.parse import quote
 import numpy as np
 
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
+from gaudi_datasets.documents import load_json
 from gaudi_datasets.errors import DataError, FlagError, UnsafeError
 from gaudi_datasets.fetching.archives import extract
-from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience
-from gaudi_datasets.fetching.reports import FetchReport
+from gaudi_datasets.fetching.downloads import Download, Fetcher, FetchReport, Patience
 from gaudi_datasets.image_files import read_image
-from gaudi_datasets.json_records import load_json
 from gaudi_datasets.output_files import hold_lock, write_atomically
 
 COCO_URL = "http://images.cocodataset.org"

@@ -6,13 +6,11 @@ import re
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
+from gaudi_datasets.documents import Faults, Record, RecordError, load_yaml, shorten
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience, is_web_address
-from gaudi_datasets.fetching.inner_names import check_inner_name, fold_name
-from gaudi_datasets.fetching.reports import FetchReport
-from gaudi_datasets.json_records import Faults, Record, RecordError, shorten
+from gaudi_datasets.fetching.archives import check_inner_name, fold_name
+from gaudi_datasets.fetching.downloads import Download, Fetcher, FetchReport, Patience, is_web_address
 from gaudi_datasets.output_files import hold_lock
-from gaudi_datasets.yaml_files import load_yaml
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _FIELDS = ("url", "sha256", "name")

@@ -1,4 +1,4 @@
-"""The report on a data set: what it holds and what was found in it, for people and for programs."""
+"""Hold the report on a data set, and print it as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gaudi_datasets.linting.rules import RULES, Finding, Rule
-from gaudi_datasets.linting.statistics import ClassCount
+from gaudi_datasets.linting.rules import RULES, ClassCount, Finding, Rule
 
 SHOWN_FINDINGS = 10  # of a rule, in the table; JSON has all
 

@@ -1,13 +1,20 @@
-"""What lint looks for, and what it says of each thing found.
+"""Define the rules of lint, and find what breaks them in boxes and labels.
 
-A rule loses when a box or a picture would not reach training or evaluation: it is left out, or it ends a conversion.
-The others are worth knowing and lose nothing.
+A rule loses when a box or an image would not reach training or evaluation: it is left out, or it ends a conversion.
+The other rules lose nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_datasets.detection.coco import NO_SIZE as NO_SIZE_RULE
+from gaudi_datasets.detection.coco import CocoAnnotations
 
 
 @dataclass(frozen=True)
@@ -54,3 +61,109 @@ class Finding:
     def as_json(self) -> dict[str, Any]:
         """The same as values that JSON takes."""
         return {"rule": self.rule.name, "loses": self.rule.loses, "where": self.where, "what": self.what}
+
+
+# Square pixels, as annotated, above which COCO no longer calls an object small, and medium.
+SMALL_AREA, MEDIUM_AREA = 32**2, 96**2
+
+
+@dataclass(frozen=True)
+class ClassCount:
+    """Of a class: pictures that show it, and for detection its boxes, by COCO size, crowds apart."""
+
+    name: str
+    images: int
+    boxes: int | None = None
+    small: int | None = None
+    medium: int | None = None
+    large: int | None = None
+    crowds: int | None = None
+
+
+def count_boxes(annotations: CocoAnnotations) -> tuple[ClassCount, ...]:
+    """Count the boxes of each class that are whole, in the order of the class ids."""
+    images = image_rows(annotations)
+    counts = []
+    for category in annotations.categories:
+        of_class = annotations.category_ids == category.id
+        crowds = of_class & annotations.is_crowd
+        areas = annotations.areas[of_class & ~crowds]
+        small, large = int((areas <= SMALL_AREA).sum()), int((areas > MEDIUM_AREA).sum())
+        counts.append(
+            ClassCount(
+                name=category.name,
+                images=len(np.unique(images[of_class])),
+                boxes=len(areas),
+                small=small,
+                medium=len(areas) - small - large,
+                large=large,
+                crowds=int(crowds.sum()),
+            )
+        )
+    return tuple(counts)
+
+
+def count_labels(labels: Sequence[int] | npt.NDArray[np.int32], class_names: Sequence[str]) -> tuple[ClassCount, ...]:
+    """Count the pictures of each class; labels are 0..classes - 1."""
+    counts = np.bincount(labels, minlength=len(class_names))
+    return tuple(ClassCount(name, int(count)) for name, count in zip(class_names, counts, strict=True))
+
+
+def image_rows(annotations: CocoAnnotations) -> npt.NDArray[np.int64]:
+    """The row of the image that each box belongs to: int64 [boxes]."""
+    return np.repeat(np.arange(len(annotations.image_ids)), np.diff(annotations.box_splits))
+
+
+def find_box_faults(annotations: CocoAnnotations) -> list[Finding]:
+    """Find boxes that are set aside or doubled, pictures without one, and classes without one."""
+    row_of = {int(image_id): row for row, image_id in enumerate(annotations.image_ids)}
+    findings = []
+    for fault in annotations.faults:
+        row = row_of[fault.image_id]
+        x, y, width, height = (f"{side:g}" for side in fault.box_xywh)
+        what = f"box at x {x}, y {y} is {width} wide and {height} high"
+        if fault.rule == NO_SIZE_RULE:
+            findings.append(Finding(NO_SIZE, _where(annotations, row, fault.annotation_id), what))
+        else:
+            what += f", the picture {annotations.widths[row]} and {annotations.heights[row]}"
+            findings.append(Finding(PAST_EDGE, _where(annotations, row, fault.annotation_id), what))
+    unused = sorted(
+        {category.id for category in annotations.categories}
+        - set(annotations.category_ids[~annotations.is_crowd].tolist())
+    )
+    names = {category.id: category.name for category in annotations.categories}
+    findings += [Finding(UNUSED, str(annotations.path), f"class {names[number]!r} (id {number})") for number in unused]
+    return findings + _find_same_boxes(annotations) + _find_empty_images(annotations)
+
+
+def _find_same_boxes(annotations: CocoAnnotations) -> list[Finding]:
+    rows = image_rows(annotations)
+    keys = np.column_stack([rows, annotations.category_ids, annotations.boxes_xywh])
+    _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    first_of_each = first[which.reshape(-1)]
+    return [
+        Finding(
+            SAME_BOX,
+            _where(annotations, int(rows[box]), int(annotations.annotation_ids[box])),
+            f"is the box of annotation {annotations.annotation_ids[first_of_each[box]]} again",
+        )
+        for box in np.flatnonzero(first_of_each != np.arange(len(rows)))
+    ]
+
+
+def _find_empty_images(annotations: CocoAnnotations) -> list[Finding]:
+    objects = np.bincount(image_rows(annotations)[~annotations.is_crowd], minlength=len(annotations.image_ids))
+    boxes, faulty = np.diff(annotations.box_splits), {fault.image_id for fault in annotations.faults}
+    findings = []
+    for row in np.flatnonzero(objects == 0).tolist():
+        what = "has only crowds" if boxes[row] else "has no box"
+        if int(annotations.image_ids[row]) in faulty:
+            what += " besides those left out"
+        findings.append(Finding(NO_BOX, _where(annotations, row), what))
+    return findings
+
+
+def _where(annotations: CocoAnnotations, row: int, annotation_id: int | None = None) -> str:
+    """The annotation file, the annotation, and the image by id and file."""
+    image = f"image {annotations.image_ids[row]} ({annotations.file_names[row]})"
+    return f"{annotations.path}: " + ("" if annotation_id is None else f"annotation {annotation_id}, ") + image

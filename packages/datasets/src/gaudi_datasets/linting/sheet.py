@@ -17,7 +17,7 @@ from gaudi_datasets.drawing import Picture
 from gaudi_datasets.errors import DataError, MissingExtraError
 from gaudi_datasets.image_files import check_image
 from gaudi_datasets.linting.report import LintReport
-from gaudi_datasets.linting.statistics import MEDIUM_AREA, SMALL_AREA, ClassCount, image_rows
+from gaudi_datasets.linting.rules import MEDIUM_AREA, SMALL_AREA, ClassCount, image_rows
 from gaudi_datasets.output_files import write_atomically
 from gaudi_datasets.showing import Source, class_names_of, draw_example
 

@@ -9,8 +9,7 @@ import pytest
 from gaudi_datasets.classification.class_folders import FolderSource
 from gaudi_datasets.classification.imagenet import open_imagenet
 from gaudi_datasets.classification.records import write_records
-from gaudi_datasets.classification.sources import RecordSource
-from gaudi_datasets.classification.splits import open_split
+from gaudi_datasets.classification.sources import RecordSource, open_split
 from gaudi_datasets.errors import DataError, MissingInputError
 
 Encode = Callable[..., bytes]

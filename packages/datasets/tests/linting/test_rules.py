@@ -9,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
-from gaudi_datasets.linting.rules import NO_BOX, NO_SIZE, PAST_EDGE, SAME_BOX, UNUSED
-from gaudi_datasets.linting.statistics import ClassCount, count_boxes, count_labels, find_box_faults, image_rows
+from gaudi_datasets.linting.rules import (
+    NO_BOX,
+    NO_SIZE,
+    PAST_EDGE,
+    SAME_BOX,
+    UNUSED,
+    ClassCount,
+    count_boxes,
+    count_labels,
+    find_box_faults,
+    image_rows,
+)
 
 PATH = Path("gt.json")
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.linting.pictures import StoredPicture, check_pictures, find_overlap
+from gaudi_datasets.linting.images import StoredPicture, check_pictures, find_overlap
 from gaudi_datasets.linting.rules import (
     DUPLICATE,
     MISLABELLED,

@@ -25,10 +25,10 @@ from typing import Any, Protocol
 
 import google_crc32c
 
+from gaudi_datasets.documents import load_json
 from gaudi_datasets.errors import UnsafeError
-from gaudi_datasets.json_records import load_json
 from gaudi_datasets.output_files import resumable_folder, write_atomically, write_json
-from gaudi_datasets.record_files import frame_parts
+from gaudi_datasets.records.tfrecords import frame_parts
 
 MANIFEST_FORMAT = "gaudi-datasets records"
 MANIFEST_VERSION = 2

@@ -18,9 +18,9 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from gaudi_datasets.conversion import RecordJob, write_shards
 from gaudi_datasets.errors import DataError, UnsafeError
-from gaudi_datasets.record_files import index_records, read_record
+from gaudi_datasets.records.conversion import RecordJob, write_shards
+from gaudi_datasets.records.tfrecords import index_records, read_record
 
 PROGRAM = Path(__file__).with_name("conversion_program.py")
 # Ends a test that would never end.

@@ -1,4 +1,4 @@
-"""Every picture of a data set decoded whole, and compared with what is said of it and with the others."""
+"""Decode every image of a data set, and compare it with its annotation and with the other images."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaudi_datasets.conversion import write_shards
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.records.conversion import write_shards
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gaudi_datasets.conversion import write_shards
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.record_files import frame_record
-from gaudi_datasets.record_sets import RecordKind, RecordSet, find_kind
-from gaudi_datasets.tf_example import encode_features
+from gaudi_datasets.records.conversion import write_shards
+from gaudi_datasets.records.record_sets import RecordKind, RecordSet, find_kind
+from gaudi_datasets.records.tfrecords import encode_features, frame_record
 
 
 class Numbers:

@@ -12,12 +12,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_datasets.conversion import JOB_IDENTITY, MANIFEST_FORMAT, MANIFEST_VERSION, unfinished_folder
+from gaudi_datasets.documents import Faults, Record, load_json
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.json_records import Faults, Record, load_json
-from gaudi_datasets.record_files import RecordPlace, read_record, scan_records
+from gaudi_datasets.records.conversion import JOB_IDENTITY, MANIFEST_FORMAT, MANIFEST_VERSION, unfinished_folder
+from gaudi_datasets.records.tfrecords import ExampleFeatures, RecordPlace, read_record, scan_records
 from gaudi_datasets.split_folders import SHARD_NAME, locate_records
-from gaudi_datasets.tf_example import ExampleFeatures
 
 RecordKind = Literal["detection", "classification"]
 

@@ -1,4 +1,4 @@
-"""JSON that comes from outside: loading it, and taking typed fields out of its records with every fault named."""
+"""Read JSON and YAML files from outside, and take typed fields out of their records, with every fault named."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
+
+import yaml
 
 from gaudi_datasets.errors import DataError, MissingInputError
 
@@ -153,3 +155,39 @@ def shorten(value: object) -> str:
     """The value as JSON shows it, on one line and cut when it is long."""
     text = json.dumps(value, default=str)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+_MOST_BYTES = 2**24
+
+
+def load_yaml(path: Path) -> Any:
+    """Read a YAML file, without anchors and references, by which a small file becomes a huge one.
+
+    Raises:
+        MissingInputError: there is no such file.
+        DataError: it is a folder, it is larger than 16 MiB, or it is not YAML of plain values.
+    """
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; give a YAML file")
+    if not path.exists():
+        raise MissingInputError(f"{path}: there is no such file; give the path of a YAML file")
+    if path.stat().st_size > _MOST_BYTES:
+        raise DataError(f"{path}: has {path.stat().st_size} bytes; a YAML file may have {_MOST_BYTES}")
+    try:
+        loader = _PlainLoader(path.read_bytes())
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except RecursionError:
+        raise DataError(f"{path}: is nested too deeply; write plain lists and mappings") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise DataError(f"{path}: is not YAML of plain values: {' '.join(str(error).split())}; correct it") from None
+
+
+class _PlainLoader(yaml.SafeLoader):
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "found a reference (*)", mark)
+        return super().compose_node(parent, index)
