@@ -101,7 +101,7 @@ def read_switch(argument: str, value: str | None, following: Sequence[str]) -> t
         stands_alone = not following or following[0].lower() not in ("true", "false")
         return (True, 0) if stands_alone else (following[0].lower() == "true", 1)
     if value.lower() not in (*_TRUE, *_FALSE):
-        raise FlagError(f"{argument}: must be true or false")
+        raise FlagError(f"{argument}: must be true or false", flag=argument.partition("=")[0])
     return value.lower() in _TRUE, 0
 
 

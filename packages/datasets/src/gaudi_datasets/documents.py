@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.errors import DataError, GaudiError, MissingInputError
 
 Parsed = TypeVar("Parsed")
 
@@ -20,14 +20,32 @@ _SHOWN = 60  # characters of a wrong value that a message shows
 _REMEMBERED = 1000  # faults that are kept with their message
 
 
-class RecordError(Exception):
-    """What is wrong with one record, and the remedy; `Faults` adds the file and the record."""
+class RecordError(GaudiError):
+    """A fault of one record; `Faults` adds the file and the record."""
 
 
 class FaultyRecordsError(DataError):
-    """Records of a file have faults; `messages` has a line for each of the first thousand."""
+    """Records of a file have faults.
 
-    messages: Sequence[str] = ()
+    Its message and fields are those of the first fault; `errors` holds those of the first thousand.
+
+    Args:
+        errors: in their order.
+        count: of all faults.
+    """
+
+    def __init__(self, errors: Sequence[DataError], count: int) -> None:
+        first = errors[0]
+        message, remedy = str(first.args[0]), first.remedy
+        more = f" (1 of {count} faults)" if count > 1 else ""
+        super().__init__(
+            message if remedy else message + more,
+            path=first.path,
+            record=first.record,
+            field=first.field,
+            remedy=remedy and remedy + more,
+        )
+        self.errors = errors
 
 
 def load_json(path: Path) -> Any:
@@ -38,18 +56,22 @@ def load_json(path: Path) -> Any:
         DataError: it is a folder, it is empty, or it is not JSON (NaN and Infinity are not).
     """
     if path.is_dir():
-        raise DataError(f"{path}: is a folder; give a JSON file")
+        raise DataError("is a folder", path=path, remedy="give a JSON file")
     if not path.exists():
-        raise MissingInputError(f"{path}: there is no such file; give the path of a JSON file")
+        raise MissingInputError("there is no such file", path=path, remedy="give the path of a JSON file")
     content = path.read_bytes()
     if not content.strip():
-        raise DataError(f"{path}: is empty; give a JSON file")
+        raise DataError("is empty", path=path, remedy="give a JSON file")
     try:
         return json.loads(content, object_hook=_drop_masks, parse_constant=_refuse_constant)
     except RecursionError:
-        raise DataError(f"{path}: is nested too deeply to be JSON of annotations; give another file") from None
+        raise DataError(
+            "is nested too deeply to be JSON of annotations",
+            path=path,
+            remedy="give another file",
+        ) from None
     except ValueError as error:
-        raise DataError(f"{path}: is not JSON ({error}); write or download it again") from None
+        raise DataError(f"is not JSON ({error})", path=path, remedy="write or download it again") from None
 
 
 def _drop_masks(value: dict[str, Any]) -> dict[str, Any]:
@@ -75,35 +97,37 @@ class Record:
         value = self._take(name, default)
         if type(value) is not int or not low <= value <= high:
             bound = f"of at least {low}" if high == INT64_MAX else f"in {low}..{high}"
-            raise RecordError(f"{name} is {shorten(value)}; it must be an integer {bound}")
+            raise RecordError(f"{name} is {shorten(value)}; it must be an integer {bound}", field=name)
         return value
 
     def number(self, name: str, *, default: float | None = None) -> float:
         """A finite number."""
         value = self._take(name, default)
         if not is_finite_number(value):
-            raise RecordError(f"{name} is {shorten(value)}; it must be a finite number")
+            raise RecordError(f"{name} is {shorten(value)}; it must be a finite number", field=name)
         return float(value)
 
     def text(self, name: str, *, default: str | None = None) -> str:
         """A text that is not empty (unless that is the default)."""
         value = self._take(name, default)
         if not isinstance(value, str) or not (value or value == default):
-            raise RecordError(f"{name} is {shorten(value)}; it must be a text that is not empty")
+            raise RecordError(f"{name} is {shorten(value)}; it must be a text that is not empty", field=name)
         return value
 
     def box_xywh(self, name: str) -> tuple[float, float, float, float]:
         """Four finite numbers: left, top, width, height, in pixels."""
         value = self._take(name, None)
         if not isinstance(value, list | tuple) or len(value) != 4 or not all(map(is_finite_number, value)):
-            raise RecordError(f"{name} is {shorten(value)}; it must be four finite numbers: x, y, width, height")
+            raise RecordError(
+                f"{name} is {shorten(value)}; it must be four finite numbers: x, y, width, height", field=name
+            )
         x, y, width, height = map(float, value)
         return x, y, width, height
 
     def _take(self, name: str, default: object) -> Any:
         value = self.fields.get(name, default)
         if value is None:
-            raise RecordError(f"{name} is missing; add it")
+            raise RecordError(f"{name} is missing", field=name, remedy="add it")
         return value
 
 
@@ -112,7 +136,7 @@ class Faults:
     """Parses lists of records, remembers the first thousand faults and counts all."""
 
     path: Path
-    messages: list[str] = field(default_factory=list)
+    errors: list[DataError] = field(default_factory=list)
     count: int = 0
     _singular: Mapping[str, str] = field(default_factory=lambda: {"categories": "category"})
 
@@ -131,14 +155,15 @@ class Faults:
                 )
                 self.count += 1
                 if self.count <= _REMEMBERED:
-                    self.messages.append(f"{self.path}: {called}: {fault}")
+                    message = str(fault.args[0])
+                    self.errors.append(
+                        DataError(message, path=self.path, record=called, field=fault.field, remedy=fault.remedy)
+                    )
 
     def raise_any(self) -> None:
         """Raise FaultyRecordsError about the first fault, saying how many there are."""
         if self.count:
-            error = FaultyRecordsError(self.messages[0] + (f" (1 of {self.count} faults)" if self.count > 1 else ""))
-            error.messages = self.messages
-            raise error
+            raise FaultyRecordsError(self.errors, self.count)
 
 
 def is_finite_number(value: object) -> bool:
@@ -168,11 +193,11 @@ def load_yaml(path: Path) -> Any:
         DataError: it is a folder, it is larger than 16 MiB, or it is not YAML of plain values.
     """
     if path.is_dir():
-        raise DataError(f"{path}: is a folder; give a YAML file")
+        raise DataError("is a folder", path=path, remedy="give a YAML file")
     if not path.exists():
-        raise MissingInputError(f"{path}: there is no such file; give the path of a YAML file")
+        raise MissingInputError("there is no such file", path=path, remedy="give the path of a YAML file")
     if path.stat().st_size > _MOST_BYTES:
-        raise DataError(f"{path}: has {path.stat().st_size} bytes; a YAML file may have {_MOST_BYTES}")
+        raise DataError(f"has {path.stat().st_size} bytes; a YAML file may have {_MOST_BYTES}", path=path)
     try:
         loader = _PlainLoader(path.read_bytes())
         try:
@@ -180,9 +205,13 @@ def load_yaml(path: Path) -> Any:
         finally:
             loader.dispose()
     except RecursionError:
-        raise DataError(f"{path}: is nested too deeply; write plain lists and mappings") from None
+        raise DataError("is nested too deeply", path=path, remedy="write plain lists and mappings") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise DataError(f"{path}: is not YAML of plain values: {' '.join(str(error).split())}; correct it") from None
+        raise DataError(
+            f"is not YAML of plain values: {' '.join(str(error).split())}",
+            path=path,
+            remedy="correct it",
+        ) from None
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -95,7 +95,8 @@ def parse_flags(
         for flag in former_flags:
             if stray is not None and not flag.name.startswith("-"):
                 raise FormerFlagError(stray[1], flag) from None
-        raise FlagError(f"{text} (see {prog} --help)") from None
+        named = _LONG_FLAG.search(text)
+        raise FlagError(f"{text} (see {prog} --help)", flag=None if named is None else named[0]) from None
 
 
 def _condense(box: str) -> str:

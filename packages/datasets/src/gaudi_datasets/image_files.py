@@ -54,7 +54,7 @@ def read_image(path: Path, *, decode: bool = True) -> EncodedImage:
     except (FileNotFoundError, NotADirectoryError):
         raise _missing(path) from None
     except IsADirectoryError:
-        raise DataError(f"{path}: is a folder; it must be an image file") from None
+        raise DataError("is a folder; it must be an image file", path=path) from None
     return check_image(encoded, path, decode=decode)
 
 
@@ -82,14 +82,16 @@ def check_image(encoded: bytes, place: object, *, decode: bool = True) -> Encode
                 kind, mode, (width, height) = image.format, image.mode, image.size
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
         raise DataError(
-            f"{place}: cannot be decoded ({_describe(error)}, {len(encoded)} bytes); fetch it again or leave it out"
+            f"cannot be decoded ({_describe(error)}, {len(encoded)} bytes)",
+            record=place,
+            remedy="fetch it again or leave it out",
         ) from None
     if kind not in _FORMATS:
-        raise DataError(f"{place}: is a {kind} image; convert it to JPEG or PNG")
+        raise DataError(f"is a {kind} image", record=place, remedy="convert it to JPEG or PNG")
     if kind == "PNG" or mode in ("L", "RGB"):
         return EncodedImage(encoded, _FORMATS[kind], height, width)
     if mode != "CMYK":
-        raise DataError(f"{place}: is a {mode} JPEG; convert it to RGB")
+        raise DataError(f"is a {mode} JPEG", record=place, remedy="convert it to RGB")
     return EncodedImage(to_rgb_jpeg(encoded), "jpeg", height, width, CMYK_FIX)
 
 

@@ -37,7 +37,7 @@ def resumable_folder(folder: Path) -> Iterator[None]:
     """
 
     def refuse() -> None:
-        raise UnsafeError(f"{folder}: another process writes the same output; wait until it is done")
+        raise UnsafeError("another process writes the same output", path=folder, remedy="wait until it is done")
 
     lock = folder.with_name(f"{folder.name}.lock")
     with _made_folder(folder.parent), hold_lock(lock, waiting=refuse):

@@ -48,7 +48,10 @@ def find_images(image_ids: Sequence[int], known: Sequence[int], name: str) -> li
     index_of = {image_id: index for index, image_id in enumerate(known)}
     unknown = next((image_id for image_id in image_ids if image_id not in index_of), None)
     if unknown is not None:
-        raise FlagError(f"--image_ids {unknown}: {name} has no image of that id; it has {len(known)} others")
+        raise FlagError(
+            f"--image_ids {unknown}: {name} has no image of that id; it has {len(known)} others",
+            flag="--image_ids",
+        )
     return [index_of[image_id] for image_id in image_ids]
 
 
@@ -90,7 +93,11 @@ def write_pictures(
                 picture.save(staging / names[-1], "JPEG", quality=92)
         there = next((name for name in names if (output_dir / name).exists()), None)
         if there is not None and not overwrite:
-            raise UnsafeError(f"{output_dir / there}: is there already; name another --output_dir or --overwrite")
+            raise UnsafeError(
+                "is there already",
+                path=output_dir / there,
+                remedy="name another --output_dir or --overwrite",
+            )
         for name in names:
             (staging / name).replace(output_dir / name)
     return [output_dir / name for name in names]

@@ -66,19 +66,26 @@ def inspect_folder(folder: Path) -> Content:
     records = find_record_file(folder)
     if records and folders:
         raise DataError(
-            f"{folder}: holds records ({shorten(records)}) and folders ({shorten(folders[0])}), so it is not clear"
-            " which of them is the data; move one of the two away"
+            f"holds records ({shorten(records)}) and folders ({shorten(folders[0])}), so it is not clear "
+            "which of them is the data",
+            path=folder,
+            remedy="move one of the two away",
         )
     if records:
         return "records"
     if folders:
         return "class folders"
     if not files:
-        raise DataError(f"{folder}: is empty; put records or a folder of images for each class there, or remove it")
+        raise DataError(
+            "is empty",
+            path=folder,
+            remedy="put records or a folder of images for each class there, or remove it",
+        )
     if not _is_image(folder / files[0]):
         raise DataError(
-            f"{folder}: holds neither records nor a folder of images for each class, but {shorten(files[0])}"
-            " for example; give another --data_dir, or convert the data"
+            f"holds neither records nor a folder of images for each class, but {shorten(files[0])} for example",
+            path=folder,
+            remedy="give another --data_dir, or convert the data",
         )
     return "images"
 

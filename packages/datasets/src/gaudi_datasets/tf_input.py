@@ -96,7 +96,7 @@ def decode_window(encoded: bytes, window: npt.NDArray[np.int32], place: str) -> 
             return np.asarray(tf.raw_ops.DecodeAndCropJpeg(contents=encoded, crop_window=window, channels=3))
         whole = np.asarray(tf.raw_ops.DecodeImage(contents=encoded, channels=3, expand_animations=False))
     except tf.errors.InvalidArgumentError as error:
-        raise DataError(f"{place}: {_UNDECODABLE}: {_first_line(error)}") from None
+        raise DataError(f"{_UNDECODABLE}: {_first_line(error)}", record=place) from None
     y0, x0, height, width = window.tolist()
     return whole[y0 : y0 + height, x0 : x0 + width]
 

@@ -36,8 +36,9 @@ class FolderSource(ListedSource):
         root = check_folder(Path(root), "a folder for each class")
         if record := find_record_file(root):
             raise DataError(
-                f"{root}: holds records ({shorten(record)}), which are read as they are; give a folder that holds a"
-                " folder for each class"
+                f"holds records ({shorten(record)}), which are read as they are",
+                path=root,
+                remedy="give a folder that holds a folder for each class",
             )
         super().__init__(str(root), list_folders(root, class_names), FolderReader(root))
 
@@ -63,7 +64,11 @@ def list_folders(root: Path, class_names: Sequence[str] | None = None) -> FileLi
         stats += [(size, time_ns) for _, size, time_ns in found]
     faults.raise_any()
     if not names:
-        raise DataError(f"{root}: has no folders of images; give a folder that holds a folder for each class")
+        raise DataError(
+            "has no folders of images",
+            path=root,
+            remedy="give a folder that holds a folder for each class",
+        )
     sizes, times_ns = np.array(stats, np.int64).T
     return FileList(tuple(label_of_class), np.array(names, np.bytes_), np.array(labels, np.int32), sizes, times_ns)
 
@@ -88,9 +93,9 @@ def check_folder(path: Path, content: str) -> Path:
         DataError: it is a file.
     """
     if path.exists() and not path.is_dir():
-        raise DataError(f"{path}: is a file; give a folder that holds {content}")
+        raise DataError("is a file", path=path, remedy=f"give a folder that holds {content}")
     if not path.exists():
-        raise MissingInputError(f"{path}: there is no such folder; give one that holds {content}")
+        raise MissingInputError("there is no such folder", path=path, remedy=f"give one that holds {content}")
     return path
 
 
@@ -104,12 +109,13 @@ class _Faults:
     def add(self, name: str, what: str) -> None:
         """Note a fault of the file or folder of this name below the root."""
         self._count += 1
-        self._first = self._first or f"{self._root}: {shorten(name)} {what}"
+        self._first = self._first or f"{shorten(name)} {what}"
 
     def raise_any(self) -> None:
         """Raise DataError about the first fault, saying how many there are."""
         if self._count:
-            raise DataError(self._first + (f" (1 of {self._count} faults)" if self._count > 1 else ""))
+            more = f" (1 of {self._count} faults)" if self._count > 1 else ""
+            raise DataError(self._first + more, path=self._root)
 
     def folders(self, path: Path) -> Iterator[str]:
         """The names of the folders in a folder, which should hold nothing else."""

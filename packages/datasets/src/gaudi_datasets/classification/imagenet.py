@@ -81,7 +81,7 @@ class _TarReader:
         finally:
             os.close(descriptor)
         if len(content) != size:
-            raise DataError(f"{self.place(files, row)}: is cut off now; do not change the tar meanwhile")
+            raise DataError("is cut off now", path=self.place(files, row), remedy="do not change the tar meanwhile")
         return content
 
 
@@ -156,7 +156,7 @@ def _list_synset_tars(tar: Path) -> list[Member]:
     members = list_members(tar, _TAR_LIMITS)
     for member in members:
         if not member.name.endswith(".tar") or not SYNSET.fullmatch(member.name.removesuffix(".tar")):
-            raise DataError(f"{tar}: member {shorten(member.name)} is not named by a synset, such as n01440764.tar")
+            raise DataError(f"member {shorten(member.name)} is not named by a synset, such as n01440764.tar", path=tar)
     return members
 
 
@@ -175,21 +175,29 @@ def _list_synset_folders(folder: Path) -> _Found:
         found.append((synset, name, int(files.sizes[row]), int(files.times_ns[row]), 0))
     wrong = next((name for name in files.class_names if not SYNSET.fullmatch(name)), None)
     if wrong is not None:
-        raise DataError(f"{folder}: {shorten(wrong)} is no synset, n and eight digits; rename it or move it away")
+        raise DataError(
+            f"{shorten(wrong)} is no synset, n and eight digits",
+            path=folder,
+            remedy="rename it or move it away",
+        )
     return found
 
 
 def _check_train_image(place: str, name: str, synset: str) -> None:
     match = _TRAIN_IMAGE.fullmatch(name)
     if match is None or match[1] != synset:
-        raise DataError(f"{place}: is no image of synset {synset}, such as {synset}_1.JPEG; move it where it belongs")
+        raise DataError(
+            f"is no image of synset {synset}, such as {synset}_1.JPEG",
+            path=place,
+            remedy="move it where it belongs",
+        )
 
 
 def _check_validation_images(place: Path, names: Sequence[str]) -> None:
     wrong = next((name for name in names if not _VALIDATION_IMAGE.fullmatch(name)), None)
     if wrong is not None or not names:
         what = "it is empty" if wrong is None else f"{shorten(wrong)} is none"
-        raise DataError(f"{place}: must hold images such as ILSVRC2012_val_00000001.JPEG and nothing else; {what}")
+        raise DataError(f"must hold images such as ILSVRC2012_val_00000001.JPEG and nothing else; {what}", path=place)
 
 
 def _find_synsets(root: Path, labels: Sequence[str], place: Path, wanted: Sequence[str] | None = None) -> Sequence[str]:
@@ -204,7 +212,7 @@ def _find_synsets(root: Path, labels: Sequence[str], place: Path, wanted: Sequen
     known = known or sorted(set(labels))
     unknown = sorted(set(labels) - set(known))
     if unknown:
-        raise DataError(f"{place}: has images of synset {unknown[0]}, which is none of the {len(known)} to train on")
+        raise DataError(f"has images of synset {unknown[0]}, which is none of the {len(known)} to train on", path=place)
     return known
 
 
@@ -221,6 +229,6 @@ def _find_images(root: Path, split: Split, tar: str) -> tuple[Path, Content]:
         return found[0]
     records = next((root / name for name in name_folders(split) if (root / name).is_dir()), None)
     if records is not None:
-        raise DataError(f"{records}: holds records, which are read as they are; to convert, name a folder of images")
+        raise DataError("holds records, which are read as they are; to convert, name a folder of images", path=records)
     kind, names = {"train": "training"}.get(split, split), " or ".join(name_folders(split))
-    raise MissingInputError(f"{root}: has no {kind} images; put {tar} there, or a folder {names}")
+    raise MissingInputError(f"has no {kind} images", path=root, remedy=f"put {tar} there, or a folder {names}")

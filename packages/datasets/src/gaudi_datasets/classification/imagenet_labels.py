@@ -43,7 +43,9 @@ def read_validation_labels(root: Path, image_names: Sequence[str]) -> list[str]:
         if path.exists():
             return read(path, image_names)
     raise MissingInputError(
-        f"{root}: has no labels of the validation images; put one of these there: {', '.join(_READERS)}"
+        "has no labels of the validation images",
+        path=root,
+        remedy=f"put one of these there: {', '.join(_READERS)}",
     )
 
 
@@ -55,7 +57,11 @@ def read_image_list(path: Path) -> list[str]:
         DataError: it is not UTF-8, or too large to be a list.
     """
     if not path.is_file():
-        raise MissingInputError(f"{path}: there is no such file; give a text file that names an image a line")
+        raise MissingInputError(
+            "there is no such file",
+            path=path,
+            remedy="give a text file that names an image a line",
+        )
     return [line.strip() for line in _read_text(path).splitlines() if line.strip()]
 
 
@@ -83,19 +89,29 @@ def _read_devkit(path: Path, image_names: Sequence[str]) -> list[str]:
         from scipy.io import loadmat
     except ImportError as error:
         raise MissingExtraError(
-            f"{path}: needs SciPy to be read; pip install 'gaudi-datasets[imagenet]', or put synset_labels.txt there"
+            "needs SciPy to be read",
+            path=path,
+            remedy="pip install 'gaudi-datasets[imagenet]', or put synset_labels.txt there",
         ) from error
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / _DEVKIT
         extract(path, folder, _DEVKIT_LIMITS, folder=_DEVKIT)
         truth, table = folder / "data" / _GROUND_TRUTH, folder / "data" / "meta.mat"
         if not truth.is_file() or not table.is_file():
-            raise DataError(f"{path}: has no data/{_GROUND_TRUTH} or no data/meta.mat; get it from its source again")
+            raise DataError(
+                f"has no data/{_GROUND_TRUTH} or no data/meta.mat",
+                path=path,
+                remedy="get it from its source again",
+            )
         try:
             synsets = loadmat(str(table), squeeze_me=True)["synsets"]
             synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
         except Exception as error:  # whatever SciPy raises about bytes that are not what they should be
-            raise DataError(f"{path}: meta.mat is not as it should be ({type(error).__name__}); get it again") from None
+            raise DataError(
+                f"meta.mat is not as it should be ({type(error).__name__})",
+                path=path,
+                remedy="get it again",
+            ) from None
         lines = _read_text(truth).splitlines()
     found = [synset_of.get(int(line), "") if line.strip().isdecimal() else "" for line in lines]
     for number, synset in enumerate(found, 1):
@@ -113,28 +129,40 @@ _READERS: Mapping[str, Callable[[Path, Sequence[str]], list[str]]] = {
 
 def _read_text(path: Path) -> str:
     if path.stat().st_size > _MOST_BYTES:
-        raise DataError(f"{path}: has {path.stat().st_size} bytes; a file of labels has at most {_MOST_BYTES}")
+        raise DataError(f"has {path.stat().st_size} bytes; a file of labels has at most {_MOST_BYTES}", path=path)
     content = path.read_bytes()
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}: line {line} is not UTF-8; get the file from its source again") from None
+        raise DataError(f"line {line} is not UTF-8", path=path, remedy="get the file from its source again") from None
 
 
 def _check_synset(place: str, synset: str) -> None:
     if not SYNSET.fullmatch(synset):
-        raise DataError(f"{place}: {shorten(synset)} is no synset, which is n and eight digits; get the file again")
+        raise DataError(
+            f"{shorten(synset)} is no synset, which is n and eight digits",
+            record=place,
+            remedy="get the file again",
+        )
 
 
 def _check_count(path: Path, synsets: list[str], image_names: Sequence[str]) -> list[str]:
     if len(synsets) != len(image_names):
-        raise DataError(f"{path}: has {len(synsets)} labels for {len(image_names)} validation images; get both whole")
+        raise DataError(
+            f"has {len(synsets)} labels for {len(image_names)} validation images",
+            path=path,
+            remedy="get both whole",
+        )
     return synsets
 
 
 def _look_up(path: Path, synsets: Mapping[str, str], image_names: Sequence[str]) -> list[str]:
     missing = next((name for name in image_names if Path(name).stem not in synsets), None)
     if missing is not None:
-        raise DataError(f"{path}: has no label for the validation image {missing}; get the file from its source again")
+        raise DataError(
+            f"has no label for the validation image {missing}",
+            path=path,
+            remedy="get the file from its source again",
+        )
     return [synsets[Path(name).stem] for name in image_names]

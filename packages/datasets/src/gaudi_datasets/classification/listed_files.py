@@ -153,7 +153,7 @@ class ListedSource:
         unknown = np.flatnonzero(~np.isin(wanted, self.files.names))
         if unknown.size or not names:
             first = f"names {shorten(names[unknown[0]])}, no image of {self.name}" if names else "names no image"
-            raise DataError(f"{place}: {first}; correct the list")
+            raise DataError(f"{first}", path=place, remedy="correct the list")
         self.keep(np.isin(self.files.names, wanted))
 
 
@@ -179,4 +179,8 @@ class FolderReader:
         try:
             return path.read_bytes()
         except FileNotFoundError:
-            raise MissingInputError(f"{path}: was there and is gone; put it back, or start again without it") from None
+            raise MissingInputError(
+                "was there and is gone",
+                path=path,
+                remedy="put it back, or start again without it",
+            ) from None

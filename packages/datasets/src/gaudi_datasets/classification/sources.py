@@ -68,7 +68,9 @@ class RecordSource:
         names = self._records.manifest.get("classes")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
             raise DataError(
-                f"{self._records.manifest_path}: classes is {shorten(names)}; it must be a list of names: convert again"
+                f"classes is {shorten(names)}; it must be a list of names: convert again",
+                field="classes",
+                path=self._records.manifest_path,
             )
         return tuple(names)
 
@@ -93,26 +95,34 @@ def open_split(data_dir: Path, split: str, class_names: Sequence[str] | None = N
     if folder is None:
         if beside is None and data_dir.is_dir():
             names = " or ".join(name_folders(split))
-            raise MissingInputError(f"{data_dir}: has no records {split}-* and no folder {names}; name another folder")
+            raise MissingInputError(
+                f"has no records {split}-* and no folder {names}",
+                path=data_dir,
+                remedy="name another folder",
+            )
         return RecordSource(data_dir, split)
     content = inspect_folder(folder)
     if beside is not None:
         raise DataError(
-            f"{data_dir}: has records {beside}-* and beside them the folder {folder.name} ({content}), so it is not"
-            " clear which of them is the data; move one of the two away"
+            f"has records {beside}-* and beside them the folder {folder.name} ({content}), so it is not "
+            "clear which of them is the data",
+            path=data_dir,
+            remedy="move one of the two away",
         )
     if content == "records":
         return _open_records(data_dir, folder, split)
     if content == "class folders":
         return FolderSource(folder, class_names=class_names)
     if split not in OTHER_NAMES:
-        raise DataError(f"{folder}: holds images without a folder for each class; sort them into folders")
+        raise DataError("holds images without a folder for each class", path=folder, remedy="sort them into folders")
     return open_validation_images(folder, data_dir, class_names)
 
 
 def _open_records(data_dir: Path, folder: Path, split: str) -> RecordSource:
     if not has_records(data_dir, split) and not has_records(data_dir, OTHER_NAMES.get(split, split)):
         raise MissingInputError(
-            f"{folder}: holds records of another name than {split}-* or {folder.name}-*; rename them or the folder"
+            f"holds records of another name than {split}-* or {folder.name}-*",
+            path=folder,
+            remedy="rename them or the folder",
         )
     return RecordSource(data_dir, split)

@@ -56,8 +56,9 @@ class _ReportFlags:
             write_sheet(self.sheet, report, histograms(), draw_samples(source))
         if report.losses and not self.allow:
             raise DataError(
-                f"{report.name}: {report.losses} finding{'s' * (report.losses != 1)} by which something would be lost;"
-                " fix what the report names, or accept it with --allow"
+                f"{report.losses} finding{'s' * (report.losses != 1)} by which something would be lost",
+                path=report.name,
+                remedy="fix what the report names, or accept it with --allow",
             )
 
     def show_broken(self, name: str, error: DataError) -> NoReturn:

@@ -206,8 +206,9 @@ def decode_example_pixels(example: DetectionExample, place: str) -> npt.NDArray[
     if pixels.shape[:2] != (example.height, example.width):
         height, width = pixels.shape[:2]
         raise DataError(
-            f"{place}: is {height} pixels high and {width} wide, and the data set says {example.height} and "
-            f"{example.width}; convert the data again"
+            f"is {height} pixels high and {width} wide, and the data set says {example.height} and {example.width}",
+            record=place,
+            remedy="convert the data again",
         )
     return pixels
 
@@ -225,7 +226,11 @@ def _decode_pixels(encoded: bytes, place: object) -> npt.NDArray[np.uint8]:
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     pixels: npt.NDArray[np.uint8] | None = cv2.imdecode(np.frombuffer(image.encoded, np.uint8), flags)
     if pixels is None:
-        raise DataError(f"{place}: cannot be decoded ({len(encoded)} bytes); fetch it again or leave it out")
+        raise DataError(
+            f"cannot be decoded ({len(encoded)} bytes)",
+            record=place,
+            remedy="fetch it again or leave it out",
+        )
     return pixels
 
 

@@ -116,7 +116,7 @@ def parse_coco(document: object, path: Path) -> CocoAnnotations:
     annotations = list(faults.parse("annotations", lists["annotations"], parser.annotation))
     faults.raise_any()
     if not categories:
-        raise DataError(f"{path}: categories is empty; there must be at least one")
+        raise DataError("categories is empty; there must be at least one", path=path, field="categories")
     return _pack(path, categories, images, annotations)
 
 
@@ -144,9 +144,17 @@ class _Parser:
         number = _take_id(record, self._annotation_ids)
         image_id, category_id = record.integer("image_id"), record.integer("category_id")
         if image_id not in self._image_ids:
-            raise RecordError(f"image_id {image_id} is of no image in the file; fix or remove the annotation")
+            raise RecordError(
+                f"image_id {image_id} is of no image in the file",
+                field="image_id",
+                remedy="fix or remove the annotation",
+            )
         if category_id not in self._category_ids:
-            raise RecordError(f"category_id {category_id} is of no category in the file; fix or remove the annotation")
+            raise RecordError(
+                f"category_id {category_id} is of no category in the file",
+                field="category_id",
+                remedy="fix or remove the annotation",
+            )
         box = record.box_xywh("bbox")
         area = record.number("area", default=box[2] * box[3])
         is_crowd = bool(record.integer("iscrowd", high=1, default=0))
@@ -156,22 +164,28 @@ class _Parser:
 def _take_id(record: Record, taken: set[int]) -> int:
     number = record.integer("id")
     if number in taken:
-        raise RecordError("its id was given before; ids must be unique, so renumber or remove one")
+        raise RecordError("its id was given before; ids must be unique, so renumber or remove one", field="id")
     taken.add(number)
     return number
 
 
 def _lists_of(document: object, path: Path) -> dict[str, list[object]]:
     if isinstance(document, list):
-        raise DataError(f"{path}: is a list, as results of a detector are; give an annotation file")
+        raise DataError("is a list, as results of a detector are", path=path, remedy="give an annotation file")
     if not isinstance(document, Mapping):
-        raise DataError(f"{path}: is no JSON object; give an annotation file with images, annotations and categories")
+        raise DataError(
+            "is no JSON object",
+            path=path,
+            remedy="give an annotation file with images, annotations and categories",
+        )
     lists: dict[str, list[object]] = {}
     for name in ("images", "annotations", "categories"):
         value: Any = document.get(name)
         if not isinstance(value, list):
             state = "missing" if name not in document else f"a {type(value).__name__}"
-            raise DataError(f"{path}: {name} is {state}; an annotation file must have a list of that name")
+            raise DataError(
+                f"{name} is {state}; an annotation file must have a list of that name", path=path, field=name
+            )
         lists[name] = value
     return lists
 
@@ -180,7 +194,11 @@ def _inner_name(file_name: str) -> str:
     """Refuse a name that leaves the folder it stands in, by the rules of any system: a backslash divides too."""
     path = PureWindowsPath(file_name)
     if path.anchor or ".." in path.parts or "\0" in file_name:
-        raise RecordError(f"file_name {file_name!r} leaves the image folder; make it relative, without '..'")
+        raise RecordError(
+            f"file_name {file_name!r} leaves the image folder",
+            field="file_name",
+            remedy="make it relative, without '..'",
+        )
     return file_name
 
 

@@ -100,14 +100,18 @@ def _require_same(output_dir: Path, info: Mapping[str, Any]) -> None:
     except (OSError, DataError, AttributeError):
         there = None
     if there != info:
-        raise UnsafeError(f"{output_dir}: holds other files than these scenes; name another folder or remove it")
+        raise UnsafeError(
+            "holds other files than these scenes",
+            path=output_dir,
+            remedy="name another folder or remove it",
+        )
 
 
 def _load_digits(seed: int) -> tuple[_Digits, _Digits]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise MissingExtraError("scenes need scikit-learn; pip install 'gaudi-datasets[scenes]'") from error
+        raise MissingExtraError("scenes need scikit-learn", remedy="pip install 'gaudi-datasets[scenes]'") from error
     data = load_digits()
     order = np.random.default_rng([seed, 0]).permutation(len(data.target))
     parts = np.split(order, [int(len(order) * (1 - _VALIDATION_SHARE))])

@@ -141,9 +141,9 @@ def _load_detections(detections: Sequence[Mapping[str, Any]] | str | Path, truth
     path = Path(detections) if is_path else _NAMELESS  # type: ignore[arg-type]
     records: Any = load_json(path) if is_path else detections
     if isinstance(records, Mapping):
-        raise DataError(f"{path}: is one object, as annotations are; give a list of detections")
+        raise DataError("is one object, as annotations are", path=path, remedy="give a list of detections")
     if not isinstance(records, Sequence):
-        raise DataError(f"{path}: is no list; give a list of detections")
+        raise DataError("is no list", path=path, remedy="give a list of detections")
     known = {name: {one["id"] for one in truth[name]} for name in ("images", "categories")}
     found = _take_columns(records, known)
     if found is None:  # some fault: look at one after the other, which takes long, to name it
@@ -187,12 +187,20 @@ def _check_records(records: Sequence[Any], known: Mapping[str, set[int]], path: 
     def detection(record: Record) -> dict[str, Any]:
         image_id, category_id = record.integer("image_id"), record.integer("category_id")
         if image_id not in known["images"]:
-            raise RecordError(f"image_id {image_id} is of no image in the ground truth; score against the right file")
+            raise RecordError(
+                f"image_id {image_id} is of no image in the ground truth",
+                field="image_id",
+                remedy="score against the right file",
+            )
         if category_id not in known["categories"]:
-            raise RecordError(f"category_id {category_id} is of no category in the ground truth; map it to one")
+            raise RecordError(
+                f"category_id {category_id} is of no category in the ground truth",
+                field="category_id",
+                remedy="map it to one",
+            )
         box = record.box_xywh("bbox")
         if min(box[2:]) < 0:
-            raise RecordError(f"bbox is {list(box)}; width and height must not be negative")
+            raise RecordError(f"bbox is {list(box)}; width and height must not be negative", field="bbox")
         return {"image_id": image_id, "category_id": category_id, "bbox": box, "score": record.number("score")}
 
     faults = Faults(path)

@@ -116,11 +116,14 @@ class CocoSource:
     ) -> None:
         self._image_dir, self._decode = Path(image_dir), decode
         if not self._image_dir.is_dir():
-            raise MissingInputError(f"{image_dir}: there is no such folder; give the folder of the images")
+            raise MissingInputError("there is no such folder", path=image_dir, remedy="give the folder of the images")
         self.name, self.categories = str(annotations.path), annotations.categories
         rows = _kept_rows(annotations, keep_empty)
         if not len(rows):
-            raise DataError(f"{annotations.path}: none of {len(annotations.image_ids)} images has a box to learn from")
+            raise DataError(
+                f"none of {len(annotations.image_ids)} images has a box to learn from",
+                path=annotations.path,
+            )
         # Only what examples need, because each process that writes records holds it.
         counts = np.diff(annotations.box_splits)
         boxes = np.isin(np.repeat(np.arange(len(counts)), counts), rows)
@@ -187,8 +190,10 @@ class CocoSource:
         height, width = int(self._heights[index]), int(self._widths[index])
         if (image.height, image.width) != (height, width):
             raise DataError(
-                f"{path}: is {image.height} pixels high and {image.width} wide, annotated (image"
-                f" {self._image_ids[index]}) as {height} and {width}; fix one of the two"
+                f"is {image.height} pixels high and {image.width} wide, annotated (image "
+                f"{self._image_ids[index]}) as {height} and {width}",
+                path=path,
+                remedy="fix one of the two",
             )
         return image
 
@@ -262,7 +267,7 @@ def _read_categories(path: Path, manifest: dict[str, Any]) -> tuple[Category, ..
     categories = list(faults.parse("categories", listed if isinstance(listed, list) else [], _parse_category))
     faults.raise_any()
     if not categories:
-        raise DataError(f"{path}: names no categories; convert the data again")
+        raise DataError("names no categories", path=path, remedy="convert the data again")
     return tuple(sorted(categories, key=lambda category: category.id))
 
 

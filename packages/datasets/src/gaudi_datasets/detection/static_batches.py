@@ -136,23 +136,32 @@ def open_static_batches(data_dir: str | Path, options: InputOptions, *, spec: De
     if not path.is_file():
         others = sorted(other.name for other in folder.glob("train-*.json"))
         raise MissingInputError(
-            f"{path}: is not there{f', but {others[0]} is' if others else ''}; make it with gaudi-datasets"
-            f" make-static-batches --output_dir {data_dir} --batch_size {options.batch_size} --workers {options.size}"
+            f"is not there{f', but {others[0]} is' if others else ''}",
+            path=path,
+            remedy=(
+                f"make it with gaudi-datasets make-static-batches --output_dir {data_dir} --batch_size "
+                f"{options.batch_size} --workers {options.size}"
+            ),
         )
     manifest = load_json(path)
     if not isinstance(manifest, Mapping) or manifest.get("format") != MANIFEST_FORMAT:
-        raise DataError(f"{path}: is no manifest of static batches; give another folder or make them again")
+        raise DataError("is no manifest of static batches", path=path, remedy="give another folder or make them again")
     expected = {"version": MANIFEST_VERSION, **_shape_facts(options, spec)}
     for name, value in expected.items():
         if manifest.get(name) != value:
-            raise DataError(f"{path}: {name} is {manifest.get(name)}, needed is {value}; make the batches again")
+            raise DataError(
+                f"{name} is {manifest.get(name)}, needed is {value}",
+                path=path,
+                field=name,
+                remedy="make the batches again",
+            )
     faults = Faults(path)
     categories = tuple(faults.parse("categories", _as_list(manifest.get("categories")), _parse_category))
     listed = list(faults.parse("files", _as_list(manifest.get("files")), _parse_file))
     num_images = manifest.get("num_images")
     faults.raise_any()
     if not categories or not listed or not isinstance(num_images, int):
-        raise DataError(f"{path}: names no categories, files or number of images; make the batches again")
+        raise DataError("names no categories, files or number of images", path=path, remedy="make the batches again")
     for name, _, size in listed:
         _require_file(folder / name, size)
     files = tuple((name, identity) for name, identity, _ in listed)
@@ -242,10 +251,12 @@ def _require_sizes(options: InputOptions, steps: int, spec: DefaultBoxSpec) -> N
     size = 4 * options.batch_size * (3 * options.image_size**2 + 5 * spec.num_boxes + 3)
     if size > _LARGEST_EXAMPLE:
         raise FlagError(
-            f"--batch_size {options.batch_size}: a batch of {size} bytes does not fit a record of 2 GiB; lower it"
+            f"--batch_size {options.batch_size}: a batch of {size} bytes does not fit a record of 2 GiB",
+            flag="--batch_size",
+            remedy="lower it",
         )
     if steps < 1:
-        raise FlagError(f"--steps {steps}: must be at least 1")
+        raise FlagError(f"--steps {steps}: must be at least 1", flag="--steps")
 
 
 def _identify(facts: Mapping[str, Any], step: int) -> str:
@@ -263,7 +274,9 @@ def _is_there(path: Path, identity: str, overwrite: bool) -> bool:
         return False  # damaged, so there is nothing to lose
     if not same and not overwrite:
         raise UnsafeError(
-            f"{path}: is a batch of other data or options; give another --output_dir, or --overwrite to replace it"
+            "is a batch of other data or options",
+            path=path,
+            remedy="give another --output_dir, or --overwrite to replace it",
         )
     return same
 
@@ -305,24 +318,32 @@ def _read_content(path: Path) -> bytes:
     try:
         places = index_records(path)
         if len(places) != 1:
-            raise DataError(f"{path}: holds {len(places)} records, a static batch is one; make the batches again")
+            raise DataError(
+                f"holds {len(places)} records, a static batch is one",
+                path=path,
+                remedy="make the batches again",
+            )
         return read_record(places[0])
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); make the batches again") from None
+        raise DataError(f"cannot be read ({error.strerror})", path=path, remedy="make the batches again") from None
 
 
 def _read_batch(path: Path, identity: str) -> bytes:
     content = _read_content(path)
     if not content.startswith(_head(identity)):
-        raise DataError(f"{path}: is not the batch that its manifest names; make the batches again")
+        raise DataError("is not the batch that its manifest names", path=path, remedy="make the batches again")
     return content
 
 
 def _require_file(path: Path, size: int) -> None:
     if not path.is_file():
-        raise MissingInputError(f"{path}: is not there, though its manifest names it; make the batches again")
+        raise MissingInputError(
+            "is not there, though its manifest names it",
+            path=path,
+            remedy="make the batches again",
+        )
     if path.stat().st_size != size:
-        raise DataError(f"{path}: has not the {size} bytes of its manifest; make the batches again")
+        raise DataError(f"has not the {size} bytes of its manifest", path=path, remedy="make the batches again")
 
 
 def _as_list(value: object) -> list[object]:

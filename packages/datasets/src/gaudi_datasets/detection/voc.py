@@ -42,12 +42,20 @@ def read_voc(
     folder = root / "Annotations"
     files = {path.stem: path for path in sorted(folder.glob("*.xml"))}
     if not files:
-        raise MissingInputError(f"{folder}: has no annotations *.xml; give the folder that holds Annotations/")
+        raise MissingInputError(
+            "has no annotations *.xml",
+            path=folder,
+            remedy="give the folder that holds Annotations/",
+        )
     image_ids = {stem: number for number, stem in enumerate(files, 1)}
     chosen = _read_image_sets(root, image_sets)
     missing = next((stem for stem in chosen if stem not in files), None)
     if missing is not None:
-        raise MissingInputError(f"{folder}: has no {missing}.xml, which an image set names; add it or fix the set")
+        raise MissingInputError(
+            f"has no {missing}.xml, which an image set names",
+            path=folder,
+            remedy="add it or fix the set",
+        )
     trees = {stem: _parse(files[stem]) for stem in (chosen if class_names else files)}
     class_names = class_names or sorted(
         {_text(one, "name", files[stem]) for stem in trees for one in _objects(trees[stem])}
@@ -70,7 +78,7 @@ def _read_image_sets(root: Path, image_sets: Sequence[str]) -> list[str]:
         path = root / "ImageSets" / "Main" / f"{name}.txt"
         if not path.is_file():
             there = ", ".join(sorted(other.stem for other in path.parent.glob("*.txt"))) or "none"
-            raise MissingInputError(f"{path}: there is no such image set; there are: {there}")
+            raise MissingInputError(f"there is no such image set; there are: {there}", path=path)
         stems += [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     return list(dict.fromkeys(stems))
 
@@ -79,7 +87,7 @@ def _parse(path: Path) -> Element:
     try:
         tree: Element = defusedxml.ElementTree.fromstring(path.read_bytes())
     except (ParseError, defusedxml.DefusedXmlException) as error:
-        raise DataError(f"{path}: is no XML that can be read safely ({error}); fix or remove it") from None
+        raise DataError(f"is no XML that can be read safely ({error})", path=path, remedy="fix or remove it") from None
     return tree
 
 
@@ -92,7 +100,9 @@ def _image(tree: Element, path: Path) -> dict[str, Any]:
     height, width = (_number(tree, f"size/{side}", path) for side in ("height", "width"))
     if height < 1 or width < 1:
         raise DataError(
-            f"{path}: size is {height:g} high and {width:g} wide; it must be at least 1; fix the annotation"
+            f"size is {height:g} high and {width:g} wide; it must be at least 1",
+            path=path,
+            remedy="fix the annotation",
         )
     return {"file_name": name, "height": int(height), "width": int(width)}
 
@@ -100,7 +110,11 @@ def _image(tree: Element, path: Path) -> dict[str, Any]:
 def _annotation(one: Element, path: Path, category_ids: dict[str, int]) -> dict[str, Any]:
     name = _text(one, "name", path)
     if name not in category_ids:
-        raise DataError(f"{path}: class {name!r} is none of {', '.join(category_ids)}; fix it or add it to the classes")
+        raise DataError(
+            f"class {name!r} is none of {', '.join(category_ids)}",
+            path=path,
+            remedy="fix it or add it to the classes",
+        )
     xmin, ymin, xmax, ymax = (_number(one, f"bndbox/{corner}", path) for corner in _CORNERS)
     box = [xmin, ymin, xmax - xmin, ymax - ymin]
     is_difficult = (one.findtext("difficult") or "0").strip() == "1"
@@ -115,7 +129,7 @@ def _annotation(one: Element, path: Path, category_ids: dict[str, int]) -> dict[
 def _text(element: Element, tag: str, path: Path) -> str:
     text = (element.findtext(tag) or "").strip()
     if not text:
-        raise DataError(f"{path}: <{element.tag}> has no {tag}; add it")
+        raise DataError(f"<{element.tag}> has no {tag}", path=path, field=tag, remedy="add it")
     return text
 
 
@@ -126,5 +140,5 @@ def _number(element: Element, tag: str, path: Path) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(f"{path}: <{element.tag}> has {tag} {text!r}; it must be a number")
+        raise DataError(f"<{element.tag}> has {tag} {text!r}; it must be a number", path=path, field=tag)
     return number

@@ -60,7 +60,7 @@ def read_yolo(data: str | Path, image_set: str) -> tuple[dict[str, list[dict[str
 def _load_document(path: Path) -> dict[str, Any]:
     document = load_yaml(path)
     if not isinstance(document, dict):
-        raise DataError(f"{path}: is {shorten(document)}; it must be an object with names, train and val")
+        raise DataError(f"is {shorten(document)}; it must be an object with names, train and val", path=path)
     return document
 
 
@@ -68,12 +68,20 @@ def _class_names(document: dict[str, Any], path: Path) -> list[str]:
     names = document.get("names")
     if isinstance(names, dict):
         if sorted(names, key=str) != sorted(range(len(names)), key=str):
-            raise DataError(f"{path}: names has the keys {shorten(list(names))}; they must be 0, 1, 2 and so on")
+            raise DataError(
+                f"names has the keys {shorten(list(names))}; they must be 0, 1, 2 and so on", path=path, field="names"
+            )
         names = [names[number] for number in range(len(names))]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"{path}: names is {shorten(names)}; it must be a list of the classes, each a text")
+        raise DataError(
+            f"names is {shorten(names)}; it must be a list of the classes, each a text", path=path, field="names"
+        )
     if document.get("nc", len(names)) != len(names):
-        raise DataError(f"{path}: nc is {shorten(document['nc'])}, but names has {len(names)}; fix one of the two")
+        raise DataError(
+            f"nc is {shorten(document['nc'])}, but names has {len(names)}",
+            path=path,
+            remedy="fix one of the two",
+        )
     return names
 
 
@@ -82,16 +90,18 @@ def _find_images(document: dict[str, Any], data: Path, image_set: str) -> list[P
     places = document.get(image_set)
     places = [places] if isinstance(places, str) else places
     if not isinstance(places, list) or not places or not all(isinstance(place, str) and place for place in places):
-        raise DataError(f"{data}: {image_set} is {shorten(places)}; it must be a folder or a list of them")
+        raise DataError(
+            f"{image_set} is {shorten(places)}; it must be a folder or a list of them", path=data, field=image_set
+        )
     root = document.get("path") or "."
     if not isinstance(root, str):
-        raise DataError(f"{data}: path is {shorten(root)}; it must be a folder")
+        raise DataError(f"path is {shorten(root)}; it must be a folder", path=data, field="path")
     listed = (path for place in places for path in _list_images(_resolve(data.parent / root, place)))
     paths = sorted({Path(os.path.normpath(path.absolute())) for path in listed})
     if not paths:
-        raise DataError(f"{data}: {image_set} has no images; fix the folder")
+        raise DataError(f"{image_set} has no images", path=data, remedy="fix the folder")
     if not any(_labels_of(path).exists() for path in paths):
-        raise MissingInputError(f"{_labels_of(paths[0])}: is not there, nor are the labels of any other image of it")
+        raise MissingInputError("is not there, nor are the labels of any other image of it", path=_labels_of(paths[0]))
     return paths
 
 
@@ -100,7 +110,11 @@ def _resolve(root: Path, place: str) -> Path:
     if not path.exists() and place.startswith("../"):
         path = root / place.removeprefix("../")  # as exports have it that are meant for a folder further down
     if not path.exists():
-        raise MissingInputError(f"{root / place}: is not there, though the YAML file names it; fix path or the name")
+        raise MissingInputError(
+            "is not there, though the YAML file names it",
+            path=root / place,
+            remedy="fix path or the name",
+        )
     return path
 
 
@@ -132,9 +146,9 @@ def _image_size(path: Path) -> tuple[int, int]:
             with Image.open(path) as image:
                 return image.size
     except FileNotFoundError:
-        raise MissingInputError(f"{path}: there is no such image; fix the list that names it") from None
+        raise MissingInputError("there is no such image", path=path, remedy="fix the list that names it") from None
     except Exception:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
-        raise DataError(f"{path}: is no image that Pillow knows; fetch it again or leave it out") from None
+        raise DataError("is no image that Pillow knows", path=path, remedy="fetch it again or leave it out") from None
 
 
 def _read_boxes(
@@ -148,7 +162,7 @@ def _read_boxes(
             try:
                 yield _parse_line(line.split(), width, height, len(names))
             except ValueError as fault:
-                raise DataError(f"{path}: line {number}: {fault}") from None
+                raise DataError(f"{fault}", path=path, record=f"line {number}") from None
 
 
 def _parse_line(
@@ -188,4 +202,4 @@ def _read_lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is no text in UTF-8 (byte {error.start}); write it again") from None
+        raise DataError(f"is no text in UTF-8 (byte {error.start})", path=path, remedy="write it again") from None

@@ -99,9 +99,9 @@ def open_archive(path: Path, part: tuple[int, int] | None = None, *, called: str
         DataError: it is no archive, cut off or damaged, also when that shows only while it is open.
     """
     if path.is_dir():
-        raise DataError(f"{path}: is a folder; give a zip or tar file")
+        raise DataError("is a folder", path=path, remedy="give a zip or tar file")
     if not path.exists():
-        raise MissingInputError(f"{path}: there is no such archive; give the path of a zip or tar file")
+        raise MissingInputError("there is no such archive", path=path, remedy="give the path of a zip or tar file")
     with contextlib.ExitStack() as stack, naming_damage(called or str(path)):
         file: BinaryIO = stack.enter_context(path.open("rb"))
         beginning = file.read(2)
@@ -126,7 +126,9 @@ def naming_damage(called: str) -> Iterator[None]:
     except _DAMAGE as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(
-            f"{called}: is cut off, damaged or no zip or tar archive ({reason}); get it from its source again"
+            f"is cut off, damaged or no zip or tar archive ({reason})",
+            path=called,
+            remedy="get it from its source again",
         ) from None
 
 

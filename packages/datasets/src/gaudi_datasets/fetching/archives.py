@@ -72,7 +72,7 @@ def list_members(path: Path, limits: Limits | None = None, *, within: Member | N
             return [member for member, _ in _check_all(str(path), archive, limits, path.stat().st_size)]
     called = f"{path}: {within.name}"
     if within.offset is None:
-        raise DataError(f"{called}: is packed; unpack the archive to read what is in it")
+        raise DataError("is packed", path=called, remedy="unpack the archive to read what is in it")
     with open_archive(path, (within.offset, within.size), called=called) as archive:
         return [member for member, _ in _check_all(called, archive, limits, within.size)]
 
@@ -123,7 +123,7 @@ def _check_all(called: str, archive: Archive, limits: Limits | None, archive_byt
     checked = ((inspector.check(entry), entry.handle) for entry in archive.entries())
     found = [(member, handle) for member, handle in checked if member is not None]
     if not found:
-        raise DataError(f"{called}: holds no file; get it from its source again")
+        raise DataError("holds no file", path=called, remedy="get it from its source again")
     return found
 
 
@@ -179,7 +179,8 @@ class _Inspector:
 
     def _refuse(self, entry: Entry, what: str) -> NoReturn:
         raise UnsafeError(
-            f"{self._called}: member {shorten(entry.name)} {what}; nothing was unpacked, get another archive"
+            f"member {shorten(entry.name)} {what}; nothing was unpacked, get another archive",
+            path=self._called,
         )
 
 
@@ -188,7 +189,11 @@ def _below(name: str, folder: str, path: Path) -> str:
         return name
     first, _, rest = name.partition("/")
     if first != folder or not rest:
-        raise DataError(f"{path}: member {shorten(name)} is not in {folder}/, where all should be; get another archive")
+        raise DataError(
+            f"member {shorten(name)} is not in {folder}/, where all should be",
+            path=path,
+            remedy="get another archive",
+        )
     return rest
 
 
@@ -198,7 +203,7 @@ def _unfinished_folder(target: Path) -> Iterator[Path]:
     folder = target.with_name(f".unfinished-{target.name}")
     with hold_lock(target.with_name(f".{target.name}.lock")):
         if os.path.lexists(target):
-            raise UnsafeError(f"{target}: is there already; move it away, or unpack elsewhere")
+            raise UnsafeError("is there already", path=target, remedy="move it away, or unpack elsewhere")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         try:

@@ -46,7 +46,7 @@ def read_index(path: Path) -> list[Tensor]:
     try:
         return list(_read_tensors(content))
     except (_DamageError, UnicodeDecodeError, struct.error) as error:
-        raise DataError(f"{path}: is no index of a TensorFlow checkpoint, or is damaged ({error})") from None
+        raise DataError(f"is no index of a TensorFlow checkpoint, or is damaged ({error})", path=path) from None
 
 
 def check_shard(path: Path, tensors: list[Tensor], shard: int = 0) -> None:
@@ -62,11 +62,11 @@ def check_shard(path: Path, tensors: list[Tensor], shard: int = 0) -> None:
     """
     size, mine = path.stat().st_size, [tensor for tensor in tensors if tensor.shard == shard]
     if not mine:
-        raise DataError(f"{path}: the index names no tensor in it; get both files from the same place")
+        raise DataError("the index names no tensor in it", path=path, remedy="get both files from the same place")
     with path.open("rb") as file:
         for tensor in sorted(mine, key=lambda tensor: tensor.offset):
             if tensor.offset + tensor.size > size:
-                raise DataError(f"{path}: ends before the tensor {shorten(tensor.name)}; get it again")
+                raise DataError(f"ends before the tensor {shorten(tensor.name)}", path=path, remedy="get it again")
             if tensor.dtype == _STRING:
                 continue
             file.seek(tensor.offset)
@@ -75,7 +75,11 @@ def check_shard(path: Path, tensors: list[Tensor], shard: int = 0) -> None:
                 piece = file.read(min(_CHUNK, left))
                 crc, left = google_crc32c.extend(crc, piece), left - len(piece)
             if _mask(crc) != tensor.checksum:
-                raise DataError(f"{path}: the tensor {shorten(tensor.name)} is damaged, by its CRC-32C; get it again")
+                raise DataError(
+                    f"the tensor {shorten(tensor.name)} is damaged, by its CRC-32C",
+                    path=path,
+                    remedy="get it again",
+                )
 
 
 def check_meta_graph(path: Path) -> None:
@@ -87,9 +91,13 @@ def check_meta_graph(path: Path) -> None:
     try:
         numbers = {number for number, _ in _fields(path.read_bytes())}
     except _DamageError as error:
-        raise DataError(f"{path}: is no graph of TensorFlow, or is cut off ({error}); get it again") from None
+        raise DataError(
+            f"is no graph of TensorFlow, or is cut off ({error})",
+            path=path,
+            remedy="get it again",
+        ) from None
     if not numbers or not numbers <= set(_META_GRAPH_FIELDS):
-        raise DataError(f"{path}: is no graph of TensorFlow; get it again")
+        raise DataError("is no graph of TensorFlow", path=path, remedy="get it again")
 
 
 def check_state_file(path: Path, name: str) -> None:
@@ -101,7 +109,11 @@ def check_state_file(path: Path, name: str) -> None:
     text = path.read_bytes()[:_CHUNK].decode("utf-8", errors="replace")
     newest = re.search(r'^model_checkpoint_path:\s*"([^"]+)"', text, re.MULTILINE)
     if newest is None or Path(newest[1]).name != name:
-        raise DataError(f"{path}: does not name {name} as the newest checkpoint but {shorten(text)}; get it again")
+        raise DataError(
+            f"does not name {name} as the newest checkpoint but {shorten(text)}",
+            path=path,
+            remedy="get it again",
+        )
 
 
 class _DamageError(Exception):

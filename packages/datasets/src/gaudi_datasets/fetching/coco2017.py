@@ -134,8 +134,9 @@ class CocoFetcher:
             count = sum(1 for _ in target.iterdir())
             if count < archive.files:
                 raise UnsafeError(
-                    f"{target}: holds {count} files and {archive.path} {archive.files}; move it away, or give another "
-                    "--output_dir"
+                    f"holds {count} files and {archive.path} {archive.files}",
+                    path=target,
+                    remedy="move it away, or give another --output_dir",
                 )
             self._report.finished(f"{target}: there already, {count} files")
             return
@@ -217,7 +218,7 @@ def select_part(document: Any, path: Path, part: CocoPart) -> dict[str, Any]:
     chosen = np.unique(rows) if part.classes else np.arange(len(coco.image_ids))
     image_ids = set(coco.image_ids[chosen][: part.max_images or None].tolist())
     if not image_ids:
-        raise DataError(f"{path}: no image shows {', '.join(part.classes)}; choose other --classes")
+        raise DataError(f"no image shows {', '.join(part.classes)}", path=path, remedy="choose other --classes")
     return {
         **{name: document[name] for name in ("info", "licenses") if name in document},
         "images": [one for one in document["images"] if one["id"] in image_ids],
@@ -234,7 +235,7 @@ def _find_classes(coco: CocoAnnotations, names: Sequence[str]) -> set[int]:
         if name not in ids:
             nearest = difflib.get_close_matches(name, ids, n=1, cutoff=0.5)
             remedy = f"did you mean {nearest[0]!r}?" if nearest else f"they are in {coco.path}"
-            raise FlagError(f"--classes: {name!r} is no class; {remedy}")
+            raise FlagError(f"--classes: {name!r} is no class; {remedy}", flag="--classes")
     return {ids[name] for name in names or ids}
 
 
@@ -242,6 +243,6 @@ def _expect_size(height: int, width: int) -> Callable[[Path], None]:
     def check(path: Path) -> None:
         image = read_image(path)
         if (image.height, image.width) != (height, width):
-            raise DataError(f"{path}: is {image.height}x{image.width}; the annotations say {height}x{width}")
+            raise DataError(f"is {image.height}x{image.width}; the annotations say {height}x{width}", path=path)
 
     return check

@@ -55,7 +55,7 @@ class Download:
 
     def __post_init__(self) -> None:
         if not is_web_address(self.url):
-            raise DataError(f"{self.url}: is no address of a file; it must begin with http:// or https:// and a host")
+            raise DataError("is no address of a file; it must begin with http:// or https:// and a host", path=self.url)
         if not self.sha256 and self.check is None:
             raise ValueError(f"{self.url}: there is neither a SHA-256 nor another check")
 
@@ -63,9 +63,9 @@ class Download:
         """Raise DataError unless the file at `path` is the one that this download should give."""
         size = path.stat().st_size
         if self.size is not None and size != self.size:
-            raise DataError(f"{self.url}: has {size} bytes; {self.size} are expected")
+            raise DataError(f"has {size} bytes; {self.size} are expected", path=self.url)
         if self.sha256 and (found := hash_file(path, hashlib.sha256())) != self.sha256.lower():
-            raise DataError(f"{self.url}: has SHA-256 {found}; {self.sha256.lower()} is expected")
+            raise DataError(f"has SHA-256 {found}; {self.sha256.lower()} is expected", path=self.url)
         if self.check:
             self.check(path)
 
@@ -143,14 +143,17 @@ class Fetcher:
                 partial.discard()
                 wrong += 1
                 if wrong >= _WRONG_CONTENTS:
-                    raise DataError(f"{error} ({wrong} times); fix the address or the expectation") from None
+                    raise DataError(
+                        f"{error.args[0]} ({wrong} times)", path=error.path, remedy="fix the address or the expectation"
+                    ) from None
             except _AttemptError as failure:
                 failures = 1 if partial.size > furthest else failures + 1
                 furthest = max(furthest, partial.size)
                 if failures >= self._patience.attempts:
                     raise TransferError(
-                        f"{download.url}: {failure} ({failures} times in a row); "
-                        f"try again later to go on from byte {partial.size}"
+                        f"{failure} ({failures} times in a row)",
+                        path=download.url,
+                        remedy=f"try again later to go on from byte {partial.size}",
                     ) from None
                 self._wait(download, failures, failure.wait)
         partial.publish(path)
@@ -161,7 +164,9 @@ class Fetcher:
             download.verify(download.path)
         except (DataError, OSError) as error:
             raise UnsafeError(
-                f"{download.path}: is there already and is not the file to fetch ({error}); move it away"
+                f"is there already and is not the file to fetch ({error})",
+                path=download.path,
+                remedy="move it away",
             ) from None
 
     def _transfer(self, download: Download, partial: PartialFile) -> None:
@@ -183,13 +188,17 @@ class Fetcher:
         try:
             return self._session.get(download.url, headers=headers, stream=True, timeout=limits)
         except _POINTLESS as error:
-            raise TransferError(f"{download.url}: {_describe(error)}; fix the address") from None
+            raise TransferError(f"{_describe(error)}", path=download.url, remedy="fix the address") from None
 
     def _accept(self, download: Download, response: requests.Response, partial: PartialFile) -> int | None:
         """Look at the answer's head and make the partial file fit it; the length of the whole file, if it is told."""
         status = response.status_code
         if status in _GONE:
-            raise MissingInputError(f"{download.url}: the server answers {status} {response.reason}; fix the address")
+            raise MissingInputError(
+                f"the server answers {status} {response.reason}",
+                path=download.url,
+                remedy="fix the address",
+            )
         if status == 416:  # there is nothing after what is here
             total = response.headers.get("Content-Range", "").rpartition("/")[2]
             if partial.size and total == str(partial.size):
@@ -199,9 +208,17 @@ class Fetcher:
         if status in _PASSING:
             raise _AttemptError(f"the server answers {status} {response.reason}", _asked_wait(response))
         if status not in (200, 206):
-            raise TransferError(f"{download.url}: the server answers {status} {response.reason}; fix the address")
+            raise TransferError(
+                f"the server answers {status} {response.reason}",
+                path=download.url,
+                remedy="fix the address",
+            )
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise TransferError(f"{download.url}: the server packs the content though asked not to; use another server")
+            raise TransferError(
+                "the server packs the content though asked not to",
+                path=download.url,
+                remedy="use another server",
+            )
         length = self._resume(response, partial) if status == 206 else self._begin(response, partial)
         self._check_length(download, partial, length)
         return length
@@ -226,13 +243,15 @@ class Fetcher:
         if length is None:
             return
         if download.size is not None and length != download.size:
-            raise DataError(f"{download.url}: has {length} bytes; {download.size} are expected")
+            raise DataError(f"has {length} bytes; {download.size} are expected", path=download.url)
         if length > download.most_bytes:
-            raise DataError(f"{download.url}: has {length} bytes; it may have {download.most_bytes}")
+            raise DataError(f"has {length} bytes; it may have {download.most_bytes}", path=download.url)
         free = shutil.disk_usage(partial.path.parent).free
         if length - partial.size > free:
             raise TransferError(
-                f"{download.path}: {length - partial.size} bytes are to come and the disk has {free}; make room"
+                f"{length - partial.size} bytes are to come and the disk has {free}",
+                path=download.path,
+                remedy="make room",
             )
 
     def _receive(
@@ -242,9 +261,13 @@ class Fetcher:
         with partial.open() as file:
             for piece in response.raw.stream(_CHUNK, decode_content=False):
                 if self._stop.is_set():
-                    raise TransferError(f"{download.url}: stopped after {file.tell()} bytes; run it again to go on")
+                    raise TransferError(
+                        f"stopped after {file.tell()} bytes",
+                        path=download.url,
+                        remedy="run it again to go on",
+                    )
                 if file.tell() + len(piece) > most:
-                    raise DataError(f"{download.url}: does not end after the {most} bytes that it may have")
+                    raise DataError(f"does not end after the {most} bytes that it may have", path=download.url)
                 file.write(piece)
                 if self._progress:
                     self._progress(download.path.name, file.tell(), length)
@@ -252,11 +275,15 @@ class Fetcher:
     def _wait(self, download: Download, failures: int, asked: float | None) -> None:
         longest = self._patience.longest_wait_seconds
         if asked is not None and asked > longest:
-            raise TransferError(f"{download.url}: the server asks to wait {asked:.0f} seconds; try again then")
+            raise TransferError(
+                f"the server asks to wait {asked:.0f} seconds",
+                path=download.url,
+                remedy="try again then",
+            )
         seconds = min(longest, self._patience.first_wait_seconds * 2 ** (failures - 1))
         seconds *= random.uniform(0.5, 1)  # so that many clients do not come back at once
         if self._stop.wait(max(seconds, asked or 0)):
-            raise TransferError(f"{download.url}: stopped; run it again to go on")
+            raise TransferError("stopped", path=download.url, remedy="run it again to go on")
 
 
 def is_web_address(url: str) -> bool:

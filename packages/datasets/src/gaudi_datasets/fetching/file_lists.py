@@ -30,17 +30,19 @@ def read_file_list(path: Path, output_dir: Path) -> list[Download]:
     """
     entries = load_yaml(path)
     if not isinstance(entries, list) or not entries:
-        raise DataError(f"{path}: is no list of files; write `- url: ...` and `  sha256: ...` for each")
+        raise DataError("is no list of files", path=path, remedy="write `- url: ...` and `  sha256: ...` for each")
     faults, taken = Faults(path), _Names()
 
     def parse(record: Record) -> Download:
         if unknown := [str(name) for name in record.fields if name not in _FIELDS]:
-            raise RecordError(f"{shorten(unknown[0])} is no field of a file; there are {', '.join(_FIELDS)}")
+            raise RecordError(
+                f"{shorten(unknown[0])} is no field of a file; there are {', '.join(_FIELDS)}", field=unknown[0]
+            )
         url, sha256 = record.text("url"), record.text("sha256")
         if not is_web_address(url):
-            raise RecordError(f"url is {shorten(url)}; it must begin with http:// or https:// and a host")
+            raise RecordError(f"url is {shorten(url)}; it must begin with http:// or https:// and a host", field="url")
         if not _SHA256.fullmatch(sha256):
-            raise RecordError(f"sha256 is {shorten(sha256)}; it must be 64 hexadecimal digits")
+            raise RecordError(f"sha256 is {shorten(sha256)}; it must be 64 hexadecimal digits", field="sha256")
         name = record.text("name", default="") or unquote(PurePosixPath(urlsplit(url).path).name)
         return Download(url, output_dir / taken.take(name), sha256.lower())
 
@@ -78,8 +80,10 @@ class _Names:
         try:
             inner = check_inner_name(name)
         except ValueError as rule:
-            raise RecordError(f"name {shorten(name)} {rule}") from None
+            raise RecordError(f"name {shorten(name)} {rule}", field="name") from None
         if fold_name(inner) in self._taken:
-            raise RecordError(f"name {shorten(name)} was given before; give each file a `name` of its own")
+            raise RecordError(
+                f"name {shorten(name)} was given before", field="name", remedy="give each file a `name` of its own"
+            )
         self._taken.add(fold_name(inner))
         return inner

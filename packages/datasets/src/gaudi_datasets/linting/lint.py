@@ -76,8 +76,8 @@ def lint_classification(
 
 def report_broken(name: str, error: DataError) -> LintReport:
     """The report on a data set that cannot be read, with the faults that the error names."""
-    messages = error.messages if isinstance(error, FaultyRecordsError) else [str(error)]
-    return LintReport(name, findings=tuple(Finding(STRUCTURE, "", message) for message in messages))
+    errors = error.errors if isinstance(error, FaultyRecordsError) else [error]
+    return LintReport(name, findings=tuple(Finding(STRUCTURE, "", str(each)) for each in errors))
 
 
 def _add_pictures(
@@ -109,9 +109,9 @@ class AnnotatedFiles:
         try:
             encoded = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            raise MissingInputError(f"{path}: there is no such file") from None
+            raise MissingInputError("there is no such file", path=path) from None
         except IsADirectoryError:
-            raise DataError(f"{path}: is a folder; it must be an image file") from None
+            raise DataError("is a folder; it must be an image file", path=path) from None
         return StoredPicture(encoded, path.name, (int(of.heights[index]), int(of.widths[index])))
 
 

@@ -110,7 +110,7 @@ def write_sheet(path: Path, report: LintReport, histograms: Sequence[Histogram],
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtraError("a sheet needs matplotlib; pip install 'gaudi-datasets[plots]'") from error
+        raise MissingExtraError("a sheet needs matplotlib", remedy="pip install 'gaudi-datasets[plots]'") from error
     bars = _bars(report.classes)
     rows = [samples[start : start + _COLUMNS] for start in range(0, len(samples), _COLUMNS)]
     # A row of samples is as high as its highest one, up to a square.

@@ -186,7 +186,9 @@ def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[P
     there = [path for path in (manifest_path, *sorted(output_dir.glob(f"{split}-*"))) if path.exists()]
     if there and not overwrite:
         raise UnsafeError(
-            f"{output_dir}: has records of split {split!r} ({there[0].name}); name another or --overwrite"
+            f"has records of split {split!r} ({there[0].name})",
+            path=output_dir,
+            remedy="name another or --overwrite",
         )
     if there:
         manifest = load_json(manifest_path) if manifest_path.exists() else None
@@ -195,8 +197,9 @@ def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[P
         stranger = next((path for path in there if path.name not in named), None)
         if stranger is not None or shards is None:
             raise UnsafeError(
-                f"{stranger or manifest_path}: was not written by an earlier conversion that a manifest tells of,"
-                " so it is not overwritten; move it away"
+                "was not written by an earlier conversion that a manifest tells of, so it is not overwritten",
+                path=stranger or manifest_path,
+                remedy="move it away",
             )
     return there
 

@@ -57,12 +57,13 @@ class RecordSet:
         self.manifest = _read_manifest(self.manifest_path, self.paths)
         if self.manifest is not None and self.manifest["kind"] != kind:
             raise DataError(
-                f"{self.manifest_path}: tells of {self.manifest['kind']} records; {kind} records are needed"
+                f"tells of {self.manifest['kind']} records; {kind} records are needed",
+                path=self.manifest_path,
             )
         self.fingerprint = _hash_records(self.manifest, self.paths)
         self._places = _index_shards(self.paths)
         if not len(self._places):
-            raise DataError(f"{data_dir}: the records of split {split!r} are empty; convert the data again")
+            raise DataError(f"the records of split {split!r} are empty", path=data_dir, remedy="convert the data again")
 
     def __len__(self) -> int:
         return len(self._places)
@@ -120,19 +121,27 @@ def find_kind(data_dir: str | Path, split: str) -> RecordKind:
             place = RecordPlace(path, 0, offset, length)
             features = ExampleFeatures(read_record(place), place)
             return "detection" if "image/object/bbox/ymin" in features else "classification"
-    raise DataError(f"{folder}: the records of split {split!r} are empty; convert the data again")
+    raise DataError(f"the records of split {split!r} are empty", path=folder, remedy="convert the data again")
 
 
 def _find_shards(folder: Path, split: str) -> list[Path]:
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder}: is a file; give the folder that holds the records")
+        raise DataError("is a file", path=folder, remedy="give the folder that holds the records")
     paths = sorted(path for path in folder.glob(f"{split}-*") if path.is_file())
     if not paths:
         state = "has no" if folder.is_dir() else "is not there; it should have"
-        raise MissingInputError(f"{folder}: {state} records {split}-*; write them with gaudi-datasets convert")
+        raise MissingInputError(
+            f"{state} records {split}-*",
+            path=folder,
+            remedy="write them with gaudi-datasets convert",
+        )
     _check_complete(folder, split, paths)
     if unfinished_folder(folder, split).exists() and not (folder / f"{split}.json").exists():
-        raise DataError(f"{folder}: the conversion of split {split!r} was stopped; repeat the command that made it")
+        raise DataError(
+            f"the conversion of split {split!r} was stopped",
+            path=folder,
+            remedy="repeat the command that made it",
+        )
     return paths
 
 
@@ -142,7 +151,9 @@ def _check_complete(folder: Path, split: str, paths: Sequence[Path]) -> None:
     endings = sorted({f"-of-{match['total']}{match['suffix']}" for match in shards})
     if len(endings) > 1:
         raise DataError(
-            f"{folder}: has files {split}-* of several conversions ({', '.join(endings)}); leave those of one there"
+            f"has files {split}-* of several conversions ({', '.join(endings)})",
+            path=folder,
+            remedy="leave those of one there",
         )
     total = shards[0]["total"] if shards else "0"
     missing = sorted(set(range(int(total))) - {int(match["number"]) for match in shards})
@@ -150,8 +161,12 @@ def _check_complete(folder: Path, split: str, paths: Sequence[Path]) -> None:
         named = ", ".join(f"{split}-{number:0{len(total)}d}{endings[0]}" for number in missing[:_NAMED_SHARDS])
         more = f" and {len(missing) - _NAMED_SHARDS} more" if len(missing) > _NAMED_SHARDS else ""
         raise MissingInputError(
-            f"{folder}: has {len(shards)} of {int(total)} files {split}-*; missing: {named}{more}; copy or convert them"
-            f" again, or, to do without, rename those that are there to {split}-*-of-{len(shards):0{len(total)}d}"
+            f"has {len(shards)} of {int(total)} files {split}-*; missing: {named}{more}",
+            path=folder,
+            remedy=(
+                "copy or convert them again, or, to do without, rename those that are there to "
+                f"{split}-*-of-{len(shards):0{len(total)}d}"
+            ),
         )
 
 
@@ -161,18 +176,26 @@ def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
         return None
     manifest = load_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
-        raise DataError(f"{path}: is no manifest of records; move it away or convert the data again")
+        raise DataError("is no manifest of records", path=path, remedy="move it away or convert the data again")
     if manifest.get("version") != MANIFEST_VERSION:
-        raise DataError(f"{path}: has version {manifest.get('version')}, known is {MANIFEST_VERSION}; convert again")
+        raise DataError(
+            f"has version {manifest.get('version')}, known is {MANIFEST_VERSION}",
+            path=path,
+            remedy="convert again",
+        )
     faults = Faults(path)
     listed = manifest.get("shards")
     sizes = dict(faults.parse("shards", listed if isinstance(listed, list) else [], _shard_size))
     faults.raise_any()
     if manifest.get("kind") not in _KINDS or sizes.keys() != {shard.name for shard in shards}:
-        raise DataError(f"{path}: does not tell of the records beside it; convert the data again")
+        raise DataError("does not tell of the records beside it", path=path, remedy="convert the data again")
     for shard in shards:
         if shard.stat().st_size != sizes[shard.name]:
-            raise DataError(f"{shard}: has not the {sizes[shard.name]} bytes of its manifest; copy or convert it again")
+            raise DataError(
+                f"has not the {sizes[shard.name]} bytes of its manifest",
+                path=shard,
+                remedy="copy or convert it again",
+            )
     return manifest
 
 

@@ -78,14 +78,17 @@ def scan_records(path: Path) -> Iterator[tuple[int, int]]:
             length, checksum = header[: _LENGTH.size], header[_LENGTH.size :]
             if checksum != _masked_checksum(length):
                 raise DataError(
-                    f"{path}: record {number}: its header is wrong, so this is no TFRecord file or is damaged;"
-                    " convert or copy the file again"
+                    f"record {number}: its header is wrong, so this is no TFRecord file or is damaged",
+                    path=path,
+                    remedy="convert or copy the file again",
                 )
             place = position + _HEADER_BYTES, int(_LENGTH.unpack(length)[0])
             position = sum(place) + _CHECKSUM.size
             if position > size:
                 raise DataError(
-                    f"{path}: record {number} is cut off: the file ends before it; convert or copy the file again"
+                    f"record {number} is cut off: the file ends before it",
+                    path=path,
+                    remedy="convert or copy the file again",
                 )
             yield place
             number += 1
@@ -101,7 +104,11 @@ def read_record(place: RecordPlace) -> bytes:
         framed = os.pread(file.fileno(), place.length + _CHECKSUM.size, place.offset)
     content, checksum = framed[: place.length], framed[place.length :]
     if checksum != _masked_checksum(content):
-        raise DataError(f"{place}: its checksum is wrong, so it is damaged; convert or copy the file again")
+        raise DataError(
+            "its checksum is wrong, so it is damaged",
+            record=place,
+            remedy="convert or copy the file again",
+        )
     return content
 
 
@@ -204,7 +211,11 @@ class ExampleFeatures:
         try:
             self._feature = _Example.FromString(content).features.feature
         except Exception as error:  # protobuf's DecodeError, or a ValueError, by the implementation of protobuf
-            raise DataError(f"{place}: is no tf.train.Example ({error}); convert the data again") from None
+            raise DataError(
+                f"is no tf.train.Example ({error})",
+                record=place,
+                remedy="convert the data again",
+            ) from None
         self._place = place
 
     def __contains__(self, name: str) -> bool:
