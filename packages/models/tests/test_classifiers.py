@@ -145,11 +145,11 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnet51", {}, "model is 'resnet51'; use one of resnet18, "),
-        ("resnet18", {"num_classes": 1}, "num_classes is 1; use at least 2"),
-        ("resnet18", {"image_size": 31}, "image_size is 31; use at least 32"),
-        ("resnet18", {"padding": "none"}, "padding is 'none'; use one of same, "),
-        ("resnet50_keras", {"padding": "same"}, "padding is 'same'; resnet50_keras has 'symmetric' only"),
+        ("resnet51", {}, "model is 'resnet51'"),
+        ("resnet18", {"num_classes": 1}, "num_classes is 1"),
+        ("resnet18", {"image_size": 31}, "image_size is 31"),
+        ("resnet18", {"padding": "none"}, "padding is 'none'"),
+        ("resnet50_keras", {"padding": "same"}, "padding is 'same'"),
     ],
 )
 def test_what_there_is_not_is_refused(name: str, arguments: dict[str, Any], message: str) -> None:

@@ -85,36 +85,35 @@ def test_the_original_resnet50(prefix: str, tmp_path: Path) -> None:
 
 def test_what_leads_out_of_the_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "numbers").write_bytes(bytes(400))
-    places: list[tuple[str, Any]] = [
-        ("is a link", h5py.ExternalLink("other.h5", "/x")),
-        ("is a link", h5py.SoftLink("/fc1000")),
-    ]
-    for number, (message, link) in enumerate(places):
+    for number, link in enumerate([h5py.ExternalLink("other.h5", "/x"), h5py.SoftLink("/fc1000")]):
         path = write(tmp_path / f"{number}.h5")
         with h5py.File(path, "a") as file:
             file["a/link"] = link
-        with pytest.raises(UnsafeWeightsError, match=message):
+        with pytest.raises(UnsafeWeightsError, match="a link") as caught:
             read_weights(path)
+        assert (caught.value.path, caught.value.record) == (str(path), "a/link")
     path = write(tmp_path / "external.h5")
     with h5py.File(path, "a") as file:
         file.create_dataset("a/kernel:0", (100,), "f4", external=[(str(tmp_path / "numbers"), 0, 400)])
-    with pytest.raises(UnsafeWeightsError, match="is kept in other files"):
+    with pytest.raises(UnsafeWeightsError, match="other files") as caught:
         read_weights(path)
+    assert (caught.value.path, caught.value.record) == (str(path), "tensor a/kernel")
     path = write(tmp_path / "virtual.h5")
     with h5py.File(path, "a") as file:
         layout = h5py.VirtualLayout((4,), "f4")
         layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "x", (4,))
         file.create_virtual_dataset("a/kernel:0", layout)
-    with pytest.raises(UnsafeWeightsError, match="is kept in other files"):
+    with pytest.raises(UnsafeWeightsError, match="other files") as caught:
         read_weights(path)
+    assert (caught.value.path, caught.value.record) == (str(path), "tensor a/kernel")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"shape": (1 << 40,), "dtype": "f4", "chunks": (1024,)}, "needs 4398046511104 bytes and has 0"),
-        ({"data": np.zeros([100000], np.float32), "compression": "gzip"}, "needs 400000 bytes and has"),
-        ({"data": "text"}, "which are no numbers"),
+        ({"shape": (1 << 40,), "dtype": "f4", "chunks": (1024,)}, "needs 4398046511104 bytes"),
+        ({"data": np.zeros([100000], np.float32), "compression": "gzip"}, "needs 400000 bytes"),
+        ({"data": "text"}, "no numbers"),
     ],
 )
 def test_arrays_that_are_not_what_keras_writes(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -128,7 +127,7 @@ def test_arrays_that_are_not_what_keras_writes(arguments: dict[str, Any], messag
 def test_the_format_without_names_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["layers/conv2d/vars/0"] = np.zeros([3], np.float32)
-    with pytest.raises(WeightsError, match=r"names no layers; save it as \.h5"):
+    with pytest.raises(WeightsError, match="no layers"):
         read_weights(tmp_path / "x.h5")
 
 

@@ -157,28 +157,30 @@ def test_our_own_names_leave_the_state_of_training_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "record", "words"),
     [
-        (["conv2d_36/kernel"], "none of its 1 tensors has a known name, the first is 'conv2d_36/kernel'"),
-        (["conv2d/gamma", "dense/kernel"], "none of its 2 tensors has a known name"),
-        ([], "holds no tensor by name"),
-        (["bn1.weight", "bn1.gamma"], "has both bn1.weight and bn1.gamma, which are one variable"),
-        (["momentum/conv1/kernel"], "none of its 1 tensors has a known name"),
+        (["conv2d_36/kernel"], None, "'conv2d_36/kernel'"),
+        (["conv2d/gamma", "dense/kernel"], None, "its 2 tensors"),
+        ([], None, "no tensor"),
+        (["bn1.weight", "bn1.gamma"], "bn1.gamma", "has both bn1.weight"),
+        (["momentum/conv1/kernel"], None, "its 1 tensors"),
     ],
 )
-def test_names_that_cannot_be_used(names: list[str], message: str) -> None:
-    with pytest.raises(WeightsError, match=message):
+def test_names_that_cannot_be_used(names: list[str], record: str | None, words: str) -> None:
+    with pytest.raises(WeightsError, match=words) as caught:
         translate_names("x", make_raw(dict.fromkeys(names, (2,))))
+    assert (caught.value.path, caught.value.record) == ("x", record)
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "words"),
     [
-        (np.array([1, np.nan], np.float32), "tensor bn1.bias has values that are not finite"),
-        (np.array([1, 1e300]), "tensor bn1.bias has values that are not finite"),
-        (np.array([1, 2], np.int64), "tensor bn1.bias is of int64; weights are floating-point numbers"),
+        (np.array([1, np.nan], np.float32), "not finite"),
+        (np.array([1, 1e300]), "not finite"),
+        (np.array([1, 2], np.int64), "int64"),
     ],
 )
-def test_values_that_cannot_be_used(value: Any, message: str) -> None:
-    with pytest.raises(WeightsError, match=message):
+def test_values_that_cannot_be_used(value: Any, words: str) -> None:
+    with pytest.raises(WeightsError, match=words) as caught:
         translate_names("x", RawWeights("test", {"bn1.bias": lambda: value}))
+    assert (caught.value.path, caught.value.record) == ("x", "tensor bn1.bias")

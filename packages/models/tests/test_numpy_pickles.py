@@ -117,5 +117,5 @@ def test_a_shape_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "x.pickle"
     data = pickle.dumps({"bn1.gamma": np.zeros(5, np.float32)}, 2)
     path.write_bytes(data.replace(b"K\x05", b"K\x06"))
-    with pytest.raises(WeightsError, match="an array's shape does not fit its bytes"):
+    with pytest.raises(WeightsError, match="not fit"):
         read_weights(path)

@@ -86,8 +86,10 @@ def test_a_payload_is_refused_and_does_not_run(kind: Any, protocol: int, place: 
     }[place]
     path = tmp_path / "weights.pickle"
     path.write_bytes(pickle.dumps(value, protocol))
-    with pytest.raises(UnsafeWeightsError, match=r"weights.pickle: the pickle names '(posix|nt)\.system'") as caught:
+    with pytest.raises(UnsafeWeightsError) as caught:
         read_weights(path)
+    assert caught.value.path == str(path)
+    assert caught.value.field in ("posix.system", "nt.system")
     assert caught.value.exit_status == 77
     assert not ran.exists()
     if place == "alone" and kind is Payload:  # and it was a payload
@@ -111,13 +113,13 @@ def test_a_payload_is_refused_and_does_not_run(kind: Any, protocol: int, place: 
         (b"\x80\x02\x82\x01.", "opcode EXT1"),
         (b"\x80\x02P1\n.", "opcode PERSID"),
         (b"\x80\x02K\x01Q.", "an object outside"),
-        (b"\x80\x02]}b.", "sets attributes of a list"),
-        (b"\x80\x02cnumpy\nndarray\n}b.", "sets attributes of a str"),
-        (b"\x80\x02ccollections\nOrderedDict\n}b.", "sets attributes of a Function"),
+        (b"\x80\x02]}b.", "attributes of"),
+        (b"\x80\x02cnumpy\nndarray\n}b.", "of a str"),
+        (b"\x80\x02ccollections\nOrderedDict\n}b.", "of a Function"),
         (b"\x80\x02cnumpy\nndarray\n)R.", "calls a str"),
         (b"\x80\x02K\x01)R.", "calls a int"),
         (b"\x80\x02)K\x01a.", "appends to a tuple"),
-        (b"\x80\x02]K\x01K\x01s.", "sets items of a list"),
+        (b"\x80\x02]K\x01K\x01s.", "items of a"),
         (b"\x80\x05\x97.", "opcode NEXT_BUFFER"),
         (b"\x80\x04\x8f.", "opcode EMPTY_SET"),
     ],
@@ -133,14 +135,14 @@ def test_every_way_to_an_object_is_refused(data: bytes, what: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        (b"\x80\x02}", "exhausted before seeing STOP"),
+        (b"\x80\x02}", "before seeing STOP"),
         (b"\x80\x02.", "IndexError"),
         (b"\x80\x02h\x07.", "KeyError"),
-        (b"\x80\x02K\x01\x86.", "a tuple of what is not there"),
+        (b"\x80\x02K\x01\x86.", "a tuple of"),
         (b"\x80\x02t.", "IndexError"),
         (b"\x80\x02}(K\x01u.", "shorter"),
-        (b"\x80\x02})K\x01s.", "a tuple as a key"),
-        (b"\x80\x04}K\x01\x93.", "a name that is no text"),
+        (b"\x80\x02})K\x01s.", "as a key"),
+        (b"\x80\x04}K\x01\x93.", "no text"),
         (b"\x80\x03B\xff\xff\xff\x7fx.", "expected 2147483647 bytes"),
         (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7fx.", "expected"),
     ],
@@ -148,13 +150,14 @@ def test_every_way_to_an_object_is_refused(data: bytes, what: str, tmp_path: Pat
 def test_a_damaged_pickle_is_named(data: bytes, what: str, tmp_path: Path) -> None:
     path = tmp_path / "x.pickle"
     path.write_bytes(data)
-    with pytest.raises(WeightsError, match=f"x.pickle: is damaged or not what it seems: .*{what}"):
+    with pytest.raises(WeightsError, match=what) as caught:
         read_weights(path)
+    assert caught.value.path == str(path)
 
 
 def test_a_name_of_tuples_within_tuples_is_no_trouble() -> None:
     deep = b"\x80\x04)" + b"\x85" * 100_000 + b"\x8c\x01x\x93."
-    with pytest.raises(ValueError, match="a name that is no text"):
+    with pytest.raises(ValueError, match="no text"):
         read_pickle(io.BytesIO(deep), {})
 
 

@@ -46,8 +46,9 @@ def test_npz(save: Any, name: str, tmp_path: Path) -> None:
 def test_npz_of_objects_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     np.savez(path, **OURS, other=np.array([{}], object))
-    with pytest.raises(UnsafeWeightsError, match="array 'other' holds pickled objects"):
+    with pytest.raises(UnsafeWeightsError) as caught:
         read_weights(path)
+    assert (caught.value.path, caught.value.record) == (str(path), "array other")
 
 
 def test_safetensors(tmp_path: Path) -> None:
@@ -76,8 +77,9 @@ def test_safetensors(tmp_path: Path) -> None:
 )
 def test_safetensors_with_wrong_notes(notes: dict[str, str], tmp_path: Path) -> None:
     save_file(OURS, tmp_path / "x", notes)
-    with pytest.raises(WeightsError, match="x: is damaged or not what it seems"):
+    with pytest.raises(WeightsError, match="is damaged") as caught:
         read_weights(tmp_path / "x")
+    assert caught.value.path == str(tmp_path / "x")
 
 
 def write_checkpoint(folder: Path, *, others: dict[str, Any] | None = None, **facts: Any) -> Path:
@@ -116,8 +118,9 @@ def test_checkpoint_whose_tensors_changed(tmp_path: Path) -> None:
     data = bytearray((folder / "state.safetensors").read_bytes())
     data[-1] ^= 1
     (folder / "state.safetensors").write_bytes(data)
-    with pytest.raises(WeightsError, match=r"state\.safetensors: is not what its manifest says"):
+    with pytest.raises(WeightsError, match="SHA-256") as caught:
         read_weights(folder)
+    assert caught.value.path == str(folder / "state.safetensors")
     (folder / "state.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"has no state\.safetensors"):
         read_weights(folder)
@@ -129,13 +132,14 @@ def test_checkpoint_whose_tensors_changed(tmp_path: Path) -> None:
 def test_checkpoint_with_a_broken_manifest(text: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "x")
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(WeightsError, match="is damaged or not what it seems"):
+    with pytest.raises(WeightsError, match="is damaged"):
         read_weights(folder)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(MissingWeightsError, match=r"nothing\.pth: there is no such file") as caught:
+    with pytest.raises(MissingWeightsError, match="no such file") as caught:
         read_weights(tmp_path / "nothing.pth")
+    assert caught.value.path == str(tmp_path / "nothing.pth")
     assert caught.value.exit_status == 66
 
 
@@ -154,18 +158,19 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 def test_what_is_no_weights(data: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(data)
-    with pytest.raises(WeightsError, match=f"x: {message}") as caught:
+    with pytest.raises(WeightsError, match=message) as caught:
         read_weights(path)
+    assert caught.value.path == str(path)
     assert caught.value.exit_status == 65
     assert "\n" not in str(caught.value)
 
 
 def test_folders_and_archives_of_other_things(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"is a folder without manifest\.json or TensorFlow checkpoint"):
+    with pytest.raises(WeightsError, match=r"without manifest\.json"):
         read_weights(tmp_path)
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr("readme.txt", "hello")
-    with pytest.raises(WeightsError, match="zip archive of neither PyTorch nor NumPy"):
+    with pytest.raises(WeightsError, match="neither PyTorch nor"):
         read_weights(tmp_path / "x.zip")
 
 

@@ -131,12 +131,12 @@ def test_policy_reaches_every_layer() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"depth": 20}, r"depth is 20; use one of \[18, 34, 50, 101, 152\]"),
-        ({"depth": 34, "cardinality": 32}, "cardinality is 32; basic blocks have no groups"),
-        ({"depth": 50, "cardinality": 3}, "cardinality is 3; it must divide 128 filters"),
-        ({"stage_strides": ()}, "stage_strides has 0 entries; use 1 to 4"),
-        ({"stage_strides": (1,) * 5}, "stage_strides has 5 entries"),
-        ({"padding": "valid"}, "padding is 'valid'; use one of same, symmetric, symmetric_stem, same_pool"),
+        ({"depth": 20}, "depth is 20"),
+        ({"depth": 34, "cardinality": 32}, "cardinality is 32"),
+        ({"depth": 50, "cardinality": 3}, "cardinality is 3"),
+        ({"stage_strides": ()}, "stage_strides has 0"),
+        ({"stage_strides": (1,) * 5}, "stage_strides has 5"),
+        ({"padding": "valid"}, "padding is 'valid'"),
     ],
 )
 def test_what_there_is_not_is_refused(arguments: dict[str, Any], message: str) -> None:

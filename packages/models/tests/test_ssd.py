@@ -130,19 +130,19 @@ def test_weights_are_saved_and_loaded(tmp_path: Path, images: npt.NDArray[Any]) 
 
 
 def test_another_padding_is_refused() -> None:
-    with pytest.raises(ValueError, match="pool_padding is 'same_pool'; use one of same, symmetric"):
+    with pytest.raises(ValueError, match="pool_padding is 'same_pool'"):
         build_ssd(3, pool_padding="same_pool")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("num_classes", [1, 0, -3])
 def test_background_needs_company(num_classes: int) -> None:
-    with pytest.raises(ValueError, match=f"num_classes is {num_classes}; it counts the background"):
+    with pytest.raises(ValueError, match=f"num_classes is {num_classes}"):
         build_ssd(num_classes)
 
 
 def test_default_boxes_of_other_levels_are_refused() -> None:
     spec = DefaultBoxSpec(300, (38, 19), (8, 16), (21, 45, 99), ((2,), (2, 3)))
-    with pytest.raises(ValueError, match=r"levels of \(38, 19, 10, 5, 3, 1\) cells and the default boxes \(38, 19\)"):
+    with pytest.raises(ValueError, match=r"default boxes \(38, 19\)"):
         build_ssd(3, depth=18, spec=spec)
 
 

@@ -73,8 +73,9 @@ def test_the_newest_of_a_folder_that_was_moved(checkpoint: Path, tmp_path: Path)
     for path in checkpoint.parent.glob("model*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
         (tmp_path / path.name.replace("28152", "9")).write_bytes(b"damaged")
-    with pytest.raises(WeightsError, match=r"has 2 TensorFlow checkpoints \(model.ckpt-28152, model.ckpt-9\)"):
+    with pytest.raises(WeightsError, match=r"model.ckpt-28152, model.ckpt-9") as caught:
         read_weights(tmp_path)
+    assert caught.value.path == str(tmp_path)
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/software/data/ssd/model.ckpt-28152"\n')
     check(tmp_path, name="")
 
@@ -84,14 +85,14 @@ def test_damage(checkpoint: Path, tmp_path: Path) -> None:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     data = tmp_path / f"{checkpoint.name}.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:100])
-    with pytest.raises(WeightsError, match="is a damaged TensorFlow checkpoint") as caught:
+    with pytest.raises(WeightsError, match="damaged TensorFlow checkpoint") as caught:
         read_weights(tmp_path / checkpoint.name)
     assert "\n" not in str(caught.value)
     data.unlink()
-    with pytest.raises(WeightsError, match="is a damaged TensorFlow checkpoint"):
+    with pytest.raises(WeightsError, match="damaged TensorFlow checkpoint"):
         read_weights(tmp_path / checkpoint.name)
     (tmp_path / f"{checkpoint.name}.index").write_bytes(b"nothing")
-    with pytest.raises(WeightsError, match="is a damaged TensorFlow checkpoint"):
+    with pytest.raises(WeightsError, match="damaged TensorFlow checkpoint"):
         read_weights(tmp_path / checkpoint.name)
     with pytest.raises(MissingWeightsError):
         read_weights(tmp_path / "model.ckpt-1")
@@ -99,7 +100,7 @@ def test_damage(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_objects_of_other_names(tmp_path: Path) -> None:
     prefix = tf.train.Checkpoint(kernel=tf.Variable([1.0])).save(tmp_path / "x")
-    with pytest.raises(WeightsError, match="none of its 2 tensors has a known name, the first is 'Variable'"):
+    with pytest.raises(WeightsError, match="first is 'Variable'"):
         read_weights(prefix)
 
 

@@ -153,16 +153,16 @@ def test_bytes_of_the_other_order(assembly: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"shape": (5,)}, r"a tensor of shape \[5\] is larger than its storage of 4"),
-        ({"offset": 1}, "larger than its storage"),
-        ({"strides": (2,)}, "larger than its storage"),
-        ({"shape": (1 << 39,), "strides": (0,)}, "larger than its storage"),
+        ({"shape": (5,)}, "storage of 4"),
+        ({"offset": 1}, "than its storage"),
+        ({"strides": (2,)}, "than its storage"),
+        ({"shape": (1 << 39,), "strides": (0,)}, "than its storage"),
         ({"shape": (1 << 50,), "strides": (0,)}, "no sizes"),
         ({"strides": (-1,)}, "no sizes"),
         ({"offset": -1}, "no sizes"),
         ({"offset": 0.5}, "no sizes"),
-        ({"strides": (1, 1)}, "not made of a storage, a shape and strides"),
-        ({"size": 400}, "has 16 bytes and needs more"),
+        ({"strides": (1, 1)}, "a storage, a"),
+        ({"size": 400}, "has 16 bytes"),
         ({"size": -1}, "no size"),
     ],
 )
@@ -196,15 +196,16 @@ def test_whole_models_and_other_names_are_refused(
         write_old(path, assembly, payload, [], {})
     else:
         write_archive(path, assembly(payload), {})
-    with pytest.raises(UnsafeWeightsError, match=f"the pickle names '{module}.{name}'") as caught:
+    with pytest.raises(UnsafeWeightsError) as caught:
         read_weights(path)
+    assert (caught.value.path, caught.value.field) == (str(path), f"{module}.{name}")
     assert caught.value.exit_status == 77
 
 
 def test_a_dict_of_dicts_says_what_it_holds(assembly: Any, tmp_path: Path) -> None:
     tensor = describe_tensor(assembly, GAMMA, "0")
     path = write_archive(tmp_path / "x.pth", assembly({"state_dict": {"bn1.bias": tensor}, "epoch": 3}), {})
-    with pytest.raises(WeightsError, match="holds no tensor by name, but 'epoch', 'state_dict'"):
+    with pytest.raises(WeightsError, match="'epoch', 'state_dict'"):
         read_weights(path)
 
 
@@ -212,7 +213,7 @@ def test_what_is_compressed_is_refused(assembly: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x/data.pkl", assembly({}))
-    with pytest.raises(WeightsError, match=r"'x/data\.pkl' in it is compressed"):
+    with pytest.raises(WeightsError, match="is compressed"):
         read_weights(path)
 
 

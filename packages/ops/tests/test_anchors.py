@@ -52,5 +52,5 @@ def test_results_are_shared_and_so_read_only() -> None:
 
 
 def test_levels_must_agree() -> None:
-    with pytest.raises(ValueError, match="2 feature_sizes, 1 steps, 2 scales and 1 aspect_ratios"):
+    with pytest.raises(ValueError, match="2 feature_sizes, 1 steps"):
         DefaultBoxSpec(100, (2, 1), (50,), (16, 25), ((4,),))

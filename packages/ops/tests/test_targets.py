@@ -48,5 +48,5 @@ def test_a_default_box_as_object_has_no_offset() -> None:
 
 @pytest.mark.parametrize("labels", [[1, 2], []])
 def test_each_box_needs_a_label(labels: list[int]) -> None:
-    with pytest.raises(ValueError, match=f"1 boxes and {len(labels)} labels"):
+    with pytest.raises(ValueError, match=f"and {len(labels)} labels"):
         encode_targets([[0, 0, 1, 1]], labels)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from gaudi_ops.tf import GroupedConv2D, pointwise_conv2d, synchronized_batch_norm
 from gaudi_ops.tf.batch_norm import ReduceStatistics
 from gaudi_ops.tf.keras_api import keras
@@ -66,7 +64,7 @@ class Convolution2D(GroupedConv2D):
         """Convolve images [..., height, width, channels], or [..., channels, height, width] with channels first."""
         is_pointwise = self.groups == 1 and self.kernel_size == self.strides == (1, 1)
         if is_pointwise and self.data_format == "channels_last" and inputs.shape.rank == 4:
-            return pointwise_conv2d(inputs, tf.cast(kernel, inputs.dtype))
+            return pointwise_conv2d(inputs, kernel)
         return super().convolution_op(inputs, kernel)
 
 

@@ -136,20 +136,18 @@ def test_the_submissions_backbone_is_the_backbone(tmp_path: Path, suffix: str) -
 def test_weights_that_were_padded_otherwise_are_refused() -> None:
     net = build()
     before, weights = read_tensors(net), WeightsFile("x.safetensors", draw_tensors(net), "same_pool", {})
-    with pytest.raises(
-        WeightsError, match="was trained with padding 'same_pool', whose pool pads 'same', and the model"
-    ):
+    with pytest.raises(WeightsError) as caught:
         assign_weights(net, weights)
+    assert (caught.value.path, caught.value.field) == ("x.safetensors", "pool")
     for name, values in read_tensors(net).items():
         np.testing.assert_array_equal(values, before[name])
 
 
 def test_another_network_is_refused() -> None:
     weights = WeightsFile("x.pth", draw_tensors(build(depth=34)), "symmetric", {})
-    with pytest.raises(
-        WeightsError, match=r"x.pth: is of another network: stage1 has 3 blocks in the file and 2 in the"
-    ):
+    with pytest.raises(WeightsError, match="3 blocks in") as caught:
         assign_weights(build(), weights)
+    assert (caught.value.path, caught.value.record) == ("x.pth", "stage1")
 
 
 def test_other_classes_keep_all_but_the_class_heads() -> None:

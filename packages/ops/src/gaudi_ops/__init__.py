@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULE_OF:
         value = getattr(importlib.import_module(f"gaudi_ops.{_MODULE_OF[name]}"), name)
     else:
-        raise AttributeError(f"module 'gaudi_ops' has no attribute {name!r}")
+        raise AttributeError(f"module 'gaudi_ops' has no attribute {name!r}", name=name)
     globals()[name] = value
     return value
 

@@ -267,9 +267,9 @@ def test_bundles(groups: int, channels: int, limit: int, bundle: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"groups": 3}, "groups is 3 with inputs"),
-        ({"groups": 0}, "groups is 0 with inputs"),
-        ({"groups": 2}, r"filters must have c_in / groups inputs"),
+        ({"groups": 3}, "groups is 3"),
+        ({"groups": 0}, "groups is 0"),
+        ({"groups": 2}, "c_in / groups"),
         ({"groups": 4, "strides": 0}, "strides is 0"),
         ({"groups": 4, "strides": (1, 2, 1)}, r"strides is \(1, 2, 1\)"),
         ({"groups": 4, "padding": "full"}, "padding is 'full'"),
@@ -279,7 +279,7 @@ def test_bundles(groups: int, channels: int, limit: int, bundle: int) -> None:
         ({"groups": 4, "padding": ((1, 1),)}, r"padding is \(\(1, 1\),\)"),
         (
             {"groups": 4, "implementation": "fast"},
-            "implementation is 'fast'; use one of auto, native, split, ",
+            "implementation is 'fast'",
         ),
     ],
 )

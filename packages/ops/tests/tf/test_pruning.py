@@ -104,9 +104,9 @@ def test_a_continued_training_prunes_as_one_that_was_not_stopped() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"final_sparsity": 1.0}, "final_sparsity is 1.0; it must be at least 0 and below 1"),
+        ({"final_sparsity": 1.0}, "final_sparsity is 1.0"),
         ({"initial_sparsity": -0.1}, "initial_sparsity is -0.1"),
-        ({"begin_step": 5, "end_step": 5}, "begin_step is 5, end_step 5, frequency 100; the steps must rise"),
+        ({"begin_step": 5, "end_step": 5}, "begin_step is 5"),
         ({"frequency": 0}, "frequency 0"),
     ],
 )
@@ -116,5 +116,5 @@ def test_what_makes_no_schedule_is_refused(arguments: dict[str, Any], message: s
 
 
 def test_names_must_differ() -> None:
-    with pytest.raises(ValueError, match="2 with 1 different names"):
+    with pytest.raises(ValueError, match="1 different names"):
         MagnitudePruning([tf.Variable([1.0], name="kernel")] * 2)

@@ -1,10 +1,18 @@
-"""Weights in and out: pretrained files of several programs read as arrays by our names, put into a model, written.
+"""Read weights of several programs as arrays by our names, put them into a model, and write them.
 
 Nothing here runs what a file asks for: pickles are read by an interpreter of our own that knows numbers only.
 """
 
 from gaudi_models.weights.assignment import LoadReport, assign_weights
 from gaudi_models.weights.contents import WeightsFile, WeightsMetadata, write_weights
-from gaudi_models.weights.reading import read_weights
+from gaudi_models.weights.reading import convert_weights, read_weights
 
-__all__ = ["LoadReport", "WeightsFile", "WeightsMetadata", "assign_weights", "read_weights", "write_weights"]
+__all__ = [
+    "LoadReport",
+    "WeightsFile",
+    "WeightsMetadata",
+    "assign_weights",
+    "convert_weights",
+    "read_weights",
+    "write_weights",
+]

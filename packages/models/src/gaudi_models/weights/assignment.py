@@ -92,8 +92,10 @@ def match_weights(
     loaded = tuple(name for name in shared if weights.tensors[name].shape == shapes[name])
     if not loaded:
         raise WeightsError(
-            f"{weights.source}: none of its {len(weights.tensors)} tensors has the name and shape of one of the "
-            f"model's {len(shapes)} variables; use weights of this network"
+            f"none of its {len(weights.tensors)} tensors has the name and shape of one of the model's {len(shapes)} "
+            f"variables",
+            path=weights.path or weights.source,
+            remedy="use weights of this network",
         )
     return LoadReport(
         source=weights.source,
@@ -129,8 +131,11 @@ def _require_padding(weights: WeightsFile, paddings: Mapping[str, Sides]) -> Non
     for kind, sides in paddings.items():
         if sides != wanted[kind]:
             raise WeightsError(
-                f"{weights.source}: was trained with padding {weights.padding!r}, whose {kind} pads {wanted[kind]!r}, "
-                f"and the model's pads {sides!r}, which would be quietly worse; build the model with the former"
+                f"was trained with padding {weights.padding!r}, whose {kind} pads {wanted[kind]!r}; the model's pads "
+                f"{sides!r}, which would be quietly worse",
+                path=weights.path or weights.source,
+                field=kind,
+                remedy=f"build the model with padding {weights.padding!r}",
             )
 
 
@@ -139,15 +144,19 @@ def _require_backbone(shapes: Mapping[str, tuple[int, ...]], weights: WeightsFil
     for name, tensor in weights.tensors.items():
         if name in shapes and _BACKBONE.fullmatch(name) and tensor.shape != shapes[name]:
             raise WeightsError(
-                f"{weights.source}: is of another network: {name} is {_join(tensor.shape)} in the file and "
-                f"{_join(shapes[name])} in the model; use weights of this network"
+                f"is of another network: {_join(tensor.shape)} in the file and {_join(shapes[name])} in the model",
+                path=weights.path or weights.source,
+                record=name,
+                remedy="use weights of this network",
             )
     of_file, of_model = _list_blocks(weights.tensors), _list_blocks(shapes)
     for stage in sorted(of_file.keys() & of_model.keys()):
         if of_file[stage] != of_model[stage]:
             raise WeightsError(
-                f"{weights.source}: is of another network: {stage} has {len(of_file[stage])} blocks in the file and "
-                f"{len(of_model[stage])} in the model; use weights of this network"
+                f"is of another network: {len(of_file[stage])} blocks in the file, {len(of_model[stage])} in the model",
+                path=weights.path or weights.source,
+                record=stage,
+                remedy="use weights of this network",
             )
 
 

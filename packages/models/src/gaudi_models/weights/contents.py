@@ -66,6 +66,7 @@ class WeightsFile:
         padding: what the weights were trained with; build the model with it. None if that is not known.
         skipped: why what is not among the tensors was left out, by the name in the file.
         metadata: what one of our own files says about its model; None for the files of other programs.
+        path: the file or folder; empty if there is none.
     """
 
     source: str
@@ -73,6 +74,7 @@ class WeightsFile:
     padding: Padding | None
     skipped: Mapping[str, str]
     metadata: WeightsMetadata | None = None
+    path: str = ""
 
     @property
     def pool_padding(self) -> PoolPadding:

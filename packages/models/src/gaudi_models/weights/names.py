@@ -257,15 +257,22 @@ def translate_names(path: str, raw: RawWeights) -> WeightsFile:
         if not isinstance(ours, str):
             skipped[name] = "of no known name" if ours is None else ours.reason
         elif ours in names:
-            raise WeightsError(f"{path}: has both {names[ours]} and {name}, which are one variable; leave out one")
+            raise WeightsError(
+                f"has both {names[ours]} and {name}, which are one variable",
+                path=path,
+                record=name,
+                remedy="leave out one",
+            )
         else:
             names[ours] = name
     if not names:
-        raise WeightsError(f"{path}: {_describe_names(raw)}; use torchvision's, an original program's or our names")
+        raise WeightsError(
+            _describe_names(raw), path=path, remedy="use torchvision's, an original program's or our names"
+        )
     tensors = {ours: _read_tensor(path, name, raw, is_oihw=convention.is_oihw) for ours, name in names.items()}
     _drop_unused_output(tensors, names, skipped, convention)
     padding = raw.metadata.padding if raw.metadata else convention.padding
-    return WeightsFile(f"{path} ({raw.kind}, {convention.title})", tensors, padding, skipped, raw.metadata)
+    return WeightsFile(f"{path} ({raw.kind}, {convention.title})", tensors, padding, skipped, raw.metadata, path)
 
 
 def _describe_names(raw: RawWeights) -> str:
@@ -290,7 +297,9 @@ def _drop_unused_output(
 def _read_tensor(path: str, name: str, raw: RawWeights, *, is_oihw: bool) -> Array:
     values = raw.tensors[name]()
     if values.dtype.kind != "f" and values.dtype.name != "bfloat16":
-        raise WeightsError(f"{path}: tensor {name} is of {values.dtype}; weights are floating-point numbers")
+        raise WeightsError(
+            f"is of {values.dtype}", path=path, record=f"tensor {name}", remedy="weights are floating-point numbers"
+        )
     if is_oihw and values.ndim == 4:
         values = values.transpose(2, 3, 1, 0)
     if is_oihw and values.ndim == 2:
@@ -298,5 +307,7 @@ def _read_tensor(path: str, name: str, raw: RawWeights, *, is_oihw: bool) -> Arr
     with np.errstate(over="ignore"):  # float64 that is too large becomes infinite, and is refused as such
         values = np.ascontiguousarray(values, np.float32).reshape(values.shape)
     if not np.isfinite(values).all():
-        raise WeightsError(f"{path}: tensor {name} has values that are not finite; get the file again")
+        raise WeightsError(
+            "has values that are not finite", path=path, record=f"tensor {name}", remedy="get the file again"
+        )
     return values

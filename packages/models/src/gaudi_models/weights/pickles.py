@@ -86,7 +86,7 @@ def read_pickle(file: BytesIO, names: Mapping[str, Any], persistent: Callable[[A
             step = _STEPS.get(opcode.name)
             if step is None:
                 raise UnsafeWeightsError(
-                    f"the pickle has opcode {opcode.name} at byte {position}, which no weights need"
+                    f"the pickle has opcode {opcode.name} at byte {position}, which no weights need", field=opcode.name
                 )
             step(machine, argument)
     except (IndexError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
@@ -119,7 +119,7 @@ class _Machine:
 
     def push_name(self, name: str) -> None:
         if name not in self._names:
-            raise UnsafeWeightsError(f"the pickle names {name!r}, which is no part of weights")
+            raise UnsafeWeightsError(f"the pickle names {name!r}, which is no part of weights", field=name)
         self.stack.append(self._names[name])
 
     def push_named_by_stack(self) -> None:

@@ -62,17 +62,20 @@ def read_weights(path: str | os.PathLike[str]) -> WeightsFile:
         try:
             return translate_names(where, _read_raw(Path(path), stack))
         except UnsafeWeightsError as error:
-            raise UnsafeWeightsError(f"{where}: {error}; nothing of it was run, and it is not read") from None
+            error.path, error.remedy = where, "nothing of it was run, and it is not read"
+            raise
         except (WeightsError, MissingWeightsError):
             raise
         except OSError as error:
             # A damaged archive sends its reader to places before the file's begin.
             if error.errno != errno.EINVAL:
                 raise
-            raise WeightsError(f"{where}: is damaged; get it again") from None
+            raise WeightsError("is damaged", path=where, remedy="get it again") from None
         except _DAMAGE as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise WeightsError(f"{where}: is damaged or not what it seems: {reason}; get it again") from None
+            raise WeightsError(
+                f"is damaged or not what it seems: {reason}", path=where, remedy="get it again"
+            ) from None
 
 
 def _read_raw(path: Path, stack: contextlib.ExitStack) -> RawWeights:
@@ -82,9 +85,13 @@ def _read_raw(path: Path, stack: contextlib.ExitStack) -> RawWeights:
     if prefix := find_checkpoint(path):
         return read_tensorflow_checkpoint(prefix)
     if path.is_dir():
-        raise WeightsError(f"{path}: is a folder without {MANIFEST} or TensorFlow checkpoint; name one or a file")
+        raise WeightsError(
+            f"is a folder without {MANIFEST} or TensorFlow checkpoint", path=path, remedy="name one or a file"
+        )
     if not path.exists():
-        raise MissingWeightsError(f"{path}: there is no such file, folder or TensorFlow checkpoint; check the name")
+        raise MissingWeightsError(
+            "there is no such file, folder or TensorFlow checkpoint", path=path, remedy="check the name"
+        )
     return _read_file(path, stack)
 
 
@@ -92,14 +99,14 @@ def _read_file(path: Path, stack: contextlib.ExitStack) -> RawWeights:
     with path.open("rb") as file:
         head = file.read(64)
     if not head:
-        raise WeightsError(f"{path}: is empty; get it again")
+        raise WeightsError("is empty", path=path, remedy="get it again")
     if head[:4] == b"PK\x03\x04":
         archive = stack.enter_context(zipfile.ZipFile(path))
         if any(name.endswith(".npy") for name in archive.namelist()):
             return _read_npz(stack.enter_context(np.load(path, allow_pickle=False)))
         if any(name.endswith("data.pkl") for name in archive.namelist()):
             return read_torch_archive(archive)
-        raise WeightsError(f"{path}: is a zip archive of neither PyTorch nor NumPy; name a file of weights")
+        raise WeightsError("is a zip archive of neither PyTorch nor NumPy", path=path, remedy="name a file of weights")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size:
         return _read_safetensors(path)
     if head.startswith(HDF5_MAGIC):
@@ -109,7 +116,9 @@ def _read_file(path: Path, stack: contextlib.ExitStack) -> RawWeights:
     if head[:1] == b"\x80" or _looks_like_old_pickle(head):
         return read_numpy_pickle(BytesIO(path.read_bytes()))
     raise WeightsError(
-        f"{path}: is none of PyTorch, NumPy, pickle, safetensors, HDF5 and TensorFlow; name a file of weights"
+        "is none of PyTorch, NumPy, pickle, safetensors, HDF5 and TensorFlow",
+        path=path,
+        remedy="name a file of weights",
     )
 
 
@@ -124,7 +133,9 @@ def _read_npz(arrays: Any) -> RawWeights:
             array = arrays[name]
         except ValueError as error:
             if "allow_pickle" in str(error):
-                raise UnsafeWeightsError(f"array {name!r} holds pickled objects, which are no numbers") from None
+                raise UnsafeWeightsError(
+                    "holds pickled objects, which are no numbers", record=f"array {name}"
+                ) from None
             raise
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{name!r} in it is no array")
@@ -154,13 +165,15 @@ def _read_own_checkpoint(folder: Path) -> RawWeights:
     """Read a checkpoint of our programs: a manifest that has the tensors' SHA-256 and what is known of the model."""
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["manifest"]
     if not (folder / TENSORS).is_file():
-        raise WeightsError(f"{folder}: has no {TENSORS}; use another checkpoint")
+        raise WeightsError(f"has no {TENSORS}", path=folder, remedy="use another checkpoint")
     with (folder / TENSORS).open("rb") as file:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):
             digest.update(block)
     if manifest["sha256"][TENSORS] != digest.hexdigest():
-        raise WeightsError(f"{folder / TENSORS}: is not what its manifest says; use another checkpoint")
+        raise WeightsError(
+            "does not have the SHA-256 in its manifest", path=folder / TENSORS, remedy="use another checkpoint"
+        )
     facts = manifest["facts"]
     classes = facts.get("categories", facts.get("classes", []))
     size, model = facts.get("image_size", 0), facts.get("model", "")
@@ -209,12 +222,22 @@ def convert_weights(
         OSError: the target cannot be written.
     """
     if Path(source).resolve() == Path(target).resolve():
-        raise WeightsError(f"{target}: would replace what it is made of; name another file")
+        raise WeightsError("would replace the file that it is made of", path=target, remedy="name another file")
     weights = read_weights(source)
     if weights.padding is None and padding is None:
-        raise WeightsError(f"{source}: does not tell its network's padding; give it, {', '.join(PADDING_RULES)}")
+        raise WeightsError(
+            "does not tell its network's padding",
+            path=source,
+            field="padding",
+            remedy=f"give it, {', '.join(PADDING_RULES)}",
+        )
     if padding not in (None, weights.padding) and weights.padding is not None:
-        raise WeightsError(f"{source}: was trained with padding {weights.padding!r}, not {padding!r}; leave that out")
+        raise WeightsError(
+            f"was trained with padding {weights.padding!r}, not {padding!r}",
+            path=source,
+            field="padding",
+            remedy="leave that out",
+        )
     known = weights.padding or padding
     metadata = weights.metadata or WeightsMetadata(known or "same")
     write_tensors(weights.tensors, target, metadata=metadata)

@@ -42,7 +42,9 @@ def _find_in_folder(folder: Path) -> Path | None:
         prefixes = named or prefixes
     if len(prefixes) > 1:
         names = ", ".join(prefix.name for prefix in prefixes[:3])
-        raise WeightsError(f"{folder}: has {len(prefixes)} TensorFlow checkpoints ({names}); name one of them")
+        raise WeightsError(
+            f"has {len(prefixes)} TensorFlow checkpoints ({names})", path=folder, remedy="name one of them"
+        )
     return prefixes[0] if prefixes else None
 
 
@@ -101,7 +103,7 @@ def _find_variable_names(graph: bytes) -> dict[str, str]:
 
 def _damaged(prefix: Path, error: Exception) -> WeightsError:
     reason = " ".join(str(error).split())
-    return WeightsError(f"{prefix}: is a damaged TensorFlow checkpoint: {reason}; get it again")
+    return WeightsError(f"is a damaged TensorFlow checkpoint: {reason}", path=prefix, remedy="get it again")
 
 
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -147,7 +149,7 @@ def _walk(group: Any, h5py: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[
     """Yield all arrays with the names on the way to them. Links are refused: they may lead out of the file."""
     for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise UnsafeWeightsError(f"{'/'.join((*place, name))} in it is a link")
+            raise UnsafeWeightsError("is a link", record="/".join((*place, name)))
         member = group[name]
         if len(place) > 8:
             raise ValueError("its groups are too deep")
@@ -159,7 +161,7 @@ def _walk(group: Any, h5py: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[
 
 def _read(dataset: Any, name: str) -> Array:
     if dataset.external or dataset.is_virtual:
-        raise UnsafeWeightsError(f"tensor {name} in it is kept in other files")
+        raise UnsafeWeightsError("is kept in other files", record=f"tensor {name}")
     if dataset.dtype.kind not in "fiu":
         raise ValueError(f"tensor {name} is of {dataset.dtype}, which are no numbers")
     # Keras never compresses, and what is not compressed cannot swell when it is read.

@@ -361,11 +361,12 @@ def pointwise_conv2d(inputs: Any, filters: Any) -> Any:
 
     Args:
         inputs: floats [batch, height, width, c_in].
-        filters: [1, 1, c_in, c_out], in the dtype of the inputs.
+        filters: [1, 1, c_in, c_out]; used in the dtype of the inputs.
 
     Returns:
         [batch, height, width, c_out] in the dtype of the inputs. There is no second derivative where matrices are used.
     """
+    filters = tf.cast(filters, inputs.dtype)
     height, width = inputs.shape[1:3]
     positions = height * width if height and width else FILTER_GRADIENT_POSITIONS + 1
     on_cpu = not (hpu.has_hpu() or tf.config.list_logical_devices("GPU"))
