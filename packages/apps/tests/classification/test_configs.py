@@ -7,7 +7,7 @@ import pytest
 from gaudi_apps.classification import resnet as resnet_config
 from gaudi_apps.classification import resnext as resnext_config
 from gaudi_apps.classification.recipe import Recipe
-from gaudi_apps.cli.config_file import list_flags
+from gaudi_apps.cli.flag_rules import make_short_run
 from gaudi_apps.runtime.profiler import StepRange
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
@@ -21,15 +21,6 @@ def recipe_of(program: str, *argv: str) -> Recipe:
     MODULES[program].validate(config)
     recipe: Recipe = MODULES[program].make_recipe(config)
     return recipe
-
-
-@pytest.mark.parametrize("program", MODULES)
-def test_flags_of_a_recipe_are_flags(program: str) -> None:
-    names = {name for name, _ in list_flags(CLASSES[program]())}
-    for argv in ((), ("--data_dir", "x")):
-        recipe = recipe_of(program, "--use_synthetic_data", *argv[:0])
-        assert names >= recipe.free_flags
-        assert names >= {*recipe.short_run, recipe.steps_flag}
 
 
 def test_presets() -> None:
@@ -82,15 +73,15 @@ def test_resnext_is_its_own_recipe() -> None:
             "give --maximal_learning_rate instead",
         ),
         ("resnet", "--data_dir x --base_learning_rate 0", "--base_learning_rate 0: must be above 0"),
-        ("resnet", "--data_dir x --maximal_learning_rate 1e-5", "--maximal_learning_rate 1e-05: must be a finite"),
-        ("resnet", "--data_dir x --label_smoothing 1", "--label_smoothing 1: must be in 0..1, and below 1"),
+        ("resnet", "--data_dir x --maximal_learning_rate 1e-5", "--maximal_learning_rate 1e-05: must be above"),
+        ("resnet", "--data_dir x --label_smoothing 1", "--label_smoothing 1: must be at least 0 and below 1"),
         ("resnet", "--data_dir x --pruning_end_step 0", "--pruning_end_step 0: must be above --pruning_begin_step"),
         ("resnet", "--data_dir x --pruning_method polynomial_decay --ema_decay .9", "would keep what is pruned"),
-        ("resnet", "--data_dir x --least_crop_area 0", "--least_crop_area 0: must be a finite number above 0"),
-        ("resnext", "--data_dir x --least_crop_area 1.1", "--least_crop_area 1.1: must be in 0..1"),
+        ("resnet", "--data_dir x --least_crop_area 0", "--least_crop_area 0: must be above 0"),
+        ("resnext", "--data_dir x --least_crop_area 1.1", "--least_crop_area 1.1: must be above 0 and at most 1"),
         ("resnet", "--data_dir x --color_jitter 1.5", "--color_jitter 1.5: must be in 0..1"),
         ("resnext", "--data_dir x --gray_probability -1", "--gray_probability -1: must be in 0..1"),
-        ("resnet", "--data_dir x --top 6", "--top 6: must be at most 5"),
+        ("resnet", "--data_dir x --top 6", "--top 6: must be in 1..5"),
         ("resnet", "--data_dir x --profile_steps 5", "--profile_steps '5': must be two steps"),
         ("resnet", "--use_synthetic_data --mode eval", "random images have no truth"),
         ("resnet", "--mode predict", "--mode predict: needs --inference"),
@@ -129,7 +120,7 @@ def test_the_original_profiler_hook_traces_steps(flags: str, steps: tuple[int, i
     recipe = resnext_config.make_recipe(config)
     assert recipe.run.traced == (None if steps is None else StepRange(*steps))
     # Proving that a run resumes traces nothing.
-    short = {**dict(list_flags(config)), **recipe.short_run}
+    short = make_short_run(config, 3)
     assert (short["hooks"], short["profile_steps"]) == ("LoggingTensorHook", "0,0")
 
 

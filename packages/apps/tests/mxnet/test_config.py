@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.cli.config_file import list_flags
-from gaudi_apps.mxnet.application import FREE_FLAGS
 from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_datasets.flags import parse_flags
 
@@ -18,17 +16,13 @@ def test_values_are_taken_in_any_case_and_flags_with_hyphens() -> None:
     assert config.validation.val_epochs == (1, 2)
 
 
-def test_free_flags_are_flags() -> None:
-    assert {name for name, _ in list_flags(SSDMXNetConfig())} >= FREE_FLAGS
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--mode", "trian"], "trian: must be one of train_val, train, val, "),
         (["--batch-sice", "2"], "unknown flag --batch-sice; did you mean"),
-        (["--epochs", "0"], "--epochs 0: must be a finite number above 0"),
-        (["--lr", "-1"], "--lr -1: must be a finite number above 0"),
+        (["--epochs", "0"], "--epochs 0: must be at least 1"),
+        (["--lr", "-1"], "--lr -1: must be above 0"),
         (["--weight-decay", "nan"], "--weight_decay nan: must be at least 0"),
         (["--target-map", "101"], "--target_map 101: must be in 0..100"),
         (["--val-epochs", "5", "3"], "--val_epochs 5 3: must be epochs of at least 1, in rising order"),

@@ -7,11 +7,10 @@ import pytest
 
 from gaudi_apps.classification.resnet import ResNetConfig
 from gaudi_apps.classification.resnext import ResNeXtConfig
-from gaudi_apps.cli.config_file import list_flags
 from gaudi_apps.detection.config import DataFlags, RunFlags, SSDConfig
 from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_apps.runtime.tensorflow import TensorFlow
-from gaudi_apps.training.setup import OF_A_RANK, hash_code, list_start_facts
+from gaudi_apps.training.setup import hash_code, list_start_facts
 from gaudi_distributed import Precision
 from gaudi_distributed.comm.opening import find_difference
 
@@ -21,11 +20,6 @@ CONFIGS = (SSDConfig(), ResNetConfig(), ResNeXtConfig(), SSDMXNetConfig())
 def make_session(config: SSDConfig) -> Any:
     app = SimpleNamespace(config=config, framework=TensorFlow())
     return SimpleNamespace(app=app, precision=Precision("fp32", "float32"))
-
-
-def test_flags_that_ranks_may_differ_in_are_flags() -> None:
-    flags = {name for config in CONFIGS for name, _ in list_flags(config)}
-    assert flags >= OF_A_RANK
 
 
 def test_the_code_has_a_hash() -> None:

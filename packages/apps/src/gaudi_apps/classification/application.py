@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gaudi_apps.classification.data import MODEL_FACTS, class_names_of, input_options, open_training_data, require_facts
 from gaudi_apps.classification.media_loading import choose_media_loading, describe_media_loading
 from gaudi_apps.classification.plan import make_plan
-from gaudi_apps.classification.recipe import SIDE_FLAGS, Recipe
+from gaudi_apps.classification.recipe import Recipe
 from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
 from gaudi_apps.training.plan import Plan
 from gaudi_distributed import Communicator
@@ -41,7 +41,6 @@ class ClassificationApplication(Application):
         self._make_recipe = make_recipe
         self.recipe = make_recipe(version=self.recipe_version)
         self.settings = self.recipe.run
-        self.side_flags = (self.recipe.model.weights_flag, *SIDE_FLAGS)
 
     def use_recipe(self, version: int) -> None:
         """Plan and train by a version of the recipes."""
@@ -49,18 +48,14 @@ class ClassificationApplication(Application):
         self.recipe = self._make_recipe(version=version)
 
     @property
-    def resolved_flags(self) -> Mapping[str, Any]:
-        """Flags whose default follows from others."""
-        return self.recipe.resolved_flags
+    def resolved_config(self) -> Any:
+        """The flags, with the values of those whose default follows from others."""
+        return self.recipe.config
 
     @property
-    def free_flags(self) -> frozenset[str]:
-        """Flags that may change between two starts of a run."""
-        return self.recipe.free_flags
-
-    def shorten(self, steps: int) -> Mapping[str, Any]:
-        """Flags of a short run to verify resuming."""
-        return {**self.recipe.short_run, self.recipe.steps_flag: steps}
+    def rate_needs_length(self) -> bool:
+        """Whether the learning rate depends on the last step."""
+        return self.recipe.rate.needs_length
 
     def open_training_data(self) -> TrainingData:
         """Records, folders of classes, or random images; says how they are loaded."""

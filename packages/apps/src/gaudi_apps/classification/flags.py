@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
-from gaudi_apps.classification.recipe import LISTED, SIDE_FLAGS
+from gaudi_apps.classification.recipe import LISTED
+from gaudi_apps.cli.flag_rules import check_bounds, fixed, list_per_side, per_rank, resume_safe
 from gaudi_apps.cli.flags import check_distribution, check_parity
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import ThreadFlag
@@ -23,27 +23,29 @@ Switch = FlagCreatePairsOff[bool]
 class RunFlags:
     """What to do, and where its results go."""
 
-    mode: Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"] = "train"
+    mode: Annotated[
+        Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"], resume_safe(per_command=True)
+    ] = "train"
     """eval: score checkpoints; predict: name what is on images; export: for deployment; plan: print what train would
     do; verify-resume: prove on a few steps of this configuration that a killed run ends as an uninterrupted one;
     parity: compute the first steps in two ways, and name the first tensor that differs."""
-    model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/classifier"
+    model_dir: Annotated[str, arg(aliases=["-md"]), resume_safe(per_side=True)] = "runs/classifier"
     """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
-    clean: Switch = False
+    clean: Annotated[Switch, resume_safe(per_command=True)] = False
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
-    checkpoint: str = "newest"
+    checkpoint: Annotated[str, resume_safe(per_side=True)] = "newest"
     """Which one eval, predict, export and parity take: newest, best, a step, or for eval all, in the order of steps."""
-    kills: int = 3
+    kills: Annotated[int, resume_safe()] = 3
     """How often verify-resume kills its run."""
-    seed: Annotated[int, arg(aliases=["--global_seed"])] = 0
+    seed: Annotated[int, arg(aliases=["--global_seed"]), fixed(minimum=0)] = 0
     """Where weights, data order and augmentation start from."""
-    deterministic: Switch = False
+    deterministic: Annotated[Switch, fixed(per_side=True, short_run=True)] = False
     """Same bits at every run on the same machine; slower."""
-    config: str | None = None
+    config: Annotated[str | None, per_rank(per_command=True)] = None
     """YAML file of flags (name: value); flags of the command line win."""
-    json: Switch = False
+    json: Annotated[Switch, resume_safe(per_command=True)] = False
     """Print the plan, or what parity found, as JSON."""
-    debug: Switch = False
+    debug: Annotated[Switch, per_rank(per_command=True)] = False
     """Show a traceback with an error."""
 
 
@@ -51,43 +53,43 @@ class RunFlags:
 class DataFlags:
     """Training and validation images."""
 
-    data_dir: Annotated[str | None, arg(aliases=["-dd"])] = None
+    data_dir: Annotated[str | None, arg(aliases=["-dd"]), per_rank()] = None
     """Folder of records (train-*, validation-*), or of folders train/ and validation/ (or img_train/ and img_val/) with
     records or with a folder for each class."""
-    train_splits: tuple[str, ...] = ("train",)
+    train_splits: Annotated[tuple[str, ...], fixed()] = ("train",)
     """Records or folders in --data_dir to train on, one or more."""
-    eval_split: str = "validation"
+    eval_split: Annotated[str, resume_safe()] = "validation"
     """Records or folder in --data_dir to evaluate on; validation and val mean each other."""
-    jpeg_data_dir: Annotated[str | None, arg(aliases=["-jpdd"])] = None
+    jpeg_data_dir: Annotated[str | None, arg(aliases=["-jpdd"]), per_rank()] = None
     """Folder of JPEG files, train/ and val/ with a folder for each class: read in place of --data_dir where that is not
     given. The media loader of Gaudi2 does not read them: it is not part of this version, and a run says so."""
-    use_synthetic_data: Annotated[Switch, arg(aliases=["-synth"])] = False
+    use_synthetic_data: Annotated[Switch, arg(aliases=["-synth"]), fixed()] = False
     """Random images in place of a data set, to measure speed."""
-    batch_size: Annotated[int, arg(aliases=["-bs"])] = 32
+    batch_size: Annotated[int, arg(aliases=["-bs"]), fixed(sets_batch=True, minimum=1)] = 32
     """Images a step: of one process; of all with --distribution_strategy."""
-    image_size: int = 224
+    image_size: Annotated[int, fixed(minimum=32)] = 224
     """Side of the square that the network sees, in pixels."""
-    num_examples_per_epoch: int = 0
+    num_examples_per_epoch: Annotated[int, fixed(minimum=0)] = 0
     """Training images an epoch; 0: as many as there are (1281167 with --use_synthetic_data)."""
-    least_crop_area: float | None = None
+    least_crop_area: Annotated[float | None, fixed(above=0, maximum=1)] = None
     """Least share of an image that a training crop shows; by default .05, and .08 of a resnext. Crops that show less
     than .1 are drawn again in any case."""
-    flip_probability: float = 0.5
+    flip_probability: Annotated[float, fixed(minimum=0, maximum=1)] = 0.5
     """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
-    color_jitter: float = 0.0
+    color_jitter: Annotated[float, fixed(minimum=0, maximum=1)] = 0.0
     """Brightness, contrast and saturation of training images are multiplied by 1 minus to 1 plus this, and the hue is
     turned by up to as many quarter turns; for small data sets whose classes are not told by colour."""
-    gray_probability: float = 0.0
+    gray_probability: Annotated[float, fixed(minimum=0, maximum=1)] = 0.0
     """Share of the training images that lose all colour."""
-    training_dataset_cache: Switch = False
+    training_dataset_cache: Annotated[Switch, resume_safe()] = False
     """Keep encoded images in memory, if all of them fit into half of what is free."""
-    cache_decoded_image: Switch = False
+    cache_decoded_image: Annotated[Switch, fixed()] = False
     """Keep decoded images in memory, as many as fit into half of what is free."""
-    data_loader_image_type: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dlit"])] = "fp32"
+    data_loader_image_type: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dlit"]), fixed()] = "fp32"
     """Precision of the images that the input pipeline gives."""
-    dataset_parallel_calls: int = 64
+    dataset_parallel_calls: Annotated[int, per_rank(minimum=1)] = 64
     """Images decoded and augmented at once."""
-    datasets_num_private_threads: int = 0
+    datasets_num_private_threads: Annotated[int, per_rank(minimum=0)] = 0
     """Threads that do it; 0: as many as processors."""
 
 
@@ -95,17 +97,17 @@ class DataFlags:
 class WeightFlags:
     """Where weights come from, what of them is trained, and their average."""
 
-    padding: Literal["same", "symmetric", "symmetric_stem", "same_pool"] | None = None
+    padding: Annotated[Literal["same", "symmetric", "symmetric_stem", "same_pool"] | None, fixed()] = None
     """How strided layers pad; by default as the weights that are loaded, or as the original."""
-    zero_gamma: Switch = False
+    zero_gamma: Annotated[Switch, fixed()] = False
     """Begin with every residual block as the identity."""
-    fine_tune: Annotated[Switch, arg(aliases=["-ft"])] = False
+    fine_tune: Annotated[Switch, arg(aliases=["-ft"]), fixed()] = False
     """Train only a new head on the features of loaded weights."""
-    dropout: float | None = None
+    dropout: Annotated[float | None, fixed(minimum=0, below=1)] = None
     """Share of the pooled features that is dropped in training; by default 0."""
-    ema_decay: float = 0.0
+    ema_decay: Annotated[float, fixed(minimum=0, below=1)] = 0.0
     """Average the weights over the steps with this decay, as .9998, and use the average; 0: no average."""
-    mixup_alpha: float = 0.0
+    mixup_alpha: Annotated[float, fixed(minimum=0)] = 0.0
     """Mix pairs of training images by shares drawn from Beta(alpha, alpha), as .2; 0: none."""
 
 
@@ -113,13 +115,13 @@ class WeightFlags:
 class EvaluationFlags:
     """Scoring during and after training."""
 
-    epochs_between_evals: Annotated[float, arg(aliases=["-ebe"])] = 1.0
+    epochs_between_evals: Annotated[float, arg(aliases=["-ebe"]), resume_safe(minimum=0, short_run=0.0)] = 1.0
     """Epochs between two evaluations during training; 0: none. The best checkpoint by top-1 is kept."""
-    eval_samples: int = 0
+    eval_samples: Annotated[int, resume_safe(minimum=0)] = 0
     """Validation images to evaluate; 0: all. Fewer are the first ones, and the result says how many of how many."""
-    stop_threshold: Annotated[float, arg(aliases=["-st"])] = 0.0
+    stop_threshold: Annotated[float, arg(aliases=["-st"]), resume_safe(minimum=0, maximum=1, short_run=0.0)] = 0.0
     """End training when an evaluation reaches this top-1 accuracy, in 0..1; 0: no threshold."""
-    patience: int = 0
+    patience: Annotated[int, resume_safe(minimum=0, short_run=0)] = 0
     """End training after so many evaluations without a better accuracy; 0: never."""
 
 
@@ -127,17 +129,17 @@ class EvaluationFlags:
 class PruningFlags:
     """Pruning by magnitude, on a schedule of sparsity."""
 
-    pruning_method: Literal["polynomial_decay"] | None = None
+    pruning_method: Annotated[Literal["polynomial_decay"] | None, fixed()] = None
     """polynomial_decay: set the smallest weights of each layer to zero, more and more of them; by default none."""
-    pruning_initial_sparsity: float = 0.0
+    pruning_initial_sparsity: Annotated[float, fixed(minimum=0, below=1)] = 0.0
     """Share of zeros at the first of the steps."""
-    pruning_final_sparsity: float = 0.5
+    pruning_final_sparsity: Annotated[float, fixed(minimum=0, below=1)] = 0.5
     """Share of zeros from the last of the steps on."""
-    pruning_begin_step: int = 0
+    pruning_begin_step: Annotated[int, fixed(minimum=0)] = 0
     """The first step."""
-    pruning_end_step: int = 100000
+    pruning_end_step: Annotated[int, fixed()] = 100000
     """The last step."""
-    pruning_frequency: int = 100
+    pruning_frequency: Annotated[int, fixed(minimum=1)] = 100
     """Steps between two changes of which weights are zero."""
 
 
@@ -145,17 +147,19 @@ class PruningFlags:
 class UseFlags:
     """Images for --mode predict, and --mode export."""
 
-    inference: tuple[str, ...] = ()
+    inference: Annotated[tuple[str, ...], resume_safe()] = ()
     """Images, videos, folders, or patterns such as 'in/*.jpg', to predict on, or to check an export on."""
-    top: int = 5
+    top: Annotated[int, resume_safe(minimum=1, maximum=LISTED)] = 5
     """Classes to list of an image, the likeliest first, 5 at most."""
-    strict: Switch = False
+    strict: Annotated[Switch, resume_safe()] = False
     """End with the first file that cannot be read, in place of naming and skipping it."""
-    output_dir: str | None = None
+    output_dir: Annotated[str | None, resume_safe()] = None
     """Folder of the results; predictions or export in --model_dir when not given."""
-    export_format: tuple[Literal["saved_model", "onnx", "tflite", "safetensors"], ...] = ("saved_model",)
+    export_format: Annotated[tuple[Literal["saved_model", "onnx", "tflite", "safetensors"], ...], resume_safe()] = (
+        "saved_model",
+    )
     """One or more formats; onnx needs the extra gaudi-apps[export]."""
-    export_features: Switch = False
+    export_features: Annotated[Switch, resume_safe()] = False
     """Export the network without its head besides, which gives the pooled features."""
 
 
@@ -163,26 +167,28 @@ class UseFlags:
 class DeviceFlags:
     """Device, precision and processors."""
 
-    device: Literal["auto", "cpu", "gpu", "hpu"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "gpu", "hpu"], resume_safe(per_side=True)] = "auto"
     """auto: hpu, else gpu, else cpu."""
-    no_hpu: Switch = False
+    no_hpu: Annotated[Switch, resume_safe()] = False
     """Do not use Gaudi even where there is one."""
-    dtype: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dt"])] = "fp32"
+    dtype: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dt"]), fixed(per_side=True)] = "fp32"
     """Precision of the computation; weights are float32 in both."""
-    max_cpus: Annotated[int, arg(aliases=["-mc"])] = 16
+    max_cpus: Annotated[int, arg(aliases=["-mc"]), per_rank(minimum=0)] = 16
     """Processors the program may use at most; 0: all."""
-    recipe_cache: str | None = None
+    recipe_cache: Annotated[str | None, per_rank()] = None
     """Folder of compiled graphs on Gaudi, kept between runs; TF_RECIPE_CACHE_PATH of the environment wins."""
-    check_static_shapes: Switch = False
+    check_static_shapes: Annotated[Switch, resume_safe()] = False
     """End, naming the tensor, where a training step has a shape that is not static or is traced again; always on
     Gaudi, which compiles anew for every shape."""
-    grouped_convolution: Literal["auto", "native", "split", "block_diagonal"] = "auto"
+    grouped_convolution: Annotated[Literal["auto", "native", "split", "block_diagonal"], resume_safe(per_side=True)] = (
+        "auto"
+    )
     """Form of convolutions in groups: native, TensorFlow's own; split, one for each group; block_diagonal, dense ones
     of neighbouring groups; auto: what suits the device."""
-    intra_op_parallelism_threads: Annotated[ThreadFlag, arg(aliases=["-intra"])] = 0
+    intra_op_parallelism_threads: Annotated[ThreadFlag, arg(aliases=["-intra"]), per_rank(minimum=0)] = 0
     """Threads of TensorFlow within an operation; 0: as many as processors; auto: the fastest on this machine, measured
     once, for some seconds."""
-    inter_op_parallelism_threads: Annotated[ThreadFlag, arg(aliases=["-inter"])] = 0
+    inter_op_parallelism_threads: Annotated[ThreadFlag, arg(aliases=["-inter"]), per_rank(minimum=0)] = 0
     """Threads of TensorFlow between operations; 0: as many as processors; auto: as above."""
 
 
@@ -190,40 +196,19 @@ class DeviceFlags:
 class ReportFlags:
     """Log and checkpoints."""
 
-    save_checkpoint_steps: Annotated[int, arg(aliases=["-cs"])] = 0
+    save_checkpoint_steps: Annotated[int, arg(aliases=["-cs"]), resume_safe(minimum=0, short_run=1)] = 0
     """Steps between two checkpoints; 0: an epoch."""
-    save_checkpoints_minutes: float = 0.0
+    save_checkpoints_minutes: Annotated[float, resume_safe(minimum=0)] = 0.0
     """Minutes between two checkpoints, besides those by epochs or steps; 0: none."""
-    keep_ckpt_max: int = 10
+    keep_ckpt_max: Annotated[int, resume_safe(minimum=1, short_run=2)] = 10
     """Checkpoints to keep besides the best; older ones are removed."""
-    profile_steps: str = "0,0"
+    profile_steps: Annotated[str, resume_safe(short_run="0,0")] = "0,0"
     """Steps a,b: trace them, both included, for TensorBoard's profiler; 0,0: none."""
-    vis_dataloader: Switch = False
+    vis_dataloader: Annotated[Switch, resume_safe(short_run=False)] = False
     """Draw what the network sees of the first training images, with their labels."""
 
 
-def check_above(bound: float, values: Mapping[str, float]) -> None:
-    """Raise FlagError for the first of the flags that is no finite number above the bound."""
-    for flag, value in values.items():
-        if not (math.isfinite(value) and value > bound):
-            raise FlagError(f"--{flag} {value:g}: must be a finite number above {bound:g}")
-
-
-def check_least(least: float, values: Mapping[str, float]) -> None:
-    """Raise FlagError for the first of the flags that is no finite number of at least so much."""
-    for flag, value in values.items():
-        if not (math.isfinite(value) and value >= least):
-            raise FlagError(f"--{flag} {value:g}: must be at least {least:g}")
-
-
-def check_share(values: Mapping[str, float], *, below_one: bool = False) -> None:
-    """Raise FlagError for the first of the flags that is not in 0..1, or not below 1."""
-    for flag, value in values.items():
-        if not (0 <= value < 1 if below_one else 0 <= value <= 1):
-            raise FlagError(f"--{flag} {value:g}: must be in 0..1" + ", and below 1" * below_one)
-
-
-def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | None, weights_flag: str) -> None:
+def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | None) -> None:
     """Check the groups of flags that both programs have.
 
     Args:
@@ -231,40 +216,12 @@ def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | 
         steps: that the run has in all; 0 where epochs decide.
         mode: what is done.
         skips_evaluation: the flag that is given to evaluate nothing, if it is.
-        weights_flag: the flag that names a file of weights.
 
     Raises:
         FlagError: for the first value that breaks a rule of its own or of another flag.
     """
     data, evaluation, device = config.data, config.evaluation, config.device
-    check_least(1, {"batch_size": data.batch_size, "dataset_parallel_calls": data.dataset_parallel_calls})
-    check_least(1, {"keep_ckpt_max": config.report.keep_ckpt_max, "top": config.use.top})
-    if config.use.top > LISTED:
-        raise FlagError(f"--top {config.use.top}: must be at most {LISTED}")
-    check_least(32, {"image_size": data.image_size})
-    threads = {
-        "intra_op_parallelism_threads": device.intra_op_parallelism_threads,
-        "inter_op_parallelism_threads": device.inter_op_parallelism_threads,
-    }
-    at_least_zero = {
-        "seed": config.run.seed,
-        "num_examples_per_epoch": data.num_examples_per_epoch,
-        "datasets_num_private_threads": data.datasets_num_private_threads,
-        "mixup_alpha": config.weights.mixup_alpha,
-        "epochs_between_evals": evaluation.epochs_between_evals,
-        "eval_samples": evaluation.eval_samples,
-        "patience": evaluation.patience,
-        "max_cpus": device.max_cpus,
-        **{name: 0 if value == "auto" else value for name, value in threads.items()},
-        "save_checkpoint_steps": config.report.save_checkpoint_steps,
-        "save_checkpoints_minutes": config.report.save_checkpoints_minutes,
-    }
-    check_least(0, at_least_zero)
-    check_above(0, {"least_crop_area": 1.0 if data.least_crop_area is None else data.least_crop_area})
-    check_share({"least_crop_area": data.least_crop_area or 0.0})
-    check_share({name: getattr(data, name) for name in ("flip_probability", "color_jitter", "gray_probability")})
-    check_share({"stop_threshold": evaluation.stop_threshold})
-    check_share({"ema_decay": config.weights.ema_decay, "dropout": config.weights.dropout or 0.0}, below_one=True)
+    check_bounds(config)
     _check_pruning(config.pruning)
     if config.pruning.pruning_method and config.weights.ema_decay:
         raise FlagError("--pruning_method: the average of --ema_decay would keep what is pruned; leave one of them out")
@@ -272,7 +229,7 @@ def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | 
     _check_checkpoint(mode, config.run, steps)
     _check_stopping(evaluation, "use_synthetic_data" if data.use_synthetic_data else skips_evaluation)
     check_distribution(config.distribution)
-    check_parity(config.parity, mode, (weights_flag, *SIDE_FLAGS))
+    check_parity(config.parity, mode, list_per_side(type(config)))
     if device.no_hpu and device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu; leave one of them out")
     parse_step_range(config.report.profile_steps, "profile_steps")
@@ -288,13 +245,6 @@ def _check_stopping(evaluation: EvaluationFlags, skips: str | None) -> None:
 
 
 def _check_pruning(pruning: PruningFlags) -> None:
-    sparsities = {
-        "pruning_initial_sparsity": pruning.pruning_initial_sparsity,
-        "pruning_final_sparsity": pruning.pruning_final_sparsity,
-    }
-    check_share(sparsities, below_one=True)
-    check_least(1, {"pruning_frequency": pruning.pruning_frequency})
-    check_least(0, {"pruning_begin_step": pruning.pruning_begin_step})
     if pruning.pruning_end_step <= pruning.pruning_begin_step:
         raise FlagError(f"--pruning_end_step {pruning.pruning_end_step}: must be above --pruning_begin_step")
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gaudi_apps.cli.flags import PARITY_FLAGS
 from gaudi_apps.runtime.process_group import Distribution, share_batch
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import RunSettings, make_device_settings
 
 IMAGENET_TRAIN_IMAGES = 1281167
 IMAGENET_CLASSES = 1000
-# What two sides of a parity may differ in, besides the weights and what they may in any program.
-SIDE_FLAGS = ("dtype", "deterministic", "grouped_convolution")
 LISTED = 5  # classes that are said of an image at most, and that top-5 accuracy is among
 
 RateKind = Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"]
@@ -68,17 +64,13 @@ class DataRecipe:
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """The network: name, padding (None: as the original or the weights), what of it is trained, and forms of its parts.
-
-    `weights_flag` is what the program calls the flag that names a file of weights.
-    """
+    """The network: name, padding (None: as the original or the weights), what is trained, and forms of its parts."""
 
     name: str
     padding: Any
     zero_gamma: bool
     head_only: bool
     grouped_convolution: Any
-    weights_flag: str
 
 
 @dataclass(frozen=True)
@@ -112,6 +104,11 @@ class RateRecipe:
     drop_delay: int = 1
     cycle_decay: float = 0.5
     fractional_decay: bool = True
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether the rate depends on the last step, so that a run cannot be prolonged."""
+        return self.kind in ("cosine", "polynomial")
 
 
 @dataclass(frozen=True)
@@ -180,10 +177,7 @@ class Recipe:
         run: what the machinery has to know.
         checkpoint_steps: between two checkpoints; 0: an epoch; None: only at the end.
         eval_epochs: between two evaluations during training; 0: none.
-        short_run: flags of a run that saves each step and does nothing besides, but for the number of steps.
-        steps_flag: name of the flag that says how many they are.
-        free_flags: that may change between two starts of a run.
-        resolved_flags: whose default follows from others, with their values.
+        config: the flags, with the values of those whose default follows from others.
     """
 
     run: RunSettings
@@ -194,65 +188,7 @@ class Recipe:
     use: UseRecipe
     checkpoint_steps: int | None
     eval_epochs: float
-    short_run: Mapping[str, Any]
-    steps_flag: str
-    free_flags: frozenset[str]
-    resolved_flags: Mapping[str, Any] = field(default_factory=dict)
-
-
-# Flags of both programs that may change between two starts of a run, because the weights don't depend on them.
-FREE_FLAGS = frozenset(
-    {
-        "check_static_shapes",
-        "checkpoint",
-        "clean",
-        "config",
-        "data_dir",
-        "dataset_parallel_calls",
-        "datasets_num_private_threads",
-        "debug",
-        "device",
-        "epochs_between_evals",
-        "eval_samples",
-        "eval_split",
-        "export_features",
-        "export_format",
-        "grouped_convolution",
-        "inference",
-        "inter_op_parallelism_threads",
-        "intra_op_parallelism_threads",
-        "jpeg_data_dir",
-        "json",
-        "keep_ckpt_max",
-        "kills",
-        "max_cpus",
-        "mode",
-        "model_dir",
-        "no_hpu",
-        "output_dir",
-        "patience",
-        "profile_steps",
-        "recipe_cache",
-        "save_checkpoint_steps",
-        "save_checkpoints_minutes",
-        "stop_threshold",
-        "strict",
-        "top",
-        "training_dataset_cache",
-        "vis_dataloader",
-        *PARITY_FLAGS,
-    }
-)
-# Flags of both programs for a run that does nothing besides training.
-SHORT_RUN = {
-    "epochs_between_evals": 0.0,
-    "stop_threshold": 0.0,
-    "patience": 0,
-    "save_checkpoint_steps": 1,
-    "keep_ckpt_max": 2,
-    "vis_dataloader": False,
-    "profile_steps": "0,0",
-}
+    config: Any
 
 
 def data_recipe(config: Any, distribution: Distribution, *, least_area: float, eval_steps: int = 0) -> DataRecipe:
@@ -323,7 +259,7 @@ def run_settings(
     )
 
 
-def model_recipe(config: Any, name: str, weights_flag: str) -> ModelRecipe:
+def model_recipe(config: Any, name: str) -> ModelRecipe:
     """The network, from the group `weights` and its form, from `device`."""
     weights = config.weights
     return ModelRecipe(
@@ -332,7 +268,6 @@ def model_recipe(config: Any, name: str, weights_flag: str) -> ModelRecipe:
         zero_gamma=weights.zero_gamma,
         head_only=weights.fine_tune,
         grouped_convolution=config.device.grouped_convolution,
-        weights_flag=weights_flag,
     )
 
 

@@ -8,10 +8,8 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from gaudi_apps.classification import flags
-from gaudi_apps.classification.flags import Switch, check_above, check_common, check_least, check_share
+from gaudi_apps.classification.flags import Switch, check_common
 from gaudi_apps.classification.recipe import (
-    FREE_FLAGS,
-    SHORT_RUN,
     DecayForm,
     LearningRecipe,
     OptimizerKind,
@@ -25,6 +23,7 @@ from gaudi_apps.classification.recipe import (
     run_settings,
     use_recipe,
 )
+from gaudi_apps.cli.flag_rules import fixed, resume_safe
 from gaudi_apps.cli.flags import DistributionFlags, ParityFlags
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.training.plan import CURRENT
@@ -34,7 +33,6 @@ from gaudi_ops.schedules import lars_defaults
 
 SAME_MODELS = {"resnet50_v1.5": "resnet50"}
 IMAGES_OF_BASE_RATE = 256
-WEIGHTS_FLAG = "pretrained_filepath"
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,11 @@ ADAM_RATE = 1e-3
 class RunFlags(flags.RunFlags):
     """What to do, how long, and where its results go."""
 
-    model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnet_train"
+    model_dir: Annotated[str, arg(aliases=["-md"]), resume_safe(per_side=True)] = "runs/resnet_train"
     """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
-    train_epochs: Annotated[float, arg(aliases=["-te"])] = 1.0
+    train_epochs: Annotated[float, arg(aliases=["-te"]), resume_safe(length="epochs", above=0)] = 1.0
     """Passes over the training images."""
-    train_steps: int = 0
+    train_steps: Annotated[int, resume_safe(length="steps", minimum=0)] = 0
     """Steps in all, in place of --train_epochs; 0: as many as --train_epochs needs."""
 
 
@@ -75,9 +73,9 @@ class RunFlags(flags.RunFlags):
 class WeightFlags(flags.WeightFlags):
     """The network, where its weights come from, what of them is trained, and their average."""
 
-    model: str = "resnet50_v1.5"
+    model: Annotated[str, fixed()] = "resnet50_v1.5"
     """resnet18, 34, 50, 101, 152, resnext50, 101, 152, or of keras.applications as resnet50v2_keras."""
-    pretrained_filepath: str | None = None
+    pretrained_filepath: Annotated[str | None, fixed(per_side=True)] = None
     """Weights to begin with: torchvision .pth, Keras .h5, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint
     of this program; what fits is loaded, and the rest is named."""
 
@@ -89,33 +87,33 @@ class ScheduleFlags:
     --optimizer LARS and --fine_tune are presets: what is not given follows from them.
     """
 
-    optimizer: Literal["SGD", "LARS", "Adam"] | None = None
+    optimizer: Annotated[Literal["SGD", "LARS", "Adam"] | None, fixed()] = None
     """By default SGD with momentum; Adam with --fine_tune."""
-    lr_schedule: Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"] | None = None
+    lr_schedule: Annotated[Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"] | None, fixed()] = None
     """After the warm-up; by default piecewise, polynomial for LARS, cyclical with --fine_tune."""
-    base_learning_rate: float | None = None
+    base_learning_rate: Annotated[float | None, fixed(above=0, finite=False)] = None
     """Rate of 256 images a step, by default .1; of a polynomial, of LARS and of Adam it is the rate of the run, by
     default 2.5 for LARS (9.5 on several processes), .001 for Adam, and else by the batch size."""
-    warmup_epochs: float | None = None
+    warmup_epochs: Annotated[float | None, fixed(minimum=0)] = None
     """Epochs of linear warm-up; by default 5, 3 for LARS, 0 for Adam."""
-    end_learning_rate: float = 1e-4
+    end_learning_rate: Annotated[float, fixed(minimum=0)] = 1e-4
     """Where a polynomial ends."""
-    initial_learning_rate: float = 1e-4
+    initial_learning_rate: Annotated[float, fixed(minimum=0)] = 1e-4
     """Lowest rate of a cyclical schedule."""
-    maximal_learning_rate: float = 4e-3
+    maximal_learning_rate: Annotated[float, fixed(above=0)] = 4e-3
     """Highest rate of a cyclical schedule."""
-    step_size: int = 40
+    step_size: Annotated[int, fixed(minimum=1)] = 40
     """Steps from the lowest to the highest rate of a cyclical schedule."""
-    momentum: float = 0.9
+    momentum: Annotated[float, fixed(minimum=0, below=1)] = 0.9
     """Share of the velocity that SGD and LARS keep; the velocity holds the rate, as in Keras."""
-    weight_decay: float = 1e-4
+    weight_decay: Annotated[float, fixed(minimum=0)] = 1e-4
     """Of SGD and --fine_tune it is Keras' L2: times the squares of the kernels and the head, so the gradient has it
     twice. Of Adam and --single_l2_loss_op: times half the squares of all weights but those of batch norm."""
-    single_l2_loss_op: Switch = False
+    single_l2_loss_op: Annotated[Switch, fixed()] = False
     """The weight decay as one term of the loss, which is reported with it."""
-    lars_epsilon: float = 0.0
+    lars_epsilon: Annotated[float, fixed(minimum=0)] = 0.0
     """Added to the norms that LARS divides by; 0: 1e-7."""
-    label_smoothing: float | None = None
+    label_smoothing: Annotated[float | None, fixed(minimum=0, below=1)] = None
     """Share of the truth that goes to all classes alike; by default 0, .1 for LARS and with --fine_tune."""
 
 
@@ -123,7 +121,7 @@ class ScheduleFlags:
 class EvaluationFlags(flags.EvaluationFlags):
     """Scoring during and after training."""
 
-    skip_eval: Switch = False
+    skip_eval: Annotated[Switch, resume_safe(short_run=True)] = False
     """Do not evaluate, neither during training nor after it."""
 
 
@@ -131,11 +129,11 @@ class EvaluationFlags(flags.EvaluationFlags):
 class ReportFlags(flags.ReportFlags):
     """Log and checkpoints."""
 
-    log_steps: int = 100
+    log_steps: Annotated[int, resume_safe(minimum=1, short_run=1)] = 100
     """Steps between two reports of loss and speed, and between two points in TensorBoard."""
-    steps_per_loop: int = 1
+    steps_per_loop: Annotated[int, resume_safe(minimum=1)] = 1
     """Steps computed in one call, whose batches are in memory at once; a signal waits for the end of the call."""
-    enable_checkpoint_and_export: Switch = False
+    enable_checkpoint_and_export: Annotated[Switch, resume_safe(short_run=False)] = False
     """Export a SavedModel at the end of training."""
 
 
@@ -159,24 +157,13 @@ class ResNetConfig:
 def validate(config: ResNetConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
     run, schedule, weights = config.run, config.schedule, config.weights
-    check_above(0, {"train_epochs": run.train_epochs})
-    check_least(0, {"train_steps": run.train_steps, "warmup_epochs": schedule.warmup_epochs or 0.0})
-    check_least(1, {"log_steps": config.report.log_steps, "steps_per_loop": config.report.steps_per_loop})
-    check_least(1, {"step_size": schedule.step_size})
-    at_least_zero = {
-        "initial_learning_rate": schedule.initial_learning_rate,
-        "end_learning_rate": schedule.end_learning_rate,
-        "weight_decay": schedule.weight_decay,
-        "lars_epsilon": schedule.lars_epsilon,
-    }
-    check_least(0, at_least_zero)
-    # An infinite rate is a number that training itself stops at, naming the step.
-    if schedule.base_learning_rate is not None and not schedule.base_learning_rate > 0:
-        raise FlagError(f"--base_learning_rate {schedule.base_learning_rate:g}: must be above 0")
     if schedule.base_learning_rate is not None and _find_schedule(config) == "cyclical":
         raise FlagError("--base_learning_rate: a cyclical schedule has none; give --maximal_learning_rate instead")
-    check_above(schedule.initial_learning_rate, {"maximal_learning_rate": schedule.maximal_learning_rate})
-    check_share({"momentum": schedule.momentum, "label_smoothing": schedule.label_smoothing or 0.0}, below_one=True)
+    if not schedule.maximal_learning_rate > schedule.initial_learning_rate:
+        raise FlagError(
+            f"--maximal_learning_rate {schedule.maximal_learning_rate:g}: must be above --initial_learning_rate, "
+            f"{schedule.initial_learning_rate:g}"
+        )
     if SAME_MODELS.get(weights.model, weights.model) not in CLASSIFIERS:
         raise FlagError(f"--model {weights.model}: is none of {', '.join([*SAME_MODELS, *CLASSIFIERS])}")
     if weights.fine_tune and run.mode == "train" and not weights.pretrained_filepath:
@@ -184,7 +171,7 @@ def validate(config: ResNetConfig) -> None:
     if config.report.enable_checkpoint_and_export and config.data.use_synthetic_data:
         raise FlagError("--enable_checkpoint_and_export: an export is checked on images, so give --data_dir")
     skips = "skip_eval" if config.evaluation.skip_eval else None
-    check_common(config, steps=run.train_steps, mode=run.mode, skips_evaluation=skips, weights_flag=WEIGHTS_FLAG)
+    check_common(config, steps=run.train_steps, mode=run.mode, skips_evaluation=skips)
 
 
 def make_recipe(config: ResNetConfig, distribution: Distribution | None = None, version: int = CURRENT) -> Recipe:
@@ -214,7 +201,7 @@ def make_recipe(config: ResNetConfig, distribution: Distribution | None = None, 
             steps_per_call=report.steps_per_loop,
         ),
         data=data,
-        model=model_recipe(config, SAME_MODELS.get(weights.model, weights.model), WEIGHTS_FLAG),
+        model=model_recipe(config, SAME_MODELS.get(weights.model, weights.model)),
         rate=rate,
         learning=LearningRecipe(
             optimizer=schedule.optimizer or preset.optimizer,
@@ -233,9 +220,7 @@ def make_recipe(config: ResNetConfig, distribution: Distribution | None = None, 
         use=use_recipe(config, export_at_end=f"{run.model_dir}/export" if exports else None),
         checkpoint_steps=report.save_checkpoint_steps,
         eval_epochs=0.0 if config.evaluation.skip_eval else config.evaluation.epochs_between_evals,
-        short_run={**SHORT_RUN, "skip_eval": True, "log_steps": 1, "enable_checkpoint_and_export": False},
-        steps_flag="train_steps",
-        free_flags=_find_free(rate),
+        config=config,
     )
 
 
@@ -279,9 +264,3 @@ def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -
         half_cycle=schedule.step_size,
         whole_epochs=True,
     )
-
-
-def _find_free(rate: RateRecipe) -> frozenset[str]:
-    """Where the rate does not depend on the last step, a run may be prolonged."""
-    free = FREE_FLAGS | {"skip_eval", "log_steps", "steps_per_loop", "enable_checkpoint_and_export"}
-    return free if rate.kind in ("cosine", "polynomial") else free | {"train_epochs", "train_steps"}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from tyro.conf import arg
 
 from gaudi_apps.classification import flags
-from gaudi_apps.classification.flags import Switch, check_above, check_common, check_least, check_share
+from gaudi_apps.classification.flags import Switch, check_common
 from gaudi_apps.classification.recipe import (
-    FREE_FLAGS,
-    SHORT_RUN,
     LearningRecipe,
     RateKind,
     RateRecipe,
@@ -23,6 +21,7 @@ from gaudi_apps.classification.recipe import (
     run_settings,
     use_recipe,
 )
+from gaudi_apps.cli.flag_rules import fixed, resume_safe
 from gaudi_apps.cli.flags import DistributionFlags, ParityFlags
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.training.plan import CURRENT
@@ -34,7 +33,6 @@ COSINE_RATE, WARMED_UP_RATE, COLD_RATE = 0.256, 0.128, 0.1
 MOST_OF_WARMED_UP_RATE = 16  # processes; with more, the original found .1 the better rate
 WARMUP_EPOCHS = 8.0
 DROP_EPOCHS = (30, 60, 80, 90)
-WEIGHTS_FLAG = "pretrained_model_checkpoint_path"
 # The original's hooks. But for the profiler, what they did is always done.
 PROFILER_HOOK, HOOK_STEPS = "ProfilerHook", "7,10"
 HOOKS = ("LoggingTensorHook", PROFILER_HOOK, "ExamplesPerSecondHook", "LoggingMetricHook", "StepCounterHook")
@@ -44,13 +42,13 @@ HOOKS = ("LoggingTensorHook", PROFILER_HOOK, "ExamplesPerSecondHook", "LoggingMe
 class RunFlags(flags.RunFlags):
     """What to do, how long, and where its results go."""
 
-    model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnext_train"
+    model_dir: Annotated[str, arg(aliases=["-md"]), resume_safe(per_side=True)] = "runs/resnext_train"
     """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
-    train_epochs: Annotated[float, arg(aliases=["-te"])] = 10.0
+    train_epochs: Annotated[float, arg(aliases=["-te"]), resume_safe(length="epochs", above=0)] = 10.0
     """Passes over the training images."""
-    max_train_steps: Annotated[int, arg(aliases=["-mts"])] = 0
+    max_train_steps: Annotated[int, arg(aliases=["-mts"]), resume_safe(length="steps", minimum=0)] = 0
     """Steps in all, in place of --train_epochs; 0: as many as --train_epochs needs."""
-    eval_only: Switch = False
+    eval_only: Annotated[Switch, resume_safe(short_run=False)] = False
     """The same as --mode eval."""
 
 
@@ -58,11 +56,11 @@ class RunFlags(flags.RunFlags):
 class WeightFlags(flags.WeightFlags):
     """The network, where its weights come from, what of them is trained, and their average."""
 
-    model_type: Literal["resnet", "resnext"] = "resnext"
+    model_type: Annotated[Literal["resnet", "resnext"], fixed()] = "resnext"
     """With groups of channels (resnext), or without."""
-    resnet_size: Annotated[Literal["18", "34", "50", "101", "152"], arg(aliases=["-rs"])] = "101"
+    resnet_size: Annotated[Literal["18", "34", "50", "101", "152"], arg(aliases=["-rs"]), fixed()] = "101"
     """Layers; a resnext has 50, 101 or 152."""
-    pretrained_model_checkpoint_path: Annotated[str | None, arg(aliases=["-pmcp"])] = None
+    pretrained_model_checkpoint_path: Annotated[str | None, arg(aliases=["-pmcp"]), fixed(per_side=True)] = None
     """Weights to begin with: torchvision .pth, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint of this
     program; what fits is loaded, and the rest is named."""
 
@@ -71,26 +69,26 @@ class WeightFlags(flags.WeightFlags):
 class ScheduleFlags:
     """Optimizer, learning rate, weight decay and loss."""
 
-    base_learning_rate: float | None = None
+    base_learning_rate: Annotated[float | None, fixed(above=0, finite=False)] = None
     """Rate of 256 images a step; by default .256 with a cosine, and without: .128, or .1 without warm-up and on more
     than 16 processes."""
-    use_cosine_lr: bool = True
+    use_cosine_lr: Annotated[bool, fixed()] = True
     """Down to 0 at the end by half a cosine; else times .1, .01, .001 and .0001 after epochs 30, 60, 80 and 90."""
-    warmup_epochs: float | None = None
+    warmup_epochs: Annotated[float | None, fixed(minimum=0)] = None
     """Epochs of linear warm-up; by default 8, and 0 with --fine_tune."""
-    disable_warmup: Switch = False
+    disable_warmup: Annotated[Switch, fixed()] = False
     """No warm-up."""
-    momentum: float = 0.875
+    momentum: Annotated[float, fixed(minimum=0, below=1)] = 0.875
     """Share of the velocity that is kept; the rate is outside of the velocity, as in TensorFlow 1."""
-    weight_decay: float = 6.103515625e-05
+    weight_decay: Annotated[float, fixed(minimum=0)] = 6.103515625e-05
     """Times the sum of half squares of all weights but those of batch norm, in the gradient."""
-    label_smoothing: float = 0.1
+    label_smoothing: Annotated[float, fixed(minimum=0, below=1)] = 0.1
     """Share of the truth that goes to all classes alike."""
-    enable_lars: Switch = False
+    enable_lars: Annotated[Switch, fixed()] = False
     """LARS with a polynomial rate in place of SGD."""
-    epochs_for_lars: float = 38.0
+    epochs_for_lars: Annotated[float, fixed(above=0)] = 38.0
     """Epochs of training with LARS, in place of --train_epochs."""
-    start_learning_rate: float = 9.5
+    start_learning_rate: Annotated[float, fixed(above=0, finite=False)] = 9.5
     """Highest rate with LARS, of the run."""
 
 
@@ -98,9 +96,9 @@ class ScheduleFlags:
 class EvaluationFlags(flags.EvaluationFlags):
     """Scoring during and after training."""
 
-    max_eval_steps: Annotated[int, arg(aliases=["-mes"])] = 0
+    max_eval_steps: Annotated[int, arg(aliases=["-mes"]), resume_safe(minimum=0)] = 0
     """Batches of all processes to evaluate, in place of --eval_samples; 0: all images."""
-    disable_eval: Switch = False
+    disable_eval: Annotated[Switch, resume_safe(short_run=True)] = False
     """Do not evaluate, neither during training nor after it."""
 
 
@@ -108,15 +106,15 @@ class EvaluationFlags(flags.EvaluationFlags):
 class ReportFlags(flags.ReportFlags):
     """Log and checkpoints."""
 
-    display_steps: Annotated[int, arg(aliases=["-dis"])] = 100
+    display_steps: Annotated[int, arg(aliases=["-dis"]), resume_safe(minimum=1, short_run=1)] = 100
     """Steps between two reports of loss and speed."""
-    save_summary_steps: int = 100
+    save_summary_steps: Annotated[int, resume_safe(minimum=1)] = 100
     """Steps between two points in TensorBoard."""
-    disable_checkpoints: Switch = False
+    disable_checkpoints: Annotated[Switch, resume_safe(short_run=False)] = False
     """A checkpoint only at the end."""
-    export_dir: Annotated[str | None, arg(aliases=["-ed"])] = None
+    export_dir: Annotated[str | None, arg(aliases=["-ed"]), resume_safe(short_run=None)] = None
     """Export a SavedModel into this folder at the end of training."""
-    hooks: Annotated[str, arg(aliases=["-hk"])] = "LoggingTensorHook"
+    hooks: Annotated[str, arg(aliases=["-hk"]), resume_safe(short_run="LoggingTensorHook")] = "LoggingTensorHook"
     """Hooks of the original program, with commas between: with ProfilerHook, --profile_steps is 7,10 where it is not
     given; what the others report is always reported."""
 
@@ -156,26 +154,12 @@ def find_mode(config: ResNeXtConfig) -> str:
 
 def validate(config: ResNeXtConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
-    run, schedule, weights, report = config.run, config.schedule, config.weights, config.report
+    run, weights, report = config.run, config.weights, config.report
     mode = find_mode(config)
     if run.eval_only and run.mode not in ("train", "eval"):
         raise FlagError(f"--eval_only: contradicts --mode {run.mode}; leave one of them out")
-    check_above(0, {"train_epochs": run.train_epochs, "epochs_for_lars": schedule.epochs_for_lars})
-    # An infinite rate is a number that training itself stops at, naming the step.
-    for flag in ("base_learning_rate", "start_learning_rate"):
-        if (value := getattr(schedule, flag)) is not None and not value > 0:
-            raise FlagError(f"--{flag} {value:g}: must be above 0")
-    check_least(1, {"display_steps": report.display_steps, "save_summary_steps": report.save_summary_steps})
-    at_least_zero = {
-        "max_train_steps": run.max_train_steps,
-        "max_eval_steps": config.evaluation.max_eval_steps,
-        "warmup_epochs": schedule.warmup_epochs or 0.0,
-        "weight_decay": schedule.weight_decay,
-    }
-    check_least(0, at_least_zero)
     for name in {*_list_hooks(report)} - {"", *map(str.lower, HOOKS)}:
         raise FlagError(f"--hooks {name}: must be among {', '.join(HOOKS)}")
-    check_share({"momentum": schedule.momentum, "label_smoothing": schedule.label_smoothing}, below_one=True)
     if f"{weights.model_type}{weights.resnet_size}" not in CLASSIFIERS:
         raise FlagError(f"--resnet_size {weights.resnet_size}: a resnext has 50, 101 or 152")
     if weights.fine_tune and mode == "train" and not weights.pretrained_model_checkpoint_path:
@@ -183,7 +167,7 @@ def validate(config: ResNeXtConfig) -> None:
     if report.export_dir is not None and config.data.use_synthetic_data:
         raise FlagError("--export_dir: an export is checked on images, so give --data_dir")
     skips = "disable_eval" if config.evaluation.disable_eval else None
-    check_common(config, steps=run.max_train_steps, mode=mode, skips_evaluation=skips, weights_flag=WEIGHTS_FLAG)
+    check_common(config, steps=run.max_train_steps, mode=mode, skips_evaluation=skips)
 
 
 def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None, version: int = CURRENT) -> Recipe:
@@ -202,6 +186,7 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None,
     base_rate = _find_base_rate(config, warmup_epochs, distribution.rank_info.size, version)
     peak = base_rate * data.global_batch / IMAGES_OF_BASE_RATE
     rate = for_version(_make_rate(config, peak, warmup_epochs, version), version)
+    resolved = replace(schedule, base_learning_rate=base_rate, warmup_epochs=warmup_epochs)
     return Recipe(
         run=run_settings(
             config,
@@ -214,7 +199,7 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None,
             steps=run.max_train_steps,
         ),
         data=data,
-        model=model_recipe(config, f"{weights.model_type}{weights.resnet_size}", WEIGHTS_FLAG),
+        model=model_recipe(config, f"{weights.model_type}{weights.resnet_size}"),
         rate=rate,
         learning=LearningRecipe(
             optimizer="LARS" if schedule.enable_lars else "SGD",
@@ -233,18 +218,7 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None,
         use=use_recipe(config, export_at_end=report.export_dir),
         checkpoint_steps=None if report.disable_checkpoints else report.save_checkpoint_steps,
         eval_epochs=0.0 if evaluation.disable_eval else evaluation.epochs_between_evals,
-        short_run={
-            **SHORT_RUN,
-            "disable_eval": True,
-            "eval_only": False,
-            "display_steps": 1,
-            "disable_checkpoints": False,
-            "export_dir": None,
-            "hooks": ReportFlags.hooks,
-        },
-        steps_flag="max_train_steps",
-        free_flags=_find_free(rate),
-        resolved_flags={"base_learning_rate": base_rate, "warmup_epochs": warmup_epochs},
+        config=replace(config, schedule=resolved),
     )
 
 
@@ -282,10 +256,3 @@ def _make_rate(config: ResNeXtConfig, peak: float, warmup_epochs: float, version
         whole_epochs=False,
         drop_epochs=DROP_EPOCHS if version > 1 else DROP_EPOCHS[:3],
     )
-
-
-def _find_free(rate: RateRecipe) -> frozenset[str]:
-    """Where the rate does not depend on the last step, a run may be prolonged."""
-    free = FREE_FLAGS | {"max_eval_steps", "disable_eval", "display_steps", "save_summary_steps", "eval_only"}
-    free |= {"disable_checkpoints", "export_dir", "hooks"}
-    return free if rate.kind in ("cosine", "polynomial") else free | {"train_epochs", "max_train_steps"}

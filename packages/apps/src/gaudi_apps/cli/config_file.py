@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gaudi_apps.cli.flag_rules import list_flags
 from gaudi_apps.errors import ConfigFileError
 from gaudi_datasets.arguments import FormerFlag
 from gaudi_datasets.errors import FlagError, MissingInputError
@@ -91,16 +91,6 @@ def _drop_former_default(entries: dict[Any, Any]) -> None:
 def _list_names(former_flags: Sequence[FormerFlag]) -> Iterator[str]:
     for flag in former_flags:
         yield flag.name.removeprefix("--").replace("-", "_")
-
-
-def list_flags(config: Any) -> Iterator[tuple[str, Any]]:
-    """Every flag with its default, those of the groups within included."""
-    for entry in fields(config):
-        value = getattr(config, entry.name)
-        if is_dataclass(value):
-            yield from list_flags(value)
-        else:
-            yield entry.name, value
 
 
 def _to_arguments(path: Path, name: Any, value: Any, defaults: dict[str, Any]) -> list[str]:

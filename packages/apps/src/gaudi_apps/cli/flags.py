@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
+from gaudi_apps.cli.flag_rules import fixed, per_rank, resume_safe
 from gaudi_datasets.errors import FlagError
 
 Switch = FlagCreatePairsOff[bool]
@@ -18,37 +18,39 @@ Switch = FlagCreatePairsOff[bool]
 class DistributionFlags:
     """Several processes that train together, one for each device."""
 
-    use_horovod: Annotated[Switch, arg(aliases=["-hvd"])] = False
+    use_horovod: Annotated[Switch, arg(aliases=["-hvd"]), resume_safe()] = False
     """Train together by Horovod, as under gaudi-run without a flag; --batch_size is that of one process."""
-    distribution_strategy: Annotated[Literal["off", "multi_worker", "mirrored", "hpu"], arg(aliases=["-ds"])] = "off"
+    distribution_strategy: Annotated[
+        Literal["off", "multi_worker", "mirrored", "hpu"], arg(aliases=["-ds"]), resume_safe()
+    ] = "off"
     """Train together by tf.distribute; --batch_size is that of all processes. mirrored: starts a process for each
     device of this machine; hpu: on Gaudi."""
-    hvd_workers: int = 0
+    hvd_workers: Annotated[int, resume_safe(minimum=0)] = 0
     """Processes in all, which are started through gaudi-run where none were launched; 0: those that were launched."""
-    num_workers_per_hls: int = 0
+    num_workers_per_hls: Annotated[int, resume_safe(minimum=0)] = 0
     """Processes on each machine of MULTI_HLS_IPS, or on this one, started through gaudi-run where none were
     launched; 0: 8 with MULTI_HLS_IPS, else as --hvd_workers says."""
-    kubernetes_run: Switch = False
+    kubernetes_run: Annotated[Switch, resume_safe()] = False
     """Kubernetes starts the processes, as the mpirun of an MPIJob does; none are started here."""
-    num_gpus: Annotated[int, arg(aliases=["-ng"])] = 0
+    num_gpus: Annotated[int, arg(aliases=["-ng"]), resume_safe(minimum=0)] = 0
     """Devices of this machine for --distribution_strategy mirrored; 0: all."""
-    worker_hosts: str | None = None
+    worker_hosts: Annotated[str | None, resume_safe()] = None
     """host:port of every process, with commas between, for --distribution_strategy multi_worker without TF_CONFIG."""
-    task_index: int = -1
+    task_index: Annotated[int, per_rank(per_command=True)] = -1
     """The place of this process in --worker_hosts, from 0."""
-    global_batch_size: int = 0
+    global_batch_size: Annotated[int, fixed(sets_batch=True, minimum=0)] = 0
     """Images a step of all processes, in place of --batch_size: a run can go on with more or fewer; 0: by that."""
-    distributed_bn: Switch = False
+    distributed_bn: Annotated[Switch, resume_safe()] = False
     """Batch norm over the images of all processes, in place of each by itself."""
-    bn_group: Literal[0, 2, 4, 8, 16] = 0
+    bn_group: Annotated[Literal[0, 2, 4, 8, 16], resume_safe()] = 0
     """With --distributed_bn: over groups of so many processes; 0: over all."""
-    commit_steps: int = 10
+    commit_steps: Annotated[int, resume_safe(minimum=1)] = 10
     """Under gaudi-run with hosts that come and go: steps between two copies of the state in memory."""
-    gradient_compression: Literal["none", "fp16", "bf16"] = "none"
+    gradient_compression: Annotated[Literal["none", "fp16", "bf16"], resume_safe()] = "none"
     """Type in which gradients travel between processes."""
-    fusion_threshold_mb: int | None = None
+    fusion_threshold_mb: Annotated[int | None, resume_safe(minimum=0)] = None
     """MiB of gradients that travel together at most; 0: each by itself."""
-    horovod_hierarchical_allreduce: Switch = False
+    horovod_hierarchical_allreduce: Annotated[Switch, resume_safe()] = False
     """With --use_horovod: within each machine first, then between machines."""
 
     @property
@@ -57,26 +59,11 @@ class DistributionFlags:
         return self.use_horovod or self.distribution_strategy != "off"
 
 
-# What counts for the weights is the global batch, which the settings of a run note in place of these.
-DISTRIBUTION_FLAGS = frozenset(flag.name for flag in fields(DistributionFlags))
-
-
 def check_distribution(flags: DistributionFlags) -> None:
     """Raise FlagError for the first flag that breaks a rule of its own or of another one."""
     strategy = flags.distribution_strategy
     if flags.use_horovod and strategy != "off":
         raise FlagError(f"--use_horovod: contradicts --distribution_strategy {strategy}; leave one of them out")
-    at_least = {
-        "hvd_workers": (flags.hvd_workers, 0),
-        "num_workers_per_hls": (flags.num_workers_per_hls, 0),
-        "num_gpus": (flags.num_gpus, 0),
-        "global_batch_size": (flags.global_batch_size, 0),
-        "commit_steps": (flags.commit_steps, 1),
-        "fusion_threshold_mb": (flags.fusion_threshold_mb or 0, 0),
-    }
-    for name, (value, least) in at_least.items():
-        if value < least:
-            raise FlagError(f"--{name} {value}: must be at least {least}")
     _check_needs(flags)
     _check_hosts(flags)
     if flags.num_gpus and flags.hvd_workers not in (0, flags.num_gpus):
@@ -114,8 +101,6 @@ def _check_hosts(flags: DistributionFlags) -> None:
         raise FlagError(f"--hvd_workers {flags.hvd_workers}: contradicts --worker_hosts, which names {count}")
 
 
-# What two sides may differ in, in every program; it adds what it calls its precision, weights and implementations.
-SIDE_FLAGS = ("device", "model_dir", "checkpoint")
 RECORDED = "recorded"
 MAX_STEPS = 100
 
@@ -124,20 +109,17 @@ MAX_STEPS = 100
 class ParityFlags:
     """For --mode parity: compute the first training batches in two ways, and name the first tensor that differs."""
 
-    parity_against: tuple[str, ...] = ()
+    parity_against: Annotated[tuple[str, ...], resume_safe()] = ()
     """The other side: flags with other values, as device=cpu checkpoint=best, or recorded=FOLDER."""
-    parity_output: str | None = None
+    parity_output: Annotated[str | None, resume_safe()] = None
     """New folder for a recording of this side, to compare with later or on another machine."""
-    parity_steps: int = 2
+    parity_steps: Annotated[int, resume_safe(minimum=1, maximum=MAX_STEPS)] = 2
     """Steps to compute: the first ones of a training, with its batches and rates."""
-    parity_rtol: float | None = None
+    parity_rtol: Annotated[float | None, resume_safe(minimum=0)] = None
     """Difference that is tolerated, as a share of the largest value of a tensor. By default 1e-6 of the weights to
     begin with; of what layers give 1e-4, or .05 where a side is bf16; of gradients and updates 1e-3, or .3."""
-    parity_atol: float | None = None
+    parity_atol: Annotated[float | None, resume_safe(minimum=0)] = None
     """Added to that; by default 1e-6, of weights at the start 1e-8."""
-
-
-PARITY_FLAGS = frozenset(entry.name for entry in fields(ParityFlags))
 
 
 @dataclass(frozen=True)
@@ -164,13 +146,13 @@ def find_other_side(flags: ParityFlags) -> OtherSide | None:
     return OtherSide(given.get(RECORDED), tuple(arguments), " ".join(flags.parity_against))
 
 
-def check_parity(flags: ParityFlags, mode: str, other_flags: Sequence[str]) -> None:
+def check_parity(flags: ParityFlags, mode: str, per_side: Sequence[str]) -> None:
     """Raise FlagError for the first flag whose value breaks a rule.
 
     Args:
         flags: to be checked.
         mode: what is done.
-        other_flags: of the program, that two sides may differ in besides `SIDE_FLAGS`.
+        per_side: names of the flags that two sides may differ in.
     """
     if mode != "parity":
         _require_defaults(flags, mode)
@@ -179,13 +161,7 @@ def check_parity(flags: ParityFlags, mode: str, other_flags: Sequence[str]) -> N
         raise FlagError("--mode parity: needs --parity_against, as device=cpu, or --parity_output FOLDER")
     if flags.parity_against and flags.parity_output is not None:
         raise FlagError("--parity_output: records a side by itself, so leave out --parity_against")
-    if not 1 <= flags.parity_steps <= MAX_STEPS:
-        raise FlagError(f"--parity_steps {flags.parity_steps}: must be in 1..{MAX_STEPS}")
-    for name in ("parity_rtol", "parity_atol"):
-        value = getattr(flags, name)
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise FlagError(f"--{name} {value:g}: must be a finite number of at least 0")
-    _check_against(flags.parity_against, (*SIDE_FLAGS, *other_flags))
+    _check_against(flags.parity_against, per_side)
 
 
 def _require_defaults(flags: ParityFlags, mode: str) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from gaudi_apps.cli.flags import PARITY_FLAGS
-from gaudi_apps.detection.config import SIDE_FLAGS, SSDConfig, find_checkpoint
+from gaudi_apps.detection.config import SSDConfig, find_checkpoint
 from gaudi_apps.detection.data import categories_of, input_options, open_source, open_training_data
 from gaudi_apps.detection.plan import make_plan
 from gaudi_apps.runtime.process_group import Distribution
@@ -22,54 +21,6 @@ if TYPE_CHECKING:
     from gaudi_apps.training.run_dir import RunFolder
     from gaudi_models.weights import WeightsFile
 
-# Flags that may change between two starts of a run, because the weights don't depend on them.
-FREE_FLAGS = frozenset(
-    {
-        "cache",
-        "check_static_shapes",
-        "checkpoint",
-        "clean",
-        "config",
-        "cross_entropy",
-        "data_dir",
-        "debug",
-        "device",
-        "eval_epochs",
-        "eval_samples",
-        "export_format",
-        "inference",
-        "json",
-        "keep_ckpt_max",
-        "kills",
-        "log_step_count_steps",
-        "max_cpus",
-        "mode",
-        "model_dir",
-        "no_evaluate",
-        "no_hpu",
-        "num_parallel_calls",
-        "output_dir",
-        "patience",
-        "profile",
-        "recipe_cache",
-        "save_checkpoints_epochs",
-        "save_checkpoints_minutes",
-        "save_checkpoints_steps",
-        "save_summary_steps",
-        "score_threshold",
-        "strict",
-        "target_ap",
-        "threadpool_size",
-        "threads",
-        "train_annotations",
-        "train_images",
-        "val_annotations",
-        "val_images",
-        "vis_dataloader",
-        *PARITY_FLAGS,
-    }
-)
-
 
 class SSDApplication(Application):
     """Trains and uses SSD-ResNet34.
@@ -82,22 +33,15 @@ class SSDApplication(Application):
     program = ("-m", "gaudi_apps.ssd_train")
     files: ClassVar = ("evaluation.json", "detections.json")
     folders: ClassVar = ("pictures",)
-    side_flags = SIDE_FLAGS
 
     def __init__(self, config: SSDConfig, distribution: Distribution | None = None) -> None:
         self.config = config
         self.settings = make_settings(config, distribution or Distribution())
 
     @property
-    def free_flags(self) -> frozenset[str]:
-        """With steps of the rate, a run may be prolonged; the rate of a cosine depends on the last step."""
-        return FREE_FLAGS if self.config.schedule.lr_schedule == "cosine" else FREE_FLAGS | {"steps", "epochs"}
-
-    def shorten(self, steps: int) -> Mapping[str, Any]:
-        """Flags of a short run to verify resuming."""
-        nothing_besides = {"eval_epochs": 0.0, "target_ap": 0.0, "patience": 0, "vis_dataloader": False}
-        each_step = {"save_checkpoints_steps": 1, "keep_ckpt_max": 2, "log_step_count_steps": 1}
-        return {**nothing_besides, **each_step, "steps": steps, "no_evaluate": True, "profile": "0,0"}
+    def rate_needs_length(self) -> bool:
+        """A cosine ends at the last step; steps of the rate do not depend on it."""
+        return self.config.schedule.lr_schedule == "cosine"
 
     def open_training_data(self) -> TrainingData:
         """Records, files, static batches or random images."""

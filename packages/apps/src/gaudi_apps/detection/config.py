@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from tyro.conf import FlagCreatePairsOff, arg
 
+from gaudi_apps.cli.flag_rules import check_bounds, fixed, list_per_side, per_rank, resume_safe
 from gaudi_apps.cli.flags import DistributionFlags, ParityFlags, check_distribution, check_parity
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import ThreadFlag
@@ -21,53 +22,51 @@ Switch = FlagCreatePairsOff[bool]
 class ImageFlags:
     """Images for --mode predict, and --mode export."""
 
-    inference: tuple[str, ...] = ()
+    inference: Annotated[tuple[str, ...], resume_safe()] = ()
     """Images, videos, folders, or patterns such as 'in/*.jpg', to predict on, or to check an export on."""
-    score_threshold: float = 0.3
+    score_threshold: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.3
     """Least score of a detection that is drawn and listed."""
-    strict: Switch = False
+    strict: Annotated[Switch, resume_safe()] = False
     """End with the first file that cannot be read, in place of naming and skipping it."""
-    output_dir: str | None = None
+    output_dir: Annotated[str | None, resume_safe()] = None
     """Folder of the results; predictions or export in --model_dir when not given."""
 
 
 Mode: TypeAlias = Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"]
 
 USING = ("predict", "export")  # modes that need no training or validation images
-# What two sides of a parity may differ in, besides what they may in any program.
-SIDE_FLAGS = ("dtype", "deterministic", "resnet_checkpoint", "cross_entropy")
 
 
 @dataclass(frozen=True)
 class RunFlags:
     """What to do, and where its results go."""
 
-    mode: Mode = "train"
+    mode: Annotated[Mode, resume_safe(per_command=True)] = "train"
     """eval: score checkpoints; predict: draw detections; export: for deployment; plan: print what train would
     do; verify-resume: prove on a few steps of this configuration that a killed run ends as an uninterrupted one;
     parity: compute the first steps in two ways, and name the first tensor that differs."""
-    model_dir: str = "runs/ssd_train"
+    model_dir: Annotated[str, resume_safe(per_side=True)] = "runs/ssd_train"
     """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
-    clean: Switch = False
+    clean: Annotated[Switch, resume_safe(per_command=True)] = False
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
-    checkpoint: str | None = None
+    checkpoint: Annotated[str | None, resume_safe(per_side=True)] = None
     """Which one eval, predict, export and parity take: newest, best, a step, or for eval all, in the order of steps;
     by default all for eval, and the newest else."""
-    epochs: Annotated[float, arg(aliases=["-e"])] = 50.0
+    epochs: Annotated[float, arg(aliases=["-e"]), resume_safe(length="epochs", above=0)] = 50.0
     """Passes over the training images."""
-    steps: Annotated[int, arg(aliases=["-s"])] = 0
+    steps: Annotated[int, arg(aliases=["-s"]), resume_safe(length="steps", minimum=0)] = 0
     """Steps in all, in place of --epochs; 0: as many as --epochs needs."""
-    kills: int = 3
+    kills: Annotated[int, resume_safe()] = 3
     """How often verify-resume kills its run."""
-    seed: int = 0
+    seed: Annotated[int, fixed(minimum=0)] = 0
     """Where weights, data order and augmentation start from."""
-    deterministic: Switch = False
+    deterministic: Annotated[Switch, fixed(per_side=True, short_run=True)] = False
     """Same bits at every run on the same machine; slower."""
-    config: str | None = None
+    config: Annotated[str | None, per_rank(per_command=True)] = None
     """YAML file of flags (name: value); flags of the command line win."""
-    json: Switch = False
+    json: Annotated[Switch, resume_safe(per_command=True)] = False
     """Print the plan, or what parity found, as JSON."""
-    debug: Switch = False
+    debug: Annotated[Switch, per_rank(per_command=True)] = False
     """Show a traceback with an error."""
 
 
@@ -75,33 +74,33 @@ class RunFlags:
 class DataFlags:
     """Training and validation images."""
 
-    data_dir: str | None = None
+    data_dir: Annotated[str | None, per_rank()] = None
     """Folder of records (train-*, val-*) made by gaudi-datasets."""
-    train_annotations: str | None = None
+    train_annotations: Annotated[str | None, per_rank()] = None
     """COCO annotation file of the training images, read without records; needs --train_images."""
-    train_images: str | None = None
+    train_images: Annotated[str | None, per_rank()] = None
     """Folder of the images that --train_annotations names."""
-    val_annotations: str | None = None
+    val_annotations: Annotated[str | None, per_rank()] = None
     """COCO annotation file of the validation images; needs --val_images."""
-    val_images: str | None = None
+    val_images: Annotated[str | None, per_rank()] = None
     """Folder of the images that --val_annotations names."""
-    use_fake_data: Annotated[Switch, arg(aliases=["-f"])] = False
+    use_fake_data: Annotated[Switch, arg(aliases=["-f"]), fixed()] = False
     """Random images in place of records, to measure speed."""
-    static: Switch = False
+    static: Annotated[Switch, fixed()] = False
     """--data_dir holds static batches, worker_R/, made by gaudi-datasets make-static-batches."""
-    batch_size: Annotated[int, arg(aliases=["-b"])] = 128
+    batch_size: Annotated[int, arg(aliases=["-b"]), fixed(sets_batch=True, minimum=1)] = 128
     """Images a step: of one process; of all with --distribution_strategy."""
-    num_examples_per_epoch: int = 0
+    num_examples_per_epoch: Annotated[int, fixed(minimum=0)] = 0
     """Training images an epoch; 0: as many as the records hold (117266 with --use_fake_data)."""
-    eval_samples: int = 0
+    eval_samples: Annotated[int, resume_safe(minimum=0)] = 0
     """Validation images to evaluate; 0: all. Fewer are the first ones, and the result says how many of how many."""
-    flip_probability: float = 0.5
+    flip_probability: Annotated[float, fixed(minimum=0, maximum=1)] = 0.5
     """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
-    cache: Literal["auto", "off"] = "auto"
+    cache: Annotated[Literal["auto", "off"], resume_safe()] = "auto"
     """auto: keep encoded training images in memory, if all of them fit into half of what is free."""
-    num_parallel_calls: int = 64
+    num_parallel_calls: Annotated[int, per_rank(minimum=1)] = 64
     """Images decoded and augmented at once."""
-    threadpool_size: int = 0
+    threadpool_size: Annotated[int, per_rank(minimum=0)] = 0
     """Threads that do it; 0: as many as processors."""
 
 
@@ -109,10 +108,10 @@ class DataFlags:
 class WeightFlags:
     """Where weights come from, and their average."""
 
-    resnet_checkpoint: str | None = None
+    resnet_checkpoint: Annotated[str | None, fixed(per_side=True)] = None
     """Weights to begin with: TensorFlow checkpoint, torchvision .pth, .npz, .pickle, .safetensors, or a checkpoint of
     this program; what fits is loaded, and the rest is named."""
-    ema_decay: float = 0.0
+    ema_decay: Annotated[float, fixed(minimum=0, below=1)] = 0.0
     """Average the weights over the steps with this decay, as .9998, and use the average; 0: no average."""
 
 
@@ -120,13 +119,13 @@ class WeightFlags:
 class EvaluationFlags:
     """Scoring during and after training."""
 
-    eval_epochs: float = 0.0
+    eval_epochs: Annotated[float, resume_safe(minimum=0, short_run=0.0)] = 0.0
     """Epochs between two evaluations during training; 0: none. The best checkpoint by AP is kept."""
-    target_ap: float = 0.0
+    target_ap: Annotated[float, resume_safe(minimum=0, maximum=1, short_run=0.0)] = 0.0
     """End training when an evaluation reaches this AP, in 0..1; 0: no target."""
-    patience: int = 0
+    patience: Annotated[int, resume_safe(minimum=0, short_run=0)] = 0
     """End training after so many evaluations without a better AP; 0: never."""
-    no_evaluate: Switch = False
+    no_evaluate: Annotated[Switch, resume_safe(short_run=True)] = False
     """Do not evaluate after training."""
 
 
@@ -134,7 +133,9 @@ class EvaluationFlags:
 class UseFlags(ImageFlags):
     """Images for --mode predict, and --mode export."""
 
-    export_format: tuple[Literal["saved_model", "onnx", "tflite", "safetensors"], ...] = ("saved_model",)
+    export_format: Annotated[tuple[Literal["saved_model", "onnx", "tflite", "safetensors"], ...], resume_safe()] = (
+        "saved_model",
+    )
     """One or more formats; onnx needs the extra gaudi-apps[export]."""
 
 
@@ -142,19 +143,19 @@ class UseFlags(ImageFlags):
 class ScheduleFlags:
     """Learning rate and weight decay. The rate of a run is base_lr times the images of a step / 32."""
 
-    base_lr: float = 3e-3
+    base_lr: Annotated[float, fixed(above=0, finite=False)] = 3e-3
     """Learning rate of 32 images a step."""
-    lr_schedule: Literal["piecewise", "cosine"] = "piecewise"
+    lr_schedule: Annotated[Literal["piecewise", "cosine"], fixed()] = "piecewise"
     """After warm-up: piecewise, times .1 and .01 from the two --lr_drop_epochs; cosine, down to 0 at the end."""
-    lr_warmup_epoch: float = 5.0
+    lr_warmup_epoch: Annotated[float, fixed(minimum=0)] = 5.0
     """Epochs of linear warm-up."""
-    lr_warmup_steps: int = 0
+    lr_warmup_steps: Annotated[int, fixed(minimum=0)] = 0
     """Steps of linear warm-up, in place of --lr_warmup_epoch; 0: from the epochs."""
-    lr_drop_epochs: tuple[float, float] = (40.0, 50.0)
+    lr_drop_epochs: Annotated[tuple[float, float], fixed()] = (40.0, 50.0)
     """Epochs of the two drops, before --k stretches them."""
-    k: int = 0
+    k: Annotated[int, fixed()] = 0
     """Stretches the drop epochs by 1 + k/10."""
-    weight_decay: float = 5e-4
+    weight_decay: Annotated[float, fixed(minimum=0)] = 5e-4
     """Times the sum of half squares of all trainable variables, in the gradient."""
 
 
@@ -162,22 +163,22 @@ class ScheduleFlags:
 class DeviceFlags:
     """Device, precision and processors."""
 
-    device: Literal["auto", "cpu", "gpu", "hpu"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "gpu", "hpu"], resume_safe(per_side=True)] = "auto"
     """auto: hpu, else gpu, else cpu."""
-    no_hpu: Switch = False
+    no_hpu: Annotated[Switch, resume_safe()] = False
     """Do not use Gaudi even where there is one."""
-    dtype: Annotated[Literal["bf16", "fp32"], arg(aliases=["-d"])] = "bf16"
+    dtype: Annotated[Literal["bf16", "fp32"], arg(aliases=["-d"]), fixed(per_side=True)] = "bf16"
     """Precision of the computation; weights are float32 in both."""
-    max_cpus: int = 16
+    max_cpus: Annotated[int, per_rank(minimum=0)] = 16
     """Processors the program may use at most; 0: all."""
-    recipe_cache: str | None = None
+    recipe_cache: Annotated[str | None, per_rank()] = None
     """Folder of compiled graphs on Gaudi, kept between runs; TF_RECIPE_CACHE_PATH of the environment wins."""
-    check_static_shapes: Switch = False
+    check_static_shapes: Annotated[Switch, resume_safe()] = False
     """End, naming the tensor, where a training step has a shape that is not static or is traced again; always on
     Gaudi, which compiles anew for every shape."""
-    cross_entropy: Literal["auto", "mme", "plain"] = "auto"
+    cross_entropy: Annotated[Literal["auto", "mme", "plain"], resume_safe(per_side=True)] = "auto"
     """Form of the loss's cross entropy: mme, sums on the matrix engine; plain, a softmax; auto: mme on Gaudi."""
-    threads: ThreadFlag = 0
+    threads: Annotated[ThreadFlag, per_rank(minimum=0)] = 0
     """Threads of TensorFlow within and between operations; 0: as many as processors; auto: the fastest on this machine,
     measured once, for some seconds."""
 
@@ -186,21 +187,21 @@ class DeviceFlags:
 class ReportFlags:
     """Log, summaries and checkpoints."""
 
-    log_step_count_steps: Annotated[int, arg(aliases=["-v"])] = 1
+    log_step_count_steps: Annotated[int, arg(aliases=["-v"]), resume_safe(minimum=1, short_run=1)] = 1
     """Steps between two reports of loss and speed."""
-    save_summary_steps: int = 1
+    save_summary_steps: Annotated[int, resume_safe(minimum=1)] = 1
     """Steps between two points in TensorBoard."""
-    save_checkpoints_epochs: Annotated[float, arg(aliases=["-c"])] = 5.0
+    save_checkpoints_epochs: Annotated[float, arg(aliases=["-c"]), resume_safe(above=0)] = 5.0
     """Epochs between two checkpoints."""
-    save_checkpoints_steps: int = 0
+    save_checkpoints_steps: Annotated[int, resume_safe(minimum=0, short_run=1)] = 0
     """Steps between two checkpoints, in place of --save_checkpoints_epochs; 0: from the epochs."""
-    save_checkpoints_minutes: float = 0.0
+    save_checkpoints_minutes: Annotated[float, resume_safe(minimum=0)] = 0.0
     """Minutes between two checkpoints, besides; 0: none."""
-    keep_ckpt_max: int = 20
+    keep_ckpt_max: Annotated[int, resume_safe(minimum=1, short_run=2)] = 20
     """Checkpoints to keep besides the best; older ones are removed."""
-    profile: str = "0,0"
+    profile: Annotated[str, resume_safe(short_run="0,0")] = "0,0"
     """Steps a,b: trace them, both included, for TensorBoard's profiler; 0,0: none."""
-    vis_dataloader: Switch = False
+    vis_dataloader: Annotated[Switch, resume_safe(short_run=False)] = False
     """Draw what the network sees of the first training images, with the boxes that the targets stand for."""
 
 
@@ -233,73 +234,13 @@ def find_checkpoint(run: RunFlags) -> str:
 def validate(config: SSDConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
     config = replace(config, run=replace(config.run, mode=find_mode(config)))
-    _check_ranges(config)
-    _check_shares(config)
+    check_bounds(config)
     _check_schedule(config.schedule)
     _check_inputs(config)
     check_distribution(config.distribution)
-    check_parity(config.parity, config.run.mode, SIDE_FLAGS)
+    check_parity(config.parity, config.run.mode, list_per_side(SSDConfig))
     if config.device.no_hpu and config.device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu; leave one of them out")
-
-
-def _check_ranges(config: SSDConfig) -> None:
-    """Numbers that have to be above, or at least, a bound whatever the other flags are."""
-    run, data, schedule, device, report = (
-        config.run,
-        config.data,
-        config.schedule,
-        config.device,
-        config.report,
-    )
-    above_zero: dict[str, float] = {
-        "epochs": run.epochs,
-        "save_checkpoints_epochs": report.save_checkpoints_epochs,
-    }
-    for flag, value in above_zero.items():
-        if not (math.isfinite(value) and value > 0):
-            raise FlagError(f"--{flag} {value:g}: must be a finite number above 0")
-    # An infinite rate is a number that training itself stops at, naming the step.
-    if not schedule.base_lr > 0:
-        raise FlagError(f"--base_lr {schedule.base_lr:g}: must be above 0")
-    at_least: dict[str, tuple[float, int]] = {
-        "batch_size": (data.batch_size, 1),
-        "num_parallel_calls": (data.num_parallel_calls, 1),
-        "log_step_count_steps": (report.log_step_count_steps, 1),
-        "save_summary_steps": (report.save_summary_steps, 1),
-        "keep_ckpt_max": (report.keep_ckpt_max, 1),
-        "steps": (run.steps, 0),
-        "seed": (run.seed, 0),
-        "num_examples_per_epoch": (data.num_examples_per_epoch, 0),
-        "eval_samples": (data.eval_samples, 0),
-        "lr_warmup_epoch": (schedule.lr_warmup_epoch, 0),
-        "lr_warmup_steps": (schedule.lr_warmup_steps, 0),
-        "weight_decay": (schedule.weight_decay, 0),
-        "max_cpus": (device.max_cpus, 0),
-        "threads": (0 if device.threads == "auto" else device.threads, 0),
-        "threadpool_size": (data.threadpool_size, 0),
-        "save_checkpoints_steps": (report.save_checkpoints_steps, 0),
-        "save_checkpoints_minutes": (report.save_checkpoints_minutes, 0),
-        "eval_epochs": (config.evaluation.eval_epochs, 0),
-        "patience": (config.evaluation.patience, 0),
-    }
-    for flag, (value, least) in at_least.items():
-        if not (math.isfinite(value) and value >= least):
-            raise FlagError(f"--{flag} {value:g}: must be at least {least}")
-
-
-def _check_shares(config: SSDConfig) -> None:
-    shares = {
-        "flip_probability": config.data.flip_probability,
-        "target_ap": config.evaluation.target_ap,
-        "score_threshold": config.use.score_threshold,
-        "ema_decay": config.weights.ema_decay,
-    }
-    for flag, value in shares.items():
-        if not 0 <= value <= 1:
-            raise FlagError(f"--{flag} {value:g}: must be in 0..1")
-    if config.weights.ema_decay == 1:
-        raise FlagError("--ema_decay 1: must be below 1, or the average never moves; use .9998 or the like")
 
 
 def _check_schedule(schedule: ScheduleFlags) -> None:

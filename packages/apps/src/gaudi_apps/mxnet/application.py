@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gaudi_apps.cli.flags import PARITY_FLAGS
 from gaudi_apps.detection.data import categories_of
 from gaudi_apps.inference.scores import BackgroundScoring
-from gaudi_apps.mxnet.checks import SIDE_FLAGS, find_traced
+from gaudi_apps.mxnet.checks import find_traced
 from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_apps.mxnet.data import input_options, open_source, open_training_data
 from gaudi_apps.mxnet.framework import MXNet
@@ -31,28 +30,6 @@ if TYPE_CHECKING:
 
 MLPERF_LOG = "mlperf.log"
 
-# Flags that may change between two starts of a run, because the weights don't depend on them.
-FREE_FLAGS = frozenset(
-    {
-        *("async_val", "checkpoint", "clean", "coco_root", "config", "dali_workers", "dataset", "debug", "device"),
-        *("dry_run", "epochs", "eval_batch_size", "eval_dataset_size", "inference", "json", "keep_ckpt_max"),
-        *("log_interval", "mlperf", "mlperf_division", "mlperf_org", "mlperf_platform", "mlperf_status", "mode"),
-        *("model_dir", "nms_overlap_thresh", "nms_topk", "nms_valid_thresh", "output_dir", "post_nms"),
-        *("profile_start", "profile_stop", "save_checkpoints_minutes", "save_checkpoints_steps", "save_interval"),
-        *(
-            "gradient_predivide_factor",
-            "horovod_num_groups",
-            "score_threshold",
-            "steps",
-            "strict",
-            "submission",
-            "system",
-        ),
-        *("target_map", "tfrecord_root", "use_tfrecord"),
-        *("val_epochs", "val_interval", "vis_dataloader", *PARITY_FLAGS),
-    }
-)
-
 
 class SSDMXNetApplication(Application):
     """Trains and uses SSD-ResNet34 in MXNet.
@@ -68,7 +45,6 @@ class SSDMXNetApplication(Application):
     program = ("-m", "gaudi_apps.ssd_mxnet_train")
     files: ClassVar = ("evaluation.json", "detections.json", MLPERF_LOG)
     folders: ClassVar = ("pictures",)
-    side_flags = SIDE_FLAGS
 
     def __init__(self, config: SSDMXNetConfig, distribution: Distribution) -> None:
         self.config = config
@@ -82,14 +58,9 @@ class SSDMXNetApplication(Application):
             load_mllog()
 
     @property
-    def free_flags(self) -> frozenset[str]:
-        """A run may be prolonged: its rate depends on no end."""
-        return FREE_FLAGS
-
-    def shorten(self, steps: int) -> Mapping[str, Any]:
-        """Flags of a short run to verify resuming."""
-        each_step = {"save_checkpoints_steps": 1, "keep_ckpt_max": 2, "log_interval": 1}
-        return {**each_step, "mode": "train", "steps": steps, "profile_start": None, "profile_stop": None}
+    def rate_needs_length(self) -> bool:
+        """The rate depends on no end, so a run may be prolonged."""
+        return False
 
     def open_training_data(self) -> TrainingData:
         """Files, records or random images."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping
 
+from gaudi_apps.cli.flag_rules import check_bounds, list_per_side
 from gaudi_apps.cli.flags import check_parity
 from gaudi_apps.mxnet.config import DataFlags, HorovodFlags, NetworkFlags, RunFlags, SSDMXNetConfig
 from gaudi_apps.runtime.profiler import StepRange
@@ -13,20 +12,18 @@ from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.elastic import is_elastic
 
 TRAINING = ("train", "train_val")
-# What two sides of a parity may differ in, besides what they may in any program.
-SIDE_FLAGS = ("precision", "data_layout", "pretrained_backbone")
 USES = ("predict", "export")  # of a checkpoint, without images of a data set
 
 
 def validate(config: SSDMXNetConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
-    _check_ranges(config)
+    check_bounds(config)
     _check_epochs(config)
     _check_data(config.run, config.data)
     _check_modes(config)
     _check_network(config.network)
     _check_processes(config.distribution)
-    check_parity(config.parity, config.run.mode, SIDE_FLAGS)
+    check_parity(config.parity, config.run.mode, list_per_side(SSDMXNetConfig))
     find_traced(config)
 
 
@@ -44,60 +41,6 @@ def find_traced(config: SSDMXNetConfig) -> StepRange | None:
     if not 1 <= first <= last:
         raise FlagError(f"--profile_start {first}, --profile_stop {last}: must be at least 1, the smaller one first")
     return StepRange(first, last)
-
-
-def _check_ranges(config: SSDMXNetConfig) -> None:
-    """Numbers that have to be above, at least, or at most a bound, whatever the other flags are."""
-    run, data, schedule, validation = config.run, config.data, config.schedule, config.validation
-    above_zero: dict[str, float | None] = {
-        "epochs": run.epochs,
-        "dataset_size": data.dataset_size,
-        "eval_dataset_size": data.eval_dataset_size,
-        "eval_batch_size": data.eval_batch_size,
-        "batch_size": data.batch_size,
-        "dali_workers": data.dali_workers,
-        "lr": schedule.lr,
-        "lr_decay_factor": schedule.lr_decay_factor,
-        "fp16_loss_scale": config.network.fp16_loss_scale,
-        "save_interval": config.report.save_interval,
-        "val_interval": validation.val_interval,
-        "nms_topk": validation.nms_topk,
-        "post_nms": validation.post_nms,
-        "log_interval": config.report.log_interval,
-        "keep_ckpt_max": config.report.keep_ckpt_max,
-    }
-    for flag, value in above_zero.items():
-        # An infinite rate is a number that training itself stops at, naming the step.
-        if value is not None and not (value > 0 and (math.isfinite(value) or flag == "lr")):
-            raise FlagError(f"--{flag} {value:g}: must be a finite number above 0")
-    at_least_zero: dict[str, float] = {
-        "steps": run.steps,
-        "seed": run.seed,
-        "lr_warmup_epochs": schedule.lr_warmup_epochs or 0,
-        "lr_warmup_factor": schedule.lr_warmup_factor,
-        "weight_decay": schedule.weight_decay,
-        "save_checkpoints_steps": config.report.save_checkpoints_steps,
-        "save_checkpoints_minutes": config.report.save_checkpoints_minutes,
-    }
-    for flag, value in at_least_zero.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise FlagError(f"--{flag} {value:g}: must be at least 0")
-    _check_shares(
-        {
-            "flip_probability": (data.flip_probability, 1),
-            "momentum": (schedule.momentum, 1),
-            "nms_valid_thresh": (validation.nms_valid_thresh, 1),
-            "nms_overlap_thresh": (validation.nms_overlap_thresh, 1),
-            "score_threshold": (config.use.score_threshold, 1),
-            "target_map": (validation.target_map, 100),
-        }
-    )
-
-
-def _check_shares(shares: Mapping[str, tuple[float, int]]) -> None:
-    for flag, (value, most) in shares.items():
-        if not 0 <= value <= most:
-            raise FlagError(f"--{flag} {value:g}: must be in 0..{most}")
 
 
 def _check_epochs(config: SSDMXNetConfig) -> None:
@@ -163,15 +106,6 @@ def _check_network(network: NetworkFlags) -> None:
 def _check_processes(flags: HorovodFlags) -> None:
     if is_elastic(os.environ):
         raise FlagError("--np: ssd_mxnet_train cannot train while hosts come and go; start it by gaudi-run --np N")
-    for name, value, least in (
-        ("hvd_workers", flags.hvd_workers, 0),
-        ("num_workers_per_hls", flags.num_workers_per_hls, 0),
-        ("horovod_num_groups", flags.horovod_num_groups, 0),
-    ):
-        if value < least:
-            raise FlagError(f"--{name} {value}: must be at least {least}")
-    if not (math.isfinite(flags.gradient_predivide_factor) and flags.gradient_predivide_factor > 0):
-        raise FlagError(f"--gradient_predivide_factor {flags.gradient_predivide_factor:g}: must be above 0")
     for name, value in (("hvd_workers", flags.hvd_workers), ("num_workers_per_hls", flags.num_workers_per_hls)):
         if value > 1 and not flags.use_horovod:
             raise FlagError(f"--{name}: is for processes that train together; give --use_horovod too, or leave it out")

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from tyro.conf import FlagCreatePairsOff, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
+from gaudi_apps.cli.flag_rules import fixed, per_rank, resume_safe
 from gaudi_apps.cli.flags import ParityFlags
 from gaudi_apps.detection.config import ImageFlags
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
@@ -43,31 +44,31 @@ Mode = Annotated[str, choose_among("train_val", "train", "val", "predict", "expo
 class RunFlags:
     """What to do, and where its results go."""
 
-    mode: Mode = "train_val"
+    mode: Annotated[Mode, resume_safe(per_command=True)] = "train_val"
     """train_val: train, and validate at some epochs; train: without that; val: score checkpoints; predict: draw
     detections; export: write the weights for either framework; plan: print what train_val would do;
     parity: compute the first steps in two ways, and name the first tensor that differs."""
-    model_dir: str = "runs/ssd_mxnet_train"
+    model_dir: Annotated[str, resume_safe(per_side=True)] = "runs/ssd_mxnet_train"
     """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
-    clean: Switch = False
+    clean: Annotated[Switch, resume_safe(per_command=True)] = False
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
-    dry_run: Switch = False
+    dry_run: Annotated[Switch, resume_safe()] = False
     """Do all that train does up to its first step, and this step too, and write nothing."""
-    submission: Switch = False
+    submission: Annotated[Switch, resume_safe()] = False
     """Run the submission's experiments by its scripts' variables (SYSTEM, ...), as does gaudi-run --submission."""
-    checkpoint: str = "newest"
+    checkpoint: Annotated[str, resume_safe(per_side=True)] = "newest"
     """Which one val, predict, export and parity take: newest, best, a step, or for val all, in the order of steps."""
-    epochs: int = 80
+    epochs: Annotated[int, resume_safe(length="epochs", minimum=1)] = 80
     """Passes over the training images."""
-    steps: int = 0
+    steps: Annotated[int, resume_safe(length="steps", minimum=0)] = 0
     """Steps in all, in place of --epochs; 0: as many as --epochs needs."""
-    seed: int = 0
+    seed: Annotated[int, fixed(minimum=0)] = 0
     """Where weights, data order and augmentation start from."""
-    config: str | None = None
+    config: Annotated[str | None, per_rank(per_command=True)] = None
     """YAML file of flags (name: value); flags of the command line win."""
-    json: Switch = False
+    json: Annotated[Switch, resume_safe(per_command=True)] = False
     """Print the plan, or what parity found, as JSON."""
-    debug: Switch = False
+    debug: Annotated[Switch, per_rank(per_command=True)] = False
     """Show a traceback with an error."""
 
 
@@ -75,27 +76,27 @@ class RunFlags:
 class DataFlags:
     """Training and validation images."""
 
-    dataset: Annotated[str, choose_among("coco2017", "plain")] = "coco2017"
+    dataset: Annotated[str, choose_among("coco2017", "plain"), resume_safe()] = "coco2017"
     """Names in --coco_root: annotations/instances_train2017.json and train2017/, or without the year."""
-    coco_root: str | None = None
+    coco_root: Annotated[str | None, per_rank()] = None
     """Folder of annotations and image files."""
-    use_tfrecord: Switch = False
+    use_tfrecord: Annotated[Switch, resume_safe()] = False
     """Read the records in --tfrecord_root in place of --coco_root."""
-    tfrecord_root: str | None = None
+    tfrecord_root: Annotated[str | None, per_rank()] = None
     """Folder of records (train-*, val-*) made by gaudi-datasets."""
-    synthetic: Switch = False
+    synthetic: Annotated[Switch, fixed()] = False
     """Random images, to measure speed."""
-    dataset_size: int | None = None
+    dataset_size: Annotated[int | None, fixed(minimum=1)] = None
     """Training images an epoch; none: as many as there are."""
-    eval_dataset_size: int | None = None
+    eval_dataset_size: Annotated[int | None, resume_safe(minimum=1)] = None
     """Validation images to score, the first ones; none: all."""
-    batch_size: int = 32
+    batch_size: Annotated[int, fixed(sets_batch=True, minimum=1)] = 32
     """Images of a process in a step."""
-    eval_batch_size: int | None = None
+    eval_batch_size: Annotated[int | None, resume_safe(minimum=1)] = None
     """Images of a process in a step of validation; none: --batch_size."""
-    flip_probability: float = 0.5
+    flip_probability: Annotated[float, fixed(minimum=0, maximum=1)] = 0.5
     """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
-    dali_workers: Annotated[int, arg(aliases=["-j"])] = 6
+    dali_workers: Annotated[int, arg(aliases=["-j"]), per_rank(minimum=1)] = 6
     """Threads that decode and augment."""
 
 
@@ -103,13 +104,13 @@ class DataFlags:
 class NetworkFlags:
     """The network, its precision, and where its weights come from."""
 
-    precision: Annotated[str, choose_among("auto", "fp32", "bf16", "fp16", "amp")] = "auto"
+    precision: Annotated[str, choose_among("auto", "fp32", "bf16", "fp16", "amp"), fixed(per_side=True)] = "auto"
     """auto: fp16 on a GPU, else fp32; amp: fp16 on a GPU, else bf16. Weights are float32 in all."""
-    fp16_loss_scale: float = 128.0
+    fp16_loss_scale: Annotated[float, fixed(above=0)] = 128.0
     """The loss is multiplied by it before the backward pass in fp16."""
-    data_layout: Annotated[str, choose_among("auto", "NHWC", "NCHW")] = "auto"
+    data_layout: Annotated[str, choose_among("auto", "NHWC", "NCHW"), fixed(per_side=True)] = "auto"
     """auto: NHWC on a GPU, else NCHW."""
-    pretrained_backbone: str | None = None
+    pretrained_backbone: Annotated[str | None, fixed(per_side=True)] = None
     """Weights to begin with: torchvision .pth, .pickle, .npz, .safetensors, or a checkpoint of this program or of
     ssd_train; what fits is loaded, and the rest is named."""
 
@@ -118,7 +119,7 @@ class NetworkFlags:
 class DeviceFlags:
     """Device."""
 
-    device: Literal["auto", "cpu", "gpu"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "gpu"], resume_safe(per_side=True)] = "auto"
     """auto: gpu, else cpu."""
 
     no_hpu: ClassVar[bool] = True  # MXNet never had one
@@ -128,22 +129,22 @@ class DeviceFlags:
 class ScheduleFlags:
     """Learning rate and optimizer. The rate of a run is 2.5e-3 max(1, round(lr / 2.5e-3 * images of a step / 32))."""
 
-    system: str | None = None
+    system: Annotated[str | None, resume_safe()] = None
     """DSS8440, C4140, 2xC4140 or 4xC4140: batch size, processes, warm-up, rate, weight decay and threads of the
     submission on it, where no other flag gives them."""
-    lr: float | None = None
+    lr: Annotated[float | None, fixed(above=0, finite=False)] = None
     """Learning rate of 32 images a step; none: 2.5e-3."""
-    lr_decay_factor: float = 0.1
+    lr_decay_factor: Annotated[float, fixed(above=0)] = 0.1
     """The rate is multiplied by it at each of --lr_decay_epochs."""
-    lr_decay_epochs: tuple[int, ...] = (44, 55)
+    lr_decay_epochs: Annotated[tuple[int, ...], fixed()] = (44, 55)
     """Epochs after which it is."""
-    lr_warmup_epochs: float | None = None
+    lr_warmup_epochs: Annotated[float | None, fixed(minimum=0)] = None
     """Epochs of linear warm-up; none: no warm-up."""
-    lr_warmup_factor: float = 0.0
+    lr_warmup_factor: Annotated[float, fixed(minimum=0)] = 0.0
     """Warm-up begins at lr (1 - 1 / 2 ** factor)."""
-    momentum: float = 0.9
+    momentum: Annotated[float, fixed(minimum=0, maximum=1)] = 0.9
     """Of SGD."""
-    weight_decay: float = 5e-4
+    weight_decay: Annotated[float, fixed(minimum=0)] = 5e-4
     """Times the sum of half squares of all trainable variables, in the gradient."""
 
 
@@ -151,21 +152,21 @@ class ScheduleFlags:
 class ValidationFlags:
     """Scoring during and after training."""
 
-    val_epochs: tuple[int, ...] = (40, 50, 55, 60, 65, 70, 75, 80)
+    val_epochs: Annotated[tuple[int, ...], resume_safe()] = (40, 50, 55, 60, 65, 70, 75, 80)
     """Epochs after which train_val validates."""
-    val_interval: int | None = None
+    val_interval: Annotated[int | None, resume_safe(minimum=1)] = None
     """Epochs between two validations, in place of --val_epochs."""
-    async_val: Switch = False
+    async_val: Annotated[Switch, resume_safe()] = False
     """Validate in a process of its own while training goes on."""
-    target_map: Annotated[float, arg(aliases=["-t"])] = 23.0
+    target_map: Annotated[float, arg(aliases=["-t"]), resume_safe(minimum=0, maximum=100)] = 23.0
     """End training when a validation reaches this AP, in percent; 0: no target."""
-    nms_valid_thresh: float = 0.0
+    nms_valid_thresh: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.0
     """Only scores above it count as detections."""
-    nms_overlap_thresh: float = 0.5
+    nms_overlap_thresh: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.5
     """A box that overlaps a better one of its class by this IoU or more is dropped."""
-    nms_topk: int = 200
+    nms_topk: Annotated[int, resume_safe(minimum=1)] = 200
     """How many of the best scores of a class are looked at."""
-    post_nms: int = 200
+    post_nms: Annotated[int, resume_safe(minimum=1)] = 200
     """Detections of an image at most."""
 
 
@@ -176,20 +177,20 @@ class HorovodFlags:
     By its attributes it is `gaudi_apps.cli.flags.DistributionFlags` without tf.distribute.
     """
 
-    use_horovod: Annotated[Switch, arg(aliases=["-hvd"])] = False
+    use_horovod: Annotated[Switch, arg(aliases=["-hvd"]), resume_safe()] = False
     """Train together; so do, without it, processes that were launched together."""
-    hvd_workers: int = 0
+    hvd_workers: Annotated[int, resume_safe(minimum=0)] = 0
     """Processes in all, which are started through gaudi-run where none were launched; 0: those that were launched."""
-    num_workers_per_hls: int = 0
+    num_workers_per_hls: Annotated[int, resume_safe(minimum=0)] = 0
     """Processes on each machine of MULTI_HLS_IPS, or on this one, started through gaudi-run where none were
     launched; 0: 8 with MULTI_HLS_IPS, else as --hvd_workers says."""
-    bn_group: Literal[1, 2, 4, 8, 16] = 1
+    bn_group: Annotated[Literal[1, 2, 4, 8, 16], resume_safe()] = 1
     """Batch norm over the images of groups of so many processes."""
-    gradient_predivide_factor: float = 1.0
+    gradient_predivide_factor: Annotated[float, resume_safe(above=0)] = 1.0
     """Gradients are divided by it before they are summed over the processes, and by the rest after."""
-    horovod_num_groups: int = 1
+    horovod_num_groups: Annotated[int, resume_safe(minimum=0)] = 1
     """In how many groups gradients travel; 0: each by itself."""
-    horovod_hierarchical_allreduce: Switch = False
+    horovod_hierarchical_allreduce: Annotated[Switch, resume_safe()] = False
     """Within each machine first, then between machines."""
 
     distribution_strategy: ClassVar[str] = "off"
@@ -215,21 +216,21 @@ class HorovodFlags:
 class ReportFlags:
     """Log and checkpoints."""
 
-    log_interval: int = 100
+    log_interval: Annotated[int, resume_safe(minimum=1)] = 100
     """Steps between two reports of loss and speed."""
-    save_interval: int | None = None
+    save_interval: Annotated[int | None, resume_safe(minimum=1)] = None
     """Epochs between two checkpoints; none: each epoch."""
-    save_checkpoints_steps: int = 0
+    save_checkpoints_steps: Annotated[int, resume_safe(minimum=0)] = 0
     """Steps between two checkpoints, in place of --save_interval; 0: from the epochs."""
-    save_checkpoints_minutes: float = 0.0
+    save_checkpoints_minutes: Annotated[float, resume_safe(minimum=0)] = 0.0
     """Minutes between two checkpoints, besides; 0: none."""
-    keep_ckpt_max: int = 20
+    keep_ckpt_max: Annotated[int, resume_safe(minimum=1)] = 20
     """Checkpoints to keep besides the best; older ones are removed."""
-    profile_start: int | None = None
+    profile_start: Annotated[int | None, resume_safe()] = None
     """First step to trace, counted from 1."""
-    profile_stop: int | None = None
+    profile_stop: Annotated[int | None, resume_safe()] = None
     """Last step to trace."""
-    vis_dataloader: Switch = False
+    vis_dataloader: Annotated[Switch, resume_safe()] = False
     """Draw what the network sees of the first training images, with the boxes that the targets stand for."""
 
 
@@ -237,15 +238,15 @@ class ReportFlags:
 class MLPerfFlags:
     """A log as MLPerf wants it, on standard output and as mlperf.log in --model_dir; needs gaudi-apps[mlperf]."""
 
-    mlperf: Switch = False
+    mlperf: Annotated[Switch, resume_safe()] = False
     """Write it."""
-    mlperf_org: str = "none"
+    mlperf_org: Annotated[str, resume_safe()] = "none"
     """Who submits."""
-    mlperf_platform: str = "none"
+    mlperf_platform: Annotated[str, resume_safe()] = "none"
     """On what."""
-    mlperf_division: Literal["open", "closed"] = "open"
+    mlperf_division: Annotated[Literal["open", "closed"], resume_safe()] = "open"
     """In which division."""
-    mlperf_status: Literal["research", "preview", "onprem", "cloud"] = "research"
+    mlperf_status: Annotated[Literal["research", "preview", "onprem", "cloud"], resume_safe()] = "research"
     """In which category."""
 
 

@@ -109,7 +109,6 @@ class Application(ABC):
         program: what a Python is given to run it, such as ``("-m", "gaudi_apps.ssd_train")``.
         files: names of files in the folder of a run that the program writes besides those of the machinery.
         folders: the same of folders.
-        side_flags: names of flags that two sides of a parity may differ in, besides those of `gaudi_apps.cli.flags`.
         config: the dataclass of its flags, validated.
         settings: what the machinery has to know of them.
         recipe_version: which recipe is followed, see `gaudi_apps.training.plan`.
@@ -120,7 +119,6 @@ class Application(ABC):
     program: tuple[str, ...]
     files: ClassVar[tuple[str, ...]]
     folders: ClassVar[tuple[str, ...]]
-    side_flags: tuple[str, ...]
     config: Any
     settings: RunSettings
     recipe_version: int = CURRENT
@@ -130,18 +128,14 @@ class Application(ABC):
         self.recipe_version = version
 
     @property
-    def resolved_flags(self) -> Mapping[str, Any]:
-        """Flags by name whose default follows from others, with the values that they have in this run."""
-        return {}
+    def resolved_config(self) -> Any:
+        """The flags, with the values of those whose default follows from others."""
+        return self.config
 
     @property
     @abstractmethod
-    def free_flags(self) -> frozenset[str]:
-        """Flags that may change between two starts of a run, because its weights don't depend on them."""
-
-    @abstractmethod
-    def shorten(self, steps: int) -> Mapping[str, Any]:
-        """Flags of a run of so many steps that saves each of them and does nothing besides, to verify resuming."""
+    def rate_needs_length(self) -> bool:
+        """Whether the learning rate depends on the last step, so that a resumed run must keep its length."""
 
     @abstractmethod
     def open_training_data(self) -> TrainingData:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.cli.config_file import list_flags
-from gaudi_apps.cli.flags import DISTRIBUTION_FLAGS
+from gaudi_apps.cli.flag_rules import list_flags, list_per_rank, list_settings
 from gaudi_apps.runtime.session import Session, from_root, model_facts, share_state, warn
 from gaudi_apps.runtime.threads import find_version
 from gaudi_apps.training.application import Application, Facts, TaskScorer, TrainableTask, TrainingData
@@ -210,7 +209,7 @@ def prepare_training(session: Session) -> PreparedTraining:
     session.choose_recipe()
     plan = app.make_plan(data.num_images)
     require_equal_start(session, data.fingerprint)
-    settings = _settings(app, data, plan)
+    settings = list_run_settings(app, data, plan)
     own = {"files": (*FILES, *app.files), "folders": (*FOLDERS, *app.folders)}
     if not run.clean:
         from_root(communicator, lambda: session.folder.look(settings, **own))
@@ -224,26 +223,14 @@ def prepare_training(session: Session) -> PreparedTraining:
     return PreparedTraining(data, plan, settings, own, batch_norm_images, beginning, scorer)
 
 
-def _settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any]:
+def list_run_settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any]:
     """What decides the weights of a run, on however many processes; its batch is that of all of them."""
-    free = app.free_flags | DISTRIBUTION_FLAGS
-    flags = {name: value for name, value in list_flags(app.config) if name not in free}
-    flags |= {**app.resolved_flags, **note_version(app.recipe_version)}
-    return {"data": data.fingerprint, **flags, "batch_size": plan.global_batch}
+    flags = list_settings(app.resolved_config, plan.global_batch, rate_needs_length=app.rate_needs_length)
+    return {"data": data.fingerprint, **flags, **note_version(app.recipe_version)}
 
 
 OURS = ("gaudi_apps", "gaudi_datasets", "gaudi_distributed", "gaudi_models", "gaudi_ops")
 OTHERS = ("tensorflow", "tensorflow-cpu", "tf-keras", "habana-tensorflow", "mxnet", "horovod", "numpy")
-# Where a machine has its data, and how much of itself it gives; what is there is compared by content.
-OF_A_RANK = frozenset(
-    {
-        *("task_index", "config", "debug", "recipe_cache"),
-        *("data_dir", "jpeg_data_dir", "train_annotations", "train_images", "val_annotations", "val_images"),
-        *("coco_root", "tfrecord_root", "max_cpus", "threads", "threadpool_size", "dali_workers"),
-        *("num_parallel_calls", "dataset_parallel_calls"),
-        *("intra_op_parallelism_threads", "inter_op_parallelism_threads", "datasets_num_private_threads"),
-    }
-)
 
 
 def require_equal_start(session: Session, data: str = "") -> None:
@@ -262,7 +249,9 @@ def require_equal_start(session: Session, data: str = "") -> None:
 
 def list_start_facts(session: Session, data: str) -> dict[str, Any]:
     """JSON values by name that are equal where ranks may train together."""
-    flags = {name: value for name, value in list_flags(session.app.config) if name not in OF_A_RANK}
+    config = session.app.config
+    per_rank = list_per_rank(type(config))
+    flags = {name: value for name, value in list_flags(config) if name not in per_rank}
     return {
         "configuration": flags,
         "data": data,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import yaml
 from rich.console import Console
 
-from gaudi_apps.cli.config_file import list_flags
+from gaudi_apps.cli.flag_rules import list_flags, list_per_command
 from gaudi_apps.errors import RanksChangedError, StoppedError
 from gaudi_apps.inference.scores import BackgroundScoring, Job, Score
 from gaudi_apps.runtime.failure_reporting import StopRequest
@@ -36,7 +36,6 @@ from gaudi_apps.training.setup import (
 from gaudi_distributed import Communicator
 
 # What a configuration left beside a run does not say, because the next command does.
-_OF_A_COMMAND = ("config", "clean", "debug", "json", "mode", "task_index")
 
 
 def run_training(session: Session) -> None:
@@ -89,10 +88,12 @@ def _find_stop(communicator: Communicator, stop: StopRequest) -> str:
 
 def _write_config(session: Session) -> None:
     """Leave the effective configuration beside the run, as a file that --config takes."""
+    config = session.app.config
+    left_out = list_per_command(type(config))
     flags = {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in list_flags(session.app.config)
-        if name not in _OF_A_COMMAND
+        for name, value in list_flags(config)
+        if name not in left_out
     }
     (session.model_dir / CONFIG).write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
 

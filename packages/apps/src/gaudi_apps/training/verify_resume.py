@@ -21,7 +21,7 @@ from pathlib import Path
 
 import yaml
 
-from gaudi_apps.cli.config_file import list_flags
+from gaudi_apps.cli.flag_rules import make_short_run
 from gaudi_apps.errors import ResumeError
 from gaudi_apps.runtime.session import CHECKPOINTS
 from gaudi_apps.training.application import Application
@@ -29,8 +29,6 @@ from gaudi_apps.training.checkpoint import CheckpointFolder
 
 STEPS = 6
 _STEP = re.compile(r"step (\d+)/")
-# What a short run says itself, or does without.
-_LEFT_OUT = ("config", "clean", "debug", "json")
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,7 @@ def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed
 
 def _command(app: Application, model_dir: Path, steps: int) -> list[str]:
     """The program on the user's flags, but for those of a short run, which go through a file."""
-    changed = {**app.shorten(steps), "mode": "train", "deterministic": True, "model_dir": str(model_dir)}
-    flags = {name: value for name, value in list_flags(app.config) if name not in _LEFT_OUT} | changed
+    flags = {**make_short_run(app.config, steps), "model_dir": str(model_dir)}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
     path = model_dir.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(values), encoding="utf-8")

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gaudi_apps.cli.config_file import list_flags
-from gaudi_apps.cli.flags import DISTRIBUTION_FLAGS, SIDE_FLAGS, ParityFlags, find_other_side
+from gaudi_apps.cli.flag_rules import list_per_side, list_settings
+from gaudi_apps.cli.flags import ParityFlags, find_other_side
 from gaudi_apps.errors import OtherSideError, ParityError
 from gaudi_apps.runtime.session import Session
 from gaudi_apps.training.application import Facts, TrainableTask, TrainingData
@@ -131,10 +131,11 @@ def _begin(session: Session, data: TrainingData) -> tuple[TrainableTask, Facts, 
 def _list_settings(session: Session, data: TrainingData, plan: Plan, facts: Facts, steps: int) -> dict[str, Any]:
     """What two sides must have in common, JSON values by name."""
     app = session.app
-    free = {*app.free_flags, *DISTRIBUTION_FLAGS, *SIDE_FLAGS, *app.side_flags}
-    flags = {name: value for name, value in list_flags(app.config) if name not in free}
-    flags |= {**app.resolved_flags, **note_version(app.recipe_version)}
-    return {"data": data.fingerprint, "parity_steps": steps, **facts, **flags, "batch_size": plan.global_batch}
+    flags = list_settings(app.resolved_config, plan.global_batch, rate_needs_length=app.rate_needs_length)
+    for name in list_per_side(type(app.config)):
+        flags.pop(name, None)
+    version = note_version(app.recipe_version)
+    return {"data": data.fingerprint, "parity_steps": steps, **facts, **flags, **version}
 
 
 def _read_reference(recording: Recording, step: int) -> ReferenceStep:

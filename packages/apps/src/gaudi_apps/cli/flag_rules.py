@@ -1,0 +1,182 @@
+"""Rules of flags, declared beside the type of each flag, and everything that follows from them.
+
+A flag is a field of a dataclass: ``Annotated[int, resume_safe(minimum=1)] = 32``, with its help below. Which flags a
+resumed run may change, which ones ranks may differ in and which values are out of bounds is read from there.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, partial
+from typing import Any, Literal
+
+from gaudi_datasets.errors import FlagError
+
+_UNSET: Any = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """Rules of one flag.
+
+    Attributes:
+        resume_safe: a resumed run may change it, because the weights do not depend on it.
+        per_rank: the ranks of a run may have different values.
+        per_side: the two sides of ``--mode parity`` may have different values.
+        length: it sets the length of training; where the learning rate depends on the last step, it is not resume-safe.
+        sets_batch: it sets the global batch, which a resumed run compares in place of it.
+        minimum: smallest value of a number.
+        above: number below all values.
+        maximum: largest value of a number.
+        below: number above all values.
+        finite: infinity is no value.
+        short_run: value in the short runs of ``--mode verify-resume``; by default that of the user.
+        per_command: it is of one command: neither config.yaml of a run nor its short runs repeat it.
+    """
+
+    resume_safe: bool
+    per_rank: bool
+    per_side: bool = False
+    length: Literal["", "steps", "epochs"] = ""
+    sets_batch: bool = False
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+    finite: bool = True
+    short_run: Any = _UNSET
+    per_command: bool = False
+
+    def find_fault(self, value: Any) -> str | None:
+        """Return the rule that a number breaks; None for a good one, and for anything but a number."""
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        bounds = (self.minimum, self.above, self.maximum, self.below)
+        if not is_number or bounds == (None, None, None, None):
+            return None
+        is_good = (
+            (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.maximum is None or value <= self.maximum)
+            and (self.below is None or value < self.below)
+            and (math.isfinite(value) or not self.finite)
+        )
+        return (
+            None if is_good else self._describe_bounds() + ", and finite" * (self.finite and not math.isfinite(value))
+        )
+
+    def _describe_bounds(self) -> str:
+        if self.minimum is not None and self.maximum is not None:
+            return f"must be in {self.minimum:g}..{self.maximum:g}"
+        named = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
+        return "must be " + " and ".join(f"{word} {bound:g}" for word, bound in named.items() if bound is not None)
+
+
+# The weights depend on it.
+fixed = partial(Flag, resume_safe=False, per_rank=False)
+# The weights do not depend on it, and all ranks do the same.
+resume_safe = partial(Flag, resume_safe=True, per_rank=False)
+# It belongs to the machine: where its data is, and how many of its processors are used.
+per_rank = partial(Flag, resume_safe=True, per_rank=True)
+
+
+@cache
+def find_rules(config_class: type[Any]) -> Mapping[str, Flag]:
+    """Return the rules of all flags of a dataclass by name, in the order of declaration; groups are followed.
+
+    Raises:
+        TypeError: a flag has no rules.
+    """
+    return dict(_walk(config_class))
+
+
+def _walk(config_class: type[Any]) -> Iterator[tuple[str, Flag]]:
+    hints = typing.get_type_hints(config_class, include_extras=True)
+    for entry in fields(config_class):
+        hint = hints[entry.name]
+        if is_dataclass(hint):
+            yield from _walk(typing.cast("type[Any]", hint))
+            continue
+        rules = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Flag)]
+        if len(rules) != 1:
+            raise TypeError(f"{config_class.__qualname__}.{entry.name}: declares {len(rules)} rules, must be 1 Flag")
+        yield entry.name, rules[0]
+
+
+def list_resume_safe(config_class: type[Any], *, rate_needs_length: bool) -> frozenset[str]:
+    """Return the names of the flags that a resumed run may change.
+
+    Args:
+        config_class: dataclass of the flags.
+        rate_needs_length: the learning rate depends on the last step, so that the length must stay.
+    """
+    return frozenset(
+        name
+        for name, flag in find_rules(config_class).items()
+        if flag.resume_safe and not (flag.length and rate_needs_length)
+    )
+
+
+def list_settings(config: Any, global_batch: int, *, rate_needs_length: bool) -> dict[str, Any]:
+    """Return what decides the weights of a run, and what a resumed run compares: values of flags by name.
+
+    Args:
+        config: dataclass of the flags.
+        global_batch: images of a step on all ranks, which are compared in place of the flags that set them.
+        rate_needs_length: see `list_resume_safe`.
+    """
+    rules = find_rules(type(config))
+    safe = list_resume_safe(type(config), rate_needs_length=rate_needs_length)
+    values = {name: value for name, value in list_flags(config) if name not in safe and not rules[name].sets_batch}
+    return {**values, "batch_size": global_batch}
+
+
+def list_per_rank(config_class: type[Any]) -> frozenset[str]:
+    """Return the names of the flags that ranks may differ in."""
+    return frozenset(name for name, flag in find_rules(config_class).items() if flag.per_rank)
+
+
+def list_per_side(config_class: type[Any]) -> tuple[str, ...]:
+    """Return the names of the flags that two sides of a parity may differ in."""
+    return tuple(name for name, flag in find_rules(config_class).items() if flag.per_side)
+
+
+def list_per_command(config_class: type[Any]) -> frozenset[str]:
+    """Return the names of the flags that are of one command, and not of a run."""
+    return frozenset(name for name, flag in find_rules(config_class).items() if flag.per_command)
+
+
+def make_short_run(config: Any, steps: int) -> dict[str, Any]:
+    """Return the flags of a run by name, shortened to some steps: it saves each step and does nothing besides.
+
+    Flags of one command are left out.
+    """
+    rules = find_rules(type(config))
+    values = {name: value for name, value in list_flags(config) if not rules[name].per_command}
+    values |= {name: flag.short_run for name, flag in rules.items() if flag.short_run is not _UNSET}
+    return values | {name: steps for name, flag in rules.items() if flag.length == "steps"}
+
+
+def check_bounds(config: Any) -> None:
+    """Check every number of a dataclass of flags against its bounds; groups are followed.
+
+    Raises:
+        FlagError: for the first flag that is out of bounds.
+    """
+    rules = find_rules(type(config))
+    for name, value in list_flags(config):
+        fault = rules[name].find_fault(value)
+        if fault is not None:
+            raise FlagError(f"--{name} {value:g}: {fault}", flag=f"--{name}")
+
+
+def list_flags(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of every flag of a dataclass; groups are followed."""
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if is_dataclass(value):
+            yield from list_flags(value)
+        else:
+            yield entry.name, value

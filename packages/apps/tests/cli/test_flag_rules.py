@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+import pytest
+
+from gaudi_apps import resnet_train, resnext_train, ssd_mxnet_train, ssd_train
+from gaudi_apps.cli.flag_rules import (
+    Flag,
+    check_bounds,
+    find_rules,
+    fixed,
+    list_flags,
+    list_per_command,
+    list_per_rank,
+    list_per_side,
+    make_short_run,
+    per_rank,
+    resume_safe,
+)
+from gaudi_apps.errors import RunChangedError
+from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.tensorflow import TensorFlow
+from gaudi_apps.training.application import TrainingData
+from gaudi_apps.training.run_dir import RunFolder
+from gaudi_apps.training.setup import list_run_settings, list_start_facts
+from gaudi_datasets.errors import FlagError
+from gaudi_datasets.flags import parse_flags
+from gaudi_distributed import Precision
+from gaudi_distributed.comm.opening import find_difference
+
+# By name: the program, what it is given, and a rate that depends on the last step or on none.
+PROGRAMS: dict[str, tuple[Any, list[str]]] = {
+    "ssd_train": (ssd_train.PROGRAM, ["--use_fake_data"]),
+    "ssd_train cosine": (ssd_train.PROGRAM, ["--use_fake_data", "--lr_schedule", "cosine"]),
+    "resnet_train": (resnet_train.PROGRAM, ["--use_synthetic_data"]),
+    "resnet_train LARS": (resnet_train.PROGRAM, ["--use_synthetic_data", "--optimizer", "LARS"]),
+    "resnext_train": (resnext_train.PROGRAM, ["--use_synthetic_data"]),
+    "resnext_train steps": (resnext_train.PROGRAM, ["--use_synthetic_data", "--no_use_cosine_lr"]),
+    "ssd_mxnet_train": (ssd_mxnet_train.PROGRAM, ["--synthetic"]),
+}
+CLASSES = {name.partition(" ")[0]: program.config for name, (program, _) in PROGRAMS.items()}
+NUM_IMAGES = 640
+TOGETHER = ("profile_start", "profile_stop")
+# Other values of flags that are text, where the plan reads them.
+WORDS = {
+    "profile": "3,4",
+    "profile_steps": "3,4",
+    "model": "resnet18",
+    "hooks": "ProfilerHook",
+    "mode": "val",
+    "dataset": "plain",
+    "precision": "amp",
+    "data_layout": "NHWC",
+    "system": "C4140",
+}
+
+
+def parse(name: str) -> Any:
+    program, words = PROGRAMS[name]
+    return parse_flags(program.config, words, prog=program.prog)
+
+
+def list_hints(config_class: Any) -> Iterator[tuple[str, Any]]:
+    for name, hint in typing.get_type_hints(config_class).items():
+        if is_dataclass(hint):
+            yield from list_hints(hint)
+        else:
+            yield name, hint
+
+
+def change(config: Any, name: str) -> Any:
+    """Return the configuration with another value of one flag, and of those that do not go without it."""
+    if name in TOGETHER:
+        others = (flag for flag in TOGETHER if flag != name)
+        config = functools.reduce(change_one, others, config)
+    return change_one(config, name)
+
+
+def change_one(config: Any, name: str) -> Any:
+    group = next(one for one in fields(config) if name in {entry.name for entry in fields(getattr(config, one.name))})
+    flags = getattr(config, group.name)
+    hint = typing.get_type_hints(type(flags))[name]
+    return replace(config, **{group.name: replace(flags, **{name: make_other(name, getattr(flags, name), hint)})})
+
+
+def make_other(name: str, value: Any, hint: Any) -> Any:
+    """Return another value of a type."""
+    choices = [*typing.get_args(hint)] if typing.get_origin(hint) is not Literal else [hint]
+    for choice in choices:
+        if typing.get_origin(choice) is Literal:
+            return next(one for one in typing.get_args(choice) if one != value)
+    if hint is bool:
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1 if hint is int else value / 2 + 0.125
+    if isinstance(value, tuple):
+        return (*value, "other") if "str" in str(hint) or not value else tuple(2 * one for one in value)
+    kinds = {int: 3, float: 0.5, str: WORDS.get(name, "other")}
+    return next(kinds[kind] for kind in (hint, *choices) if kind in kinds)
+
+
+def list_settings_of(name: str, config: Any) -> dict[str, Any]:
+    """Return what a run of one process is recognized by."""
+    app = PROGRAMS[name][0].open(config, Distribution())
+    data = TrainingData({}, NUM_IMAGES, "fingerprint", lambda step: iter(()))
+    return list_run_settings(app, data, app.make_plan(NUM_IMAGES))
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunFolder]:
+    """A run's folder, with its run.json."""
+    folder = RunFolder(tmp_path_factory.mktemp("run"))
+    folder.begin(list_settings_of(request.param, parse(request.param)), files=(), folders=())
+    return request.param, folder
+
+
+def find_change(folder: RunFolder, settings: dict[str, Any]) -> str | None:
+    """Return why a run of these settings may not go on; None: it may."""
+    try:
+        folder.look(settings, files=(), folders=())
+    except RunChangedError as error:
+        return str(error)
+    return None
+
+
+def test_a_resumed_run_may_change_the_flags_that_are_declared_so(run: tuple[str, RunFolder]) -> None:
+    name, folder = run
+    config, rules = parse(name), find_rules(PROGRAMS[name][0].config)
+    rate_needs_length = name in ("ssd_train cosine", "resnet_train LARS", "resnext_train")
+    changes = {flag: find_change(folder, list_settings_of(name, change(config, flag))) for flag in rules}
+    assert {flag: found is None for flag, found in changes.items()} == {
+        flag: rule.resume_safe and not (rule.length and rate_needs_length) for flag, rule in rules.items()
+    }
+    # The error names the flag, or the batch that it sets.
+    assert all(
+        "batch_size" in found if rules[flag].sets_batch else flag in found for flag, found in changes.items() if found
+    )
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_ranks_may_differ_in_the_flags_that_are_declared_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Neither depends on flags, and both take a while.
+    monkeypatch.setattr("gaudi_apps.training.setup.hash_code", lambda: "one code")
+    monkeypatch.setattr("gaudi_apps.training.setup.find_version", lambda package: "1.0")
+
+    def describe_rank(config: Any) -> dict[str, Any]:
+        app = SimpleNamespace(config=config, framework=TensorFlow())
+        session: Any = SimpleNamespace(app=app, precision=Precision("fp32", "float32"))
+        return list_start_facts(session, "fingerprint")
+
+    rules = find_rules(CLASSES[name])
+    first = describe_rank(parse(name))
+    faults = {flag: find_difference([first, describe_rank(change_one(parse(name), flag))]) for flag in rules}
+    assert {flag: fault is None for flag, fault in faults.items()} == {
+        flag: rule.per_rank for flag, rule in rules.items()
+    }
+    assert all(f"configuration.{flag}" in (fault or f"configuration.{flag}") for flag, fault in faults.items())
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_flag_declares_its_rules(name: str) -> None:
+    rules = find_rules(CLASSES[name])
+    assert [*rules] == [flag for flag, _ in list_flags(CLASSES[name]())]
+    assert list_per_rank(CLASSES[name]) >= {"config", "debug"}
+    assert {"device", "model_dir", "checkpoint"} <= {*list_per_side(CLASSES[name])}
+    assert list_per_command(CLASSES[name]) >= {"config", "clean", "debug", "json", "mode"}
+    # What belongs to a rank or to a command cannot decide the weights.
+    assert all(rule.resume_safe for rule in rules.values() if rule.per_rank or rule.per_command)
+    assert [rule.length for rule in rules.values() if rule.length] in (["epochs", "steps"], ["steps", "epochs"])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_bounds_are_those_of_numbers_and_defaults_keep_them(name: str) -> None:
+    hints = dict(list_hints(CLASSES[name]))
+    for flag, rule in find_rules(CLASSES[name]).items():
+        if (rule.minimum, rule.above, rule.maximum, rule.below) != (None, None, None, None):
+            assert any(kind in str(hints[flag]) for kind in ("int", "float")), flag
+    check_bounds(parse(name))
+
+
+def test_flags_without_rules_are_an_error_of_the_program() -> None:
+    @dataclass(frozen=True)
+    class Bare:
+        size: int = 1
+
+    with pytest.raises(TypeError, match="size"):
+        find_rules(Bare)
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad"),
+    [
+        (fixed(minimum=1), [1, 7, "auto", None, True], [0, -1]),
+        (fixed(minimum=0), [0.0, 1e300], [-0.1, float("nan"), float("inf")]),
+        (resume_safe(above=0), [1e-9], [0, float("nan"), float("inf"), float("-inf")]),
+        (resume_safe(above=0, finite=False), [float("inf")], [0.0, float("nan")]),
+        (per_rank(minimum=0, maximum=1), [0, 0.5, 1], [-1e-9, 1.1]),
+        (fixed(minimum=0, below=1), [0, 0.999], [1, -1]),
+        (fixed(above=0, maximum=1), [0.1, 1], [0, 2]),
+        (fixed(), [float("nan"), -1, "text"], []),
+    ],
+)
+def test_bounds(rule: Flag, good: list[Any], bad: list[Any]) -> None:
+    assert [rule.find_fault(value) for value in good] == [None] * len(good)
+    assert None not in [rule.find_fault(value) for value in bad]
+
+
+@dataclass(frozen=True)
+class Small:
+    """One flag with bounds."""
+
+    share: Annotated[float, fixed(minimum=0, below=1)] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (1.0, "--share 1: must be at least 0 and below 1"),
+        (float("inf"), "--share inf: must be at least 0 and below 1, and finite"),
+    ],
+)
+def test_a_flag_out_of_bounds_is_named_with_its_bounds(value: float, message: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        check_bounds(Small(value))
+    assert (str(caught.value), caught.value.flag, caught.value.exit_status) == (message, "--share", 64)
+
+
+@pytest.mark.parametrize("name", ["ssd_train", "resnet_train", "resnext_train"])
+def test_a_short_run_saves_each_step_and_scores_nothing(name: str) -> None:
+    config = parse(name)
+    short = make_short_run(config, 5)
+    names = {flag for flag, _ in list_flags(config)}
+    assert names - short.keys() == list_per_command(type(config))
+    changed = {flag: value for flag, value in list_flags(config) if short.get(flag, value) != value}
+    assert short["deterministic"]
+    assert 5 in [short[flag] for flag, rule in find_rules(type(config)).items() if rule.length == "steps"]
+    assert {"deterministic", "keep_ckpt_max"} <= changed.keys()
+
+
+def test_a_file_of_flags_may_give_each_of_them(tmp_path: Path) -> None:
+    import yaml
+
+    from gaudi_apps.cli.config_file import parse_config
+
+    for name in ("ssd_train", "resnet_train", "resnext_train"):
+        config = parse(name)
+        path = tmp_path / f"{name}.yaml"
+        values = {flag: [*value] if isinstance(value, tuple) else value for flag, value in list_flags(config)}
+        del values["config"]
+        path.write_text(yaml.safe_dump(values), encoding="utf-8")
+        read = parse_config(type(config), ["--config", str(path)], prog=name, description="")
+        assert replace(read, run=replace(read.run, config=None)) == config
