@@ -1,4 +1,4 @@
-"""Training and validation data of ssd_mxnet_train: files, records or random images."""
+"""Open the training and validation data of ssd_mxnet_train: files, records or random images."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Split = Literal["train", "val"]
 
 
 def open_training_data(config: SSDMXNetConfig, run: RunSettings, layout: Any) -> TrainingData:
-    """Open what the configuration names, for this process.
+    """Open the training images of this rank.
 
     Raises:
-        MissingInputError: it is not there.
-        DataError: it is damaged.
+        MissingInputError: the flags name none, or they are missing.
+        DataError: they are damaged.
     """
     from gaudi_datasets.detection.batches import fake_batches, train_batches
 
@@ -53,10 +53,10 @@ def open_training_data(config: SSDMXNetConfig, run: RunSettings, layout: Any) ->
 
 
 def open_source(config: SSDMXNetConfig, split: Split) -> DetectionSource:
-    """The images of a split: records, or the files in --coco_root, in the same order.
+    """Open the images of a split: records, or the files in --coco_root, in the same order.
 
     Raises:
-        MissingInputError: the flags name none, or they are not there.
+        MissingInputError: the flags name none, or they are missing.
         DataError: they are damaged.
     """
     from gaudi_datasets.detection.coco import read_coco
@@ -72,7 +72,7 @@ def open_source(config: SSDMXNetConfig, split: Split) -> DetectionSource:
 
 
 def input_options(config: SSDMXNetConfig, run: RunSettings, batch_size: int | None = None) -> InputOptions:
-    """How this process batches: --batch_size images at once, or another number of them."""
+    """Return the options of this rank's batches, of --batch_size images or another number."""
     data, rank_info = config.data, run.distribution.rank_info
     return InputOptions(
         batch_size=batch_size or data.batch_size,
@@ -85,7 +85,7 @@ def input_options(config: SSDMXNetConfig, run: RunSettings, batch_size: int | No
 
 
 def find_coco_files(root: str | Path, dataset: str, split: str) -> tuple[Path, Path]:
-    """The annotation file and the folder of images of a split.
+    """Return the annotation file and the folder of images of a split.
 
     Args:
         root: the folder.
@@ -97,10 +97,13 @@ def find_coco_files(root: str | Path, dataset: str, split: str) -> tuple[Path, P
 
 
 def make_preprocessor(layout: Layout) -> Preprocessor:
-    """For a network of images of a layout."""
+    """Return the preprocessing of the user's images for a network of a layout."""
     axes = (2, 0, 1) if layout == "NCHW" else (0, 1, 2)
 
     def from_pixels(pixels: Image) -> npt.NDArray[np.float32]:
         return np.ascontiguousarray(prepare_pixels(pixels).transpose(axes))
 
-    return Preprocessor(lambda encoded: from_pixels(decode_image(encoded)), from_pixels)
+    def from_encoded(encoded: bytes) -> npt.NDArray[np.float32]:
+        return from_pixels(decode_image(encoded))
+
+    return Preprocessor(from_encoded, from_pixels)

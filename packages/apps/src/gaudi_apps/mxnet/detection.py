@@ -1,4 +1,4 @@
-"""The detector in use: from normalised images to boxes, labels and scores."""
+"""Detect objects with a trained network: decode its outputs and suppress overlapping boxes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Detections = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[n
 class Detector:
     """A trained network with decoding and suppression.
 
-    Suppression is that of gaudi-ops in NumPy: on CPUs it takes a quarter of what MXNet's box_nms takes.
+    Suppression is that of gaudi-ops in NumPy: on CPUs it takes a quarter of the time of MXNet's box_nms.
 
     Args:
-        net: from `gaudi_models.mxnet.ssd.build_ssd`, or whatever computes the same.
-        device: the `mxnet.Context` that its parameters are on.
+        net: from `gaudi_models.mxnet.build_ssd`, or a function with the same inputs and outputs.
+        device: the `mxnet.Context` of its parameters.
         spec: the default boxes.
         score_threshold: only scores above it count.
-        iou_threshold: a box that overlaps a better one of its class by this or more is dropped.
-        max_per_class: how many of the best scores of a class are looked at.
-        max_detections: of an image.
+        iou_threshold: a box that overlaps a better one of its class by this IoU or more is dropped.
+        max_per_class: best scores of a class that are considered.
+        max_detections: detections of an image at most.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Detector:
         }
 
     def detect(self, images: npt.ArrayLike) -> Detections:
-        """Detections of a batch, best first.
+        """Return the detections of a batch, best first.
 
         Args:
             images: float32 [batch, 3, 300, 300], or [batch, 300, 300, 3] where the network takes that, normalised.

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class MXNet:
-    """See `gaudi_apps.runtime.framework.Framework`.
+    """The framework MXNet, see `gaudi_apps.runtime.framework.Framework`.
 
     Args:
-        config: says the precision and the layout; what is left open is decided by the device.
+        config: gives precision and layout; the device decides where they are "auto".
 
     Attributes:
-        device: the `mxnet.Context` that is computed on, once started.
+        device: the `mxnet.Context` to compute on, once started.
         precision: "fp32", "bf16" or "fp16", once started.
         layout: "NCHW" or "NHWC", once started.
     """
@@ -53,7 +53,7 @@ class MXNet:
             MissingExtraError: MXNet is not installed.
             DeviceError: `--device gpu` finds no GPU, or the device cannot compute in this precision and layout.
         """
-        # Videos' damaged frames are told by our own errors.
+        # Our own errors report damaged frames of videos.
         apply_environment({"OPENCV_FFMPEG_LOGLEVEL": "-8"})
         try:
             import gaudi_models.mxnet  # noqa: F401 - whose error names what is missing
@@ -166,35 +166,35 @@ TRACE = "trace.json"
 
 
 class MXNetTracer:
-    """Traces the steps of a range; the trace is written when the range or the run ends, whichever is first.
+    """Trace the steps of a range; the trace is written when the range or the run ends, whichever comes first.
 
     Args:
         folder: gets `trace.json`.
-        steps: what to trace; None: nothing.
+        steps: steps to trace; None for no trace.
     """
 
     def __init__(self, folder: Path, steps: StepRange | None) -> None:
         self._path, self._steps, self._is_tracing = folder / TRACE, steps, False
 
     def before_step(self, step: int) -> None:
-        """Call before the step of this number, counted from 1."""
+        """Begin the trace before its first step; steps are counted from 1."""
         if self._steps is None or step not in self._steps or self._is_tracing:
             return
         from mxnet import profiler
 
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Its own dumping now and then ends in an error where a process traces twice.
+        # Continuous dumping can end in an error when a process traces twice.
         profiler.set_config(profile_all=True, continuous_dump=False, filename=str(self._path))
         profiler.set_state("run")
         self._is_tracing = True
 
     def after_step(self, step: int) -> None:
-        """Call after that step."""
+        """End the trace after its last step."""
         if self._steps is not None and step == self._steps.last:
             self.close()
 
     def close(self) -> None:
-        """Write what is traced; without a trace nothing happens."""
+        """Write the trace, if one was begun."""
         if not self._is_tracing:
             return
         import mxnet as mx

@@ -1,4 +1,4 @@
-"""The training loss of the single-shot detector, by looking closely at those default boxes that count only."""
+"""Compute the training loss of the single-shot detector and its gradients, over the default boxes that count alone."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy.typing as npt
 
 from gaudi_ops.reference import HUBER_DELTA, NEGATIVES_PER_POSITIVE
 
-# By what share of its value each row is put below the one before: small enough that the last of 2**20 rows stays above
-# the next smaller float32, and large enough for a float64.
+# Share of its value that each row is put below the one before: small enough that the last of 2**20 rows stays above the
+# next smaller float32, and large enough for a float64.
 _SHARE_OF_A_ROW = 2.0**-44
 
 
 class SSDLoss:
-    """Loss of `gaudi_ops.tf.ssd_loss` and its gradients, which `mxnet.autograd.backward` takes from there.
+    """Compute the loss of `gaudi_ops.tf.ssd_loss` and its gradients, for `mxnet.autograd.backward`.
 
-    Per image: the cross entropy of the positives and of the hardest negatives, 3 for each positive, plus Huber's loss
-    of the positives' offsets, both over the number of matches; then the mean over images. Among negatives of the same
-    entropy those of lower rows count. An image without positives gives 0.
+    The loss of an image is the cross entropy of its positives and hardest negatives, 3 for each positive, plus Huber's
+    loss of the positives' offsets, divided by the number of positives; the loss of a batch is the mean over images.
+    Among negatives of equal entropy those of lower rows count. An image without positives has loss 0.
 
-    The hardest are found by one partial sort of probabilities. All else is computed for them and the positives alone,
-    gradients too, by their formulas: autograd would allocate those of 8732 rows of 81 classes anew in each step, and
-    copy them, which costs more than the loss.
+    One partial sort of probabilities finds the hardest negatives. Losses and gradients are computed for these rows and
+    the positives alone, gradients by their formulas: autograd would allocate and copy those of all 8732 rows of 81
+    classes in each step, which takes longer than the loss.
 
     Args:
-        scale: what gradients are multiplied by; the losses are not.
+        scale: factor of the gradients; losses are not scaled.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -41,20 +41,20 @@ class SSDLoss:
     def __call__(
         self, logits: Any, offsets: Any, classes: Any, target_offsets: Any, num_matched: npt.ArrayLike
     ) -> tuple[tuple[Any, Any, Any], list[Any]]:
-        """Compute both; what autograd records has no part in it.
+        """Compute losses and gradients; autograd records nothing of it.
 
         Args:
             logits: float32 [batch, boxes, classes].
             offsets: float32 [batch, boxes, 4].
             classes: int32 or float32 [batch, boxes], 0 for background.
             target_offsets: float32 [batch, boxes, 4].
-            num_matched: integers [batch], no array of MXNet's: how many of each row of classes are not 0, as the loader
-                tells. The largest sizes what is looked at, and to ask the device for it would mean to wait.
+            num_matched: integers [batch] in NumPy, the number of classes in each row that are not 0, from the loader.
+                The largest one bounds the rows to compute; asking the device for it would mean to wait.
 
         Returns:
-            loss, class loss and box loss, float32 [1], of which the first is the sum of the others; and the gradients
-            of the loss with respect to logits and offsets. The next call writes over these, and takes it that none but
-            it does.
+            loss, class loss and box loss, float32 [1], where the first one is the sum of the others; and the gradients
+            of the loss with respect to logits and offsets. The next call overwrites the gradients, and relies on
+            nobody else writing to them.
         """
         boxes = logits.shape[1]
         most = max(int(np.max(num_matched, initial=0)), 1)
@@ -70,9 +70,9 @@ class SSDLoss:
             )
 
     def _spread(self, values: tuple[Any, ...], parts: tuple[Any, ...], places: Any) -> list[Any]:
-        """Put rows of gradients to their places among zeros.
+        """Write rows of gradients to their places among zeros.
 
-        Zeros are put to the former places alone: to fill all takes as long as a fourth of the loss.
+        Only the places of the call before are set to zero: filling all of them takes a fourth of the loss's time.
         """
         if [each.shape for each in self._gradients] != [each.shape for each in values]:
             self._gradients, self._places = [mx.nd.zeros_like(each) for each in values], None
@@ -86,11 +86,11 @@ class SSDLoss:
 
 
 def largest_rows(order: Any, count: int) -> Any:
-    """The rows of the largest numbers of each line, largest first.
+    """Return the places of the largest numbers of each line, largest first.
 
     Args:
         order: float64 [lines, n], see `set_apart`.
-        count: how many of each line.
+        count: places of each line.
 
     Returns:
         int32 [lines, count].
@@ -99,9 +99,9 @@ def largest_rows(order: Any, count: int) -> Any:
 
 
 def set_apart(F: Any, values: Any) -> Any:  # noqa: N803 - Gluon's name
-    """Numbers in the order of the values of each line, none twice: of equal values, that of the lower row is larger.
+    """Make the values of each line differ without changing their order: of equal values the first one gets larger.
 
-    MXNet's own order of equal values is any. In float64 there is room to make them differ.
+    MXNet's sort leaves the order of equal values open. In float64 there is room to make them differ.
 
     Args:
         F: `mxnet.nd` or `mxnet.sym`.
@@ -116,14 +116,14 @@ def set_apart(F: Any, values: Any) -> Any:  # noqa: N803 - Gluon's name
 
 
 class _Order(mx.gluon.HybridBlock):
-    """What to order default boxes by, float64 [batch, boxes], and the number of positives, [batch, 1].
+    """Compute the sort keys of default boxes, float64 [batch, boxes], and the number of positives, [batch, 1].
 
-    Positives come first, then what has the least probability of its class.
+    Positives come first, then the lowest probabilities of the true class.
     """
 
     def hybrid_forward(self, F: Any, logits: Any, classes: Any) -> tuple[Any, Any]:  # noqa: N803 - Gluon's name
         probabilities = F.pick(F.softmax(logits), classes)
-        # A probability that is no number counts as none, so that its loss is looked at, and tells.
+        # NaN counts as probability 0, so that its row is computed and makes the loss NaN.
         hardness = F.where(probabilities > 0, -probabilities, F.zeros_like(probabilities))
         positive = F.cast(classes > 0, "float32")
         order = set_apart(F, F.where(positive, F.ones_like(hardness), hardness))
@@ -131,10 +131,10 @@ class _Order(mx.gluon.HybridBlock):
 
 
 class _Rows(mx.gluon.HybridBlock):
-    """Losses, and gradients of the rows that count: by logits and by offsets, and the places of these rows.
+    """Compute losses, the gradients of the rows that count, and the places of these rows.
 
-    Takes logits, offsets, classes and target offsets as rows of the whole batch; of each image the rows that may count,
-    [batch, count], how many are positive, [batch, 1], and the place of the first, [batch].
+    Inputs are logits, offsets, classes and target offsets as rows of the whole batch; and of each image the rows that
+    may count, [batch, count], the number of positives, [batch, 1], and the place of its first row, [batch].
     """
 
     def __init__(self, scale: float) -> None:
@@ -168,7 +168,7 @@ class _Rows(mx.gluon.HybridBlock):
 
 
 def _cross_entropy(F: Any, logits: Any, classes: Any) -> tuple[Any, Any]:  # noqa: N803 - Gluon's name
-    """Of logits [batch, n, classes] and classes [batch, n]: the loss of each row, and its gradient."""
+    """Return loss and gradient of each row, of logits [batch, n, classes] and classes [batch, n]."""
     numbers = F.cast(F.contrib.arange_like(logits, axis=2), "float32")
     labels = F.cast(F.expand_dims(classes, axis=2), "float32")
     is_class = F.broadcast_equal(labels, F.reshape(numbers, shape=(1, 1, -1)))
@@ -176,16 +176,16 @@ def _cross_entropy(F: Any, logits: Any, classes: Any) -> tuple[Any, Any]:  # noq
 
 
 def _huber(F: Any, errors: Any) -> tuple[Any, Any]:  # noqa: N803 - Gluon's name
-    """Of errors [batch, n, 4]: Huber's loss of each row, and its gradient.
+    """Return Huber's loss of each row and its gradient, of errors [batch, n, 4].
 
-    MXNet has the loss over delta, of which it takes the root's reciprocal.
+    MXNet's smooth_l1 is Huber's loss over delta, and its scalar is one over the root of delta.
     """
     losses = HUBER_DELTA * F.smooth_l1(errors, scalar=HUBER_DELTA**-0.5)
     return F.sum(losses, axis=2), F.clip(errors, -HUBER_DELTA, HUBER_DELTA)
 
 
 def _weigh(F: Any, losses: Any, weights: Any) -> Any:  # noqa: N803 - Gluon's name
-    """The sum of losses times weights; one without weight does not count, whatever it is."""
+    """Return the sum of losses times weights; a loss of weight 0 does not count, even if it is NaN."""
     return F.sum(F.where(weights, losses * weights, F.zeros_like(losses)))
 
 
@@ -195,5 +195,5 @@ def _put_rows(values: Any, rows: Any, places: Any) -> None:
 
 
 def _flatten(values: Any) -> Any:
-    """The rows of a whole batch: [batch, n, ...] as [batch * n, ...], in the same memory."""
+    """Return a view of [batch, n, ...] as [batch * n, ...]."""
     return values.reshape((-1, *values.shape[2:]))

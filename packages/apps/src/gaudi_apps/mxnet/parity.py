@@ -39,9 +39,9 @@ def replay_steps(
     steps: int,
     reference: Reference | None = None,
 ) -> Iterator[list[StepTensor]]:
-    """Train, as `MXNetTask.train_step` does, and give all tensors of each step in the order of computation.
+    """Train as `MXNetTask.train_step` does, and yield all tensors of each step in the order of computation.
 
-    Arguments and exceptions are those of `gaudi_apps.training.parity.keras_steps.replay_steps`. Outputs are those of
+    Arguments and errors are those of `gaudi_apps.training.parity.keras_steps.replay_steps`. Outputs are those of
     convolutions and batch norms.
     """
     task.model.hybridize(active=False)  # so that each layer is called
@@ -53,7 +53,7 @@ def replay_steps(
         own = {**batch, "images": to_nhwc(batch["images"])}
         used = {name: _take(name, values, reference_step.batch.get(name)) for name, values in own.items()}
         used["images"] = from_nhwc(used["images"])
-        with _noting_outputs(task.model, reference_step.outputs) as outputs:
+        with _recording_outputs(task.model, reference_step.outputs) as outputs:
             losses = task.compute_gradients(used)
         gradients = task.read_gradients()
         task.update(learning_rate(number - 1))
@@ -76,30 +76,30 @@ def replay_steps(
 
 
 def _follow(task: MXNetTask, before: Mapping[str, Array], updates: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Take the other side's step in place of the own one; returns the weights after it."""
+    """Replace this side's step by that of the other side; return the weights after it."""
     task.write_weights({name: old + _take(name, old, updates[name]) for name, old in before.items()})
     return task.read_weights()
 
 
 @contextlib.contextmanager
-def _noting_outputs(model: Any, reference: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+def _recording_outputs(model: Any, reference: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
     """Record the outputs of layers by name, in the order of their calls, and replace them by the reference."""
-    noted: dict[str, Array] = {}
+    recorded: dict[str, Array] = {}
     to_nhwc, from_nhwc = _TRANSPOSITIONS[model.layout]
     layers: list[Any] = [one for one in _list_blocks(model) if isinstance(one, (Convolution, BatchNorm))]
 
     def call(layer: Any, own_forward: Callable[..., Any], *arguments: Any) -> Any:
         output, name = own_forward(*arguments), layer.prefix.removesuffix("_")
         exact = mx.nd.amp_cast(output, dtype="float32")
-        noted[name] = to_nhwc(exact.asnumpy())
+        recorded[name] = to_nhwc(exact.asnumpy())
         if name not in reference:
             return output
-        given = mx.nd.array(from_nhwc(_take(name, noted[name], reference[name])), ctx=output.context)
+        given = mx.nd.array(from_nhwc(_take(name, recorded[name], reference[name])), ctx=output.context)
         # Other values, whose gradient is that of the output; in float32, which all operations know.
         return mx.nd.amp_cast(given + (exact - mx.nd.stop_gradient(exact)), dtype=output.dtype)
 
     with wrapped(layers, "forward", call):
-        yield noted
+        yield recorded
 
 
 def _list_blocks(block: Any) -> Iterator[Any]:
@@ -120,7 +120,7 @@ def _layer_of(name: str) -> str:
 
 
 def _take(name: str, own: Array, given: Array | None) -> Array:
-    """The other side's values in the type of this side's; this side's where there are no others."""
+    """Return the other side's values in the dtype of this side's; this side's where the other one has none."""
     if given is None:
         return own
     require_shape(name, own.shape, given.shape)

@@ -1,4 +1,4 @@
-"""The plan of a training in MXNet, and its report for `--mode plan`."""
+"""Plan a training in MXNet, and print the plan for `--mode plan`."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ UNIT_RATE = 2.5e-3  # rates are whole multiples of it
 
 
 def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1, version: int = CURRENT) -> Plan:
-    """Plan the training of `num_images` images an epoch by a validated configuration, on so many processes together.
+    """Plan a training.
 
-    An epoch is as many steps as it takes to see every image once, with a fraction, for the last step of an epoch goes
-    on into the next one. That step still belongs to the epoch that it ends. The warm-up's fraction is cut off.
+    An epoch is `num_images / global batch` steps, with a fraction: its last step goes on into the next epoch, and
+    belongs to the one that it ends. The fraction of the warm-up is cut off.
 
     Args:
         config: validated.
-        num_images: of an epoch.
-        workers: processes.
-        version: see `gaudi_apps.training.plan`.
+        num_images: images of an epoch.
+        workers: number of ranks.
+        version: of the recipe, see `gaudi_apps.training.plan`.
     """
     run, schedule, report = config.run, config.schedule, config.report
     batch = config.data.batch_size * workers
@@ -78,19 +78,19 @@ def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1, version
 
 @dataclass(frozen=True)
 class _Length:
-    """How long an epoch is."""
+    """The length of an epoch."""
 
     images: int
     batch: int
     version: int
 
     def count_steps(self, epochs: int) -> int:
-        """Count the steps up to the end of an epoch."""
+        """Return the steps up to the end of an epoch."""
         images = epochs * self.images
         return max(1, images // self.batch if self.version == 1 else -(-images // self.batch))
 
     def count_epochs(self, steps: int) -> int:
-        """Count the whole epochs of so many steps."""
+        """Return the whole epochs of a number of steps."""
         return int(steps * self.batch / self.images)
 
 
@@ -102,7 +102,7 @@ def _make_schedule(
     factors: Sequence[float],
     version: int,
 ) -> schedules.Schedule:
-    """Make the rate of every step, which the submission counts from 1: its first one is above that of step 0."""
+    """Return the rate of every step. The submission counts steps from 1, so its first rate is above the initial one."""
     rising_steps = warmup_steps if version == 1 else max(warmup_steps - 1, 0)
     below_peak = 0.5**schedule.lr_warmup_factor * (rising_steps / max(warmup_steps, 1))
     after = schedules.piecewise_constant(peak, drop_steps, factors)
@@ -110,13 +110,13 @@ def _make_schedule(
 
 
 def find_rate(schedule: ScheduleFlags, batch: int) -> float:
-    """The rate of so many images a step, which is a whole multiple of 2.5e-3."""
+    """Return the peak rate for a global batch, a whole multiple of 2.5e-3."""
     wanted = (schedule.lr or UNIT_RATE) / UNIT_RATE * batch / IMAGES_OF_BASE_RATE
     return UNIT_RATE * max(1, round(wanted)) if math.isfinite(wanted) else wanted
 
 
 def _list_validations(config: SSDMXNetConfig, length: _Length, total_steps: int) -> tuple[int, ...]:
-    """Steps after which train_val validates; the last one of a run is among them. Random images have no truth."""
+    """Return the steps after which train_val validates, the last one included; none for random images."""
     if config.run.mode == "train" or config.data.synthetic:
         return ()
     epochs = config.validation.val_epochs
@@ -134,7 +134,7 @@ def _find_misfits(
     warmup_steps: int,
     drop_steps: tuple[int, ...],
 ) -> list[str]:
-    """What is allowed but rarely meant, a line each."""
+    """Return warnings about settings that are allowed but rarely meant, a line each."""
     found = []
     if batch > num_images:
         found.append(describe_large_batch(batch, num_images))
@@ -143,18 +143,18 @@ def _find_misfits(
     if late := [step for step in drop_steps if step >= total_steps]:
         found.append(describe_late_drops(late, total_steps, "lower --lr_decay_epochs"))
     if config.schedule.lr is not None and config.schedule.lr * batch / IMAGES_OF_BASE_RATE < UNIT_RATE / 2:
-        found.append(f"the rate is {UNIT_RATE:g}, the least there is, and --lr asks for less than half of it")
+        found.append(f"the rate is {UNIT_RATE:g}, the smallest one, and --lr asks for less than half of it")
     return found
 
 
-# What a plan for a GPU or a CPU would be is not known before MXNet was asked, so auto counts as the larger of the two.
+# MXNet is not asked for a GPU here, so auto counts as the larger of the two.
 _BYTES_PER_VALUE = {"bf16": 2, "fp16": 2, "amp": 2, "fp32": 4, "auto": 4}
 
 
 def print_plan(
     config: SSDMXNetConfig, workers: int = 1, launch: LaunchReport | None = None, console: Console | None = None
 ) -> None:
-    """Print what training by this configuration on so many processes would do, as tables or (--json) as JSON."""
+    """Print the plan of a training on a number of ranks, as tables or (--json) as JSON."""
     training_set = describe_training_set(config)
     plan = make_plan(config, training_set.images, workers, find_version_in(config.run.model_dir))
     decay, bytes_per_value = config.schedule.weight_decay, _BYTES_PER_VALUE[config.network.precision]
@@ -169,7 +169,7 @@ def print_plan(
 
 
 def describe_training_set(config: SSDMXNetConfig) -> TrainingSet:
-    """Number of images and classes: of the records or files, and of COCO where there are none.
+    """Count the images and classes of the records or files; those of COCO where there are none.
 
     Raises:
         MissingInputError, DataError: as by `gaudi_apps.detection.plan.describe_training_set`.
