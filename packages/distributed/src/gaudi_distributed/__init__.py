@@ -1,6 +1,6 @@
 """Devices, precision and communication between ranks; imports neither TensorFlow nor a vendor module by itself."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
 from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank, write_tf_config
 from gaudi_distributed.comm.communicator import Communicator, SingleProcess, allreduce_within
@@ -25,6 +25,9 @@ from gaudi_distributed.devices.selection import (
     open_device,
 )
 from gaudi_distributed.errors import ConfigurationError, DeviceError
+
+if TYPE_CHECKING:
+    __version__: str
 
 __all__ = [
     "DEVICE_CHOICES",
@@ -52,3 +55,16 @@ __all__ = [
     "verify_consistent",
     "write_tf_config",
 ]
+
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module 'gaudi_distributed' has no attribute {name!r}", name=name)
+    from importlib.metadata import version
+
+    globals()[name] = value = version("gaudi-distributed")
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "__version__"})
