@@ -15,7 +15,7 @@ test: .venv/ready
 	@$(NOX) --parallel $(JOBS)
 
 test-all: .venv/ready
-	@$(NOX) --parallel $(JOBS) -s lint types slow tests integration build
+	@$(NOX) --parallel $(JOBS) -s structure lint types slow tests integration build
 
 clean:
 	rm -rf .venv .nox dist

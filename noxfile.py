@@ -17,7 +17,7 @@ nox.options.error_on_missing_interpreters = True
 # `nox --parallel N` runs sessions side by side, each in an environment of its own; a session that needs the machine or
 # the folder dist/ for itself says so.
 nox.options.allow_parallel = True
-nox.options.sessions = ["lint", "types", "tests", "integration", "build"]
+nox.options.sessions = ["structure", "lint", "types", "tests", "integration", "build"]
 
 # Where this is set, Python compiles TensorFlow anew at every start: 5 seconds in place of 2.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -140,6 +140,12 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("hadolint", *map(str, sorted(Path("containers").glob("*.Dockerfile"))))
+
+
+@nox.session(venv_backend="none")
+def structure(session: nox.Session) -> None:
+    """Measure how the project is laid out, and fail where a figure is worse than the one that is recorded."""
+    session.run(sys.executable, "tools/structure.py", *session.posargs)
 
 
 @nox.session

@@ -1,0 +1,147 @@
+"""Find the project's former private words, for which its field has words of its own.
+
+`python tools/glossary.py` prints each place. `tools/structure.py` counts them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# These hold the words as data: they look for them.
+EXCLUDED = ("tools/glossary.py", "tests/test_structure.py")
+_CODE_SPAN = re.compile(r"`([^`\n]+)`")
+
+
+@dataclass(frozen=True)
+class FormerWord:
+    """Name a word that is no longer used.
+
+    Attributes:
+        pattern: a regular expression: of a part of a line for a word of prose, else of a whole identifier.
+        replacement: the field's words.
+        prose: also looked for in comments, strings and documents, and within identifiers.
+        folder: where alone it is looked for; elsewhere it means something else.
+    """
+
+    pattern: str
+    replacement: str
+    prose: bool = False
+    folder: str = ""
+
+
+WORDS = (
+    FormerWord(r"(?i)(?<![a-z])wish(es|ed|ing)?(?![a-z])|Wishes", "StopSaveVote, vote, poll", prose=True),
+    FormerWord(r"_?Beginning|_?beginning|_Start|begin_or_continue", "InitialState, load_or_initialize"),
+    FormerWord(r"(?<![a-z])[Ff]acts(?![a-z])", "ModelConfig, RunState, metadata", prose=True),
+    FormerWord(r"_?note_[a-z]\w*", "metadata", folder="packages/apps/src"),
+    FormerWord(r"def \w+_of(?=\()", "a noun: class_names", prose=True, folder="packages/apps/src"),
+    FormerWord(r"TrainingWatcher|watch_training|_?Hooks|Reporters", "Callback"),
+    FormerWord(r"(\.|def )(look|own)\(", "validate, register_files", prose=True, folder="packages/apps"),
+    FormerWord(r"(?i)_?(free|side)_flags|_?of_a_(rank|side|command)", "resume_safe, per_rank"),
+    FormerWord(r"(\.|def )shorten\(", "resume_safe", prose=True, folder="packages/apps"),
+    FormerWord(r"Commits|commits", "ElasticState", folder="packages/apps"),
+    FormerWord(r"_?[Ss]upervised", "FailureReporter"),
+    FormerWord(r"_?Member", "RankClient", folder="packages/distributed"),
+    FormerWord(r"_?Keeper", "Coordinator"),
+    FormerWord(r"_?[Jj]udgements?", "FailureDetector"),
+    FormerWord(r"_?hear|_?declare", "on_heartbeat, abort", folder="packages/distributed"),
+    FormerWord(r"_?Place|_?find_place|RankPlace", "RankInfo, detect_rank"),
+    FormerWord(r"_?Cause|_?Bounds|_?Rounds|_?Seats", "FailureCause, Timeouts, Rendezvous, RankAssignment"),
+    FormerWord(r"_?Numbers|_?Descent", "ComputeConfig, SGDConfig"),
+    FormerWord(r"(?i)(?<![a-z])aside(?![a-z]| from)", "async_eval, in the background", prose=True),
+    FormerWord(r"_?adopt\w*", "set_result"),
+    FormerWord(r"_?Detects|_?Found|_?Answers", "DetectorProtocol, Detections, Predictions"),
+    FormerWord(r"_?Preparation|_?from_root", "Preprocessor, broadcast_from_rank0"),
+    FormerWord(r"(?i)rehears", "dry run", prose=True),
+    # Caches of recipes are Habana's, pruning recipes SparseML's; files of runs hold a recipe_version.
+    FormerWord(r"(?!_?(Pruning|Use))\w*Recipe|_?recipes?|(make|model|data|learning|rate)_recipe", "TrainConfig"),
+    FormerWord(r"(?i)trunk(?!at)", "backbone", prose=True),
+    FormerWord(r"topk_hits|MovingAverages|deal_positions|draw_fake_batch", "in_top_k, ExponentialMovingAverage, ..."),
+    FormerWord(r"require_agreement|_?Packing", "verify_consistent, BucketConfig"),
+    FormerWord(r"find_boxes_shared|_?LedStep|_?Lead", "detect_combined_nms, ReferenceStep, Reference"),
+    FormerWord(r"(?i)picture", "image", prose=True),
+)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """Hold where a former word stands: path below the root, line, the text that was found, the word."""
+
+    path: str
+    line: int
+    found: str
+    word: FormerWord
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.found}: {self.word.replacement}"
+
+
+def list_sources(root: Path) -> list[Path]:
+    """Return the modules and documents that are searched, in the order of their paths."""
+    folders = [root, *(root / name for name in ("benchmarks", "containers", "docs", "packages", "tests", "tools"))]
+    found = {
+        path
+        for folder in folders
+        for ending in (".py", ".md")
+        for path in (folder.glob(f"*{ending}") if folder == root else folder.rglob(f"*{ending}"))
+    }
+    hidden = ("build", "dist")
+    names = {path: path.relative_to(root) for path in found}
+    return sorted(
+        path
+        for path, name in names.items()
+        if str(name) not in EXCLUDED and not any(part.startswith(".") or part in hidden for part in name.parts)
+    )
+
+
+def find_hits(root: Path, words: Iterable[FormerWord] = WORDS) -> Iterator[Hit]:
+    """Yield each place of a former word in the modules and documents below a root; one a line and word."""
+    patterns = [(word, re.compile(word.pattern)) for word in words]
+    for path in list_sources(root):
+        name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+        lines, identifiers = text.splitlines(), sorted(set(list_identifiers(text, path.suffix)))
+        for word, pattern in patterns:
+            if not name.startswith(word.folder):
+                continue
+            if word.prose:
+                found = {number: match[0] for number, line in enumerate(lines, 1) if (match := pattern.search(line))}
+            else:
+                found = {number: each for number, each in identifiers if pattern.fullmatch(each)}
+            yield from (Hit(name, number, each, word) for number, each in found.items())
+
+
+def list_identifiers(text: str, suffix: str) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each identifier: those of code, and each word in backticks."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for span in _CODE_SPAN.findall(line):
+            yield from ((number, each) for each in re.findall(r"\w+", span))
+    if suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            yield from ((node.lineno, each) for each in name_node(node) if hasattr(node, "lineno"))
+
+
+def name_node(node: ast.AST) -> Iterator[str]:
+    """Yield the identifiers that a node holds itself, not those below it."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.arg | ast.keyword):
+        yield node.arg or ""
+    elif isinstance(node, ast.alias):
+        yield from (*node.name.split("."), node.asname or "")
+    elif isinstance(node, ast.ImportFrom):
+        yield from (node.module or "").split(".")
+
+
+if __name__ == "__main__":
+    for hit in find_hits(ROOT):
+        sys.stdout.write(f"{hit}\n")
