@@ -39,9 +39,9 @@ IMPORTS = {
     (
         "apps",
         "tensorflow-cpu",
-    ): "gaudi_apps.training.trainer, gaudi_apps.detection.task, gaudi_apps.classification.task",
+    ): "gaudi_apps.training.run, gaudi_apps.detection.task, gaudi_apps.classification.task",
     ("apps", "export"): "onnx, onnxruntime",
-    ("apps", "mxnet"): "gaudi_apps.training.trainer, gaudi_apps.mxnet.task",
+    ("apps", "mxnet"): "gaudi_apps.training.run, gaudi_apps.mxnet.task",
     ("apps", "mlperf"): "mlperf_logging.mllog",
 }
 # What the examples of a README need before they run, beside the package and its extras.

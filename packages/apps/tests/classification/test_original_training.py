@@ -18,7 +18,8 @@ import pytest
 from gaudi_apps import resnet_train, resnext_train
 from gaudi_apps.classification.data import note_classes
 from gaudi_apps.runtime.process_group import Distribution
-from gaudi_apps.training.application import Application, TrainingData
+from gaudi_apps.training.application import Application
+from gaudi_apps.training.trainer import TrainingData
 from gaudi_distributed import SingleProcess
 from gaudi_distributed.cluster.rank_info import RankInfo
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.training.callbacks import read_history
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
+from gaudi_apps.training.reports import read_history
 
 Program = Callable[..., Any]
 COMMON = ("--image_size", 32, "--batch_size", 4, "--lr_schedule", "constant", "--base_learning_rate", 3.2)

@@ -27,9 +27,9 @@ from gaudi_apps.cli.flag_rules import (
 from gaudi_apps.errors import RunChangedError
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.tensorflow import TensorFlow
-from gaudi_apps.training.application import TrainingData
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_apps.training.setup import list_run_settings, list_start_facts
+from gaudi_apps.training.trainer import TrainingData
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
 from gaudi_distributed import Precision

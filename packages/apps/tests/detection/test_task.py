@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from gaudi_apps.detection.task import SSDTask
-from gaudi_apps.training.loop import Wishes
+from gaudi_apps.training.trainer import StopSaveVote
 from gaudi_datasets.detection.pipeline import fake_dataset, train_dataset
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError
@@ -180,16 +180,16 @@ def test_two_ranks_that_are_alike_train_as_one(make_small: Callable[..., SSDTask
     task = SSDTask(3, keras_policy="float32", weight_decay=5e-4, communicator=cast("Any", twins))
     task.write_state(alone.read_state())
     for stop, save in ((False, False), (True, False), (False, True)):
-        task.wish(stop=stop, save=save)
+        task.vote(stop=stop, save=save)
         scalars, expected = task.train_step(batch, 0.01), alone.train_step(batch, 0.01)
-        assert Wishes.of_all(scalars) == Wishes(stop, save)
+        assert StopSaveVote.from_scalars(scalars) == StopSaveVote(stop, save)
         assert float(scalars["loss"]) == float(expected["loss"])
         assert scalars["finite"]
         assert scalars["own_finite"]
     assert differ(alone.read_state(), task.read_state()) == set()
     # Gradients alone may travel in fewer bits.
     assert twins.compressed == [len(task.model.trainable_variables)]
-    assert "wishes" not in alone.train_step(batch, 0.01)
+    assert "votes" not in alone.train_step(batch, 0.01)
 
 
 def test_numbers_of_another_rank_stop_this_one_too(make_small: Callable[..., SSDTask]) -> None:

@@ -94,7 +94,7 @@ def test_a_step_is_evaluated_once() -> None:
     assert scorer.calls == ["evaluation", "scoring"]
     better = Guess([9] * 7, TRUTH.tolist())
     assert [scorer.score(better, step).value for step in (2, 3)] == [5 / 7, 1.0]
-    scorer.adopt(5, TRUTH + 1)
+    scorer.set_result(5, TRUTH + 1)
     assert [scorer.score(better, step).value for step in (5, 4)] == [0.0, 1.0]
     assert scorer.calls == ["evaluation", "scoring"] * 3
 

@@ -11,8 +11,7 @@ import pytest
 
 from gaudi_apps.errors import RootError
 from gaudi_apps.runtime.session import from_root, share_state
-from gaudi_apps.training.callbacks import EarlyStop
-from gaudi_apps.training.setup import Progress
+from gaudi_apps.training.trainer import ImageSequence
 from gaudi_datasets.errors import DataError
 from gaudi_distributed import SingleProcess
 
@@ -76,15 +75,14 @@ def test_the_sequence_of_images_does_not_depend_on_the_ranks(size: int) -> None:
     batches = np.arange(3600).reshape(300, 12)
 
     def see(rank: Any) -> str:
-        progress = Progress(0, "", EarlyStop())
+        sequence = ImageSequence()
         for ids in batches.reshape(300, size, -1)[:, rank.rank]:
-            progress.see(ids, rank)
-        progress.note_images(rank)
-        progress.note_images(rank)
-        return progress.image_sequence
+            sequence.add(ids, rank)
+        sequence.join(rank)
+        return sequence.join(rank)
 
-    alone = Progress(0, "", EarlyStop())
+    alone, digest = ImageSequence(), ""
     for ids in batches:
-        alone.see(ids, SingleProcess())
-        alone.note_images(SingleProcess())
-    assert run_ranks(size, see) == [alone.image_sequence] * size
+        alone.add(ids, SingleProcess())
+        digest = alone.join(SingleProcess())
+    assert run_ranks(size, see) == [digest] * size

@@ -5,7 +5,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from gaudi_apps.training.callbacks import plot_curves, smooth
+from gaudi_apps.training.reports import plot_curves, smooth
 
 
 def test_curve_is_a_image_with_the_colours_of_its_lines(tmp_path: Path) -> None:

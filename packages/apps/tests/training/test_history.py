@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from gaudi_apps.training.callbacks import HistoryWriter, read_history
+from gaudi_apps.training.reports import HistoryWriter, read_history
 
 
 def test_a_new_run_replaces_the_history(tmp_path: Path) -> None:

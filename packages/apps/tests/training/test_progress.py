@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from gaudi_apps.training import callbacks as progress
-from gaudi_apps.training.callbacks import TrainingProgress, format_duration
+from gaudi_apps.training import reports as progress
+from gaudi_apps.training.reports import TrainingProgress, format_duration
 
 
 class Clock:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from gaudi_apps.training.callbacks import read_history
 from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_apps.training.reports import read_history
 
 pytestmark = pytest.mark.slow
 

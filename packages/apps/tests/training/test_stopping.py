@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_apps.training.callbacks import EarlyStop
+from gaudi_apps.training.callbacks import EarlyStopping
 
 
 def test_it_stops_at_the_target() -> None:
-    stop = EarlyStop(target=0.5)
+    stop = EarlyStopping(target=0.5)
     assert stop.update(10, 0.4)
     assert stop.reason is None
     assert stop.update(20, 0.5)
@@ -21,7 +21,7 @@ def test_it_stops_at_the_target() -> None:
 
 
 def test_patience_counts_evaluations_without_gain() -> None:
-    stop = EarlyStop(patience=2)
+    stop = EarlyStopping(patience=2)
     reasons = []
     for step, score in enumerate([0.1, 0.1, 0.3, 0.2, 0.3], 1):
         stop.update(step, score)
@@ -31,7 +31,7 @@ def test_patience_counts_evaluations_without_gain() -> None:
 
 
 def test_by_default_nothing_stops() -> None:
-    stop = EarlyStop()
+    stop = EarlyStopping()
     for step in range(50):
         stop.update(step, 1.0)
     assert stop.reason is None
@@ -39,7 +39,7 @@ def test_by_default_nothing_stops() -> None:
 
 @pytest.mark.parametrize("score", [math.nan, -math.inf])
 def test_what_is_no_score_is_no_gain(score: float) -> None:
-    stop = EarlyStop(patience=1)
+    stop = EarlyStopping(patience=1)
     assert not stop.update(1, score)
     assert stop.reason is not None
 
@@ -51,10 +51,10 @@ SCORES = st.lists(st.floats(0, 1) | st.just(-1.0), max_size=12)
 def test_a_continued_run_stops_where_one_that_was_not_stopped_does(
     before: list[float], after: list[float], patience: int, target: float
 ) -> None:
-    whole, first = (EarlyStop(target=target, patience=patience) for _ in range(2))
+    whole, first = (EarlyStopping(target=target, patience=patience) for _ in range(2))
     for step, score in enumerate(before):
         assert whole.update(step, score) == first.update(step, score)
-    resumed = EarlyStop(target=target, patience=patience)
+    resumed = EarlyStopping(target=target, patience=patience)
     resumed.load(json.loads(json.dumps(first.state())))
     for step, score in enumerate(after, len(before)):
         assert whole.update(step, score) == resumed.update(step, score)

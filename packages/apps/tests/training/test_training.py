@@ -20,9 +20,9 @@ from gaudi_apps.detection import evaluator as scoring
 from gaudi_apps.detection import export
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.evaluator import Detections
-from gaudi_apps.training import trainer as training
-from gaudi_apps.training.callbacks import read_history
+from gaudi_apps.training.callbacks import Heartbeat
 from gaudi_apps.training.checkpoint import MANIFEST, TENSORS, Checkpoint, CheckpointFolder, load_checkpoint
+from gaudi_apps.training.reports import read_history
 from gaudi_datasets.detection.scoring import FIGURES, CocoScores
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.detection.static_batches import write_static_batches
@@ -78,15 +78,15 @@ def assert_same_state(one: Checkpoint, other: Checkpoint) -> None:
 
 def stop_after(step: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the signal sent to this process in the next training, once, when that step is done."""
-    after_step = training._Training.after_step
+    on_step_end = Heartbeat.on_step_end
 
-    def send(self: Any, done: int, image_ids: Any) -> None:
-        after_step(self, done, image_ids)
+    def send(self: Heartbeat, done: int, logs: Any) -> None:
+        on_step_end(self, done, logs)
         if done == step:
-            monkeypatch.setattr(training._Training, "after_step", after_step)
+            monkeypatch.setattr(Heartbeat, "on_step_end", on_step_end)
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(training._Training, "after_step", send)
+    monkeypatch.setattr(Heartbeat, "on_step_end", send)
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from gaudi_apps.classification.data import MODEL_FACTS, class_names_of, input_op
 from gaudi_apps.classification.media_loading import choose_media_loading, describe_media_loading
 from gaudi_apps.classification.plan import make_plan
 from gaudi_apps.classification.recipe import Recipe
-from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
+from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored
 from gaudi_apps.training.plan import Plan
+from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_distributed import Communicator
 from gaudi_distributed.devices.machine import describe_jemalloc
 from gaudi_models.architectures import RESNETS

@@ -16,7 +16,8 @@ import numpy as np
 from gaudi_apps.classification.recipe import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, Recipe
 from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import add_title, enlarge, write_image
-from gaudi_apps.training.application import Batches, Facts, TrainingData
+from gaudi_apps.training.application import Facts
+from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.caching import SHARE_OF_FREE_MEMORY, measure_free_memory
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.classification.sources import open_split

@@ -173,15 +173,18 @@ def _compute(mode: str, app: Application, supervised: Supervised, commits: Commi
     # Imported here: help and plans need none of it.
     from gaudi_apps.inference.scoring import run_evaluation
     from gaudi_apps.runtime.session import Session
-    from gaudi_apps.training.trainer import rehearse_training, run_training
+    from gaudi_apps.training.run import dry_run, open_training
 
     with Session(app, supervised, commits or Commits()) as session:
-        modes: dict[str, Callable[[], None]] = {
-            "train": lambda: run_training(session),
-            "rehearse": lambda: rehearse_training(session),
-            "eval": lambda: run_evaluation(session),
-            "predict": lambda: app.predict(session.restore_selected),
-            "export": lambda: app.export(session.restore_selected),
-        }
-        modes[mode]()
+        if mode == "train":
+            with open_training(session) as trainer:
+                trainer.fit()
+        elif mode == "rehearse":
+            dry_run(session)
+        elif mode == "eval":
+            run_evaluation(session)
+        elif mode == "predict":
+            app.predict(session.restore_selected)
+        elif mode == "export":
+            app.export(session.restore_selected)
     return 0

@@ -12,8 +12,9 @@ from gaudi_apps.detection.plan import make_plan
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import RunSettings, make_device_settings
-from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
+from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored
 from gaudi_apps.training.plan import Plan
+from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_distributed import Communicator
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, draw_detections, write_image
 from gaudi_apps.runtime.process_group import share_batch
 from gaudi_apps.runtime.settings import RunSettings
-from gaudi_apps.training.application import Batches, Facts, TrainingData
+from gaudi_apps.training.application import Facts
+from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category
 from gaudi_datasets.errors import DataError, MissingInputError

@@ -55,7 +55,7 @@ class Scorer(ABC, Generic[Part, Result]):
         """Say that the next batch is begun."""
         self._begin("evaluation")
 
-    def adopt(self, step: int, result: Result | None) -> None:
+    def set_result(self, step: int, result: Result | None) -> None:
         """Take a result of a step that was found elsewhere; rank 0 has it."""
         self._latest = step, result
 

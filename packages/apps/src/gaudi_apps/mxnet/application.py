@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gaudi_apps.detection.data import categories_of
-from gaudi_apps.inference.scores import BackgroundScoring
 from gaudi_apps.mxnet.checks import find_traced
 from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_apps.mxnet.data import input_options, open_source, open_training_data
@@ -18,9 +17,10 @@ from gaudi_apps.mxnet.framework import MXNet
 from gaudi_apps.mxnet.plan import make_plan
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.settings import DeviceSettings, RunSettings
-from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored, TrainableTask, TrainingData
-from gaudi_apps.training.callbacks import TrainingWatcher
+from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored
+from gaudi_apps.training.callbacks import Checkpoints, Evaluation, Heartbeat
 from gaudi_apps.training.plan import Plan
+from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
 from gaudi_distributed import Communicator, SingleProcess
 
 if TYPE_CHECKING:
@@ -130,18 +130,25 @@ class SSDMXNetApplication(Application):
             ),
         )
 
-    def open_background_scoring(self, facts: Facts) -> BackgroundScoring:
-        """A process with a detector of these classes."""
-        return BackgroundScoring(partial(open_scoring, self.config, facts))
+    def make_callbacks(self, callbacks: Sequence[Callback], plan: Plan) -> list[Callback]:
+        """Add MLPerf's log on rank 0, and score in a process of its own, if the flags ask for it."""
+        made = list(callbacks)
+        if self.config.validation.async_val:
+            from gaudi_apps.mxnet.async_evaluation import AsyncEvaluation
 
-    def watch_training(self, plan: Plan, folder: Path) -> TrainingWatcher:
-        """MLPerf's log, if it is wanted."""
-        if not self.config.mlperf.mlperf:
-            return TrainingWatcher()
-        from gaudi_apps.mxnet.mlperf import MLPerfLog
+            (heartbeat,) = (one for one in made if isinstance(one, Heartbeat))
+            (saver,) = (one for one in made if isinstance(one, Checkpoints))
+            open_process = partial(open_scoring, self.config)
+            made = [
+                AsyncEvaluation(one, saver.folder, heartbeat, open_process) if isinstance(one, Evaluation) else one
+                for one in made
+            ]
+        if self.config.mlperf.mlperf and self.settings.distribution.rank_info.rank == 0:
+            from gaudi_apps.mxnet.mlperf import MLPerfLog
 
-        path, count = folder / MLPERF_LOG, self._num_scored
-        return MLPerfLog(path, self.config, plan, eval_samples=count, started=self._started)
+            path, count = self.settings.model_dir / MLPERF_LOG, self._num_scored
+            made.insert(0, MLPerfLog(path, self.config, plan, eval_samples=count, started=self._started))
+        return made
 
     def _open_detector(self, model: Any) -> Any:
         from gaudi_apps.mxnet.detection import Detector
@@ -241,5 +248,4 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
         steps=run.steps,
         kills=0,
         distribution=distribution,
-        scores_aside=validation.async_val,
     )

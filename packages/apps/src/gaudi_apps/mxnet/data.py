@@ -14,7 +14,7 @@ from gaudi_apps.inference.media import Preprocessor, keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_apps.runtime.settings import RunSettings
-from gaudi_apps.training.application import Batches, TrainingData
+from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.detection.batches import Layout, prepare_pixels
 from gaudi_datasets.detection.coco import COCO_CATEGORIES
 from gaudi_datasets.errors import MissingInputError

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gaudi_apps.inference.scores import Score
 from gaudi_apps.mxnet.config import SSDMXNetConfig
-from gaudi_apps.training.callbacks import TrainingWatcher
 from gaudi_apps.training.plan import Plan
+from gaudi_apps.training.trainer import Callback
 from gaudi_datasets.detection.augmentation import PROPOSALS_PER_PASS
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_distributed.launch.planning import CACHES_CLEARED
@@ -29,7 +30,7 @@ class StandardOutput(logging.Handler):
         sys.stdout.flush()
 
 
-class MLPerfLog(TrainingWatcher):
+class MLPerfLog(Callback):
     """Writes the lines of one run, ``:::MLLOG {...}``.
 
     Args:
@@ -52,8 +53,9 @@ class MLPerfLog(TrainingWatcher):
         self._reached = False
         self._epoch = 0
 
-    def begin(self, done: int) -> None:
+    def on_train_begin(self) -> None:
         """Say what is to be done, and that it begins now; a run that goes on says only which epoch begins."""
+        done = self.trainer.step
         self._open(is_new=done == 0)
         keys = self._keys
         if done == 0:
@@ -68,28 +70,30 @@ class MLPerfLog(TrainingWatcher):
         self._epoch = self._find_epoch(done)
         self._start_epoch()
 
-    def after_step(self, done: int) -> None:
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
         """Say where epochs end and begin."""
-        epoch = self._find_epoch(done)
+        epoch = self._find_epoch(step)
         if epoch != self._epoch:
             self._stop_epoch()
             self._epoch = epoch
-            if done < self._plan.total_steps:
+            if step < self._plan.total_steps:
                 self._start_epoch()
 
-    def begin_evaluation(self, done: int) -> None:
+    def on_evaluate_begin(self, step: int) -> None:
         """Say that it begins."""
-        self._logger.start(self._keys.EVAL_START, metadata=self._name_epochs(done))
+        self._logger.start(self._keys.EVAL_START, metadata=self._name_epochs(step))
 
-    def end_evaluation(self, done: int, score: Score) -> None:
+    def on_evaluate_end(self, step: int, score: Score) -> None:
         """Say that it has ended, and the accuracy."""
-        metadata = self._name_epochs(done)
+        metadata = self._name_epochs(step)
         self._logger.event(self._keys.EVAL_ACCURACY, score.value, metadata=metadata)
         self._logger.end(self._keys.EVAL_STOP, metadata=metadata)
         self._reached |= 0 < self._config.validation.target_map <= 100 * score.value
 
-    def end(self, done: int) -> None:
-        """Say how it ended."""
+    def on_train_end(self) -> None:
+        """Say how it ended, unless it was stopped and is to be continued."""
+        if self.trainer.step < self._plan.total_steps and not self._reached:
+            return
         status = self._keys.SUCCESS if self._reached else self._keys.ABORTED
         self._logger.end(self._keys.RUN_STOP, metadata={"status": status})
 

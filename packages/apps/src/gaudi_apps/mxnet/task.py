@@ -102,17 +102,17 @@ class MXNetTask:
         self._gradients = [one.grad() for one in self._trained.values()]
         self._compute_loss = SSDLoss(numbers.loss_scale)
         self._trainer, self._velocities = self._open_trainer(descent)
-        self._wishes = [0.0, 0.0]
+        self._votes = [0.0, 0.0]
 
     def train_step(self, batch: Batch, learning_rate: float) -> Mapping[str, Any]:
-        """Learn from a batch; see `gaudi_apps.training.loop.Task`."""
+        """Learn from a batch; see `gaudi_apps.training.trainer.TrainableTask`."""
         losses = self.compute_gradients(batch)
         finite = self._find_finite(losses)
         scalars: dict[str, Any] = {}
         if self._communicator.size > 1:
             own_finite = finite
             self._trainer.allreduce_grads()
-            losses, scalars["wishes"] = self._average(losses)
+            losses, scalars["votes"] = self._average(losses)
             finite = self._find_finite(losses)
             scalars["own_finite"] = bool(own_finite.asscalar())
         scalars |= dict(zip(("loss", "class_loss", "box_loss"), losses.asnumpy().tolist(), strict=True))
@@ -145,9 +145,9 @@ class MXNetTask:
         """One step after the other: MXNet has no call for several."""
         return [self.train_step(*given) for given in zip(batches, learning_rates, strict=True)]
 
-    def wish(self, *, stop: bool, save: bool) -> None:
-        """Have the steps to come tell all ranks what this one wants, see `gaudi_apps.training.loop.Wishes`."""
-        self._wishes = [float(stop), float(save)]
+    def vote(self, *, stop: bool, save: bool) -> None:
+        """Send this rank's vote with the steps to come, see `gaudi_apps.training.trainer.StopSaveVote`."""
+        self._votes = [float(stop), float(save)]
 
     def guard_shapes(self) -> None:
         """Nothing is to be done: the network's graph is built once, for the shapes of the first batch."""
@@ -221,13 +221,13 @@ class MXNetTask:
         return mx.nd.multi_all_finite(*arrays, num_arrays=len(arrays))
 
     def _average(self, losses: Any) -> tuple[Any, npt.NDArray[np.float32]]:
-        """Make this rank's losses and moving statistics the means over the ranks; the losses, and the mean wish.
+        """Make this rank's losses and moving statistics the means over the ranks; the losses, and the mean vote.
 
         What follows on the averaged gradients computes with means only, so after the step all ranks have the same
         state, bit for bit, and have found alike whether its numbers are finite.
         """
-        wishes = mx.nd.array(self._wishes, ctx=losses.context)
-        (means,) = self._communicator.allreduce([mx.nd.concat(losses, wishes, *self._statistics, dim=0)])
+        votes = mx.nd.array(self._votes, ctx=losses.context)
+        (means,) = self._communicator.allreduce([mx.nd.concat(losses, votes, *self._statistics, dim=0)])
         ends = np.cumsum([3, 2, *(len(one) for one in self._statistics)]).tolist()
         for statistic, begin, end in zip(self._statistics, ends[1:-1], ends[2:], strict=True):
             statistic[:] = means[begin:end]

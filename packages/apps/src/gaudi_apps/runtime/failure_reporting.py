@@ -29,9 +29,8 @@ class Supervised:
         self._client: RankClient | None = None
         self._step = 0
 
-    @property
-    def asked_by(self) -> str:
-        """Who asks all ranks to save and end; empty: nobody does."""
+    def find_requester(self) -> str:
+        """Return who asks all ranks to save and end; empty: nobody does."""
         return "gaudi-run" if self._client is not None and self._client.stop_requested else ""
 
     def at(self, step: int, phase: str) -> None:

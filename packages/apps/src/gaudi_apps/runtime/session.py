@@ -16,10 +16,11 @@ import numpy as np
 from gaudi_apps.errors import RootError
 from gaudi_apps.runtime.elastic import Commits
 from gaudi_apps.runtime.failure_reporting import Supervised
-from gaudi_apps.training.application import Application, Facts, Restored, TrainableTask
+from gaudi_apps.training.application import Application, Facts, Restored
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, load_checkpoint
 from gaudi_apps.training.plan import find_recipe_version
 from gaudi_apps.training.run_dir import RunFolder
+from gaudi_apps.training.trainer import TrainableTask
 from gaudi_datasets.errors import MissingInputError
 from gaudi_datasets.program import describe_error, exit_status_of
 from gaudi_distributed import Communicator, SingleProcess, apply_environment
@@ -29,8 +30,7 @@ from gaudi_distributed.comm.opening import communication_environment, open_commu
 CHECKPOINTS = "checkpoints"
 BEST = "best"
 WORKER, LOG = "worker_{}", "log.txt"
-# What a checkpoint notes of the run; all else that it notes is of the model.
-RUN_FACTS = ("settings", "position", "image_sequence", "early_stop", "batch_norm_images")
+SUMMARIES = "summaries"
 
 
 class Session:
@@ -94,6 +94,13 @@ class Session:
         with (self.logs / LOG).open("a", encoding="utf-8", buffering=1) as log, contextlib.redirect_stdout(log):
             yield
 
+    def register_logs(self) -> None:
+        """Register as the run's own what TensorBoard's writers made, and what other ranks wrote here."""
+        if self.is_root:
+            folders = [self.model_dir / SUMMARIES, *self.model_dir.glob(WORKER.format("*"))]
+            paths = (path for folder in folders for path in folder.rglob("*"))
+            self.folder.own(*(path for path in paths if path.is_file()))
+
     def choose_recipe(self) -> None:
         """Have the program follow the recipe of the run in the folder, or the current one, alike on all ranks."""
         clean = self.settings.clean
@@ -153,7 +160,7 @@ class Session:
 
         def look() -> dict[str, Any]:
             loaded.append(load())
-            return {"facts": model_facts(loaded[0]), "step": loaded[0].step}
+            return {"facts": loaded[0].model_config, "step": loaded[0].step}
 
         found = from_root(self.communicator, look)
         if self.is_root:
@@ -166,7 +173,7 @@ class Session:
 
     def _restore(self, checkpoint: Checkpoint) -> Restored:
         """With the averaged weights where the checkpoint has them."""
-        facts = model_facts(checkpoint)
+        facts = checkpoint.model_config
         task = self._build_for_use(facts)
         task.write_weights(checkpoint.tensors)
         return Restored(task, facts, checkpoint.step)
@@ -175,11 +182,6 @@ class Session:
         """A network that does not train, and so needs no other process."""
         policy = self.precision.keras_policy
         return self.app.build_task(facts, policy, averages=False, communicator=SingleProcess(), reduce_statistics=None)
-
-
-def model_facts(checkpoint: Checkpoint) -> Facts:
-    """What a checkpoint notes of its network."""
-    return {name: value for name, value in checkpoint.facts.items() if name not in RUN_FACTS}
 
 
 def warn(text: str) -> None:

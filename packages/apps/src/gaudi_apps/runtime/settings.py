@@ -72,11 +72,11 @@ class RunSettings:
         target: the score that ends training; 0: none.
         patience: evaluations in a row without a better score that end training; 0: never.
         scores: whether training is scored, while it lasts or at its end.
-        scores_aside: whether it is scored by a process of its own while it goes on.
         reports: whether a report of scores is wanted at the end of training.
         steps: of the run, where they are given; 0: they follow from epochs.
         kills: how often verify-resume kills its run.
         steps_per_call: steps that are computed in one call.
+        callbacks: import paths of the user's callbacks, see `gaudi_apps.training.callbacks.load_callbacks`.
         distribution: this process among those that train together.
     """
 
@@ -98,7 +98,7 @@ class RunSettings:
     steps: int
     kills: int
     steps_per_call: int = 1
-    scores_aside: bool = False
+    callbacks: tuple[str, ...] = ()
     distribution: Distribution = field(default_factory=Distribution)
 
 

@@ -3,75 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-import numpy.typing as npt
-
-from gaudi_apps.inference.scores import BackgroundScoring, Score
+from gaudi_apps.inference.scores import Score
 from gaudi_apps.runtime.framework import Framework
 from gaudi_apps.runtime.settings import RunSettings
 from gaudi_apps.runtime.tensorflow import TensorFlow
-from gaudi_apps.training.callbacks import TrainingWatcher
-from gaudi_apps.training.loop import Task
 from gaudi_apps.training.plan import CURRENT, Plan
 from gaudi_apps.training.run_dir import RunFolder
+from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
 from gaudi_distributed import Communicator
 
 if TYPE_CHECKING:
-    from gaudi_models.weights import LoadReport, WeightsFile
+    from gaudi_models.weights import WeightsFile
 
-Batches = Iterator[Mapping[str, Any]]
 Facts = Mapping[str, Any]
-Tensors = Mapping[str, npt.NDArray[Any]]
 ReduceStatistics: TypeAlias = Callable[[Sequence[Any]], list[Any]]
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """What is learnt from.
-
-    Attributes:
-        facts: the classes, as checkpoints note them: JSON values by name.
-        num_images: that there are.
-        fingerprint: equal for equal data, on all ranks of a run too.
-        batches: the endless batches of this rank from a step on.
-    """
-
-    facts: Facts
-    num_images: int
-    fingerprint: str
-    batches: Callable[[int], Batches]
-
-
-class TrainableTask(Task, Protocol):
-    """A network that learns, and its state; `gaudi_apps.training.keras_task.KerasTask` is one."""
-
-    model: Any
-
-    def guard_shapes(self) -> None:
-        """Let a dynamic shape or a second trace of a step be an error, see `gaudi_apps.training.static_shapes`."""
-
-    def wish(self, *, stop: bool, save: bool) -> None:
-        """Have the steps to come tell all ranks what this one wants, see `gaudi_apps.training.loop.Wishes`."""
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """Within, the model has the average of its weights, if one is kept."""
-
-    def load_weights(self, weights: WeightsFile) -> LoadReport:
-        """Set what is in a file with the same name and shape, and begin the average anew."""
-
-    def read_state(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of all variables by name."""
-
-    def write_state(self, tensors: Tensors) -> None:
-        """Set all variables."""
-
-    def write_weights(self, tensors: Tensors) -> None:
-        """Set the weights to use the model with."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +39,8 @@ class TaskScorer(Protocol):
     def summarize(self, result: Any) -> Score:
         """The figures of a result, as of an evaluation in the background."""
 
-    def adopt(self, step: int, result: Any | None) -> None:
-        """Have the score of a step from a result that was found elsewhere, which rank 0 has."""
+    def set_result(self, step: int, result: Any | None) -> None:
+        """Take the result of a step that was computed elsewhere, which rank 0 has."""
 
     def watch(self, begin: Callable[[str], None]) -> None:
         """Have somebody told what comes next; see `gaudi_distributed.failure.RankClient.set_progress`."""
@@ -190,13 +140,9 @@ class Application(ABC):
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Draw what the network sees of the first training images; returns the files."""
 
-    def open_background_scoring(self, facts: Facts) -> BackgroundScoring | None:
-        """A process that scores while this one trains, with the results of the scorer; None: training waits."""
-        return None
-
-    def watch_training(self, plan: Plan, folder: Path) -> TrainingWatcher:
-        """Who hears what a training by a plan does, of which rank 0 leaves something in the folder."""
-        return TrainingWatcher()
+    def make_callbacks(self, callbacks: Sequence[Callback], plan: Plan) -> list[Callback]:
+        """Return the callbacks of a training: by default those given; a program may add or replace some."""
+        return list(callbacks)
 
     def finish(self, restore: Callable[[], Restored]) -> None:  # noqa: B027
         """What follows on a training that came to its end; nothing, unless a program says so."""

@@ -1,288 +1,273 @@
-"""Around the steps of a training: progress, history, curves and early stopping."""
+"""The callbacks of a training, and those that a user names by import path."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import hashlib
+import importlib
+import inspect
 import math
+import sys
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
+from gaudi_apps.errors import RanksChangedError
 from gaudi_apps.inference.scores import Score
-from gaudi_datasets.output_files import write_atomically
+from gaudi_apps.runtime.elastic import Commits
+from gaudi_apps.runtime.failure_reporting import StopRequest, Supervised
+from gaudi_apps.runtime.framework import Framework, Summaries, Tracer
+from gaudi_apps.runtime.profiler import StepRange
+from gaudi_apps.runtime.session import from_root, warn
+from gaudi_apps.training.application import TaskScorer
+from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunState
+from gaudi_apps.training.reports import HistoryWriter, TrainingProgress
+from gaudi_apps.training.trainer import Callback
+from gaudi_datasets.errors import FlagError
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
-
-RECENT_UPDATES = 20
-
-
-class TrainingProgress:
-    """Step, loss, rate, images per second and time left of a run, and a line with the throughput of each epoch.
-
-    Use it as a context manager and call `update` after every step whose scalars are known.
+class Heartbeat(Callback):
+    """Report the step and the phase to the failure detector, see `gaudi_apps.runtime.failure_reporting`.
 
     Args:
-        total_steps: the step at which the run ends.
-        steps_per_epoch: steps of one pass over the training images.
-        batch_size: images a step, over all devices.
-        start_step: the step that the run continues from.
-        log_every: steps between two plain lines.
-        console: where to show it; standard output when None.
+        reporter: gets them.
+    """
+
+    def __init__(self, reporter: Supervised) -> None:
+        self._reporter = reporter
+
+    def on_step_begin(self, step: int) -> None:
+        """Report that a step begins."""
+        self._reporter.at(step - 1, "step")
+
+    def on_evaluate_begin(self, step: int) -> None:
+        """Report that an evaluation begins."""
+        self._reporter.at(step, "evaluation")
+
+    def on_checkpoint(self, step: int) -> None:
+        """Report that a checkpoint is written."""
+        self._reporter.at(step, "checkpoint")
+
+    def report(self, phase: str) -> None:
+        """Report another phase after the same step."""
+        self._reporter.begin(phase)
+
+
+class ProgressBar(Callback):
+    """Show step, loss, rate and throughput on the terminal.
+
+    Args:
+        every: steps between two lines, where there is no live bar.
+        console: where to show them; standard output when None.
+    """
+
+    def __init__(self, every: int = 1, console: Console | None = None) -> None:
+        self._every, self._console = every, console
+        self._stack = contextlib.ExitStack()
+        self._display: TrainingProgress | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a line is due."""
+        return self.trainer.is_due(step, self._every)
+
+    @property
+    def images_per_second(self) -> float:
+        """Images per second over the last lines."""
+        return 0.0 if self._display is None else self._display.images_per_second
+
+    def on_train_begin(self) -> None:
+        """Show the bar."""
+        plan = self.trainer.plan
+        display = TrainingProgress(
+            total_steps=plan.total_steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            batch_size=plan.global_batch,
+            start_step=self.trainer.step,
+            log_every=self._every,
+            console=self._console,
+        )
+        self._display = self._stack.enter_context(display)
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Show the step."""
+        if self._display is not None and self.is_due(step):
+            self._display.update(step, logs)
+
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Show the score."""
+        self.on_message(f"step {step}: {score.text}")
+
+    def on_message(self, text: str) -> None:
+        """Show a line above the bar."""
+        if self._display is not None:
+            self._display.note(text)
+
+    def close(self) -> None:
+        """Stop the bar."""
+        self._stack.close()
+
+
+class History(Callback):
+    """Append scalars and scores to files of JSON lines.
+
+    Args:
+        history: file of scalars.
+        evaluations: file of scores.
+        every: steps between two rows of scalars.
+    """
+
+    def __init__(self, history: Path, evaluations: Path, every: int = 1) -> None:
+        self._paths, self._every = (history, evaluations), every
+        self._files = contextlib.ExitStack()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a row is due."""
+        return self.trainer.is_due(step, self._every)
+
+    def on_train_begin(self) -> None:
+        """Open the files, without rows of steps that this run repeats."""
+        self._history, self._evaluations = (
+            self._files.enter_context(HistoryWriter(path, resume_step=self.trainer.step)) for path in self._paths
+        )
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Append a row of scalars."""
+        if self.is_due(step):
+            self._history.append(step, logs)
+
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Append a row of scores."""
+        self._evaluations.append(step, score.figures)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+
+class TensorBoard(Callback):
+    """Write scalars and scores for TensorBoard.
+
+    Args:
+        framework: writes them.
+        folder: gets the files.
+        progress: knows the throughput.
+        hparams: for the table of hyperparameters.
+        every: steps between two points.
+        register: called once the files are there, whose names the writer chooses.
     """
 
     def __init__(
         self,
+        framework: Framework,
+        folder: Path,
+        progress: ProgressBar,
+        hparams: Mapping[str, Any],
         *,
-        total_steps: int,
-        steps_per_epoch: int,
-        batch_size: int,
-        start_step: int = 0,
-        log_every: int = 1,
-        console: Console | None = None,
+        every: int,
+        register: Callable[[], None],
     ) -> None:
-        self._total_steps = total_steps
-        self._steps_per_epoch = steps_per_epoch
-        self._batch_size = batch_size
-        self._log_every = log_every
-        self._console = console or Console(highlight=False, soft_wrap=True)
-        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_UPDATES)
-        self._epoch_start = (start_step, time.monotonic())
-        self._bar: Progress | None = None
-        if self._console.is_terminal:
-            width = len(f"{total_steps}")
-            self._bar = Progress(
-                TextColumn(f"step {{task.completed:>{width}.0f}}/{{task.total:.0f}}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.description}"),
-                console=self._console,
-                expand=True,
-            )
-            self._task = self._bar.add_task("compiling", total=total_steps, completed=start_step)
+        self._framework, self._folder, self._progress, self._hparams = framework, folder, progress, hparams
+        self._every, self._register = every, register
+        self._files = contextlib.ExitStack()
+        self._writer: Summaries
 
-    def __enter__(self) -> TrainingProgress:
-        self._epoch_start = (self._epoch_start[0], time.monotonic())
-        if self._bar:
-            self._bar.start()
-        return self
+    def is_due(self, step: int) -> bool:
+        """Return whether a point is due."""
+        return self.trainer.is_due(step, self._every)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar:
-            self._bar.stop()
+    def on_train_begin(self) -> None:
+        """Open the files."""
+        self._writer = self._files.enter_context(self._framework.open_summaries(self._folder))
+        self._writer.write_hparams(self._hparams)
+        self._register()
 
-    @property
-    def images_per_second(self) -> float:
-        """Images per second over the recent updates; 0 until there are two of them."""
-        if len(self._recent) < 2:
-            return 0.0
-        (first_step, first), (last_step, last) = self._recent[0], self._recent[-1]
-        return (last_step - first_step) * self._batch_size / max(last - first, 1e-9)
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Write a point of each scalar."""
+        if self.is_due(step):
+            self._writer.write(step, {**logs, "images_per_second": self._progress.images_per_second})
 
-    def update(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Show that `step` steps are done, with the scalars of the last one (loss, learning_rate, and others)."""
-        self._recent.append((step, time.monotonic()))
-        text = self._describe(step, scalars)
-        if self._bar:
-            self._bar.update(self._task, completed=step, description=text)
-        elif step % self._log_every == 0 or step == self._total_steps:
-            self.note(f"step {step}/{self._total_steps}  {text}")
-        epochs_done = step // self._steps_per_epoch
-        if epochs_done > self._epoch_start[0] // self._steps_per_epoch or step == self._total_steps:
-            self._end_epoch(step)
-
-    def note(self, text: str) -> None:
-        """Show a line of its own: a checkpoint written, an evaluation, a warning."""
-        self._console.print(text, markup=False, highlight=False)
-        self._console.file.flush()
-
-    def _describe(self, step: int, scalars: Mapping[str, float]) -> str:
-        parts = []
-        if "loss" in scalars:
-            parts.append(f"loss {scalars['loss']:.4g}")
-        if "learning_rate" in scalars:
-            parts.append(f"rate {scalars['learning_rate']:.3g}")
-        speed = self.images_per_second
-        if speed > 0:
-            seconds_left = (self._total_steps - step) * self._batch_size / speed
-            parts += [f"{speed:.1f} images/s", f"{format_duration(seconds_left)} left"]
-        return "  ".join(parts)
-
-    def _end_epoch(self, step: int) -> None:
-        start_step, start = self._epoch_start
-        now = time.monotonic()
-        images = (step - start_step) * self._batch_size
-        seconds = max(now - start, 1e-9)
-        epoch = step / self._steps_per_epoch
-        self.note(f"epoch {epoch:.4g}: {images} images in {format_duration(seconds)}, {images / seconds:.1f} images/s")
-        self._epoch_start = (step, now)
-
-
-def format_duration(seconds: float) -> str:
-    """Minutes and seconds, with hours and days where there are any: 0:07, 1:02:03, 2d 3:04:05."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    clock = f"{hour}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-    return f"{days}d {clock}" if days else clock
-
-
-Row = dict[str, float]
-
-
-def read_history(path: Path) -> list[Row]:
-    """Rows in the order of their steps; none when there is no file. A line that a crash cut short ends the reading."""
-    if not path.exists():
-        return []
-    rows: list[Row] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
-
-
-class HistoryWriter:
-    """Appends rows to a history file; rows past the step that the run continues from are taken out first.
-
-    Args:
-        path: the file, by convention `history.jsonl` in the folder of the run.
-        resume_step: the last step done before this run; 0 begins a new history.
-    """
-
-    def __init__(self, path: Path, *, resume_step: int = 0) -> None:
-        kept = [row for row in read_history(path) if row["step"] <= resume_step]
-        with write_atomically(path) as temporary:
-            temporary.write_text("".join(_to_line(row) for row in kept), encoding="utf-8")
-        self._file = path.open("a", encoding="utf-8")
-
-    def append(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write one row: the step, then the scalars; it is in the file when this returns."""
-        try:
-            self._file.write(_to_line({"step": step, **scalars}))
-            self._file.flush()
-        except OSError as error:  # which does not name the file
-            raise OSError(error.errno, error.strerror, self._file.name) from None
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Write a point of each figure."""
+        self._writer.write(step, score.figures)
 
     def close(self) -> None:
-        """Close the file; nothing can be appended afterwards."""
-        self._file.close()
-
-    def __enter__(self) -> HistoryWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        """Close the files."""
+        self._files.close()
 
 
-def _to_line(row: Mapping[str, float]) -> str:
-    numbers = {name: value if isinstance(value, int) else float(value) for name, value in row.items()}
-    return json.dumps(numbers) + "\n"
-
-
-Values = NDArray[np.float64]
-
-LOSSES = (("loss", "C0"), ("class_loss", "C1"), ("box_loss", "C2"))
-
-
-def plot_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str = "") -> None:
-    """Write a PNG of loss and learning rate by step.
+class ProfilerTrace(Callback):
+    """Trace a range of steps for TensorBoard's profiler.
 
     Args:
-        rows: from `read_history`: `step`, and any of `loss`, `class_loss`, `box_loss`, `learning_rate`; a scalar that
-            a row lacks, or that is not finite, leaves a gap.
-        path: the PNG to write.
-        title: stands above the curves.
+        framework: traces.
+        folder: gets the trace.
+        steps: which ones; None: none.
+        register: called once the trace is there.
     """
-    # Imported here: it takes a second, and of several ranks one draws.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 6), dpi=120)
-    FigureCanvasAgg(figure)
-    # Fixed margins: a layout that measures its labels draws the figure twice.
-    figure.subplots_adjust(left=0.1, right=0.985, bottom=0.085, top=0.945, hspace=0.13)
-    losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    losses.set_title(title or "training")
-    for name, colour in LOSSES:
-        _draw_smoothed(losses, _column(rows, "step"), _column(rows, name), name.replace("_", " "), colour)
-    losses.set_ylabel("loss")
-    losses.set_ylim(bottom=0)
-    if losses.get_legend_handles_labels()[0]:
-        losses.legend(frameon=False)
-    rate.plot(_column(rows, "step"), _column(rows, "learning_rate"), color="C3")
-    rate.set_ylabel("learning rate")
-    rate.set_ylim(bottom=0)
-    rate.set_xlabel("step")
-    for axes in (losses, rate):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    with write_atomically(path) as temporary:
-        figure.savefig(temporary, format="png")
+    def __init__(
+        self, framework: Framework, folder: Path, steps: StepRange | None, register: Callable[[], None]
+    ) -> None:
+        self._framework, self._folder, self._steps, self._register = framework, folder, steps, register
+        self._files = contextlib.ExitStack()
+        self._tracer: Tracer
 
+    def is_due(self, step: int) -> bool:
+        """Return whether the trace begins or ends after a step."""
+        return self._steps is not None and step in (self._steps.first - 1, self._steps.last)
 
-def smooth(values: Values, window: int) -> Values:
-    """Mean of the finite ones among the last `window` values at each place, float64 [n]; NaN where there is none."""
-    finite = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(finite)])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - window, 0)
-    count = counts[ends] - counts[starts]
-    return np.where(count > 0, (sums[ends] - sums[starts]) / np.maximum(count, 1), np.nan)
+    def on_train_begin(self) -> None:
+        """Open the profiler."""
+        self._tracer = self._files.enter_context(self._framework.open_tracer(self._folder, self._steps))
+
+    def on_step_begin(self, step: int) -> None:
+        """Begin the trace, if the step is in the range."""
+        self._tracer.before_step(step)
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """End the trace after the last step of the range."""
+        self._tracer.after_step(step)
+        if self._steps is not None and step == self._steps.last:
+            self._register()
+
+    def close(self) -> None:
+        """Write what is traced so far."""
+        self._files.close()
 
 
-def _column(rows: Sequence[Mapping[str, float]], name: str) -> Values:
-    return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)
-
-
-def _draw_smoothed(axes: Axes, steps: Values, values: Values, label: str, colour: str) -> None:
-    """The values themselves faintly, and over them their running mean over a fiftieth of the run."""
-    if not np.isfinite(values).any():
-        return
-    axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
-    axes.plot(steps, smooth(values, max(1, len(values) // 50)), color=colour, linewidth=1.8, label=label)
-
-
-class EarlyStop:
-    """Watches a score that should rise, over the evaluations of a training.
+class EarlyStopping(Callback):
+    """Follow a score that should rise, and say when to stop.
 
     Args:
-        target: the score to stop at; 0: there is none.
-        patience: stop after so many evaluations in a row without a better score; 0: never.
+        target: the score to stop at; 0: none.
+        patience: evaluations in a row without a better score to stop after; 0: never stop for that.
 
     Attributes:
         best: the best score so far, -inf before the first one.
         best_step: the step of the best score.
+        is_best: whether the last score is the best one so far.
     """
 
     def __init__(self, *, target: float = 0.0, patience: int = 0) -> None:
         self._target, self._patience = target, patience
         self.best = -math.inf
         self.best_step = 0
+        self.is_best = False
         self._without_gain = 0
 
     def update(self, step: int, score: float) -> bool:
-        """Take in the score after a step; returns whether it is the best so far. NaN never is."""
-        is_best = score > self.best
-        if is_best:
+        """Take in the score after a step; return whether it is the best so far. NaN never is."""
+        self.is_best = score > self.best
+        if self.is_best:
             self.best, self.best_step, self._without_gain = score, step, 0
         else:
             self._without_gain += 1
-        return is_best
+        return self.is_best
 
     @property
     def reason(self) -> str | None:
@@ -294,37 +279,181 @@ class EarlyStop:
             return f"{self._without_gain} evaluations in a row were no better than {best}"
         return None
 
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Take in a score; `Evaluation` stops the training."""
+        self.update(step, score.value)
+        if self.reason:
+            self.trainer.message(f"training ends: {self.reason}")
+
+    def add_state(self, state: RunState) -> RunState:
+        """Keep the best score and the patience in checkpoints."""
+        return replace(state, early_stop=self.state())
+
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it: JSON values."""
+        """Return JSON values for a checkpoint."""
         best = self.best if math.isfinite(self.best) else None
         return {"best": best, "best_step": self.best_step, "without_gain": self._without_gain}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; target and patience are this object's own, so a run can be continued with others."""
+        """Continue from the values of `state`; target and patience may be others than before."""
         self.best = -math.inf if state["best"] is None else float(state["best"])
         self.best_step, self._without_gain = int(state["best_step"]), int(state["without_gain"])
 
 
-class TrainingWatcher:
-    """Hears what rank 0 does in a training; it is this class that nobody listens by.
+class Checkpoints(Callback):
+    """Write checkpoints on rank 0; several ranks compare their states.
 
-    Steps are those that are done.
+    Args:
+        folder: gets them.
+        minutes: between two checkpoints, besides those of the plan; 0: none.
     """
 
-    def begin(self, done: int) -> None:
-        """All is ready for the next step."""
+    def __init__(self, folder: CheckpointFolder, minutes: float = 0.0) -> None:
+        self.folder = folder
+        self._minutes = minutes
+        self._saved = 0.0
 
-    def after_step(self, done: int) -> None:
-        """A step was made."""
+    def on_train_begin(self) -> None:
+        """Start the clock."""
+        self._saved = time.monotonic()
 
-    def begin_evaluation(self, done: int) -> None:
-        """The weights after this step are scored from now on."""
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Ask for a checkpoint when the minutes are over."""
+        if 0 < self._minutes <= (time.monotonic() - self._saved) / 60:
+            self.trainer.request_save()
 
-    def end_evaluation(self, done: int, score: Score) -> None:
-        """They have been; other steps may have been made meanwhile."""
+    def on_checkpoint(self, step: int) -> None:
+        """Write a checkpoint."""
+        checkpoint = self.trainer.make_checkpoint()
+        if self.trainer.is_root:
+            self.folder.save(step, checkpoint.tensors, checkpoint.facts)
+            self.trainer.message(f"checkpoint {self.folder.path(step)}")
+        if self.trainer.communicator.size > 1:
+            self._compare_states(checkpoint)
+        self._saved = time.monotonic()
 
-    def end(self, done: int) -> None:
-        """Training came to its end, and was not stopped."""
+    def _compare_states(self, checkpoint: Checkpoint) -> None:
+        """Log the hash of this rank's state, and warn where ranks differ, which only a fault can bring about."""
+        digest = hashlib.sha256()
+        for tensor in checkpoint.tensors.values():
+            digest.update(np.ascontiguousarray(tensor).data)
+        self.trainer.message(f"step {checkpoint.step}: state {digest.hexdigest()}")
+        digests = self.trainer.communicator.gather(digest.digest())
+        others = [rank for rank, one in enumerate(digests) if one != digest.digest()]
+        if others and self.trainer.is_root:
+            warn(f"step {checkpoint.step}: the state of rank {', '.join(map(str, others))} is not that of rank 0")
 
-    def close(self) -> None:
-        """Nothing follows."""
+
+class Evaluation(Callback):
+    """Score the model during training, and keep the best checkpoint.
+
+    Args:
+        evaluator: scores it.
+        early_stopping: follows the scores.
+        best: gets the best checkpoint.
+    """
+
+    def __init__(self, evaluator: TaskScorer, early_stopping: EarlyStopping, best: CheckpointFolder) -> None:
+        self.evaluator, self.early_stopping, self.best = evaluator, early_stopping, best
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an evaluation is due."""
+        plan = self.trainer.plan
+        is_periodic = plan.evaluation_steps > 0 and self.trainer.is_due(step, plan.evaluation_steps)
+        return is_periodic or step in plan.evaluated_steps
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Score the step, save it if it is the best one, and stop where the score says so."""
+        if not self.is_due(step):
+            return
+        self.trainer.begin_evaluation(step)
+        self.trainer.end_evaluation(step, self.evaluator.score(self.trainer.task, step))
+        if self.early_stopping.is_best:
+            checkpoint = self.trainer.make_checkpoint()
+            if self.trainer.is_root:
+                self.best.save(step, checkpoint.tensors, checkpoint.facts)
+        if self.early_stopping.reason is not None:
+            self.trainer.should_stop = True
+
+
+class ElasticCommits(Callback):
+    """Copy the state into memory every so many steps, and end the round when ranks come or go.
+
+    Args:
+        commits: gets the copies.
+    """
+
+    def __init__(self, commits: Commits) -> None:
+        self._commits = commits
+
+    def on_train_begin(self) -> None:
+        """Copy the state, so that every rank has it, whether it was there before or not."""
+        self._commits.newest = self.trainer.make_checkpoint()
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Copy the state if it is time, and raise RanksChangedError if others wait for the next round."""
+        if self._commits.is_due(step):
+            self._commits.newest = self.trainer.make_checkpoint()
+            if from_root(self.trainer.communicator, self._commits.are_changing):
+                raise RanksChangedError("the processes that train together change")
+
+
+class StopOnRequest(Callback):
+    """Stop on a signal, or when the launcher asks for it.
+
+    Args:
+        request: is true when somebody has asked.
+    """
+
+    def __init__(self, request: StopRequest) -> None:
+        self._request = request
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Vote to stop."""
+        if self._request:
+            self.trainer.request_stop()
+
+
+def load_callbacks(names: Sequence[str]) -> list[Callback]:
+    """Make the callbacks that --callbacks names.
+
+    Args:
+        names: import paths as ``package.module:Name``; modules in the current folder are found, too.
+
+    Raises:
+        FlagError: a path cannot be imported, or names no subclass of `Callback` that takes no arguments.
+    """
+    return [_load_callback(name) for name in names]
+
+
+def _load_callback(name: str) -> Callback:
+    module_name, separator, attribute = name.partition(":")
+    if not (module_name and separator and attribute):
+        raise _refuse(name, "is no import path", "write package.module:Name")
+    # A program that was installed as a script does not look for modules in the current folder.
+    folder = str(Path.cwd())
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # a module may raise anything while it is imported
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise _refuse(name, f"cannot be imported ({reason})", "correct the name, or set PYTHONPATH") from error
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and issubclass(found, Callback)):
+        raise _refuse(
+            name, "is no subclass of gaudi_apps.training.trainer.Callback", "name a class that derives from it"
+        )
+    parameters = inspect.signature(found).parameters.values()
+    if any(one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters):
+        raise _refuse(name, "needs arguments", "give each of its parameters a default")
+    try:
+        callback: Callback = found()
+    except Exception as error:
+        raise _refuse(name, f"cannot be made ({type(error).__name__}: {error})", "correct its constructor") from error
+    return callback
+
+
+def _refuse(name: str, problem: str, remedy: str) -> FlagError:
+    return FlagError(f"--callbacks {name}: {problem}", flag="--callbacks", remedy=remedy)

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,57 @@ _DRAFT = re.compile(r"step-\d{8,}\.tmp")
 
 
 @dataclass(frozen=True)
+class RunState:
+    """How far a run is, and what decides its weights; a checkpoint holds it beside the tensors.
+
+    Attributes:
+        step: steps that are done.
+        settings: flags and data that decide the weights, JSON values by name.
+        batch_norm_images: images that batch norm goes over.
+        epoch: of the next image.
+        image: place of the next image in its epoch.
+        image_sequence: see `gaudi_apps.training.trainer.ImageSequence`.
+        early_stop: state of `gaudi_apps.training.callbacks.EarlyStopping`, JSON values by name; None: its first one.
+    """
+
+    step: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    batch_norm_images: int = 0
+    epoch: int = 0
+    image: int = 0
+    image_sequence: str = ""
+    early_stop: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values by name, as `from_json` reads them; the step is the checkpoint's own."""
+        return {
+            "settings": self.settings,
+            "batch_norm_images": self.batch_norm_images,
+            "position": {"epoch": self.epoch, "image": self.image},
+            "image_sequence": self.image_sequence,
+            "early_stop": self.early_stop,
+        }
+
+    @classmethod
+    def from_json(cls, step: int, values: Mapping[str, Any]) -> RunState:
+        """Read what `to_json` returned, or what an earlier version wrote; values of the model are left aside."""
+        position = values.get("position", {"epoch": 0, "image": 0})
+        return cls(
+            step=step,
+            settings=values.get("settings", {}),
+            batch_norm_images=values.get("batch_norm_images", 0),
+            epoch=position["epoch"],
+            image=position["image"],
+            image_sequence=values.get("image_sequence", ""),
+            early_stop=values.get("early_stop"),
+        )
+
+
+# Names of the values of `RunState.to_json`; all others in a checkpoint are of its model.
+RUN_STATE_NAMES = frozenset(RunState().to_json())
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint as loaded.
 
@@ -42,6 +93,16 @@ class Checkpoint:
     tensors: Mapping[str, npt.NDArray[Any]]
     facts: Mapping[str, Any]
     sha256: str
+
+    @property
+    def run_state(self) -> RunState:
+        """How far the run was."""
+        return RunState.from_json(self.step, self.facts)
+
+    @property
+    def model_config(self) -> dict[str, Any]:
+        """JSON values by name that say how to build the model again."""
+        return {name: value for name, value in self.facts.items() if name not in RUN_STATE_NAMES}
 
 
 class CheckpointFolder:

@@ -47,7 +47,7 @@ class KerasTask(ABC):
         self._optimizer = optimizer
         self._averages = ExponentialMovingAverage(model.variables, ema_decay) if ema_decay else None
         self._communicator = communicator
-        self._wishes = tf.Variable(tf.zeros([2]), trainable=False, name="wishes")
+        self._votes = tf.Variable(tf.zeros([2]), trainable=False, name="votes")
         # Nothing in a step is Python's control flow, so AutoGraph has nothing to translate.
         self._step = tf.function(self._train_step, autograph=False, reduce_retracing=True)
         self._steps = tf.function(self._train_steps, autograph=False, reduce_retracing=True)
@@ -63,12 +63,12 @@ class KerasTask(ABC):
         """Scalars by name, with ``loss``, the one that is learnt from; within a gradient tape."""
 
     def train_step(self, batch: Batch, learning_rate: float) -> Scalars:
-        """Learn from a batch; see `gaudi_apps.training.loop.Task`."""
+        """Learn from a batch; see `gaudi_apps.training.trainer.TrainableTask`."""
         scalars: Scalars = self._step(batch, tf.constant(learning_rate, tf.float32))
         return scalars
 
     def train_steps(self, batches: Sequence[Batch], learning_rates: Sequence[float]) -> list[Scalars]:
-        """Learn from one batch after the other in a single call; see `gaudi_apps.training.loop.Task`."""
+        """Learn from one batch after the other in a single call; see `gaudi_apps.training.trainer.TrainableTask`."""
         if self._guarded or hpu.has_hpu():
             return [self.train_step(*given) for given in zip(batches, learning_rates, strict=True)]
         stacked = {name: tf.stack([batch[name] for batch in batches]) for name in batches[0]}
@@ -87,12 +87,9 @@ class KerasTask(ABC):
             fn_output_signature={name: tf.TensorSpec(one.shape, one.dtype) for name, one in outputs.items()},
         )
 
-    def wish(self, *, stop: bool, save: bool) -> None:
-        """Have the steps to come tell all ranks, in their scalar ``wishes``, what this one wants.
-
-        `gaudi_apps.training.loop.Wishes` reads it.
-        """
-        self._wishes.assign([float(stop), float(save)])
+    def vote(self, *, stop: bool, save: bool) -> None:
+        """Send this rank's vote with the steps to come, see `gaudi_apps.training.trainer.StopSaveVote`."""
+        self._votes.assign([float(stop), float(save)])
 
     def _train_step(self, batch: Batch, learning_rate: Any) -> Scalars:
         with tf.GradientTape() as tape:
@@ -119,10 +116,10 @@ class KerasTask(ABC):
         own_finite = _are_finite(scalars["loss"], 0.0, gradients)
         gradients = self._communicator.allreduce(gradients, compressed=True)
         statistics = self._find_statistics()
-        means = self._communicator.allreduce([*scalars.values(), self._wishes.read_value(), *statistics])
+        means = self._communicator.allreduce([*scalars.values(), self._votes.read_value(), *statistics])
         for variable, mean in zip(statistics, means[len(scalars) + 1 :], strict=True):
             variable.assign(mean)
-        averaged = dict(zip([*scalars, "wishes"], means, strict=False))
+        averaged = dict(zip([*scalars, "votes"], means, strict=False))
         return gradients, {**averaged, "own_finite": own_finite}
 
     def _find_statistics(self) -> list[Any]:

@@ -4,100 +4,65 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from gaudi_apps.cli.flag_rules import list_flags, list_per_rank, list_settings
-from gaudi_apps.runtime.session import Session, from_root, model_facts, share_state, warn
+from gaudi_apps.runtime.session import SUMMARIES, Session, from_root, share_state, warn
 from gaudi_apps.runtime.threads import find_version
-from gaudi_apps.training.application import Application, Facts, TaskScorer, TrainableTask, TrainingData
-from gaudi_apps.training.callbacks import EarlyStop
-from gaudi_apps.training.checkpoint import Checkpoint
+from gaudi_apps.training.application import Application, Facts, TaskScorer
+from gaudi_apps.training.callbacks import EarlyStopping, load_callbacks
+from gaudi_apps.training.checkpoint import Checkpoint, RunState
 from gaudi_apps.training.plan import Plan, note_version
+from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
 from gaudi_datasets.errors import DataError
-from gaudi_distributed import Communicator
 from gaudi_distributed.comm.opening import verify_consistent
 
 if TYPE_CHECKING:
     from gaudi_models.weights import WeightsFile
 
 
-_STEPS_KEPT = 256  # whose image ids a rank keeps before all of them are put together
-
-
-@dataclass
-class Progress:
-    """What a run knows besides its tensors: how far it is, which images it saw, and its scores.
+@dataclass(frozen=True)
+class InitialState:
+    """The state that a training begins with, alike on all ranks.
 
     Attributes:
-        step: steps that are done.
-        image_sequence: hash over the ids of the images of all ranks in their order, up to the last `note_images`.
-        early_stop: the scores.
+        task: the network, ready to train.
+        model_config: JSON values that say how to build it again.
+        run_state: how far the run is.
     """
 
-    step: int
-    image_sequence: str
-    early_stop: EarlyStop
-    _ids: list[npt.NDArray[np.int64]] = field(default_factory=list)
-
-    def see(self, image_ids: npt.NDArray[np.int64], communicator: Communicator) -> None:
-        """Take in the ids of this rank's images of a step."""
-        self._ids.append(image_ids)
-        if len(self._ids) == _STEPS_KEPT:
-            self.note_images(communicator)
-
-    def note_images(self, communicator: Communicator) -> None:
-        """Chain the hash with the images seen since, in the order of the global batches, whatever the ranks."""
-        if not self._ids:
-            return
-        own = np.stack(self._ids)
-        parts = [np.frombuffer(part, "<i8") for part in communicator.gather(own.astype("<i8").tobytes())]
-        for step_ids in np.concatenate([part.reshape(len(own), -1) for part in parts], axis=1):
-            content = self.image_sequence.encode() + step_ids.tobytes()
-            self.image_sequence = hashlib.sha256(content).hexdigest()
-        self._ids.clear()
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """A network that is ready to train, how far it is, and what every checkpoint notes of it."""
-
     task: TrainableTask
-    progress: Progress
-    facts: Facts
+    model_config: Facts
+    run_state: RunState
 
 
-def begin_or_continue(session: Session, data: TrainingData, batch_norm_images: int) -> Beginning:
-    """Build the network, on every rank with the same state.
+def load_or_initialize(session: Session, data: TrainingData, batch_norm_images: int) -> InitialState:
+    """Build the network, on every rank with the same state: that of a checkpoint, of a file of weights, or a new one.
 
     Args:
-        session: with the checkpoints to go on from, if there are any, and with the name of a file of weights.
-        data: what is trained on.
-        batch_norm_images: over so many images batch norm is to go.
+        session: names the checkpoints and the file of weights.
+        data: is trained on.
+        batch_norm_images: images that batch norm goes over.
 
     Raises:
         DataError: no checkpoint can be read, or it is of other classes than the data.
     """
-    start = _Start(session, data, batch_norm_images)
-    found = from_root(session.communicator, start.find)
-    task = session.build_task(found["facts"], averages=True)
-    from_root(session.communicator, lambda: start.fill(task))
+    source = _StateSource(session, data, batch_norm_images)
+    found = from_root(session.communicator, source.find)
+    task = session.build_task(found["model_config"], averages=True)
+    from_root(session.communicator, partial(source.fill, task))
     session.supervised.at(found["step"], "broadcast")
     share_state(session.communicator, task)
-    early_stop = EarlyStop(target=session.settings.target, patience=session.settings.patience)
-    if found["early_stop"] is not None:
-        early_stop.load(found["early_stop"])
-    return Beginning(task, Progress(found["step"], found["image_sequence"], early_stop), found["facts"])
+    return InitialState(task, found["model_config"], RunState.from_json(found["step"], found["run_state"]))
 
 
-class _Start:
-    """What rank 0 finds to begin with."""
+class _StateSource:
+    """The checkpoint or file of weights on rank 0 that a training begins with."""
 
     def __init__(self, session: Session, data: TrainingData, batch_norm_images: int) -> None:
         self._session, self._data, self._batch_norm_images = session, data, batch_norm_images
@@ -105,23 +70,22 @@ class _Start:
         self._weights: WeightsFile | None = None
 
     def find(self) -> dict[str, Any]:
-        """Look for a checkpoint, or a file of weights; returns what all ranks have to know of it."""
+        """Look for a checkpoint, or a file of weights; return JSON values of it for all ranks."""
         session = self._session
         if session.commits.newest is not None:
             self._checkpoint = session.commits.newest
-            return self._describe(self._checkpoint)
-        if not session.settings.clean and session.checkpoints.steps():
+        elif not session.settings.clean and session.checkpoints.steps():
             self._checkpoint = session.checkpoints.load_newest(report=warn)
+        if self._checkpoint is not None:
             return self._describe(self._checkpoint)
         if session.settings.weights is not None:
             from gaudi_models.weights import read_weights
 
             self._weights = read_weights(session.settings.weights)
-        facts = session.app.describe_model(self._data, self._weights)
-        return {"facts": facts, "step": 0, "image_sequence": "", "early_stop": None}
+        return {"model_config": session.app.describe_model(self._data, self._weights), "step": 0, "run_state": {}}
 
     def fill(self, task: TrainableTask) -> None:
-        """Give rank 0's network what was found."""
+        """Set the state of rank 0's network."""
         if self._checkpoint is not None:
             task.write_state(self._checkpoint.tensors)
             step = self._checkpoint.step
@@ -130,17 +94,14 @@ class _Start:
             print(task.load_weights(self._weights).describe())
 
     def _describe(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        noted = checkpoint.facts
-        require_classes(noted, self._data, f"checkpoint of step {checkpoint.step}")
-        before = noted.get("batch_norm_images", self._batch_norm_images)
-        if before != self._batch_norm_images:
-            warn(f"batch norm went over {before} images up to step {checkpoint.step}, now {self._batch_norm_images}")
-        return {
-            "facts": model_facts(checkpoint),
-            "step": checkpoint.step,
-            "image_sequence": noted["image_sequence"],
-            "early_stop": noted["early_stop"],
-        }
+        require_classes(checkpoint.facts, self._data, f"checkpoint of step {checkpoint.step}")
+        state = checkpoint.run_state
+        if state.batch_norm_images not in (0, self._batch_norm_images):
+            warn(
+                f"batch norm went over {state.batch_norm_images} images up to step {checkpoint.step}, "
+                f"now {self._batch_norm_images}"
+            )
+        return {"model_config": checkpoint.model_config, "step": checkpoint.step, "run_state": state.to_json()}
 
 
 def require_classes(noted: Facts, data: TrainingData, name: str) -> None:
@@ -162,49 +123,45 @@ def require_classes(noted: Facts, data: TrainingData, name: str) -> None:
 
 
 HISTORY, EVALUATIONS, CURVES, CONFIG = "history.jsonl", "evaluations.jsonl", "curves.png", "config.yaml"
-SUMMARIES, DATALOADER = "summaries", "dataloader"
+DATALOADER = "dataloader"
 FILES = (HISTORY, EVALUATIONS, CURVES, CONFIG)
 FOLDERS = (SUMMARIES, DATALOADER)
 
 
 @dataclass(frozen=True)
 class PreparedTraining:
-    """What a training begins with.
+    """Everything that a training needs before its first step.
 
     Attributes:
-        data: to learn from.
-        plan: what to do.
-        settings: what decides the result.
+        data: to train on.
+        plan: of the training.
         own: files and folders that are the run's own, see `RunFolder.look`.
-        batch_norm_images: over so many images batch norm goes.
-        beginning: the network.
-        scorer: scores it, if somebody wants scores.
+        initial: the network and how far it is, with the settings of this run.
+        early_stopping: with the scores so far.
+        scorer: scores the network, if scores are wanted.
+        callbacks: of the user.
     """
 
     data: TrainingData
     plan: Plan
-    settings: Mapping[str, Any]
     own: Mapping[str, Any]
-    batch_norm_images: int
-    beginning: Beginning
+    initial: InitialState
+    early_stopping: EarlyStopping
     scorer: TaskScorer | None
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What all checkpoints note."""
-        run = {"settings": self.settings, "batch_norm_images": self.batch_norm_images}
-        return {**self.beginning.facts, **run}
+    callbacks: Sequence[Callback]
 
 
 def prepare_training(session: Session) -> PreparedTraining:
     """Do all that can fail before the first step, on all ranks together; nothing is written or removed.
 
     Raises:
+        FlagError: a callback of the user cannot be loaded.
         MissingInputError, DataError: as by the program's data, weights and checkpoints.
         ConfigurationError: ranks are not alike.
         RunChangedError: the folder holds a run of other settings.
     """
     app, run, communicator = session.app, session.settings, session.communicator
+    callbacks = load_callbacks(run.callbacks)
     data = app.open_training_data()
     session.choose_recipe()
     plan = app.make_plan(data.num_images)
@@ -212,15 +169,20 @@ def prepare_training(session: Session) -> PreparedTraining:
     settings = list_run_settings(app, data, plan)
     own = {"files": (*FILES, *app.files), "folders": (*FOLDERS, *app.folders)}
     if not run.clean:
-        from_root(communicator, lambda: session.folder.look(settings, **own))
+        from_root(communicator, partial(session.folder.look, settings, **own))
     # Before anything is written or removed: a wrong file of weights leaves all as it was.
     batch_norm_images = plan.global_batch // communicator.size * run.distribution.batch_norm_group
-    beginning = begin_or_continue(session, data, batch_norm_images)
+    initial = load_or_initialize(session, data, batch_norm_images)
+    state = replace(initial.run_state, settings=settings, batch_norm_images=batch_norm_images)
+    early_stopping = EarlyStopping(target=run.target, patience=run.patience)
+    if state.early_stop is not None:
+        early_stopping.load(state.early_stop)
     # Opened before training, so that missing validation data is no surprise after hours.
-    scorer = app.open_scorer(session.folder, beginning.facts, communicator) if run.scores else None
+    scorer = app.open_scorer(session.folder, initial.model_config, communicator) if run.scores else None
     if scorer is not None:
         scorer.watch(session.supervised.begin)
-    return PreparedTraining(data, plan, settings, own, batch_norm_images, beginning, scorer)
+    initial = replace(initial, run_state=state)
+    return PreparedTraining(data, plan, own, initial, early_stopping, scorer, callbacks)
 
 
 def list_run_settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any]:

@@ -1,340 +1,398 @@
-"""Train: resume or begin a run, step, log, evaluate and save until it ends."""
+"""Train a task on data by a plan, and call callbacks around the steps."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Mapping
-from contextlib import ExitStack
-from functools import partial
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import yaml
-from rich.console import Console
 
-from gaudi_apps.cli.flag_rules import list_flags, list_per_command
-from gaudi_apps.errors import RanksChangedError, StoppedError
-from gaudi_apps.inference.scores import BackgroundScoring, Job, Score
-from gaudi_apps.runtime.failure_reporting import StopRequest
-from gaudi_apps.runtime.session import WORKER, Session, from_root, warn
-from gaudi_apps.training.application import TrainingData
-from gaudi_apps.training.callbacks import HistoryWriter, TrainingProgress, TrainingWatcher, plot_curves, read_history
-from gaudi_apps.training.checkpoint import Checkpoint
-from gaudi_apps.training.loop import LoopOptions, Reporters, Wishes, require_finite, require_finite_state, train
-from gaudi_apps.training.setup import (
-    CONFIG,
-    CURVES,
-    DATALOADER,
-    EVALUATIONS,
-    HISTORY,
-    SUMMARIES,
-    PreparedTraining,
-    prepare_training,
-)
-from gaudi_distributed import Communicator
+from gaudi_apps.errors import NonFiniteError
+from gaudi_apps.inference.scores import Score
+from gaudi_apps.training.checkpoint import Checkpoint, RunState
+from gaudi_apps.training.plan import Plan
+from gaudi_distributed import Communicator, SingleProcess
 
-# What a configuration left beside a run does not say, because the next command does.
+if TYPE_CHECKING:
+    from gaudi_models.weights import LoadReport, WeightsFile
+
+Batch = Mapping[str, Any]
+Batches = Iterator[Batch]
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+_REMEDY = "Nothing was saved of it. Lower the learning rate, lengthen the warm-up, or check the data"
+_IDS_SHOWN = 16
+_NOT_LOGGED = ("finite", "own_finite", "votes")
+_STEPS_KEPT = 256  # steps whose image ids a rank keeps before all ranks join theirs
 
 
-def run_training(session: Session) -> None:
-    """Train to the end of the plan and evaluate, on all ranks together.
+class TrainableTask(Protocol):
+    """A network that learns, and its state; `gaudi_apps.training.keras_task.KerasTask` is one."""
+
+    model: Any
+
+    def train_step(self, batch: Batch, learning_rate: float) -> Mapping[str, Any]:
+        """Learn from a batch, unless a number of it is not finite.
+
+        Returns:
+            scalars by name, which the device may still be computing: ``loss``; ``finite``, whether loss, gradient and
+            rate are (if not, the weights were not changed); and others. They are of the global batch. With several
+            ranks there are also ``own_finite``, whether this rank's own loss and gradient are finite, and ``votes``,
+            see `StopSaveVote`.
+        """
+
+    def train_steps(self, batches: Sequence[Batch], learning_rates: Sequence[float]) -> Sequence[Mapping[str, Any]]:
+        """Learn from several batches in one call; return the scalars of each step."""
+
+    def vote(self, *, stop: bool, save: bool) -> None:
+        """Send this rank's vote with the steps to come, see `StopSaveVote`."""
+
+    def guard_shapes(self) -> None:
+        """Make a dynamic shape or a second trace of a step an error, see `gaudi_apps.training.static_shapes`."""
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Use the average of the weights, if one is kept, within a context."""
+
+    def load_weights(self, weights: WeightsFile) -> LoadReport:
+        """Set the variables that are in a file with the same name and shape, and begin the average anew."""
+
+    def read_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return copies of all variables by name."""
+
+    def write_state(self, tensors: Tensors) -> None:
+        """Set all variables."""
+
+    def write_weights(self, tensors: Tensors) -> None:
+        """Set the weights to use the model with."""
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Data to train on.
+
+    Attributes:
+        facts: the classes, as checkpoints hold them: JSON values by name.
+        num_images: images an epoch.
+        fingerprint: equal for equal data, on all ranks too.
+        batches: returns the endless batches of this rank, beginning with that of a step.
+    """
+
+    facts: Mapping[str, Any]
+    num_images: int
+    fingerprint: str
+    batches: Callable[[int], Batches]
+
+
+@dataclass(frozen=True)
+class StopSaveVote:
+    """Whether to stop after a step, and whether to save it, besides the plan."""
+
+    stop: bool
+    save: bool
+
+    @classmethod
+    def from_scalars(cls, scalars: Mapping[str, Any]) -> StopSaveVote:
+        """Count the votes that all ranks sent with a step; one vote is enough, and all ranks count alike."""
+        stop, save = np.asarray(scalars["votes"]) > 0
+        return cls(bool(stop), bool(save))
+
+
+class StepLogs(Mapping[str, float]):
+    """The learning rate and the scalars of a step by name.
+
+    Scalars are fetched from the device when the first one is read, so reading them at every step makes each step wait
+    for the device.
 
     Raises:
-        StoppedError: somebody asked the run to stop; it has saved.
-        RunChangedError: the folder holds a run of other settings.
+        NonFiniteError: on reading, if a number of this step or of one before is not finite.
     """
-    app, run, communicator = session.app, session.settings, session.communicator
-    start = prepare_training(session)
-    task, progress = start.beginning.task, start.beginning.progress
-    from_root(communicator, lambda: _begin_folder(session, start))
-    with session.showing(), StopRequest(lambda: session.supervised.asked_by) as stop:
-        if run.draws_input and session.is_root:
-            _draw_input(session, start.data)
-        ended = progress.early_stop.reason
-        if progress.step < start.plan.total_steps and not ended:
-            _Training(session, start, stop).run()
-        else:
-            reason = ended or f"its checkpoint has {progress.step} of {start.plan.total_steps} steps"
-            print(f"{session.model_dir}: nothing to train: {reason}")
-        if session.is_root:
-            plot_curves(read_history(session.model_dir / HISTORY), session.model_dir / CURVES)
-        if name := _find_stop(communicator, stop):
-            command = "the same command" + " without --clean" * run.clean
-            raise StoppedError(f"stopped by {name} after step {progress.step}, which is saved; {command} continues")
-    if start.scorer is not None and run.reports:
-        start.scorer.report(task, progress.step)
-    session.supervised.at(progress.step, "export")
-    if session.is_root:
-        app.finish(session.restore_newest)
+
+    def __init__(self, learning_rate: float, scalars: Mapping[str, Any], check_finite: Callable[[], None]) -> None:
+        self._learning_rate, self._scalars, self._check_finite = learning_rate, scalars, check_finite
+
+    @cached_property
+    def _values(self) -> dict[str, float]:
+        self._check_finite()
+        scalars = {name: float(value) for name, value in self._scalars.items() if name not in _NOT_LOGGED}
+        return {"learning_rate": self._learning_rate, **scalars}
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
-def _begin_folder(session: Session, start: PreparedTraining) -> None:
-    """Have the folder hold this run, and say what is rarely meant."""
-    if session.settings.clean:
-        print(f"{session.model_dir}: removed {session.folder.clean()} files of the run, and its checkpoints")
-    session.folder.begin(start.settings, **start.own)
-    _write_config(session)
-    for text in start.plan.warnings:
-        warn(text)
+class Callback:
+    """Base class of what happens around the steps of a training; override the methods that you need.
 
+    Steps are counted from 1. Where a call computes several steps (--steps_per_loop), `on_step_begin` gets the first
+    one and `on_step_end` the last one. Each rank has callbacks of its own; `trainer.is_root` tells rank 0.
 
-def _find_stop(communicator: Communicator, stop: StopRequest) -> str:
-    """The name of a signal that came to some rank, alike on all; empty: none did."""
-    names = [name.decode() for name in communicator.gather(stop.name.encode())]
-    return next((name + f" to rank {rank}" * (len(names) > 1) for rank, name in enumerate(names) if name), "")
+    Attributes:
+        trainer: the `Trainer` that calls, set before `on_train_begin`.
+    """
 
+    trainer: Trainer
 
-def _write_config(session: Session) -> None:
-    """Leave the effective configuration beside the run, as a file that --config takes."""
-    config = session.app.config
-    left_out = list_per_command(type(config))
-    flags = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in list_flags(config)
-        if name not in left_out
-    }
-    (session.model_dir / CONFIG).write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
+    def is_due(self, step: int) -> bool:
+        """Return whether this callback needs the state after a step; a call of several steps ends there."""
+        return False
 
+    def on_train_begin(self) -> None:
+        """Begin; `trainer.step` steps were done by runs before."""
 
-def _draw_input(session: Session, data: TrainingData) -> None:
-    folder = session.model_dir / DATALOADER
-    paths = session.app.draw_input(data, folder)
-    session.folder.own(*paths)
-    print(f"images of the training input: {folder} ({len(paths)})")
+    def on_step_begin(self, step: int) -> None:
+        """Act before a step."""
 
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Act after a step; `logs` holds learning_rate, loss and other scalars, see `StepLogs`."""
 
-class _Training:
-    """The hooks of the loop, and what they share."""
+    def on_evaluate_begin(self, step: int) -> None:
+        """Act before the weights after a step are scored."""
 
-    def __init__(self, session: Session, start: PreparedTraining, stop: StopRequest) -> None:
-        self._session, self._plan, self._data, self._scorer, self._stop = (
-            session,
-            start.plan,
-            start.data,
-            start.scorer,
-            stop,
-        )
-        self._task, self._progress, self._facts = start.beginning.task, start.beginning.progress, start.facts
-        self._communicator = session.communicator
-        self._traced = session.settings.traced
-        self._background: BackgroundScoring | None = None
-        self._latest_result: Any = None  # that was found aside
-        self._watcher = TrainingWatcher()
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Act on the score of the weights after a step, which may be an earlier one than `trainer.step`."""
 
-    def run(self) -> None:
-        """Train from where the run is."""
-        logs, start, framework = self._session.logs, self._progress.step, self._session.app.framework
-        with ExitStack() as stack:
-            self._display = stack.enter_context(
-                TrainingProgress(
-                    total_steps=self._plan.total_steps,
-                    steps_per_epoch=self._plan.steps_per_epoch,
-                    batch_size=self._plan.global_batch,
-                    start_step=start,
-                    log_every=self._session.settings.log_every,
-                    console=self._make_console(),
-                )
-            )
-            history = stack.enter_context(HistoryWriter(logs / HISTORY, resume_step=start))
-            self._scores = stack.enter_context(HistoryWriter(logs / EVALUATIONS, resume_step=start))
-            stack.callback(self._own_logs)
-            self._summaries = stack.enter_context(framework.open_summaries(logs / SUMMARIES))
-            self._summaries.write_hparams(self._facts["settings"])
-            self._own_logs()
-            self._tracer = stack.enter_context(framework.open_tracer(logs / SUMMARIES, self._traced))
-            reporters = Reporters(self._display, history, self._summaries)
-            self._open_background(stack)
-            batches = self._data.batches(start)
-            if self._session.is_root:
-                self._watcher = self._session.app.watch_training(self._plan, self._session.model_dir)
-            stack.callback(self._watcher.close)
-            self._watcher.begin(start)
-            if self._session.commits.every:
-                self._keep_copy()
-            train(self._task, batches, self._plan.learning_rate, self._options(), reporters, self, start_step=start)
-            if self._background is not None and (late := self._background.pending_steps):
-                warn(f"the validation of step {late[0]} was not awaited")
-            if self._progress.step == self._plan.total_steps or self._progress.early_stop.reason:
-                self._watcher.end(self._progress.step)
+    def on_checkpoint(self, step: int) -> None:
+        """Act where the state after a step is saved; for a user's callbacks it is on disk already."""
 
-    def _open_background(self, stack: ExitStack) -> None:
-        if self._scorer is not None and self._session.settings.scores_aside and self._session.is_root:
-            background = self._session.app.open_background_scoring(self._facts)
-            self._background = None if background is None else stack.enter_context(background)
+    def on_message(self, text: str) -> None:
+        """Show a line to the user."""
 
-    def _make_console(self) -> Console | None:
-        """Plain lines under a launcher: mpirun gives even a single rank a terminal that is none."""
-        is_launched = self._communicator.size > 1 or "OMPI_COMM_WORLD_SIZE" in os.environ
-        return Console(highlight=False, soft_wrap=True, force_terminal=False) if is_launched else None
+    def on_train_end(self) -> None:
+        """Act at the end of training, be it stopped or complete; not after an error."""
 
-    def _own_logs(self) -> None:
-        """Note what TensorBoard's writers made, whose names are theirs to choose, and what other ranks wrote here."""
-        if self._session.is_root:
-            folders = [self._session.model_dir / SUMMARIES, *self._session.model_dir.glob(WORKER.format("*"))]
-            paths = (path for folder in folders for path in folder.rglob("*"))
-            self._session.folder.own(*(path for path in paths if path.is_file()))
+    def close(self) -> None:
+        """Release what `on_train_begin` opened; always called, also after an error, in reverse order."""
 
-    def _options(self) -> LoopOptions:
-        run = self._session.settings
-        return LoopOptions(
-            total_steps=self._plan.total_steps,
-            log_every=run.log_every,
-            summary_every=run.summary_every,
-            checkpoint_every=self._plan.checkpoint_steps,
-            checkpoint_minutes=run.checkpoint_minutes,
-            evaluate_every=self._plan.evaluation_steps,
-            steps_per_call=run.steps_per_call,
-            evaluate_at=self._plan.evaluated_steps,
-        )
-
-    def before_step(self, done: int) -> None:
-        """Begin the trace, if this step is the first one of it."""
-        self._session.supervised.at(done, "step")
-        self._tracer.before_step(done + 1)
-
-    def after_step(self, done: int, image_ids: npt.NDArray[np.int64]) -> None:
-        """End the trace, and note the images."""
-        self._tracer.after_step(done)
-        if self._traced is not None and done == self._traced.last:
-            self._own_logs()
-        self._progress.step = done
-        self._progress.see(image_ids, self._communicator)
-        self._watcher.after_step(done)
-
-    def find_wishes(self, overdue: bool, scalars: Mapping[str, Any]) -> Wishes:
-        """Alone, what this process wishes; else what some rank wished before the last step, which told all of it."""
-        if self._session.commits.is_due(self._progress.step):
-            self._commit()
-        self._take_scores()
-        own = Wishes(bool(self._stop) or self._ends_aside, overdue)
-        if self._communicator.size == 1:
-            return own
-        of_all = Wishes.of_all(scalars)
-        # Time is rank 0's, and what is granted is not asked for again.
-        self._task.wish(stop=own.stop, save=own.save and self._session.is_root and not of_all.save)
-        return of_all
-
-    def _commit(self) -> None:
-        """Keep a copy of the state, and end the round if others wait for the next one."""
-        self._keep_copy()
-        if from_root(self._communicator, self._session.commits.are_changing):
-            raise RanksChangedError("the processes that train together change")
-
-    def _keep_copy(self) -> None:
-        """Have every rank hold the state of now, whether it was there before or not."""
-        step = self._progress.step
-        self._session.commits.newest = Checkpoint(step, self._read_state(), self._note_facts(), "")
-
-    def save(self, done: int) -> None:
-        """Write a checkpoint, on rank 0; several ranks compare what each of them would write."""
-        self._session.supervised.at(done, "checkpoint")
-        state = self._read_state()
-        self._write_checkpoint(done, state)
-        if self._session.is_root:
-            self._display.note(f"checkpoint {self._session.checkpoints.path(done)}")
-        if self._communicator.size > 1:
-            self._compare_states(done, state)
-        if done == self._plan.total_steps and self._scorer is not None and self._session.settings.scores_aside:
-            # The scores that are still to come are part of the last checkpoint; until then it is one without them.
-            self._session.supervised.at(done, "scoring")
-            self._take_scores(wait=True)
-            self._scorer.adopt(done, self._latest_result)
-            self._write_checkpoint(done, state)
-
-    def _write_checkpoint(self, done: int, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        facts = self._note_facts()
-        if self._session.is_root:
-            self._session.checkpoints.save(done, state, facts)
-
-    def evaluate(self, done: int) -> bool:
-        """Score, keep the best checkpoint, and say whether to end; or have it scored aside, and go on."""
-        if self._scorer is None:
-            return False
-        self._session.supervised.at(done, "evaluation")
-        self._watcher.begin_evaluation(done)
-        if self._session.settings.scores_aside:
-            state, facts = self._read_state(), self._note_facts()
-            if self._background is not None:
-                self._background.submit(Job(done, state, facts))
-            return False
-        if self._note_score(done, self._scorer.score(self._task, done)):
-            self._save_best(done, self._read_state(), self._note_facts())
-        return self._progress.early_stop.reason is not None
-
-    def _note_score(self, step: int, score: Score) -> bool:
-        """Show and keep a score; whether it is the best so far."""
-        self._scores.append(step, score.figures)
-        self._summaries.write(step, score.figures)
-        self._display.note(f"step {step}: {score.text}")
-        self._watcher.end_evaluation(step, score)
-        is_best = self._progress.early_stop.update(step, score.value)
-        if self._progress.early_stop.reason:
-            self._display.note(f"training ends: {self._progress.early_stop.reason}")
-        return is_best
-
-    def _save_best(self, step: int, state: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> None:
-        if self._session.is_root:
-            self._session.best.save(step, state, {**facts, "early_stop": self._progress.early_stop.state()})
-
-    def _take_scores(self, *, wait: bool = False) -> None:
-        """Note the scores that were found aside since, in the order of steps."""
-        if self._background is not None and self._scorer is not None:
-            # At the end nobody gets any further meanwhile, so that it goes on is said.
-            for job in self._background.take(wait=wait, waiting=partial(self._session.supervised.begin, "scoring")):
-                self._latest_result = job.result.result()
-                if self._note_score(job.step, self._scorer.summarize(self._latest_result)):
-                    self._save_best(job.step, job.state, job.facts)
-
-    @property
-    def _ends_aside(self) -> bool:
-        """Whether a score that was found aside ends training."""
-        return self._background is not None and self._progress.early_stop.reason is not None
-
-    def _read_state(self) -> dict[str, npt.NDArray[Any]]:
-        state = self._task.read_state()
-        require_finite_state(state, self._progress.step)
+    def add_state(self, state: RunState) -> RunState:
+        """Return the state of the run together with what this callback keeps in checkpoints."""
         return state
 
-    def _note_facts(self) -> dict[str, Any]:
-        self._progress.note_images(self._communicator)
-        epoch, image = divmod(self._progress.step * self._plan.global_batch, self._data.num_images)
-        return {
-            **self._facts,
-            "position": {"epoch": epoch, "image": image},
-            "image_sequence": self._progress.image_sequence,
-            "early_stop": self._progress.early_stop.state(),
-        }
 
-    def _compare_states(self, done: int, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Log the hash of this rank's state, and warn where ranks differ, which only a fault can bring about."""
-        digest = hashlib.sha256()
-        for tensor in state.values():
-            digest.update(np.ascontiguousarray(tensor).data)
-        self._display.note(f"step {done}: state {digest.hexdigest()}")
-        others = [rank for rank, one in enumerate(self._communicator.gather(digest.digest())) if one != digest.digest()]
-        if others and self._session.is_root:
-            warn(f"step {done}: the state of rank {', '.join(map(str, others))} is not that of rank 0")
+class Trainer:
+    """Train a task to the end of a plan.
 
+    After each step, in this order: callbacks get `on_step_end` (they log, then evaluate), ranks vote on stopping and
+    saving, and callbacks get `on_checkpoint` if the plan, a vote or the end asks for it.
 
-def rehearse_training(session: Session) -> None:
-    """Do what training does up to its first step, and this step, on all ranks together; nothing is written or removed.
+    Args:
+        task: learns.
+        data: gives the batches.
+        plan: says how many steps there are, with which rates, and when to save.
+        callbacks: called in this order.
+        state: how far the run is.
+        model_config: JSON values that every checkpoint holds about the model.
+        communicator: of the ranks that train together.
+        steps_per_call: steps that the task computes in one call, at most; a call ends where something is due.
 
-    Raises:
-        NonFiniteError: loss, gradient or rate of the step is not finite.
-        Exception: what training would raise.
+    Attributes:
+        step: steps that are done.
+        should_stop: ends training after this step; to be set on all ranks alike, see `request_stop` otherwise.
     """
-    start = prepare_training(session)
-    task, done, rate = start.beginning.task, start.beginning.progress.step, start.plan.learning_rate
-    for text in start.plan.warnings:
-        warn(text)
-    if done >= start.plan.total_steps:
-        print(f"dry run: nothing to train: the checkpoint has {done} of {start.plan.total_steps} steps")
-        return
-    batch = next(start.data.batches(done))
-    scalars = task.train_step(batch, rate(done))
-    require_finite(done + 1, rate(done), scalars, np.asarray(batch["image_ids"]))
-    workers = f" on {session.communicator.size} processes" * (session.communicator.size > 1)
-    print(f"dry run{workers}: step {done + 1}/{start.plan.total_steps} of {session.model_dir} would be made")
-    print(f"{start.data.num_images} images an epoch, {start.plan.global_batch} a step, loss {scalars['loss']:.4g}")
+
+    def __init__(
+        self,
+        task: TrainableTask,
+        data: TrainingData,
+        plan: Plan,
+        callbacks: Sequence[Callback] = (),
+        *,
+        state: RunState | None = None,
+        model_config: Mapping[str, Any] | None = None,
+        communicator: Communicator | None = None,
+        steps_per_call: int = 1,
+    ) -> None:
+        self.task, self.data, self.plan, self.callbacks = task, data, plan, list(callbacks)
+        self.communicator: Communicator = communicator or SingleProcess()
+        self._initial = state or RunState()
+        self.model_config = dict(model_config or {})
+        self._steps_per_call = steps_per_call
+        self._images = ImageSequence(self._initial.image_sequence)
+        self._unchecked: list[tuple[int, float, Mapping[str, Any], npt.NDArray[np.int64]]] = []
+        self._wants_stop = self._wants_save = False
+        self.step = self._initial.step
+        self.should_stop = False
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this process is rank 0, whose files count."""
+        return self.communicator.rank == 0
+
+    def fit(self) -> int:
+        """Train to the end of the plan, or until it is stopped; return the steps done.
+
+        Raises:
+            NonFiniteError: loss, gradient or rate of a step is not finite; found where logs are read, and before every
+                evaluation and checkpoint.
+        """
+        if self.step >= self.plan.total_steps or self.should_stop:
+            return self.step
+        with ExitStack() as stack:
+            for callback in self.callbacks:
+                callback.trainer = self
+                stack.callback(callback.close)
+                callback.on_train_begin()
+            batches = self.data.batches(self.step)
+            while self.step < self.plan.total_steps and not self.should_stop:
+                steps = self._next_steps()
+                for callback in self.callbacks:
+                    callback.on_step_begin(steps.start + 1)
+                rates, group = [self.plan.learning_rate(step) for step in steps], [next(batches) for _ in steps]
+                if len(group) == 1:
+                    results = [self.task.train_step(group[0], rates[0])]
+                else:
+                    results = [*self.task.train_steps(group, rates)]
+                for rate, batch, scalars in zip(rates, group, results, strict=True):
+                    self._record_step(rate, scalars, np.asarray(batch["image_ids"]))
+                self._end_step(StepLogs(rates[-1], results[-1], self.check_finite), results[-1])
+            for callback in self.callbacks:
+                callback.on_train_end()
+        return self.step
+
+    def is_due(self, step: int, every: int) -> bool:
+        """Return whether something that is done every so many steps is due; 0 is the end of training only."""
+        return step == self.plan.total_steps or (every > 0 and step % every == 0)
+
+    def request_stop(self) -> None:
+        """Vote to stop; all ranks stop and save, with several ranks after the next step."""
+        self._wants_stop = True
+
+    def request_save(self) -> None:
+        """Vote to save this step, with several ranks the next one; rank 0's vote counts."""
+        self._wants_save = True
+
+    def check_finite(self) -> None:
+        """Wait for the steps so far, and raise NonFiniteError for the first one that is not finite."""
+        for step in self._unchecked:
+            require_finite(*step)
+        self._unchecked.clear()
+
+    def message(self, text: str) -> None:
+        """Show a line to the user."""
+        for callback in self.callbacks:
+            callback.on_message(text)
+
+    def begin_evaluation(self, step: int) -> None:
+        """Tell the callbacks that the weights after a step are scored from now on."""
+        self.check_finite()
+        for callback in self.callbacks:
+            callback.on_evaluate_begin(step)
+
+    def end_evaluation(self, step: int, score: Score) -> None:
+        """Tell the callbacks the score of the weights after a step."""
+        for callback in self.callbacks:
+            callback.on_evaluate_end(step, score)
+
+    def make_checkpoint(self) -> Checkpoint:
+        """Copy the state of now into a checkpoint in memory; all ranks call it together.
+
+        Raises:
+            NonFiniteError: a tensor holds NaN or infinity.
+        """
+        tensors = self.task.read_state()
+        require_finite_state(tensors, self.step)
+        epoch, image = divmod(self.step * self.plan.global_batch, self.data.num_images)
+        state = replace(
+            self._initial, step=self.step, epoch=epoch, image=image, image_sequence=self._images.join(self.communicator)
+        )
+        for callback in self.callbacks:
+            state = callback.add_state(state)
+        return Checkpoint(self.step, tensors, {**self.model_config, **state.to_json()}, "")
+
+    def _next_steps(self) -> range:
+        """Return the steps of the next call, counted from 0."""
+        end = min(self.step + self._steps_per_call, self.plan.total_steps)
+        for step in range(self.step + 1, end):
+            if self.is_due(step, self.plan.checkpoint_steps) or any(one.is_due(step) for one in self.callbacks):
+                return range(self.step, step)
+        return range(self.step, end)
+
+    def _record_step(self, rate: float, scalars: Mapping[str, Any], image_ids: npt.NDArray[np.int64]) -> None:
+        self.step += 1
+        self._unchecked.append((self.step, rate, scalars, image_ids))
+        self._images.add(image_ids, self.communicator)
+
+    def _end_step(self, logs: StepLogs, scalars: Mapping[str, Any]) -> None:
+        self._wants_save = False
+        for callback in self.callbacks:
+            callback.on_step_end(self.step, logs)
+        vote = self._count_votes(scalars)
+        self.should_stop |= vote.stop
+        if self.should_stop or vote.save or self.is_due(self.step, self.plan.checkpoint_steps):
+            self.check_finite()
+            for callback in self.callbacks:
+                callback.on_checkpoint(self.step)
+
+    def _count_votes(self, scalars: Mapping[str, Any]) -> StopSaveVote:
+        """Return this process's own vote, or, with several ranks, what they voted before the step, which sent it."""
+        if self.communicator.size == 1:
+            return StopSaveVote(self._wants_stop, self._wants_save)
+        counted = StopSaveVote.from_scalars(scalars)
+        # Time is rank 0's, and what is granted is not asked for again.
+        self.task.vote(stop=self._wants_stop, save=self._wants_save and self.is_root and not counted.save)
+        return counted
+
+
+class ImageSequence:
+    """A hash over the ids of the images of all steps, in the order of the global batches, whatever the ranks.
+
+    Args:
+        digest: hash of the steps before, SHA-256 in hexadecimal; empty at the first one.
+    """
+
+    def __init__(self, digest: str = "") -> None:
+        self._digest = digest
+        self._ids: list[npt.NDArray[np.int64]] = []
+
+    def add(self, image_ids: npt.NDArray[np.int64], communicator: Communicator) -> None:
+        """Take in the ids of this rank's images of a step, int64 [batch]; all ranks call it together."""
+        self._ids.append(image_ids)
+        if len(self._ids) == _STEPS_KEPT:
+            self.join(communicator)
+
+    def join(self, communicator: Communicator) -> str:
+        """Return the hash of all steps so far; all ranks call it together."""
+        if self._ids:
+            own = np.stack(self._ids)
+            parts = [np.frombuffer(part, "<i8") for part in communicator.gather(own.astype("<i8").tobytes())]
+            for step_ids in np.concatenate([part.reshape(len(own), -1) for part in parts], axis=1):
+                self._digest = hashlib.sha256(self._digest.encode() + step_ids.tobytes()).hexdigest()
+            self._ids.clear()
+        return self._digest
+
+
+def require_finite(done: int, rate: float, scalars: Mapping[str, Any], image_ids: npt.NDArray[np.int64]) -> None:
+    """Raise NonFiniteError unless a step was finite.
+
+    Args:
+        done: number of the step, counted from 1.
+        rate: its learning rate.
+        scalars: from `TrainableTask.train_step`.
+        image_ids: of its images on this rank, int64 [batch].
+    """
+    if not (bool(scalars["finite"]) and math.isfinite(rate)):
+        shown = ", ".join(map(str, image_ids[:_IDS_SHOWN].tolist()))
+        more = f" and {len(image_ids) - _IDS_SHOWN} more" if len(image_ids) > _IDS_SHOWN else ""
+        raise NonFiniteError(
+            f"step {done}: loss {float(scalars['loss']):g} at rate {rate:g}, or its gradient, is not finite; "
+            f"image ids {shown}{more}. {_REMEDY}",
+            is_own=not bool(scalars.get("own_finite", False)),
+        )
+
+
+def require_finite_state(tensors: Tensors, step: int) -> None:
+    """Raise NonFiniteError if a tensor holds NaN or infinity: an update may overflow where loss and gradient don't."""
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise NonFiniteError(f"step {step}: {name} is no longer finite. {_REMEDY}")

@@ -14,7 +14,7 @@ from gaudi_apps.cli.flag_rules import list_per_side, list_settings
 from gaudi_apps.cli.flags import ParityFlags, find_other_side
 from gaudi_apps.errors import OtherSideError, ParityError
 from gaudi_apps.runtime.session import Session
-from gaudi_apps.training.application import Facts, TrainableTask, TrainingData
+from gaudi_apps.training.application import Facts
 from gaudi_apps.training.parity.compare import (
     Difference,
     choose_tolerances,
@@ -35,6 +35,7 @@ from gaudi_apps.training.parity.record import (
 )
 from gaudi_apps.training.plan import Plan, note_version
 from gaudi_apps.training.setup import list_start_facts, require_classes
+from gaudi_apps.training.trainer import TrainableTask, TrainingData
 
 # Of a start; what else it has in common with others is in the settings.
 _OF_A_SIDE = ("device", "precision", "python", "versions", "code")

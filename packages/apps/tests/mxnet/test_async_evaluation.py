@@ -3,14 +3,17 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gaudi_apps.errors import BackgroundError
-from gaudi_apps.inference.scores import BackgroundScoring, Job
+from gaudi_apps.mxnet.async_evaluation import BackgroundScoring, Job
+from gaudi_apps.training.checkpoint import Checkpoint
 
 
 def open_scoring(gate: Path) -> Callable[[Mapping[str, Any]], Any]:
@@ -26,17 +29,21 @@ def open_scoring(gate: Path) -> Callable[[Mapping[str, Any]], Any]:
     return score
 
 
+def make_job(step: int, value: float) -> Job:
+    return Job(Checkpoint(step, {"value": np.array(value)}, {}, ""))
+
+
 def test_scores_come_in_order_and_nobody_waits_for_them(make_gate: Callable[[str], Any]) -> None:
     gate = make_gate("gate")
-    with BackgroundScoring(partial(open_scoring, gate.path)) as scoring:
+    with closing(BackgroundScoring(partial(open_scoring, gate.path))) as scoring:
         for step in (2, 4, 6):
-            scoring.submit(Job(step, {"value": step}, {"step": step}))
+            scoring.submit(make_job(step, step))
         assert list(scoring.take()) == []  # none can be done yet
         assert scoring.pending_steps == [2, 4, 6]
         gate.open()
         jobs = list(scoring.take(wait=True))
-        assert [(job.step, job.result.result()[0], job.facts["step"]) for job in jobs] == [
-            (step, 10 * step, step) for step in (2, 4, 6)
+        assert [(job.checkpoint.step, job.result.result()[0]) for job in jobs] == [
+            (step, 10 * step) for step in (2, 4, 6)
         ]
         (process,) = {job.result.result()[1] for job in jobs}
         assert process != os.getpid()
@@ -47,9 +54,9 @@ def test_scores_come_in_order_and_nobody_waits_for_them(make_gate: Callable[[str
 def test_an_error_of_one_does_not_keep_the_next_from_being_scored(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.touch()  # and open
-    with BackgroundScoring(partial(open_scoring, gate)) as scoring:
+    with closing(BackgroundScoring(partial(open_scoring, gate))) as scoring:
         for value in (-1, 1, 99, 2):
-            scoring.submit(Job(value, {"value": value}, {}))
+            scoring.submit(make_job(value, value))
         wrong, right, last, after = scoring.take(wait=True)
         with pytest.raises(ValueError, match="value is -1"):
             wrong.result.result()
