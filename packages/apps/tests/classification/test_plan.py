@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_other_schedules() -> None:
 def test_steps_replace_epochs_and_small_sets_have_an_epoch() -> None:
     plan = plan_of("resnet", "--train_steps", 7, "-cs", 3, images=20)
     assert (plan.total_steps, plan.steps_per_epoch, plan.checkpoint_steps) == (7, 1, 3)
-    assert "a batch of 32 is larger than the 20 images" in plan.warnings[0]
+    assert {"32", "20"} <= set(re.findall(r"\d+", plan.warnings[0]))
     assert plan_of("resnext", "-mts", 9, "--disable_checkpoints").checkpoint_steps == 9
 
 

@@ -40,7 +40,7 @@ def assert_same_state(one: Checkpoint, other: Checkpoint) -> None:
 def test_a_run_learns_and_leaves_what_belongs_to_it(train: Program, run_classifier: Program, tmp_path: Path) -> None:
     done = train(tmp_path, "--train_epochs", 8, "--vis_dataloader", "--warmup_epochs", 1)
     assert done.status == 0, done.err
-    assert "hardware media loading: not used: the device is no Gaudi2" in done.out
+    assert "hardware media loading" not in done.out
     assert "jemalloc: " in done.out
     assert "9/9 images: top-1 1.0000" in done.out
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -133,7 +133,7 @@ def test_folders_of_jpeg_files_are_trained_on(run_classifier: Program, folders: 
         return str(done.out)
 
     out = train("--jpeg_data_dir", tmp_path / "images", "--max_train_steps", 1)
-    assert out.count("hardware media loading: not used") == 1
+    assert out.count("hardware media loading") == 1
     assert f"read from {tmp_path / 'images'}" in out
     assert "9/9 images: top-1" in out
     train("--data_dir", folders, "--max_train_steps", 2, "--disable_eval")

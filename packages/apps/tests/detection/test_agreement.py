@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.export import Agreement, DetectionArrays, compare_detections, compare_rows, find_worst
+from gaudi_apps.detection.export import DetectionArrays, compare_detections, compare_rows
+from gaudi_apps.inference.exporter import Agreement, find_worst
 
 
 def make(*rows: tuple[float, int, float], size: int = 4) -> DetectionArrays:
@@ -17,19 +16,23 @@ def make(*rows: tuple[float, int, float], size: int = 4) -> DetectionArrays:
     return DetectionArrays(boxes, labels, scores.astype(np.float32))
 
 
+def agree(box_difference: float, score_difference: float, compared: int) -> Agreement:
+    return Agreement({"box_difference": box_difference, "score_difference": score_difference}, compared)
+
+
 REFERENCE = make((0.1, 1, 0.9), (0.5, 2, 0.8))
 
 
 def test_equal_detections_agree_in_any_order() -> None:
-    assert compare_detections(REFERENCE, REFERENCE) == Agreement(0, 0, 4)
-    assert compare_detections(REFERENCE, make((0.5, 2, 0.8), (0.1, 1, 0.9))) == Agreement(0, 0, 4)
-    assert compare_detections(make(), make()) == Agreement(0, 0, 0)
+    assert compare_detections(REFERENCE, REFERENCE) == agree(0, 0, 4)
+    assert compare_detections(REFERENCE, make((0.5, 2, 0.8), (0.1, 1, 0.9))) == agree(0, 0, 4)
+    assert compare_detections(make(), make()) == agree(0, 0, 0)
 
 
 def test_differences_are_measured() -> None:
     moved = compare_detections(REFERENCE, make((0.1, 1, 0.9002), (0.504, 2, 0.8)))
-    assert moved.box_difference == pytest.approx(0.004, rel=1e-3)
-    assert moved.score_difference == pytest.approx(0.0002, rel=1e-2)
+    assert moved.differences["box_difference"] == pytest.approx(0.004, rel=1e-3)
+    assert moved.differences["score_difference"] == pytest.approx(0.0002, rel=1e-2)
     assert not moved.is_close
     assert compare_detections(REFERENCE, make((0.1, 1, 0.9002), (0.5004, 2, 0.8))).is_close
 
@@ -53,23 +56,23 @@ def test_what_only_one_has_is_a_difference(found: DetectionArrays) -> None:
 def test_detections_at_the_edge_may_be_in_one_only() -> None:
     assert compare_detections(REFERENCE, make((0.1, 1, 0.9), (0.5, 2, 0.8), (0.3, 1, 0.0505))).is_close
     full = make((0.1, 1, 0.9), (0.5, 2, 0.8), size=2)
-    assert compare_detections(full, make((0.1, 1, 0.9), (0.2, 2, 0.8), size=2)) == Agreement(0, 0, 2)
+    assert compare_detections(full, make((0.1, 1, 0.9), (0.2, 2, 0.8), size=2)) == agree(0, 0, 2)
     assert not compare_detections(full, make((0.1, 1, 0.5), (0.5, 2, 0.8), size=2)).is_close
 
 
 def test_rows_are_compared_in_their_order() -> None:
     boxes, scores = np.zeros((2, 3, 4)), np.full((2, 3, 5), 0.2)
-    assert compare_rows((boxes, scores), (boxes, scores)) == Agreement(0, 0, 6)
+    assert compare_rows((boxes, scores), (boxes, scores)) == agree(0, 0, 6)
     worse = scores.copy()
     worse[1, 2, 4] = 0.25
-    assert compare_rows((boxes, scores), (boxes, worse)).score_difference == pytest.approx(0.05)
+    assert compare_rows((boxes, scores), (boxes, worse)).differences["score_difference"] == pytest.approx(0.05)
     assert not compare_rows((boxes, scores), (boxes, scores[:1])).is_close
     worse[0, 0, 0] = np.nan
     assert not compare_rows((boxes, scores), (boxes, worse)).is_close
 
 
 def test_the_worst_of_several() -> None:
-    found = find_worst([Agreement(1e-5, 2e-4, 3), Agreement(1e-4, 1e-5, 4)])
-    assert found == Agreement(1e-4, 2e-4, 7)
+    found = find_worst([agree(1e-5, 2e-4, 3), agree(1e-4, 1e-5, 4)])
+    assert found == agree(1e-4, 2e-4, 7)
     assert found.is_close
-    assert not find_worst([found, replace(found, box_difference=np.nan)]).is_close
+    assert not find_worst([found, agree(np.nan, 0, 1)]).is_close

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from gaudi_apps.detection.detector import Detector, find_raw
-from gaudi_apps.detection.export import (
-    DetectionArrays,
-    compare_detections,
-    compare_rows,
-    export_onnx,
-    export_tflite,
+from gaudi_apps.detection.export import FIELDS, DetectionArrays, DetectorExport, compare_detections, compare_rows
+from gaudi_apps.inference.converters import (
+    decode_pixels,
+    require_onnx,
     run_onnx,
     run_tflite,
+    to_float32,
+    write_onnx,
+    write_tflite,
 )
-from gaudi_apps.inference.converters import decode_pixels, require_onnx
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_datasets.errors import MissingExtraError
@@ -37,15 +37,15 @@ def test_onnx_finds_what_the_network_finds(
     import onnxruntime
 
     path = tmp_path / "model.onnx"
-    export_onnx(detector_network, CATEGORIES, path)
+    write_onnx(DetectorExport(detector_network, CATEGORIES), path)
     reference = DetectionArrays(*Detector(detector_network).detect(images))
-    agreement = compare_detections(reference, run_onnx(path, noise_images))
+    agreement = DetectorExport(detector_network, CATEGORIES).compare(reference._asdict(), run_onnx(path, noise_images))
     assert agreement.is_close
     assert agreement.compared > 20
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     batch = np.stack([decode_pixels(one) for one in noise_images])
-    found = DetectionArrays(*session.run(["boxes_yxyx", "labels", "scores"], {"images": batch}))
+    found = DetectionArrays(*session.run([*FIELDS], {"images": batch}))
     assert compare_detections(reference, found).is_close
     assert found.labels.shape == (3, 200)
     assert [one["name"] for one in json.loads(session.get_modelmeta().custom_metadata_map["classes"])] == [
@@ -68,7 +68,10 @@ def test_tflite_computes_what_the_network_computes(
     detector_network: Any, noise_images: list[bytes], images: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.tflite"
-    export_tflite(detector_network, path)
+    network = DetectorExport(to_float32(detector_network), CATEGORIES)
+    write_tflite(network, path)
     expected = [output.numpy() for output in find_raw(detector_network, images)]
-    assert compare_rows(expected, run_tflite(path, noise_images)).is_close
-    assert compare_rows([one[:1] for one in expected], run_tflite(path, noise_images[:1])).is_close
+    for count in (3, 1):
+        resized = np.stack([network.resize(decode_pixels(one)) for one in noise_images[:count]])
+        found = run_tflite(path, resized)
+        assert compare_rows([one[:count] for one in expected], [found["boxes_yxyx"], found["scores"]]).is_close

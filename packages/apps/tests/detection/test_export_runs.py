@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.detection.detector import Detector, export_saved_model
-from gaudi_apps.detection.export import DetectionArrays, compare_detections, run_saved_model
+from gaudi_apps.detection.detector import Detector
+from gaudi_apps.detection.export import DetectionArrays, DetectorExport
 from gaudi_apps.errors import ExportError
+from gaudi_apps.inference.converters import run_saved_model, write_saved_model
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
 
@@ -22,11 +23,12 @@ def test_a_saved_model_is_run_by_relative_paths(
     """The process has another working folder, and the default folder of a run is relative."""
     monkeypatch.chdir(tmp_path)
     Path("scratch").mkdir()
-    export_saved_model(detector_network, [Category(1, "red"), Category(2, "blue")], Path("saved"))
+    network = DetectorExport(detector_network, [Category(1, "red"), Category(2, "blue")])
+    write_saved_model(network, Path("saved"))
     images = np.stack([prepare_image(image) for image in noise_images])
     reference = DetectionArrays(*Detector(detector_network).detect(images))
     for found in run_saved_model(Path("saved"), noise_images, Path("scratch")):
-        agreement = compare_detections(reference, found)
+        agreement = network.compare(reference._asdict(), found)
         assert agreement.is_close
         assert agreement.compared > 20
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.detection.detector import Detector, detect_combined_nms, export_saved_model, find_boxes, find_raw
-from gaudi_apps.detection.export import DetectionArrays, compare_detections
-from gaudi_apps.inference.exporter import to_float32
+from gaudi_apps.detection.detector import Detector, detect_combined_nms, find_boxes, find_raw
+from gaudi_apps.detection.export import DetectionArrays, DetectorExport, compare_detections
+from gaudi_apps.inference.converters import to_float32, write_saved_model
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_models.ssd import build_ssd
@@ -26,7 +26,7 @@ def images(noise_images: list[bytes]) -> Any:
 @pytest.fixture(scope="module")
 def saved(detector_network: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("exports") / "saved"
-    export_saved_model(detector_network, CATEGORIES, path)
+    write_saved_model(DetectorExport(detector_network, CATEGORIES), path)
     return path
 
 

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
-from gaudi_apps.detection.plan import count_network
+from gaudi_models.architectures import measure_ssd
 
 
 def test_parameters_are_those_of_the_network() -> None:
     from gaudi_models.ssd import build_ssd
 
     model = build_ssd(4)
-    assert count_network(3).parameters == sum(variable.shape.num_elements() for variable in model.trainable_variables)
+    assert measure_ssd(3).parameters == sum(variable.shape.num_elements() for variable in model.trainable_variables)
 
 
 def test_coco_network() -> None:
-    size = count_network(80)
+    size = measure_ssd(80)
     assert size.parameters == 19972534
-    assert size.checkpoint_bytes == 8 * 19972534
+    assert size.kept_values == 23071128
+    assert size.checkpoint_bytes() == 8 * 19972534
     assert size.training_bytes(16, 2) - size.training_bytes(8, 2) == 16 * size.kept_values

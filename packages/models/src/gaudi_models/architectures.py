@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gaudi_models.padding import Padding
+from gaudi_ops import SSD300
 
 STAGE_BLOCKS: Mapping[int, tuple[int, ...]] = {
     18: (2, 2, 2, 2),
@@ -125,3 +126,51 @@ def count_parameters(architecture: Architecture, num_classes: int) -> int:
     convolutions = list(list_convolutions(architecture))
     backbone = sum(each.weights + 2 * each.channels_out for each in convolutions)
     return backbone + (convolutions[-1].channels_out + 1) * num_classes
+
+
+@dataclass(frozen=True)
+class NetworkSize:
+    """The size of a network, to estimate disk and memory.
+
+    Attributes:
+        parameters: trainable numbers.
+        kept_values: values of the forward pass of one image that the backward pass needs: two for each output of a
+            convolution, the output itself and what batch norm or ReLU make of it.
+    """
+
+    parameters: int
+    kept_values: int
+
+    def training_bytes(self, batch_size: int, bytes_per_value: int, *, averages: bool = False) -> int:
+        """Return the bytes of weights, momentum, gradients and average in float32, and of the values of a batch."""
+        return (16 if averages else 12) * self.parameters + batch_size * self.kept_values * bytes_per_value
+
+    def checkpoint_bytes(self, *, averages: bool = False) -> int:
+        """Return the bytes of weights, momentum and average in float32."""
+        return (12 if averages else 8) * self.parameters
+
+
+def measure_classifier(architecture: Architecture, num_classes: int, image_size: int) -> NetworkSize:
+    """Compute the size of a classifier."""
+    kept = sum(2 * one.channels_out * one.side**2 for one in list_convolutions(architecture, image_size))
+    return NetworkSize(count_parameters(architecture, num_classes), kept)
+
+
+def measure_ssd(num_classes: int) -> NetworkSize:
+    """Compute the size of SSD-ResNet34 at 300x300 for a number of classes besides the background."""
+    backbone = list(list_convolutions(RESNETS["resnet34"], SSD300.image_size, SSD_STAGE_STRIDES))
+    others: list[Convolution] = []
+    side, channels = backbone[-1].side, backbone[-1].channels_out
+    levels = [(side, channels)]
+    for reduced, filters, stride, pads in SSD_EXTRA_LEVELS:
+        others.append(Convolution(1, channels, reduced, side))
+        side, channels = -(-side // stride) if pads else side - 2, filters
+        others.append(Convolution(3, reduced, filters, side))
+        levels.append((side, channels))
+    for (side, channels), boxes in zip(levels, SSD300.boxes_per_cell, strict=True):
+        outputs = boxes * (num_classes + 1 + 4)
+        others.append(Convolution(3, channels, outputs, side))
+    # A batch norm has two numbers a channel, and a convolution without one a bias.
+    parameters = sum(one.weights + 2 * one.channels_out for one in backbone)
+    parameters += sum(one.weights + one.channels_out for one in others)
+    return NetworkSize(parameters, sum(2 * one.channels_out * one.side**2 for one in (*backbone, *others)))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gaudi_apps.classification.data import MODEL_FACTS, class_names_of, input_options, open_training_data, require_facts
-from gaudi_apps.classification.media_loading import choose_media_loading, describe_media_loading
 from gaudi_apps.classification.plan import make_plan
 from gaudi_apps.classification.recipe import Recipe
 from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored
@@ -20,6 +19,7 @@ from gaudi_models.architectures import RESNETS
 
 if TYPE_CHECKING:
     from gaudi_apps.classification.evaluator import AccuracyScorer
+    from gaudi_apps.inference.exporter import ExportFormat
     from gaudi_apps.training.run_dir import RunFolder
     from gaudi_models.weights import WeightsFile
 
@@ -59,10 +59,10 @@ class ClassificationApplication(Application):
         return self.recipe.rate.needs_length
 
     def open_training_data(self) -> TrainingData:
-        """Records, folders of classes, or random images; says how they are loaded."""
-        data = self.recipe.data
-        loading = choose_media_loading(data.jpeg_data_dir, os.environ)
-        print(f"{describe_media_loading(loading, data.data_dir)}\n{describe_jemalloc(os.environ)}")
+        """Open records, folders of classes, or random images."""
+        if self.recipe.data.jpeg_data_dir:
+            print("--jpeg_data_dir: hardware media loading is not available; images are decoded on the host CPU")
+        print(describe_jemalloc(os.environ))
         return open_training_data(self.recipe)
 
     def make_plan(self, num_images: int) -> Plan:
@@ -161,7 +161,7 @@ class ClassificationApplication(Application):
         use = self.recipe.use
         self._export(restore(), Path(use.output_dir or self.settings.model_dir / "export"), use.export_format)
 
-    def _export(self, restored: Restored, output_dir: Path, formats: tuple[str, ...]) -> None:
+    def _export(self, restored: Restored, output_dir: Path, formats: tuple[ExportFormat, ...]) -> None:
         from gaudi_apps.classification.data import open_source
         from gaudi_apps.classification.export import run_export
         from gaudi_apps.inference.exporter import choose_images

@@ -1,9 +1,8 @@
-"""The plan of a classifier's training, and its report for `--mode plan`."""
+"""Plan the training of a classifier, and report the plan for `--mode plan`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
@@ -13,16 +12,16 @@ from gaudi_apps.cli.launch import LaunchReport
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     DROP_FACTORS,
-    MEMORY_COVERS,
+    Needs,
     Plan,
+    TrainingSet,
     count_steps,
     describe_large_batch,
-    format_bytes,
     list_plan,
     print_json,
     print_tables,
 )
-from gaudi_models.architectures import RESNETS, count_parameters, list_convolutions
+from gaudi_models.architectures import RESNETS, measure_classifier
 from gaudi_ops import schedules
 
 
@@ -53,7 +52,7 @@ def make_plan(recipe: Recipe, num_images: int) -> Plan:
         checkpoint_steps=checkpoint_steps,
         evaluation_steps=count_steps(recipe.eval_epochs, steps_per_epoch) if recipe.run.scores else 0,
         learning_rate=make_schedule(rate, length if rate.fractional_decay else total_steps, warmup_steps, drop_steps),
-        warnings=tuple(_find_misfits(recipe, num_images, total_steps, warmup_steps, drop_steps)),
+        warnings=tuple(_list_warnings(recipe, num_images, total_steps, warmup_steps, drop_steps)),
         workers=recipe.run.distribution.rank_info.size,
         drop_delay=rate.drop_delay,
     )
@@ -89,10 +88,10 @@ def decay_steps(length: float, warmup_steps: int) -> float:
     return max(1, length - warmup_steps + 1)
 
 
-def _find_misfits(
+def _list_warnings(
     recipe: Recipe, num_images: int, total_steps: int, warmup_steps: int, drop_steps: tuple[int, ...]
 ) -> Iterator[str]:
-    """What is allowed but rarely meant, a line each."""
+    """Yield settings that are allowed but rarely meant, a line each."""
     batch = recipe.data.global_batch
     if batch > num_images:
         yield describe_large_batch(batch, num_images)
@@ -123,37 +122,21 @@ MOMENTUM_FORMS = {
 }
 
 
-@dataclass(frozen=True)
-class TrainingSet:
-    """What the plan is made for."""
-
-    images: int
-    num_classes: int
-
-
-@dataclass(frozen=True)
-class NetworkSize:
-    """Trainable parameters, and bytes of a checkpoint and of training."""
-
-    parameters: int
-    checkpoint_bytes: int
-    estimated_memory_bytes: int
-
-
 def print_plan(
     recipe: Recipe, launch: LaunchReport | None = None, *, as_json: bool, console: Console | None = None
 ) -> None:
-    """Print what training by a recipe would do and start, as tables or as one JSON object."""
+    """Print the plan of a training and the processes to start, as tables or as one JSON object."""
     training_set = describe_training_set(recipe)
-    plan, size = make_plan(recipe, training_set.images), count_network(recipe, training_set.num_classes)
+    plan = make_plan(recipe, training_set.images)
+    needs = estimate_needs(recipe, plan, training_set.num_classes)
     if as_json:
-        print_json(to_json(recipe, training_set, plan, size), launch, console)
+        print_json(to_json(recipe, training_set, plan, needs), launch, console)
     else:
-        print_tables(recipe.run.model_dir, _list_facts(recipe, training_set, plan, size), plan, launch, console)
+        print_tables(recipe.run.model_dir, _list_rows(recipe, training_set, plan, needs), plan, launch, console)
 
 
 def describe_training_set(recipe: Recipe) -> TrainingSet:
-    """Number of images and classes: of the data, and of ImageNet where there is none; a number that is given wins.
+    """Count images and classes of the data, or of ImageNet without any; a number that is given wins.
 
     Raises:
         MissingInputError: the data is not there.
@@ -168,25 +151,21 @@ def describe_training_set(recipe: Recipe) -> TrainingSet:
     return TrainingSet(data.num_images or len(source), len(source.class_names))
 
 
-def count_network(recipe: Recipe, num_classes: int) -> NetworkSize | None:
-    """Size of the network, counted from its layers without building it; None for those of keras.applications.
-
-    A convolution keeps two values for each of its outputs: the output itself, and what normalization or ReLU make of
-    it.
-    """
+def estimate_needs(recipe: Recipe, plan: Plan, num_classes: int) -> Needs | None:
+    """Estimate disk and memory without building the network; None for networks of keras.applications."""
     if recipe.model.name not in RESNETS:
         return None
-    architecture = RESNETS[recipe.model.name]
-    parameters = count_parameters(architecture, num_classes)
-    convolutions = list_convolutions(architecture, recipe.data.image_size)
-    kept = sum(2 * one.channels_out * one.side**2 for one in convolutions)
-    values_bytes = recipe.data.batch_size * kept * BYTES_PER_VALUE[recipe.run.device.dtype]
-    averages = 4 * parameters * (recipe.learning.ema_decay > 0)
-    return NetworkSize(parameters, 8 * parameters + averages, 12 * parameters + averages + values_bytes)
+    return Needs(
+        plan,
+        measure_classifier(RESNETS[recipe.model.name], num_classes, recipe.data.image_size),
+        recipe.run.keep_checkpoints,
+        BYTES_PER_VALUE[recipe.run.device.dtype],
+        averages=recipe.learning.ema_decay > 0,
+    )
 
 
-def to_json(recipe: Recipe, training_set: TrainingSet, plan: Plan, size: NetworkSize | None) -> dict[str, Any]:
-    """The plan as what `--json` prints: names as in Plan, with optimizer, data set, disk (bytes) and memory (bytes)."""
+def to_json(recipe: Recipe, training_set: TrainingSet, plan: Plan, needs: Needs | None) -> dict[str, Any]:
+    """Return what `--json` prints: names as in Plan, with optimizer, data set, disk (bytes) and memory (bytes)."""
     document = {
         **plan.as_json(),
         "model": recipe.model.name,
@@ -196,22 +175,20 @@ def to_json(recipe: Recipe, training_set: TrainingSet, plan: Plan, size: Network
         "momentum": recipe.learning.momentum,
         "decay_form": recipe.learning.decay_form,
         "momentum_form": recipe.learning.momentum_form,
-        "data": asdict(training_set),
+        "data": {"images": training_set.images, "num_classes": training_set.num_classes},
         "checkpoints_kept": plan.count_checkpoints(recipe.run.keep_checkpoints),
     }
     if plan.lr_schedule == "polynomial":
         document["decay_steps"] = decay_steps(plan.total_steps, plan.warmup_steps)
-    return document if size is None else {**document, **asdict(size), "estimated_memory_covers": MEMORY_COVERS}
+    return document if needs is None else {**document, **needs.as_json()}
 
 
-def _list_facts(
-    recipe: Recipe, training_set: TrainingSet, plan: Plan, size: NetworkSize | None
-) -> Iterator[tuple[str, str]]:
-    """The left table, row by row."""
+def _list_rows(recipe: Recipe, training_set: TrainingSet, plan: Plan, needs: Needs | None) -> Iterator[tuple[str, str]]:
+    """Yield the rows of the table."""
     learning = recipe.learning
     yield "images", f"{training_set.images}"
     yield "classes", f"{training_set.num_classes}"
-    yield "network", recipe.model.name if size is None else f"{recipe.model.name}, {size.parameters} parameters"
+    yield "network", recipe.model.name if needs is None else f"{recipe.model.name}, {needs.size.parameters} parameters"
     yield "optimizer", f"{learning.optimizer}, weight decay {learning.weight_decay:g}, momentum {learning.momentum:g}"
     if learning.optimizer != "LARS":
         yield "decay form", DECAY_FORMS[learning.decay_form]
@@ -221,7 +198,5 @@ def _list_facts(
     yield from list_plan(plan, recipe.run.keep_checkpoints)
     if plan.lr_schedule == "polynomial":
         yield "decay", f"over {decay_steps(plan.total_steps, plan.warmup_steps)} steps"
-    if size is not None:
-        kept = plan.count_checkpoints(recipe.run.keep_checkpoints)
-        yield "disk", f"{format_bytes(kept * size.checkpoint_bytes)} of checkpoints"
-        yield "memory", f"about {format_bytes(size.estimated_memory_bytes)}: {MEMORY_COVERS}"
+    if needs is not None:
+        yield from needs.list_rows()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gaudi_apps.runtime.process_group import Distribution, share_batch
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import RunSettings, make_device_settings
+
+if TYPE_CHECKING:
+    from gaudi_apps.inference.exporter import ExportFormat
 
 IMAGENET_TRAIN_IMAGES = 1281167
 IMAGENET_CLASSES = 1000
@@ -27,7 +30,7 @@ class DataRecipe:
     Attributes:
         data_dir: folder of records or of class folders, such as that of JPEG files; None with random images.
         train_splits, eval_split: names in it.
-        jpeg_data_dir: of hardware media loading.
+        jpeg_data_dir: as given, for it asked for hardware media loading.
         batch_size: images a step of one process.
         global_batch: images a step of all processes.
         image_size: pixels.
@@ -164,7 +167,7 @@ class UseRecipe:
     top: int
     strict: bool
     output_dir: str | None
-    export_format: tuple[str, ...]
+    export_format: tuple[ExportFormat, ...]
     export_features: bool
     export_at_end: str | None
 

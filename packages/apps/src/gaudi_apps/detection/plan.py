@@ -1,4 +1,4 @@
-"""The plan of a detector's training, and its report for `--mode plan`."""
+"""Plan the training of a detector, and report the plan for `--mode plan`."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     CURRENT,
     DROP_FACTORS,
-    MEMORY_COVERS,
+    Needs,
     Plan,
+    TrainingSet,
     count_steps,
     describe_large_batch,
     describe_late_drops,
     describe_long_warmup,
     find_version_in,
-    format_bytes,
     list_plan,
-    part_of,
     print_json,
     print_tables,
 )
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_models.architectures import measure_ssd
 from gaudi_ops import schedules
 
 IMAGES_OF_BASE_RATE = 32
 
 
 def make_plan(config: SSDConfig, num_images: int, workers: int = 1, version: int = CURRENT) -> Plan:
-    """Plan the training of `num_images` images an epoch by a validated configuration, on so many processes together.
+    """Plan the training of `num_images` images an epoch by a validated configuration, on some processes together.
 
     The rate grows with the batch (base_lr is that of 32 images); an epoch is as many steps as it takes to see every
     image; epochs become steps by cutting off the fraction.
@@ -73,7 +73,7 @@ def make_plan(config: SSDConfig, num_images: int, workers: int = 1, version: int
         checkpoint_steps=report.save_checkpoints_steps or count_steps(report.save_checkpoints_epochs, steps_per_epoch),
         evaluation_steps=count_steps(config.evaluation.eval_epochs, steps_per_epoch),
         learning_rate=rate,
-        warnings=tuple(_find_misfits(config, num_images, batch, total_steps, warmup_steps, drop_steps)),
+        warnings=tuple(_list_warnings(config, num_images, batch, total_steps, warmup_steps, drop_steps)),
         workers=workers,
     )
 
@@ -95,10 +95,10 @@ def _make_piecewise(peak: float, warmup_steps: int, drop_steps: tuple[int, int],
     return schedules.linear_warmup(after, rising_steps, peak * (rising_steps / warmup_steps))
 
 
-def _find_misfits(
+def _list_warnings(
     config: SSDConfig, num_images: int, batch: int, total_steps: int, warmup_steps: int, drop_steps: tuple[int, int]
 ) -> list[str]:
-    """What is allowed but rarely meant, a line each."""
+    """List settings that are allowed but rarely meant, a line each."""
     found = []
     if batch > num_images:
         found.append(describe_large_batch(batch, num_images))
@@ -120,41 +120,84 @@ COCO_TRAIN_IMAGES = 117266
 COCO_CLASSES = 80
 
 
-@dataclass(frozen=True)
-class TrainingSet:
-    """What the plan is made for; counts that are not known, without records, are None."""
-
-    images: int
-    num_classes: int
-    images_found: int | None = None
-    boxes: int | None = None
-    boxes_found: int | None = None
-    record_bytes: int | None = None
-
-
 def print_plan(
     config: SSDConfig, workers: int = 1, launch: LaunchReport | None = None, console: Console | None = None
 ) -> None:
-    """Print what training by this configuration on so many processes would do, as tables or (--json) as JSON."""
+    """Print the plan of a configuration for some processes, as tables or (--json) as JSON."""
     training_set = describe_training_set(config, workers)
     plan = make_plan(config, training_set.images, workers, find_version_in(config.run.model_dir))
-    decay, bytes_per_value = config.schedule.weight_decay, BYTES_PER_VALUE[config.device.dtype]
-    needs = Needs(training_set, plan, config.report.keep_ckpt_max, bytes_per_value, decay)
+    report = PlanReport(
+        training_set,
+        plan,
+        config.report.keep_ckpt_max,
+        BYTES_PER_VALUE[config.device.dtype],
+        config.schedule.weight_decay,
+    )
     if config.run.json:
-        print_json(needs.as_json(), launch, console)
+        print_json(report.as_json(), launch, console)
     else:
-        print_tables(config.run.model_dir, needs.list_facts(), plan, launch, console)
+        print_tables(config.run.model_dir, report.list_rows(), plan, launch, console)
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """Report the plan of a detector in JSON or in a table.
+
+    Args:
+        training_set: size of the data set.
+        plan: of the training.
+        keep_checkpoints: number of checkpoints that are kept.
+        bytes_per_value: of the values that the forward pass keeps.
+        weight_decay: of all trainable variables.
+    """
+
+    training_set: TrainingSet
+    plan: Plan
+    keep_checkpoints: int
+    bytes_per_value: int
+    weight_decay: float
+
+    @property
+    def _needs(self) -> Needs:
+        size = measure_ssd(self.training_set.num_classes)
+        record_bytes = self.training_set.record_bytes
+        return Needs(self.plan, size, self.keep_checkpoints, self.bytes_per_value, record_bytes=record_bytes)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `--json` prints: names as in Plan, with the data set, rates, disk (bytes) and memory (bytes)."""
+        return {
+            **self.plan.as_json(),
+            "weight_decay": self.weight_decay,
+            "data": asdict(self.training_set),
+            "checkpoints_kept": self.plan.count_checkpoints(self.keep_checkpoints),
+            **self._needs.as_json(),
+        }
+
+    def list_rows(self) -> Iterator[tuple[str, str]]:
+        """Yield the rows of the table."""
+        training_set = self.training_set
+        yield "images", _format_share(training_set.images, training_set.images_found)
+        if training_set.boxes is not None:
+            yield "boxes", _format_share(training_set.boxes, training_set.boxes_found)
+        yield "classes", f"{training_set.num_classes}"
+        yield from list_plan(self.plan, self.keep_checkpoints)
+        yield "optimizer", f"SGD, weight decay {self.weight_decay:g}"
+        yield from self._needs.list_rows()
+
+
+def _format_share(kept: int, found: int | None) -> str:
+    return f"{kept}" if found is None or found == kept else f"{kept} of {found}"
 
 
 def describe_training_set(config: SSDConfig, workers: int = 1) -> TrainingSet:
-    """Number of images and classes: of the records or annotations, and of COCO where there are none.
+    """Count images and classes of the records or annotations, or of COCO without any.
 
-    Records made elsewhere have no manifest: they are counted and taken for COCO's. --num_examples_per_epoch
-    replaces the number of images.
+    Records without a manifest, made elsewhere, are counted and taken for COCO's. --num_examples_per_epoch replaces the
+    number of images.
 
     Raises:
-        MissingInputError: there are no records, and the flags do not say how many images there are.
-        DataError: the manifest is not one, or a file is no record file.
+        MissingInputError: there are no records, and no flag gives the number of images.
+        DataError: the manifest or a record file is damaged.
     """
     given = config.data.num_examples_per_epoch
     if config.data.data_dir is not None:
@@ -169,7 +212,7 @@ def describe_training_set(config: SSDConfig, workers: int = 1) -> TrainingSet:
 
 
 def describe_records(folder: Path, images: int) -> TrainingSet:
-    """The same of a folder of records, with so many images unless that is 0."""
+    """Count the images of a folder of records; a number of images that is not 0 replaces theirs."""
     if any(folder.glob("train-*")):
         from gaudi_datasets.records.record_sets import check_shards
 
@@ -180,7 +223,7 @@ def describe_records(folder: Path, images: int) -> TrainingSet:
 
 
 def describe_annotations(path: str | Path, image_dir: str | Path, images: int) -> TrainingSet:
-    """The same of an annotation file and a folder of images."""
+    """Count the images of an annotation file and a folder of images."""
     from gaudi_datasets.detection.coco import read_coco
     from gaudi_datasets.detection.sources import CocoSource
 
@@ -211,7 +254,7 @@ def _count_records(folder: Path) -> TrainingSet:
 
 
 def _read_static(path: Path, images: int) -> TrainingSet:
-    """The data set that static batches were made of."""
+    """Read the size of the data set that static batches were made of."""
     try:
         manifest = json.loads(path.read_bytes())
         return TrainingSet(images or int(manifest["num_images"]), len(manifest["categories"]))
@@ -220,7 +263,7 @@ def _read_static(path: Path, images: int) -> TrainingSet:
             f"{path}: is not there; make it with `gaudi-datasets make-static-batches` and the same --batch_size"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: is no manifest of static batches ({error!r}); make them again") from None
+        raise DataError(f"{path}: is not a manifest of static batches ({error!r}); make them again") from None
 
 
 def _read_manifest(path: Path, images: int) -> TrainingSet:
@@ -235,126 +278,4 @@ def _read_manifest(path: Path, images: int) -> TrainingSet:
             record_bytes=sum(int(shard["bytes"]) for shard in manifest["shards"]),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: is no manifest of records ({error!r}); convert the data set again") from None
-
-
-@dataclass(frozen=True)
-class Needs:
-    """A plan with what it is for and what it takes.
-
-    Attributes:
-        training_set: what is learnt from.
-        plan: of its training.
-        keep_checkpoints: how many of the newest are kept.
-        bytes_per_value: of what the forward pass keeps.
-        weight_decay: of all trainable variables.
-    """
-
-    training_set: TrainingSet
-    plan: Plan
-    keep_checkpoints: int
-    bytes_per_value: int
-    weight_decay: float
-
-    @property
-    def size(self) -> NetworkSize:
-        """Of the network."""
-        return count_network(self.training_set.num_classes)
-
-    @property
-    def memory_bytes(self) -> int:
-        """What one process needs, about."""
-        return self.size.training_bytes(self.plan.own_batch, self.bytes_per_value)
-
-    def as_json(self) -> dict[str, Any]:
-        """What `--json` prints: names as in Plan, with the data set, rates, disk (bytes) and memory (bytes)."""
-        return {
-            **self.plan.as_json(),
-            "weight_decay": self.weight_decay,
-            "data": asdict(self.training_set),
-            "parameters": self.size.parameters,
-            "checkpoint_bytes": self.size.checkpoint_bytes,
-            "checkpoints_kept": self.plan.count_checkpoints(self.keep_checkpoints),
-            "estimated_memory_bytes": self.memory_bytes,
-            "estimated_memory_covers": MEMORY_COVERS,
-        }
-
-    def list_facts(self) -> Iterator[tuple[str, str]]:
-        """The left table, row by row."""
-        training_set = self.training_set
-        yield "images", part_of(training_set.images, training_set.images_found)
-        if training_set.boxes is not None:
-            yield "boxes", part_of(training_set.boxes, training_set.boxes_found)
-        yield "classes", f"{training_set.num_classes}"
-        yield from list_plan(self.plan, self.keep_checkpoints)
-        yield "optimizer", f"SGD, weight decay {self.weight_decay:g}"
-        kept = self.plan.count_checkpoints(self.keep_checkpoints)
-        disk = f"{format_bytes(kept * self.size.checkpoint_bytes)} of checkpoints"
-        if training_set.record_bytes is not None:
-            disk += f"; {format_bytes(training_set.record_bytes)} of records are there"
-        yield "disk", disk
-        yield "memory", f"about {format_bytes(self.memory_bytes)}: {MEMORY_COVERS}"
-
-
-# Convolutions as (how many, kernel, channels in, channels out, side of the output) at 300x300.
-BACKBONE = (
-    (1, 7, 3, 64, 150),
-    (6, 3, 64, 64, 75),
-    (1, 3, 64, 128, 38),
-    (7, 3, 128, 128, 38),
-    (1, 1, 64, 128, 38),
-    (1, 3, 128, 256, 38),
-    (11, 3, 256, 256, 38),
-    (1, 1, 128, 256, 38),
-)
-EXTRA = (
-    (1, 1, 256, 256, 38),
-    (1, 3, 256, 512, 19),
-    (1, 1, 512, 256, 19),
-    (1, 3, 256, 512, 10),
-    (1, 1, 512, 128, 10),
-    (1, 3, 128, 256, 5),
-    (1, 1, 256, 128, 5),
-    (1, 3, 128, 256, 3),
-    (1, 1, 256, 128, 3),
-    (1, 3, 128, 256, 1),
-)
-# Levels as (channels, side, default boxes a cell).
-LEVELS = ((256, 38, 4), (512, 19, 6), (512, 10, 6), (256, 5, 6), (256, 3, 4), (256, 1, 4))
-
-
-@dataclass(frozen=True)
-class NetworkSize:
-    """Trainable parameters, and the values that the forward pass of one image keeps for the backward pass."""
-
-    parameters: int
-    kept_values: int
-
-    def training_bytes(self, batch_size: int, bytes_per_value: int) -> int:
-        """Weights, momentum and gradients in float32, and what the images of a batch keep."""
-        return 12 * self.parameters + batch_size * self.kept_values * bytes_per_value
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Weights and momentum in float32."""
-        return 8 * self.parameters
-
-
-def count_network(num_classes: int) -> NetworkSize:
-    """Size of SSD-ResNet34 for `num_classes` categories beside the background.
-
-    A convolution keeps two values for each of its outputs: the output itself, and what normalization or ReLU make
-    of it.
-    """
-    parameters = kept = 0
-    for many, kernel, channels_in, channels_out, side in BACKBONE:
-        parameters += many * (kernel * kernel * channels_in * channels_out + 2 * channels_out)
-        kept += 2 * many * side * side * channels_out
-    for many, kernel, channels_in, channels_out, side in EXTRA:
-        parameters += many * (kernel * kernel * channels_in * channels_out + channels_out)
-        kept += 2 * many * side * side * channels_out
-    for channels, side, boxes in LEVELS:
-        outputs = boxes * (num_classes + 1 + 4)
-        parameters += 9 * channels * outputs + outputs
-        kept += 2 * side * side * outputs
-    return NetworkSize(parameters, kept)
+        raise DataError(f"{path}: is not a manifest of records ({error!r}); convert the data set again") from None

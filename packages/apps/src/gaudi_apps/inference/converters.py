@@ -1,16 +1,18 @@
-"""Convert TensorFlow functions to ONNX and TensorFlow Lite, and run exported models to compare them."""
+"""Write a network as a SavedModel, ONNX or TensorFlow Lite model, and run what was written."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +20,145 @@ import tensorflow as tf
 
 from gaudi_apps.errors import ExportError
 from gaudi_datasets.errors import MissingExtraError
+from gaudi_datasets.output_files import write_json
+from gaudi_models.weights import WeightsMetadata
+from gaudi_ops.tf.keras_api import keras
+
+if TYPE_CHECKING:
+    from gaudi_apps.inference.exporter import Agreement
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 ONNX_OPSET = 17
+CLASSES_FILE = "classes.json"
+ENCODED = tf.TensorSpec([None], tf.string, name="encoded")
+PIXELS = tf.TensorSpec([None, None, None, 3], tf.uint8, name="images")
+SECONDS = 600  # to run a SavedModel
+
+
+class ExportedNetwork(ABC):
+    """Define the inputs and outputs of a network as its exports have them.
+
+    Args:
+        model: Keras model of normalized images [batch, side, side, 3]; exported in float32 whatever its precision.
+        image_size: side of the images in pixels.
+        metadata: to write beside the weights.
+    """
+
+    def __init__(self, model: Any, image_size: int, metadata: WeightsMetadata) -> None:
+        self.model = model
+        self.image_size = image_size
+        self.metadata = metadata
+
+    @abstractmethod
+    def prepare_encoded(self, encoded: Any) -> Any:
+        """Turn the bytes of a JPEG or PNG file into a normalized image float32 [side, side, 3]."""
+
+    @abstractmethod
+    def prepare_pixels(self, pixels: Any) -> Any:
+        """Turn pixels [batch, height, width, 3] in 0..255 into normalized images float32 [batch, side, side, 3]."""
+
+    @abstractmethod
+    def resize(self, pixels: Any) -> Any:
+        """Resize pixels uint8 [height, width, 3] to the input of a TensorFlow Lite model, float32 [side, side, 3]."""
+
+    @abstractmethod
+    def normalize(self, pixels: Any) -> Any:
+        """Normalize pixels [batch, side, side, 3] in 0..255."""
+
+    @abstractmethod
+    def compute(self, images: Any) -> dict[str, Any]:
+        """Return the outputs of a SavedModel by name, of normalized images."""
+
+    def compute_onnx(self, images: Any) -> dict[str, Any]:
+        """Return the same of operations that ONNX has."""
+        return self.compute(images)
+
+    def compute_tflite(self, images: Any) -> dict[str, Any]:
+        """Return what TensorFlow Lite's built-in operations can compute of them."""
+        return self.compute(images)
+
+    @abstractmethod
+    def list_classes(self) -> list[dict[str, Any]]:
+        """List label and name of each class, as JSON values."""
+
+    @abstractmethod
+    def class_tensors(self) -> dict[str, Any]:
+        """Return the outputs of the signature ``class_names``."""
+
+    @abstractmethod
+    def compare(self, reference: Arrays, found: Arrays) -> Agreement:
+        """Compare outputs with those of the network on the same images."""
+
+
+class _ServedNetwork(tf.Module):
+    def __init__(self, network: ExportedNetwork, classes_file: Path) -> None:
+        super().__init__()
+        # The variables and not the model, because Keras would save every layer's own functions.
+        self.weights = list(network.model.variables)
+        self.classes_file = tf.saved_model.Asset(str(classes_file))
+        tensors = network.class_tensors()
+        prepared = tf.TensorSpec([network.image_size, network.image_size, 3], tf.float32)
+
+        def compute_encoded(encoded: Any) -> dict[str, Any]:
+            return network.compute(tf.map_fn(network.prepare_encoded, encoded, fn_output_signature=prepared))
+
+        def compute_pixels(images: Any) -> dict[str, Any]:
+            return network.compute(network.prepare_pixels(images))
+
+        self.compute_encoded = tf.function(compute_encoded, input_signature=[ENCODED])
+        self.compute_pixels = tf.function(compute_pixels, input_signature=[PIXELS])
+        self.class_names = tf.function(lambda: tensors, input_signature=[])
+
+
+def write_saved_model(network: ExportedNetwork, path: Path) -> None:
+    """Write a SavedModel that needs TensorFlow only, for any batch size, with the classes as JSON among its assets.
+
+    Its signatures: ``serving_default`` takes ``encoded`` string [batch], the bytes of JPEG or PNG files; ``images``
+    takes ``images`` uint8 [batch, height, width, 3], RGB; ``class_names`` takes nothing.
+
+    Args:
+        network: to export.
+        path: of the folder to write, which must not hold a SavedModel.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    classes_file = path / CLASSES_FILE
+    write_json(classes_file, network.list_classes())
+    served = _ServedNetwork(network, classes_file)
+    signatures = {
+        "serving_default": served.compute_encoded,
+        "images": served.compute_pixels,
+        "class_names": served.class_names,
+    }
+    tf.saved_model.save(served, str(path), signatures=signatures)
+    classes_file.unlink()  # a copy is in assets/
+
+
+def write_onnx(network: ExportedNetwork, path: Path) -> None:
+    """Write an ONNX model of ``images`` uint8 [batch, height, width, 3], RGB, for any batch size and image size.
+
+    Its metadata has ``classes``, the classes as JSON.
+
+    Raises:
+        MissingExtraError: the converter is not installed.
+    """
+    require_onnx()
+    import onnx
+    import tf2onnx
+
+    def compute(images: Any) -> dict[str, Any]:
+        return network.compute_onnx(network.prepare_pixels(tf.cast(images, tf.float32)))
+
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
+    traced = tf.function(compute, input_signature=[PIXELS])
+    converted, _ = tf2onnx.convert.from_function(traced, input_signature=[PIXELS], opset=ONNX_OPSET)
+    onnx.helper.set_model_props(converted, {"classes": json.dumps(network.list_classes())})
+    onnx.checker.check_model(converted)
+    path.write_bytes(converted.SerializeToString())
 
 
 def require_onnx() -> None:
-    """Raise MissingExtraError unless the converter to ONNX, and what runs its result, are installed."""
+    """Raise MissingExtraError unless the converter to ONNX and the runtime of ONNX are installed."""
     for name in ("onnx", "onnxruntime", "tf2onnx"):
         try:
             importlib.import_module(name)
@@ -33,61 +168,46 @@ def require_onnx() -> None:
             ) from error
 
 
-def convert_onnx(function: Callable[..., Any], signature: Any, classes: Sequence[Any], path: Path) -> None:
-    """Write a function of one tensor as an ONNX model, with ``classes`` in its metadata, as JSON.
+def write_tflite(network: ExportedNetwork, path: Path) -> None:
+    """Write a TensorFlow Lite model of built-in operations.
 
-    Raises:
-        MissingExtraError: the converter is not installed.
+    Input ``images`` float32 [batch, side, side, 3], RGB in 0..255; the batch size is 1 unless the interpreter resizes
+    it.
     """
-    require_onnx()
-    import onnx
-    import tf2onnx
 
-    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
-    traced = tf.function(function, input_signature=[signature])
-    converted, _ = tf2onnx.convert.from_function(traced, input_signature=[signature], opset=ONNX_OPSET)
-    onnx.helper.set_model_props(converted, {"classes": json.dumps(classes)})
-    onnx.checker.check_model(converted)
-    path.write_bytes(converted.SerializeToString())
+    def compute(images: Any) -> dict[str, Any]:
+        return network.compute_tflite(network.normalize(images))
 
-
-def convert_tflite(function: Callable[..., Any], signature: Any, network: Any, path: Path) -> None:
-    """Write a function of one tensor, which uses a network, as a TensorFlow Lite model of built-in operations."""
-    traced = tf.function(function, input_signature=[signature])
+    side = network.image_size
+    signature = tf.TensorSpec([None, side, side, 3], tf.float32, name="images")
+    traced = tf.function(compute, input_signature=[signature])
     owner = tf.Module()  # of the variables alone: of a Keras model, every layer's own functions would be converted
-    owner.weights = list(network.variables)
+    owner.weights = list(network.model.variables)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)
     path.write_bytes(converter.convert())
 
 
-SCRIPT = Path(__file__).with_name("saved_model_script.py")
-SECONDS = 600
-
-Arrays = dict[str, npt.NDArray[Any]]
-
-
 def run_saved_model(path: Path, encoded_images: Sequence[bytes], folder: Path) -> tuple[Arrays, Arrays]:
-    """Outputs of a SavedModel in a process that imports TensorFlow only: by encoded images, and by pixels.
+    """Run a SavedModel in a process that imports TensorFlow only.
 
     Args:
-        path: the SavedModel, with the signatures ``serving_default`` and ``images``.
+        path: of the SavedModel.
         encoded_images: JPEG or PNG.
         folder: for temporary files.
+
+    Returns:
+        the outputs of ``serving_default`` on the encoded images, and those of ``images`` on their pixels.
 
     Raises:
         ExportError: the process failed.
     """
     files = [folder / f"image-{number}" for number in range(len(encoded_images))]
-    for file, encoded_image in zip(files, encoded_images, strict=True):
-        file.write_bytes(encoded_image)
+    for file, encoded in zip(files, encoded_images, strict=True):
+        file.write_bytes(encoded)
     result = folder / "outputs.npz"
     # Given as text: Python would put the folder of a script, which has modules of ours, first in its search path.
-    command = [
-        sys.executable,
-        "-c",
-        SCRIPT.read_text(encoding="utf-8"),
-        *(str(one.resolve()) for one in (path, result, *files)),
-    ]
+    script = f"{inspect.getsource(run_signatures)}\nimport sys\nrun_signatures(*sys.argv[1:])"
+    command = [sys.executable, "-c", script, *(str(one.resolve()) for one in (path, result, *files))]
     # On the CPU: the accelerator's memory belongs to this process.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
@@ -97,31 +217,65 @@ def run_saved_model(path: Path, encoded_images: Sequence[bytes], folder: Path) -
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise ExportError(f"the SavedModel cannot be run by TensorFlow alone: {reason}; nothing is exported")
     with np.load(result, allow_pickle=False) as arrays:
-        encoded, images = (
-            {name.removeprefix(way): arrays[name] for name in arrays.files if name.startswith(way)}
-            for way in ("encoded_", "images_")
+        encoded_outputs, pixel_outputs = (
+            {name.removeprefix(prefix): arrays[name] for name in arrays.files if name.startswith(prefix)}
+            for prefix in ("encoded_", "images_")
         )
-    return encoded, images
+    return encoded_outputs, pixel_outputs
 
 
-def run_onnx(path: Path, encoded_images: Sequence[bytes], names: Sequence[str]) -> list[npt.NDArray[Any]]:
-    """The named outputs of an ONNX model of pixels, by onnxruntime, on one image after the other."""
+def run_signatures(saved_model: str, result: str, *files: str) -> None:
+    """Write the outputs of a SavedModel: all images in one batch as `encoded_*`, one after the other as `images_*`.
+
+    `run_saved_model` runs the text of this function in another process, so it uses nothing from around it.
+    """
+    import sys
+    from pathlib import Path
+
+    import numpy as np
+    import tensorflow as tf
+
+    signatures = tf.saved_model.load(saved_model).signatures
+    encoded = [Path(file).read_bytes() for file in files]
+    outputs = {f"encoded_{name}": value for name, value in signatures["serving_default"](tf.constant(encoded)).items()}
+    pixels = [tf.io.decode_image(one, channels=3, expand_animations=False)[tf.newaxis] for one in encoded]
+    singles = [signatures["images"](images=one) for one in pixels]
+    outputs |= {f"images_{name}": tf.concat([single[name] for single in singles], axis=0) for name in singles[0]}
+    np.savez(result, **{name: value.numpy() for name, value in outputs.items()})
+    ours = sorted(name for name in sys.modules if name.startswith("gaudi_"))
+    if ours:
+        sys.exit(f"imported {', '.join(ours)}")
+
+
+def run_onnx(path: Path, encoded_images: Sequence[bytes]) -> Arrays:
+    """Run an ONNX model on the pixels of one image after the other."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    outputs = [
-        session.run(list(names), {"images": decode_pixels(encoded_image)[np.newaxis]})
-        for encoded_image in encoded_images
-    ]
-    return [np.concatenate(one) for one in zip(*outputs, strict=True)]
+    names = [output.name for output in session.get_outputs()]
+    outputs = [session.run(names, {"images": decode_pixels(encoded)[np.newaxis]}) for encoded in encoded_images]
+    return {name: np.concatenate(values) for name, *values in zip(names, *outputs, strict=True)}
 
 
 def run_tflite(path: Path, images: npt.NDArray[np.float32]) -> Arrays:
-    """The outputs of a TensorFlow Lite model on a batch of pixels."""
+    """Run a TensorFlow Lite model on a batch."""
     outputs: Arrays = tf.lite.Interpreter(model_path=str(path)).get_signature_runner()(images=images)
     return outputs
 
 
-def decode_pixels(encoded_image: bytes) -> Any:
-    """Pixels uint8 [height, width, 3] as TensorFlow decodes them."""
-    return tf.io.decode_image(encoded_image, channels=3, expand_animations=False).numpy()
+def decode_pixels(encoded: bytes) -> Any:
+    """Decode an image as TensorFlow does, to uint8 [height, width, 3]."""
+    return tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
+
+
+def to_float32(model: Any) -> Any:
+    """Copy a Keras model to layers that compute in float32, whatever the precision it was trained in."""
+
+    def rebuild(layer: Any) -> Any:
+        return type(layer).from_config({**layer.get_config(), "dtype": "float32"})
+
+    copy = keras.models.clone_model(model, clone_function=rebuild)
+    weights = {variable.name: variable for variable in model.variables}
+    for variable in copy.variables:
+        variable.assign(weights[variable.name])
+    return copy

@@ -1,25 +1,40 @@
-"""Export in several formats: each is compared with the network before any is left in the folder."""
+"""Export networks in several formats, and compare each export with the network before any is kept."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import numpy as np
+import tensorflow as tf
 
 from gaudi_apps.errors import ExportError
-from gaudi_apps.inference.converters import require_onnx
+from gaudi_apps.inference.converters import (
+    Arrays,
+    ExportedNetwork,
+    decode_pixels,
+    require_onnx,
+    run_onnx,
+    run_saved_model,
+    run_tflite,
+    to_float32,
+    write_onnx,
+    write_saved_model,
+    write_tflite,
+)
 from gaudi_apps.inference.media import VIDEO_ENDINGS, find_files
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.image_files import read_image
 from gaudi_datasets.output_files import staging_folder, write_json
-from gaudi_models.weights import assign_weights, read_weights
-from gaudi_ops.tf.keras_api import keras
+from gaudi_models.weights import assign_weights, read_weights, write_weights
+
+ExportFormat = Literal["saved_model", "onnx", "tflite", "safetensors"]
 
 FORMAT = "gaudi-apps export"
 VERSION = 1
@@ -28,84 +43,79 @@ CHECKED_IMAGES = 8
 TOLERANCE = 1e-3
 
 
-class Agreement(Protocol):
-    """How far an export and the network are apart: a dataclass, whose fields the manifest notes."""
+@dataclass(frozen=True)
+class Agreement:
+    """The largest differences between the outputs of an export and of the network.
+
+    Attributes:
+        differences: by what differs, such as ``box_difference``; infinite where an output has no counterpart.
+        compared: number of values or boxes.
+    """
+
+    differences: Mapping[str, float]
+    compared: int
 
     @property
     def is_close(self) -> bool:
-        """Whether they agree within 1e-3."""
+        """Tell whether all differences are at most 1e-3."""
+        return all(difference <= TOLERANCE for difference in self.differences.values())
 
-    def describe(self, images: int) -> str:
-        """What was compared on so many images, and how close it is."""
-
-    def describe_difference(self) -> str:
-        """How far they are apart."""
+    def __str__(self) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {value:.2g}" for name, value in self.differences.items())
 
 
-class Encoded(Protocol):
-    """An image of a data set."""
-
-    @property
-    def encoded(self) -> bytes:
-        """The bytes of its file."""
-
-
-class ImageSource(Protocol):
-    """Images of a data set."""
-
-    def __len__(self) -> int:
-        """How many there are."""
-
-    def read(self, index: int, /) -> Encoded:
-        """One of them."""
+def find_worst(agreements: Sequence[Agreement]) -> Agreement:
+    """Return the largest differences of several comparisons, and the sum of what was compared."""
+    # By NumPy, whose maximum with NaN is NaN.
+    worst = {name: float(np.max([one.differences[name] for one in agreements])) for name in agreements[0].differences}
+    return Agreement(worst, sum(one.compared for one in agreements))
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """One export: its format, its folder, on how many images it was checked, and with what result."""
+    """One export: its format, its folder, the number of images it was compared on, and the result."""
 
     format: str
     path: Path
     images: int
-    agreement: Any
+    agreement: Agreement
 
     def describe(self) -> str:
-        """A line for people."""
-        return f"{self.path}: {self.agreement.describe(self.images)}"
+        """Describe the comparison in one line."""
+        compared = self.agreement.compared
+        if not compared:
+            return f"{self.path}: nothing was detected on {self.images} images to compare; check it on other images"
+        return f"{self.path}: {compared} outputs on {self.images} images agree with the network ({self.agreement})"
 
 
-# Writes an export into the first folder, and compares; the second one is for temporary files.
-Exporter = Callable[[Path, Path], Agreement]
-
-
-def choose_images(inference: Sequence[str], source: ImageSource | None) -> list[bytes]:
-    """Up to eight encoded images to check an export on, evenly over what there is.
+def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
+    """Choose up to eight encoded images to check an export on, evenly spaced.
 
     Args:
-        inference: paths, folders or patterns of images (`--inference`); videos among them are left out.
-        source: where they come from when `inference` is empty.
+        inference: paths, folders or patterns of images (`--inference`); videos are left out.
+        source: a data set to take them from if `inference` is empty.
 
     Raises:
-        FlagError: there is neither.
+        FlagError: neither is given.
         MissingInputError: there is no image.
         DataError: an image or a record is damaged.
     """
     if inference:
         files = [path for path in find_files(inference) if path.suffix.lower() not in VIDEO_ENDINGS]
         if not files:
-            raise MissingInputError("--inference: gives videos only; an export is checked on images, so add one")
-        return [read_image(files[place]).encoded for place in _spread(len(files))]
+            raise MissingInputError("--inference: names videos only; an export is checked on images, so add one")
+        return [read_image(files[index]).encoded for index in _spread(len(files))]
     if source is None:
         raise FlagError("--mode export: needs images to check the export on; give --inference or --data_dir")
-    return [source.read(place).encoded for place in _spread(len(source))]
+    return [source.read(index).encoded for index in _spread(len(source))]
 
 
 def require_possible(output_dir: Path, formats: Sequence[str]) -> None:
-    """See, before a network is run, which takes a while, that exports of it can be written.
+    """Check, before a network is run, that its exports can be written.
 
     Raises:
         MissingExtraError: a converter is not installed.
-        UnsafeError: a folder to be replaced holds files that no export wrote.
+        UnsafeError: a folder to replace holds files that are not of an export.
     """
     if "onnx" in formats:
         require_onnx()
@@ -114,36 +124,47 @@ def require_possible(output_dir: Path, formats: Sequence[str]) -> None:
 
 
 def write_exports(
-    output_dir: Path, exporters: Mapping[str, Exporter], notes: Mapping[str, Any], images: int
+    networks: Mapping[str, ExportedNetwork],
+    encoded_images: Sequence[bytes],
+    output_dir: Path,
+    formats: Sequence[ExportFormat],
+    metadata: Mapping[str, Any],
 ) -> list[ExportReport]:
-    """Write each export into a folder of its name, all or nothing: an earlier one is replaced only when all are right.
+    """Write each network in each format, all or nothing: an earlier export is replaced only if all agree.
 
-    Each folder has an ``export.json`` with the notes, what was compared, and the SHA-256 of the files.
+    Each folder has an ``export.json`` with the metadata, the result of the comparison, and the SHA-256 of the files.
 
     Args:
+        networks: in float32, by the suffix of their folders: ``<format><suffix>``.
+        encoded_images: JPEG or PNG, to compare on.
         output_dir: made when it is not there.
-        exporters: what writes and compares, by the name of the format.
-        notes: JSON values by name.
-        images: on how many it is compared.
+        formats: to write.
+        metadata: JSON values by name.
 
     Raises:
-        UnsafeError: a folder to be replaced holds files that no export wrote.
+        UnsafeError: a folder to replace holds files that are not of an export.
         ExportError: an export cannot be run, or differs from the network by more than 1e-3.
-        OSError: it cannot be written.
+        OSError: an export cannot be written.
     """
-    for name in exporters:
+    names = [f"{name}{suffix}" for suffix in networks for name in formats]
+    for name in names:
         refuse_foreign(output_dir / name)
     reports = []
     with staging_folder(output_dir) as staging:
         scratch = staging / "scratch"
         scratch.mkdir()
-        for name, export in exporters.items():
-            folder = staging / name
-            folder.mkdir()
-            agreement = export(folder, scratch)
-            _require_close(name, agreement)
-            _write_manifest(folder, name, notes, images, agreement)
-            reports.append(ExportReport(name, output_dir / name, images, agreement))
+        for suffix, network in networks.items():
+            for name in formats:
+                folder = staging / f"{name}{suffix}"
+                folder.mkdir()
+                agreement = export_format(name, network, encoded_images, folder, scratch)
+                if not agreement.is_close:
+                    raise ExportError(
+                        f"--export_format {folder.name}: differs from the network by more than {TOLERANCE:g} "
+                        f"({agreement}); nothing is exported"
+                    )
+                _write_manifest(folder, metadata, len(encoded_images), agreement)
+                reports.append(ExportReport(folder.name, output_dir / folder.name, len(encoded_images), agreement))
         for report in reports:
             if report.path.exists():
                 os.replace(report.path, scratch / report.format)
@@ -151,27 +172,69 @@ def write_exports(
     return reports
 
 
+def export_format(
+    name: ExportFormat, network: ExportedNetwork, encoded_images: Sequence[bytes], folder: Path, scratch: Path
+) -> Agreement:
+    """Write a network in one format, and compare the export with the network.
+
+    Args:
+        name: of the format.
+        network: in float32.
+        encoded_images: to compare on.
+        folder: to write into.
+        scratch: folder for temporary files.
+    """
+    pixels = [decode_pixels(encoded) for encoded in encoded_images]
+    from_pixels = np.stack([network.prepare_pixels(one) for one in pixels])
+    if name == "onnx":
+        write_onnx(network, folder / "model.onnx")
+        return network.compare(_compute(network.compute, from_pixels), run_onnx(folder / "model.onnx", encoded_images))
+    if name == "tflite":
+        write_tflite(network, folder / "model.tflite")
+        found = run_tflite(folder / "model.tflite", np.stack([network.resize(one) for one in pixels]))
+        return network.compare(_compute(network.compute_tflite, from_pixels), found)
+    from_encoded = np.stack([network.prepare_encoded(encoded) for encoded in encoded_images])
+    reference = _compute(network.compute, from_encoded)
+    if name == "safetensors":
+        write_weights(network.model, folder / "weights.safetensors", metadata=network.metadata)
+        restored = copy.copy(network)
+        restored.model = _reload(network.model, folder / "weights.safetensors")
+        return network.compare(reference, _compute(restored.compute, from_encoded))
+    write_saved_model(network, folder)
+    of_encoded, of_pixels = run_saved_model(folder, encoded_images, scratch)
+    both = [
+        network.compare(reference, of_encoded),
+        network.compare(_compute(network.compute, from_pixels), of_pixels),
+    ]
+    return find_worst(both)
+
+
+def _compute(function: Any, images: Any) -> Arrays:
+    return {name: values.numpy() for name, values in tf.function(function)(images).items()}
+
+
+def _reload(model: Any, path: Path) -> Any:
+    """Copy a model with the weights of a file, and zeros where the file has none."""
+    restored = to_float32(model)
+    for variable in restored.variables:
+        variable.assign(np.zeros(variable.shape, np.float32))
+    assign_weights(restored, read_weights(path))
+    return restored
+
+
 def _spread(count: int) -> list[int]:
-    """At most eight places in a list of so many, evenly over it."""
+    """Choose at most eight indices below a count, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, CHECKED_IMAGES).astype(int)).tolist()
 
 
-def _require_close(name: str, agreement: Agreement) -> None:
-    if not agreement.is_close:
-        raise ExportError(
-            f"--export_format {name}: differs from the network by {agreement.describe_difference()},"
-            f" at most {TOLERANCE:g} is right; nothing is exported"
-        )
-
-
-def _write_manifest(folder: Path, name: str, notes: Mapping[str, Any], images: int, agreement: Any) -> None:
+def _write_manifest(folder: Path, metadata: Mapping[str, Any], images: int, agreement: Agreement) -> None:
     files = {_relative(path, folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in _list_files(folder)}
     document = {
         "format": FORMAT,
         "version": VERSION,
-        "kind": name,
-        **notes,
-        "check": {"pictures": images, **asdict(agreement)},
+        "kind": folder.name,
+        **metadata,
+        "check": {"pictures": images, **agreement.differences, "compared": agreement.compared},
         "sha256": files,
     }
     write_json(folder / MANIFEST, document)
@@ -186,10 +249,15 @@ def refuse_foreign(folder: Path) -> None:
         known = {MANIFEST, *manifest["sha256"]} if manifest["format"] == FORMAT else set()
     except (OSError, ValueError, KeyError, TypeError):
         known = set()
-    present = [_relative(path, folder) for path in _list_files(folder)] if folder.is_dir() else ["it, a file,"]
+    present = [_relative(path, folder) for path in _list_files(folder)] if folder.is_dir() else [folder.name]
     foreign = [name for name in present if name not in known]
     if foreign:
-        raise UnsafeError(f"{folder}: {foreign[0]} is of no export, so it is not replaced; give another --output_dir")
+        raise UnsafeError(
+            "is not of an export, so it is not replaced",
+            path=folder,
+            record=foreign[0],
+            remedy="give another --output_dir",
+        )
 
 
 def _list_files(folder: Path) -> list[Path]:
@@ -198,25 +266,3 @@ def _list_files(folder: Path) -> list[Path]:
 
 def _relative(path: Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix()
-
-
-def to_float32(model: Any) -> Any:
-    """A copy of a Keras model whose layers compute in float32, whatever the precision it was trained in."""
-
-    def rebuild(layer: Any) -> Any:
-        return type(layer).from_config({**layer.get_config(), "dtype": "float32"})
-
-    copy = keras.models.clone_model(model, clone_function=rebuild)
-    weights = {variable.name: variable for variable in model.variables}
-    for variable in copy.variables:
-        variable.assign(weights[variable.name])
-    return copy
-
-
-def reload_float32(model: Any, path: Path) -> Any:
-    """The same with the weights of a file, and zero where the file has none."""
-    copy = to_float32(model)
-    for variable in copy.variables:
-        variable.assign(np.zeros(variable.shape, np.float32))
-    assign_weights(copy, read_weights(path))
-    return copy

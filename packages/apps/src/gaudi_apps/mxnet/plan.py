@@ -14,8 +14,7 @@ from gaudi_apps.detection.plan import (
     COCO_CLASSES,
     COCO_TRAIN_IMAGES,
     IMAGES_OF_BASE_RATE,
-    Needs,
-    TrainingSet,
+    PlanReport,
     describe_annotations,
     describe_records,
 )
@@ -24,6 +23,7 @@ from gaudi_apps.mxnet.data import find_coco_files
 from gaudi_apps.training.plan import (
     CURRENT,
     Plan,
+    TrainingSet,
     describe_large_batch,
     describe_late_drops,
     describe_long_warmup,
@@ -158,14 +158,14 @@ def print_plan(
     training_set = describe_training_set(config)
     plan = make_plan(config, training_set.images, workers, find_version_in(config.run.model_dir))
     decay, bytes_per_value = config.schedule.weight_decay, _BYTES_PER_VALUE[config.network.precision]
-    needs = Needs(training_set, plan, config.report.keep_ckpt_max, bytes_per_value, decay)
+    report = PlanReport(training_set, plan, config.report.keep_ckpt_max, bytes_per_value, decay)
     if config.run.json:
-        print_json(needs.as_json(), launch, console)
+        print_json(report.as_json(), launch, console)
         return
-    facts = list(needs.list_facts())
+    rows = list(report.list_rows())
     if plan.evaluated_steps:
-        facts.append(("validations", f"after steps {', '.join(map(str, plan.evaluated_steps))}"))
-    print_tables(config.run.model_dir, facts, plan, launch, console)
+        rows.append(("validations", f"after steps {', '.join(map(str, plan.evaluated_steps))}"))
+    print_tables(config.run.model_dir, rows, plan, launch, console)
 
 
 def describe_training_set(config: SSDMXNetConfig) -> TrainingSet:

@@ -1,4 +1,4 @@
-"""The plan of a run, step by step, in plain Python; its table, and the version of the recipes that it follows."""
+"""Plan a run step by step, print the plan, and find the version of the rules that it follows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from gaudi_apps.cli.launch import LaunchReport
 from gaudi_apps.errors import RunChangedError
+from gaudi_models.architectures import NetworkSize
 from gaudi_ops.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
 DROP_FACTORS = (0.1, 0.01, 0.001, 0.0001)
 
 
-@dataclass(frozen=True)
-class RateChange:
-    """From `step` on the learning rate is `learning_rate`, for the reason given."""
+class RateChange(NamedTuple):
+    """A step from which on the learning rate is another one, and the reason."""
 
     step: int
     learning_rate: float
@@ -33,12 +33,25 @@ class RateChange:
 
 @dataclass(frozen=True)
 class Plan:
-    """Numbers of a run; every step counts from 0 and is the first one that something holds for.
+    """The numbers of a run. Steps count from 0.
 
-    `learning_rate` is the rate of a step. `drop_steps` are where a piecewise rate drops to `drop_factors` of its peak;
-    the first step with the lower rate is `drop_delay` later, for TensorFlow's piecewise constant counts the boundary to
-    what is before it. `evaluation_steps` lie between two evaluations during training, 0 where there are none
-    besides those after `evaluated_steps`. `global_batch` is of all `workers`, the processes that train together.
+    Attributes:
+        images: of an epoch.
+        global_batch: images a step of all processes.
+        steps_per_epoch, total_steps, epochs: length of the run.
+        peak_learning_rate: after the warm-up.
+        lr_schedule: name of the schedule.
+        warmup_steps: of linear rise.
+        drop_steps: where a piecewise rate drops to `drop_factors` of its peak.
+        checkpoint_steps: between two checkpoints.
+        evaluation_steps: between two evaluations during training; 0: none but those after `evaluated_steps`.
+        learning_rate: rate of each step.
+        warnings: of settings that are allowed but rarely meant.
+        workers: processes that train together.
+        drop_factors: see `drop_steps`.
+        evaluated_steps: steps to evaluate after.
+        drop_delay: steps from a drop step to the first step with the lower rate; 1 as in TensorFlow, whose piecewise
+            constant counts the boundary to the interval before it.
     """
 
     images: int
@@ -61,12 +74,12 @@ class Plan:
 
     @property
     def own_batch(self) -> int:
-        """Images a step of one process."""
+        """Return the images a step of one process."""
         return self.global_batch // self.workers
 
     @property
     def rate_changes(self) -> tuple[RateChange, ...]:
-        """The steps where the rate begins, peaks, drops and ends, in order; a drop may lie past the end."""
+        """List the steps where the rate begins, peaks, drops and ends, in order; a drop may lie past the end."""
         marks = [(0, "start"), (self.total_steps - 1, "last step")]
         if self.warmup_steps:
             marks.append((self.warmup_steps, "warm-up ends"))
@@ -79,32 +92,32 @@ class Plan:
         return tuple(RateChange(step, self.learning_rate(step), what) for step, what in sorted(marks))
 
     def as_json(self) -> dict[str, Any]:
-        """Its numbers by name, and where the rate changes."""
+        """Return the numbers by name, and the changes of the rate."""
         numbers = {name: value for name, value in asdict(self).items() if name != "learning_rate"}
-        return {**numbers, "rate_changes": [asdict(change) for change in self.rate_changes]}
+        return {**numbers, "rate_changes": [change._asdict() for change in self.rate_changes]}
 
     def count_checkpoints(self, keep: int) -> int:
-        """Checkpoints on disk at the end, of which so many are kept; the last step always writes one."""
+        """Count the checkpoints on disk at the end, when `keep` of them are kept; the last step always writes one."""
         return min(keep, -(-self.total_steps // self.checkpoint_steps))
 
 
 def count_steps(epochs: float, steps_per_epoch: int) -> int:
-    """Steps of so many epochs: at least one for any part of an epoch, and 0 for 0."""
+    """Count the steps of some epochs: at least one for any part of an epoch, and 0 for 0."""
     return max(1, int(epochs * steps_per_epoch)) if epochs else 0
 
 
 def describe_large_batch(batch: int, num_images: int) -> str:
-    """The warning about a step of more images than there are."""
-    return f"a batch of {batch} is larger than the {num_images} images: a step sees some of them twice"
+    """Return the warning about a batch that is larger than the data set."""
+    return f"a batch of {batch} is larger than the data set of {num_images} images: a step sees some of them twice"
 
 
 def describe_long_warmup(warmup_steps: int, total_steps: int, remedy: str) -> str:
-    """The warning about a warm-up that the run does not outlast."""
+    """Return the warning about a warm-up that is longer than the run."""
     return f"the warm-up of {warmup_steps} steps is not over when the run ends at step {total_steps}: {remedy}"
 
 
 def describe_late_drops(steps: Sequence[int], total_steps: int, remedy: str) -> str:
-    """The warning about drops of the rate that the run does not reach."""
+    """Return the warning about drops of the rate after the end of the run."""
     named = " and ".join(map(str, steps))
     return f"the drop at step {named} is not reached: the run ends at step {total_steps}; {remedy}"
 
@@ -150,7 +163,7 @@ def find_version_in(model_dir: str) -> int:
 
 
 def note_version(version: int) -> dict[str, int]:
-    """List what a run notes of its version: nothing of version 1, as its release did."""
+    """Return the version as a run stores it: nothing for version 1, as its release did."""
     return {SETTING: version} if version > 1 else {}
 
 
@@ -160,23 +173,92 @@ MEMORY_COVERS = (
 )
 
 
+@dataclass(frozen=True)
+class TrainingSet:
+    """The size of a data set; counts that are not known are None.
+
+    Attributes:
+        images: of an epoch.
+        num_classes: besides the background.
+        images_found: in the data, with those that are left out.
+        boxes, boxes_found: the same of boxes.
+        record_bytes: of the records on disk.
+    """
+
+    images: int
+    num_classes: int
+    images_found: int | None = None
+    boxes: int | None = None
+    boxes_found: int | None = None
+    record_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Estimate the disk and memory that a plan needs.
+
+    Args:
+        plan: of the training.
+        size: of the network.
+        keep_checkpoints: number of checkpoints that are kept.
+        bytes_per_value: of the values that the forward pass keeps.
+        averages: an average of the weights is kept, too.
+        record_bytes: of records that are there.
+    """
+
+    plan: Plan
+    size: NetworkSize
+    keep_checkpoints: int
+    bytes_per_value: int
+    averages: bool = False
+    record_bytes: int | None = None
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Return the bytes of a checkpoint."""
+        return self.size.checkpoint_bytes(averages=self.averages)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the bytes that one process needs, about."""
+        return self.size.training_bytes(self.plan.own_batch, self.bytes_per_value, averages=self.averages)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return parameters, disk (bytes) and memory (bytes) by name."""
+        return {
+            "parameters": self.size.parameters,
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "estimated_memory_bytes": self.memory_bytes,
+            "estimated_memory_covers": MEMORY_COVERS,
+        }
+
+    def list_rows(self) -> Iterator[tuple[str, str]]:
+        """Yield the rows of a table."""
+        kept = self.plan.count_checkpoints(self.keep_checkpoints)
+        disk = f"{format_bytes(kept * self.checkpoint_bytes)} of checkpoints"
+        if self.record_bytes is not None:
+            disk += f"; {format_bytes(self.record_bytes)} of records are there"
+        yield "disk", disk
+        yield "memory", f"about {format_bytes(self.memory_bytes)}: {MEMORY_COVERS}"
+
+
 def print_json(document: Mapping[str, Any], launch: LaunchReport | None = None, console: Console | None = None) -> None:
-    """Print one JSON object, with what would be started as `launch`."""
+    """Print one JSON object, with the processes to start as `launch`."""
     launched = {"launch": None if launch is None else launch.as_json()}
     (console or make_console()).print(json.dumps({**document, **launched}, indent=2), markup=False)
 
 
 def print_tables(
     model_dir: str | Path,
-    facts: Iterable[tuple[str, str]],
+    rows: Iterable[tuple[str, str]],
     plan: Plan,
     launch: LaunchReport | None = None,
     console: Console | None = None,
 ) -> None:
-    """Print the facts of a run row by row, its learning rate, the plan's warnings, and what would be started."""
+    """Print a table of a run, its learning rate, the warnings, and the processes to start."""
     console = console or make_console()
     table = Table(title=f"Plan of {model_dir}", title_justify="left", show_header=False, box=None)
-    for name, text in facts:
+    for name, text in rows:
         table.add_row(name, text)
     console.print(table)
     console.print(_tabulate_rates(plan))
@@ -187,12 +269,12 @@ def print_tables(
 
 
 def make_console() -> Console:
-    """Standard output, whose lines may be long."""
+    """Make a console on standard output, whose lines may be long."""
     return Console(highlight=False, soft_wrap=True)
 
 
 def list_plan(plan: Plan, keep_checkpoints: int) -> Iterator[tuple[str, str]]:
-    """What a table says of any plan, row by row."""
+    """Yield the rows of a plan's table."""
     shares = f", {plan.own_batch} on each of {plan.workers} processes" if plan.workers > 1 else ""
     yield "batch", f"{plan.global_batch}{shares}"
     yield "steps", f"{plan.total_steps} ({plan.epochs:.4g} epochs of {plan.steps_per_epoch})"
@@ -215,15 +297,8 @@ def _tabulate_rates(plan: Plan) -> Table:
     return table
 
 
-def part_of(kept: int, found: int | None) -> str:
-    """How many of how many, or how many where all are kept."""
-    if found is None or found == kept:
-        return f"{kept}"
-    return f"{kept} of {found}"
-
-
 def format_bytes(count: float) -> str:
-    """Bytes in the largest binary unit that keeps the number at 1 or more: 3.2 GiB."""
+    """Format bytes in the largest binary unit that keeps the number at 1 or more: 3.2 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.3g} {unit}"
