@@ -40,5 +40,5 @@ def test_what_ranks_must_have_in_common(other: SSDConfig, data: str, named: str 
     assert facts[0]["device"] == ["CPU"]
     assert facts[0]["precision"] == "fp32"
     assert {"tensorflow", "numpy"} <= facts[0]["versions"].keys()
-    fault = find_difference(facts)
-    assert (fault is None) if named is None else named in (fault or "")
+    error = find_difference(facts)
+    assert (error is None) if named is None else named in str(error)

@@ -38,7 +38,7 @@ def test_the_address_of_an_interface() -> None:
 
 
 def test_a_host_that_no_way_leads_to_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"host nowhere\.invalid: no way leads there"):
+    with pytest.raises(ConfigurationError, match=r"nowhere\.invalid"):
         own_address(Cluster((ELSEWHERE,)), frozenset(), None)
 
 

@@ -75,18 +75,18 @@ def test_sources(environ: dict[str, str], request_: dict[str, object], expected:
 @pytest.mark.parametrize(
     ("environ", "request_", "words"),
     [
-        ({}, {"hosts": "a:2", "np": 3}, "--np 3: --hosts has slots for 2 ranks"),
-        ({}, {"hosts": "a:2,b:2", "slots": 3}, "--hosts gives 2, 2 ranks on its hosts, --num_workers_per_hls 3"),
-        ({}, {"hosts": "a,b", "np": 3}, "--hosts names 2 hosts without numbers of ranks"),
-        ({}, {"hosts": "a,b"}, "--hosts names 2 hosts without numbers of ranks"),
-        ({}, {"np": 8, "slots": 4}, "--np 8: this machine has 4 ranks"),
-        ({}, {"hosts": "c:1", "hostfile": Path("hosts")}, "--hosts names c, which --hostfile does not"),
-        (SLURM, {"hosts": "a:2"}, "--hosts names a, which SLURM_JOB_NODELIST does not"),
-        ({**SLURM, "MULTI_HLS_IPS": "10.0.0.1"}, {}, "MULTI_HLS_IPS names 10.0.0.1, which SLURM_JOB_NODELIST"),
-        ({**KUBERNETES, "MULTI_HLS_IPS": "10.0.0.1"}, {}, "which Kubernetes' host file does not"),
-        ({"MULTI_HLS_IPS": ""}, {}, "MULTI_HLS_IPS: '' is no host"),
-        ({**SLURM, "SLURM_TASKS_PER_NODE": "2"}, {}, "names 2 hosts and SLURM_TASKS_PER_NODE counts ranks of 1"),
-        (SLURM, {"np": 5}, "--np 5: SLURM_JOB_NODELIST has slots for 4 ranks"),
+        ({}, {"hosts": "a:2", "np": 3}, "--np 3: --hosts has slots for 2"),
+        ({}, {"hosts": "a:2,b:2", "slots": 3}, "--hosts gives 2, 2 ranks"),
+        ({}, {"hosts": "a,b", "np": 3}, "names 2 hosts without"),
+        ({}, {"hosts": "a,b"}, "names 2 hosts without"),
+        ({}, {"np": 8, "slots": 4}, "--np 8: this machine has 4"),
+        ({}, {"hosts": "c:1", "hostfile": Path("hosts")}, "--hosts names c, which --hostfile"),
+        (SLURM, {"hosts": "a:2"}, "--hosts names a, which SLURM_JOB_NODELIST"),
+        ({**SLURM, "MULTI_HLS_IPS": "10.0.0.1"}, {}, "names 10.0.0.1, which SLURM_JOB_NODELIST"),
+        ({**KUBERNETES, "MULTI_HLS_IPS": "10.0.0.1"}, {}, "Kubernetes' host file"),
+        ({"MULTI_HLS_IPS": ""}, {}, "'' is no host"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "2"}, {}, "names 2 hosts"),
+        (SLURM, {"np": 5}, "--np 5: SLURM_JOB_NODELIST has slots"),
     ],
 )
 def test_contradictions(environ: dict[str, str], request_: dict[str, object], words: str) -> None:
@@ -96,6 +96,6 @@ def test_contradictions(environ: dict[str, str], request_: dict[str, object], wo
 
 
 def test_a_hostfile_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="nowhere: cannot be read as a list of hosts") as caught:
+    with pytest.raises(ConfigurationError, match="nowhere: cannot") as caught:
         find_cluster(HostRequest(hostfile=tmp_path / "nowhere"), {})
     assert caught.value.exit_status == 66

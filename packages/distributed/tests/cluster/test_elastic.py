@@ -45,7 +45,7 @@ def test_changes() -> None:
 def test_launcher_that_is_gone() -> None:
     with RendezvousServer("127.0.0.1") as rendezvous:
         client = RendezvousClient({WORKER: "3", **rendezvous.environment})
-    with pytest.raises(PeerLostError, match="worker 3: the launcher at 127"):
+    with pytest.raises(PeerLostError, match="worker 3: the launcher"):
         client.next_assignment()
 
 
@@ -60,12 +60,12 @@ def test_launcher_that_is_gone() -> None:
 )
 def test_variables_that_are_not_a_launchers(environ: dict[str, str]) -> None:
     assert is_elastic(environ)
-    with pytest.raises(ConfigurationError, match="start the run through gaudi-run"):
+    with pytest.raises(ConfigurationError, match="GAUDI_RUN_WORKER is"):
         RendezvousClient(environ)
 
 
 def test_what_would_crash_at_the_second_beginning_is_refused_at_the_first() -> None:
-    with pytest.raises(ConfigurationError, match="CYCLE_TIME is set, and HOROVOD_FUSION_THRESHOLD is for every"):
+    with pytest.raises(ConfigurationError, match="CYCLE_TIME is set"):
         RendezvousClient({WORKER: "3", ADDRESS: "127.0.0.1", PORT: "1", "HOROVOD_CYCLE_TIME": "5"})
 
 

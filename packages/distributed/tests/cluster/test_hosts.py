@@ -45,7 +45,7 @@ def test_hosts(name: str) -> None:
     ],
 )
 def test_no_hosts(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no host: write a name"):
+    with pytest.raises(ConfigurationError, match="is no host"):
         check_host(name, "test")
 
 
@@ -57,10 +57,10 @@ def test_list() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a:2,a:3", "'a' is named twice"),
-        ("a:1,A:1", "'A' is named twice"),
+        ("a:2,a:3", "'a' is named"),
+        ("a:1,A:1", "'A' is named"),
         ("[::1]:1,[0::1]:1", "'::1' is named twice"),
-        ("a:0", "'0' ranks on a host; write a number from 1 to 1024"),
+        ("a:0", "'0' ranks"),
         ("a:1025", "'1025' ranks"),
         ("a:+1", r"'\+1' ranks"),
         ("a:²", "'²' ranks"),
@@ -69,7 +69,7 @@ def test_list() -> None:
         ("a:2:3", "'2:3' ranks"),
         ("", "'' is no host"),
         ("a,", "'' is no host"),
-        ("a:2,b", "some hosts have a number of ranks and some have none"),
+        ("a:2,b", "some have none"),
         ("::1", "is no host"),
         ("[::1", "is no host"),
         ("[a]:2", "is no host"),
@@ -92,13 +92,13 @@ def test_hostfile() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "hosts: names no host"),
-        ("a slots=2\nb max-slots=3", "hosts: line 2: 'max-slots=3'; after the host there is slots=N"),
-        ("a slots=2 b", "hosts: line 1: 'slots=2 b'"),
+        ("", "names no host"),
+        ("a slots=2\nb max-slots=3", "hosts: line 2: 'max-slots=3'"),
+        ("a slots=2 b", "line 1: 'slots=2 b'"),
         ("a slots=", "hosts: line 1: '' ranks"),
-        ("a:2", "hosts: line 1: 'a:2' is no host"),
-        ("-oProxyCommand=x slots=1", "hosts: line 1: '-oProxyCommand=x' is no host"),
-        ("a\na", "hosts: host 'a' is named twice"),
+        ("a:2", "line 1: 'a:2'"),
+        ("-oProxyCommand=x slots=1", "line 1: '-oProxyCommand=x'"),
+        ("a\na", "'a' is named"),
     ],
 )
 def test_wrong_hostfiles(text: str, words: str) -> None:

@@ -28,5 +28,5 @@ def test_no_other_root() -> None:
 def test_one_process_is_one_group() -> None:
     assert allreduce_within(SingleProcess(), 1)([1.5]) == [1.5]
     for size in (0, -1, 2):
-        with pytest.raises(ConfigurationError, match=f"groups of {size} ranks cannot be made of 1"):
+        with pytest.raises(ConfigurationError, match=f"groups of {size} ranks cannot be"):
             allreduce_within(SingleProcess(), size)

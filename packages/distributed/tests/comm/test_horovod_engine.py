@@ -25,9 +25,8 @@ def test_tensorflow_that_horovod_cannot_be_built_for(monkeypatch: pytest.MonkeyP
     pretend_tensorflow(monkeypatch, version)
     with pytest.raises(ConfigurationError) as caught:
         load_horovod()
-    assert f"cannot be built for TensorFlow {version}" in str(caught.value)
-    assert "lanes default and gaudi" in str(caught.value)
-    assert "--distribution_strategy multi_worker" in str(caught.value)
+    assert f"built for TensorFlow {version}" in str(caught.value)
+    assert "--distribution_strategy multi_worker" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize("version", ["2.15.1", "2.18.0"])
@@ -52,4 +51,4 @@ def test_loss_of_a_rank_is_told_by_the_kind_of_error() -> None:
     assert is_rank_lost(internal("a peer is gone"))
     assert is_rank_lost(unknown("node HorovodAllreduce: connection reset"))
     assert not is_rank_lost(unknown("out of memory"))
-    assert not is_rank_lost(ConfigurationError("Horovod does not work here"))
+    assert not is_rank_lost(ConfigurationError("does not work"))

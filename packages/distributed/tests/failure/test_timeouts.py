@@ -21,10 +21,10 @@ def test_bounds_of_the_environment() -> None:
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "x", "1 s"])
 @pytest.mark.parametrize("name", ["GAUDI_RUN_STALL_SECONDS", "GAUDI_RUN_LEAVE_SECONDS"])
 def test_no_number_of_seconds(name: str, text: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name} is {text!r}, which is no positive number"):
+    with pytest.raises(ConfigurationError, match=f"{name} is {text!r}, which is no"):
         read_timeouts({name: text})
 
 
 def test_bound_that_no_sign_of_life_could_keep() -> None:
-    with pytest.raises(ConfigurationError, match=r"STALL_SECONDS is 1; ranks give .* give at least 3"):
+    with pytest.raises(ConfigurationError, match=r"STALL_SECONDS is 1; .* at least 3"):
         read_timeouts({"GAUDI_RUN_STALL_SECONDS": "1"})

@@ -38,11 +38,11 @@ def test_hyphens_are_underscores() -> None:
     ("arguments", "words"),
     [
         (["--np"], "--np/-np: expected one argument"),
-        (["--host", "a"], "unknown flag --host; did you mean --hosts?"),
+        (["--host", "a"], "did you mean --hosts"),
         (["--np", "2", "--dry", "x"], "unknown flag --dry"),
-        (["--np", "x"], "'x' is no number from 1 to 99999"),
-        (["--np", "2", "--", "--", "x"], "'--' stands where the program should"),
-        (["--np", "2", "", "x"], "'' stands where the program should"),
+        (["--np", "x"], "'x' is no number"),
+        (["--np", "2", "--", "--", "x"], "'--' stands where"),
+        (["--np", "2", "", "x"], "'' stands where"),
     ],
 )
 def test_wrong_flags(arguments: list[str], words: str) -> None:

@@ -54,7 +54,7 @@ def test_secrets_are_refused_even_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["A=b", "", "a-b", "-x", "A\nB", "é"])
 def test_values_and_what_is_no_name_are_refused(name: str) -> None:
-    with pytest.raises(FlagError, match="is no name of a variable"):
+    with pytest.raises(FlagError, match="is no name"):
         choose_forwarded({name: "x"}, [name])
 
 
@@ -70,5 +70,5 @@ def test_the_agent_is_for_ssh_only() -> None:
 )
 def test_a_rank_cannot_launch(name: str) -> None:
     refuse_ranks({"HOROVOD_CYCLE_TIME": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"})
-    with pytest.raises(ConfigurationError, match=f"{name} set: gaudi-run is itself a rank"):
+    with pytest.raises(ConfigurationError, match=f"{name} set: gaudi-run"):
         refuse_ranks({name: "0"})

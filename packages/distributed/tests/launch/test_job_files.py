@@ -52,5 +52,5 @@ def test_a_file_is_written_as_a_whole(tmp_path: Path, capfd: pytest.CaptureFixtu
 
 
 def test_docker_is_not_for_slurm(plan: Plan) -> None:
-    with pytest.raises(ConfigurationError, match="jobs of SLURM use singularity"):
+    with pytest.raises(ConfigurationError, match="SLURM use singularity"):
         plan("--np 2 --slurm_script - --container docker --image a ssd_train")

@@ -94,9 +94,9 @@ def test_tags(run: Run) -> None:
 @pytest.mark.parametrize(
     ("ways", "status", "words"),
     [
-        (("fail=3",), 3, "rank 0 on localhost: ended with status 3; see what it said above"),
+        (("fail=3",), 3, "rank 0 on localhost: ended with status 3"),
         (("stay", "fail=70"), 70, "rank 1 on localhost: ended with status 70"),
-        (("kill=9", "stay"), 75, "rank 0 on localhost: ended by signal 9; the same command continues"),
+        (("kill=9", "stay"), 75, "rank 0 on localhost: ended by signal 9"),
         (("stay", "kill=11"), 75, "rank 1 on localhost: ended by signal 11"),
         (("stubborn", "fail=1"), 1, "rank 1 on localhost: ended with status 1"),
     ],
@@ -134,7 +134,7 @@ def test_asked_to_end_ranks_may_save_first(run: Run, number: signal.Signals) -> 
     run.disk.open()
     status, _, err = run.end()
     assert status == 75
-    assert f"gaudi-run: error: ended by {number.name}; the same command continues" in err
+    assert f"gaudi-run: error: ended by {number.name}" in err
     assert sorted(path.name for path in run.folder.glob("saved*")) == ["saved0", "saved1"]
 
 
@@ -171,7 +171,7 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gaudi_distributed.launch", "--np", "1", "--backend", "gloo", "no_such_program"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     assert done.returncode == 66
-    assert done.stderr.startswith("gaudi-run: error: program 'no_such_program': is not in PATH, nor beside ")
+    assert done.stderr.startswith("gaudi-run: error: program 'no_such_program': ")
 
 
 def test_ranks_get_named_variables_only_and_the_token_by_no_command_line(tmp_path: Path) -> None:

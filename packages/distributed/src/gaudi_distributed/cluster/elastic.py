@@ -39,14 +39,17 @@ class RendezvousClient:
         missing = [name for name in (ADDRESS, PORT) if name not in environ]
         if missing or not environ[PORT].isdecimal() or not environ[WORKER].isdecimal():
             raise ConfigurationError(
-                f"{WORKER} is {environ[WORKER]!r} and {', '.join(missing) or PORT} not as gaudi-run sets it; start the "
-                "run through gaudi-run, or unset it"
+                f"{WORKER} is {environ[WORKER]!r} and {', '.join(missing) or PORT} not as gaudi-run sets it",
+                field=WORKER,
+                remedy="start the run through gaudi-run, or unset it",
             )
         if CYCLE_VARIABLE in environ:
             # With this and the other both fixed, nothing is left to tune, and Horovod 0.28.1 writes past the end of it.
             raise ConfigurationError(
-                f"{CYCLE_VARIABLE} is set, and {FUSION_VARIABLE} is for every run; with both, Horovod ends by "
-                "signal 11 when the processes change; unset the first"
+                f"{CYCLE_VARIABLE} is set, and {FUSION_VARIABLE} is for every run; with both, Horovod ends by signal "
+                "11 when the processes change",
+                field=CYCLE_VARIABLE,
+                remedy="unset the first",
             )
         self._worker = environ[WORKER]
         self._address = environ[ADDRESS], int(environ[PORT])
@@ -84,7 +87,8 @@ class RendezvousClient:
         except (OSError, http.client.HTTPException) as error:
             raise PeerLostError(
                 f"worker {self._worker}: the launcher at {self._address[0]}:{self._address[1]} does not answer "
-                f"({error}); the same command continues from the last checkpoint"
+                f"({error})",
+                remedy="the same command continues from the last checkpoint",
             ) from error
         finally:
             connection.close()

@@ -52,15 +52,21 @@ class Cluster:
     def __post_init__(self) -> None:
         names = [host.name.lower() for host in self.hosts]
         if not names or len(set(names)) < len(names):
-            raise ConfigurationError(f"hosts are {', '.join(names) or 'none'}; name one at least, and none twice")
+            raise ConfigurationError(
+                f"hosts are {', '.join(names) or 'none'}",
+                remedy="name one at least, and none twice",
+            )
         for host in self.hosts:
             check_host(host.name, "hosts")
             if not 1 <= host.slots <= MAX_SLOTS:
-                raise ConfigurationError(f"host {host.name}: {host.slots} ranks; give it 1 to {MAX_SLOTS}")
+                raise ConfigurationError(
+                    f"host {host.name}: {host.slots} ranks",
+                    remedy=f"give it 1 to {MAX_SLOTS}",
+                )
         if not 1024 <= self.first_port <= 65536 - self.size:
             raise ConfigurationError(
-                f"ports {self.first_port} to {self.first_port + self.size - 1}, one for each rank; "
-                "choose a --first_port so that all lie in 1024 to 65535"
+                f"ports {self.first_port} to {self.first_port + self.size - 1}, one for each rank",
+                remedy="choose a --first_port so that all lie in 1024 to 65535",
             )
 
     @property
@@ -129,7 +135,9 @@ def find_cluster(
     if not sources:
         if request.np is not None and request.slots is not None and request.np > request.slots:
             raise ConfigurationError(
-                f"--np {request.np}: this machine has {request.slots} ranks by --num_workers_per_hls; name more hosts"
+                f"--np {request.np}: this machine has {request.slots} ranks by --num_workers_per_hls",
+                flag="--np",
+                remedy="name more hosts",
             )
         return Cluster((Host("localhost", request.np or request.slots or 1),), request.first_port), ""
     source = sources[0]
@@ -138,8 +146,9 @@ def find_cluster(
         strange = [name for name, _ in source.entries if name.lower() not in known]
         if strange:
             raise ConfigurationError(
-                f"{source.name} names {', '.join(strange)}, which {other.name} does not; name the same hosts in both, "
-                f"or take {other.name} away"
+                f"{source.name} names {', '.join(strange)}, which {other.name} does not",
+                **name_source(source.name),
+                remedy=f"name the same hosts in both, or take {other.name} away",
             )
     return Cluster(_fill(_with_slots(source, request), request.np, source.name), request.first_port), source.name
 
@@ -165,7 +174,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise MissingProgramError(f"{path}: cannot be read as a list of hosts ({error})") from error
+        raise MissingProgramError(f"{path}: cannot be read as a list of hosts ({error})", path=path) from error
 
 
 def _read_slurm(environ: Mapping[str, str]) -> tuple[Entry, ...]:
@@ -175,8 +184,9 @@ def _read_slurm(environ: Mapping[str, str]) -> tuple[Entry, ...]:
     counts = expand_task_counts(environ["SLURM_TASKS_PER_NODE"])
     if len(counts) != len(names):
         raise ConfigurationError(
-            f"SLURM_JOB_NODELIST names {len(names)} hosts and SLURM_TASKS_PER_NODE counts ranks of {len(counts)}; "
-            "run inside one job of SLURM, or unset both"
+            f"SLURM_JOB_NODELIST names {len(names)} hosts and SLURM_TASKS_PER_NODE counts ranks of {len(counts)}",
+            field="SLURM_JOB_NODELIST",
+            remedy="run inside one job of SLURM, or unset both",
         )
     return tuple(zip(names, counts, strict=True))
 
@@ -188,7 +198,9 @@ def _with_slots(source: HostSource, request: HostRequest) -> list[Host]:
         if request.slots is not None and set(given) != {request.slots}:
             raise ConfigurationError(
                 f"{source.name} gives {', '.join(map(str, given))} ranks on its hosts, --num_workers_per_hls "
-                f"{request.slots}; give one of the two"
+                f"{request.slots}",
+                **name_source(source.name),
+                remedy="give one of the two",
             )
         return [Host(name, slots or 1) for name, slots in source.entries]
     number = len(source.entries)
@@ -199,8 +211,9 @@ def _with_slots(source: HostSource, request: HostRequest) -> list[Host]:
         slots = DEVICES_PER_SERVER
     if slots is None:
         raise ConfigurationError(
-            f"{source.name} names {number} hosts without numbers of ranks; write a:2,b:2, or give "
-            f"--num_workers_per_hls, or an --np that {number} divides"
+            f"{source.name} names {number} hosts without numbers of ranks",
+            **name_source(source.name),
+            remedy=f"write a:2,b:2, or give --num_workers_per_hls, or an --np that {number} divides",
         )
     return [Host(name, slots) for name, _ in source.entries]
 
@@ -211,7 +224,11 @@ def _fill(hosts: list[Host], ranks: int | None, source: str) -> tuple[Host, ...]
     if ranks is None:
         return tuple(hosts)
     if ranks > slots:
-        raise ConfigurationError(f"--np {ranks}: {source} has slots for {slots} ranks; give it more slots or hosts")
+        raise ConfigurationError(
+            f"--np {ranks}: {source} has slots for {slots} ranks",
+            flag="--np",
+            remedy="give it more slots or hosts",
+        )
     filled = []
     for host in hosts:
         taken = min(host.slots, ranks)
@@ -233,6 +250,13 @@ _ITEM = re.compile(r"(?P<name>\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<slots>.*))?", re.DO
 _RULE = "is no host: write a name of letters, digits and hyphens between dots, an IPv4 address, or [an IPv6 address]"
 
 
+def name_source(source: str) -> dict[str, str]:
+    """Return the field of an error that names what gave the hosts: a flag, an environment variable or a file."""
+    if source.startswith("--"):
+        return {"flag": source.split(":")[0]}
+    return {"field": source.split(":")[0]} if re.fullmatch("[A-Z][A-Z_]+(:.*)?", source) else {"path": source}
+
+
 def check_host(name: str, source: str) -> None:
     """Raise ConfigurationError unless it is a name by RFC 1123, an IPv4 address, or an IPv6 address without brackets.
 
@@ -241,12 +265,12 @@ def check_host(name: str, source: str) -> None:
     if is_ipv6(name):
         return
     if len(name) > 253 or _NAME.fullmatch(name) is None:
-        raise ConfigurationError(f"{source}: {name!r} {_RULE}")
+        raise ConfigurationError(f"{source}: {name!r} {_RULE}", **name_source(source), record=name)
     if name.rpartition(".")[2].isdigit():
         try:
             ipaddress.IPv4Address(name)
         except ValueError:
-            raise ConfigurationError(f"{source}: {name!r} {_RULE}") from None
+            raise ConfigurationError(f"{source}: {name!r} {_RULE}", **name_source(source), record=name) from None
 
 
 def is_ipv6(name: str) -> bool:
@@ -265,7 +289,11 @@ def join_port(host: str, port: int) -> str:
 def read_slots(text: str, source: str) -> int:
     """Return a number of ranks; ConfigurationError unless it is 1 to 1024 in plain digits."""
     if re.fullmatch("[0-9]{1,4}", text, re.ASCII) is None or not 1 <= int(text) <= MAX_SLOTS:
-        raise ConfigurationError(f"{source}: {text!r} ranks on a host; write a number from 1 to {MAX_SLOTS}")
+        raise ConfigurationError(
+            f"{source}: {text!r} ranks on a host",
+            **name_source(source),
+            remedy=f"write a number from 1 to {MAX_SLOTS}",
+        )
     return int(text)
 
 
@@ -281,14 +309,19 @@ def parse_hostfile(text: str, source: str) -> tuple[Entry, ...]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        slot = f"{source}: line {number}"
-        name, _ = _parse_item(words[0], slot, with_slots=False)
+        line_source = f"{source}: line {number}"
+        name, _ = _parse_item(words[0], line_source, with_slots=False)
         slots = None
         if words[1:]:
             key, _, value = words[1].partition("=")
             if key != "slots" or words[2:]:
-                raise ConfigurationError(f"{slot}: {' '.join(words[1:])!r}; after the host there is slots=N or nothing")
-            slots = read_slots(value, slot)
+                raise ConfigurationError(
+                    f"{line_source}: {' '.join(words[1:])!r}",
+                    path=source,
+                    record=f"line {number}",
+                    remedy="after the host there is slots=N or nothing",
+                )
+            slots = read_slots(value, line_source)
         entries.append((name, slots))
     return _checked(entries, source)
 
@@ -297,14 +330,22 @@ def expand_node_list(text: str, source: str = "SLURM_JOB_NODELIST") -> tuple[str
     """Return the names in SLURM's short form: "n[01-03,7],login" is n01, n02, n03, n7, login."""
     parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|[^,]", text)
     if not text or ",".join(parts) != text:
-        raise ConfigurationError(f"{source}: {text!r} is no list of nodes; it reads like node[01-04,7],login1")
+        raise ConfigurationError(
+            f"{source}: {text!r} is no list of nodes",
+            **name_source(source),
+            remedy="it reads like node[01-04,7],login1",
+        )
     names: list[str] = []
     for part in parts:
         pieces = re.split(r"(\[[^\[\]]*\])", part)
         choices = [_expand_ranges(piece[1:-1], source) if piece.startswith("[") else [piece] for piece in pieces]
         names += ("".join(chosen) for chosen in product(*choices))
         if len(names) > MAX_HOSTS:
-            raise ConfigurationError(f"{source}: {text[:80]!r} names more than {MAX_HOSTS} hosts; name fewer")
+            raise ConfigurationError(
+                f"{source}: {text[:80]!r} names more than {MAX_HOSTS} hosts",
+                **name_source(source),
+                remedy="name fewer",
+            )
     return tuple(name for name, _ in _checked(((name, None) for name in names), source))
 
 
@@ -314,7 +355,11 @@ def expand_task_counts(text: str, source: str = "SLURM_TASKS_PER_NODE") -> tuple
     for part in text.split(","):
         found = re.fullmatch(r"([0-9]{1,4})(?:\(x([0-9]{1,4})\))?", part, re.ASCII)
         if found is None:
-            raise ConfigurationError(f"{source}: {text!r} is no list of counts; it reads like 2(x3),1")
+            raise ConfigurationError(
+                f"{source}: {text!r} is no list of counts",
+                **name_source(source),
+                remedy="it reads like 2(x3),1",
+            )
         counts += [read_slots(found[1], source)] * int(found[2] or 1)
     return tuple(counts)
 
@@ -322,12 +367,12 @@ def expand_task_counts(text: str, source: str = "SLURM_TASKS_PER_NODE") -> tuple
 def _parse_item(item: str, source: str, *, with_slots: bool = True) -> Entry:
     found = _ITEM.fullmatch(item)
     if found is None or (found["slots"] is not None and not with_slots):
-        raise ConfigurationError(f"{source}: {item!r} {_RULE}")
+        raise ConfigurationError(f"{source}: {item!r} {_RULE}", **name_source(source), record=item)
     name = found["name"]
     if name.startswith("["):
         name = name[1:-1]
         if not is_ipv6(name):
-            raise ConfigurationError(f"{source}: {item!r} {_RULE}")
+            raise ConfigurationError(f"{source}: {item!r} {_RULE}", **name_source(source), record=item)
         name = str(ipaddress.IPv6Address(name))
     check_host(name, source)
     return name, None if found["slots"] is None else read_slots(found["slots"], f"{source}: {name}")
@@ -339,7 +384,9 @@ def _expand_ranges(text: str, source: str) -> list[str]:
         found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part, re.ASCII)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if found is None or not first <= last < first + MAX_HOSTS:
-            raise ConfigurationError(f"{source}: {part!r} in brackets is no number or range like 01-04")
+            raise ConfigurationError(
+                f"{source}: {part!r} in brackets is no number or range like 01-04", **name_source(source), record=part
+            )
         names += [str(number).zfill(len(found[1])) for number in range(first, last + 1)]
     return names
 
@@ -350,13 +397,23 @@ def _checked(entries: Iterable[Entry], source: str) -> tuple[Entry, ...]:
     for name, slots in entries:
         check_host(name, source)
         if name.lower() in checked:
-            raise ConfigurationError(f"{source}: host {name!r} is named twice; name it once, with all its ranks")
+            raise ConfigurationError(
+                f"{source}: host {name!r} is named twice",
+                **name_source(source),
+                remedy="name it once, with all its ranks",
+            )
         checked[name.lower()] = (name, slots)
     if not checked:
-        raise ConfigurationError(f"{source}: names no host; name one at least")
+        raise ConfigurationError(
+            f"{source}: names no host",
+            **name_source(source),
+            remedy="name one at least",
+        )
     if len({slots is None for _, slots in checked.values()}) > 1:
         raise ConfigurationError(
-            f"{source}: some hosts have a number of ranks and some have none; give it for all or none"
+            f"{source}: some hosts have a number of ranks and some have none",
+            **name_source(source),
+            remedy="give it for all or none",
         )
     return tuple(checked.values())
 
@@ -377,9 +434,17 @@ def check_interface(text: str, source: str) -> None:
         try:
             ipaddress.IPv4Interface(text)
         except ValueError as error:
-            raise FlagError(f"{source} {text!r}: is no network ({error}); write one like 10.0.0.0/24") from None
+            raise FlagError(
+                f"{source} {text!r}: is no network ({error})",
+                **name_source(source),
+                remedy="write one like 10.0.0.0/24",
+            ) from None
     elif _INTERFACE.fullmatch(text) is None:
-        raise FlagError(f"{source} {text!r}: is no interface; write a name like eth0, or a network like 10.0.0.0/24")
+        raise FlagError(
+            f"{source} {text!r}: is no interface",
+            **name_source(source),
+            remedy="write a name like eth0, or a network like 10.0.0.0/24",
+        )
 
 
 def find_local_hosts(cluster: Cluster) -> frozenset[str]:
@@ -416,7 +481,8 @@ def own_address(cluster: Cluster, local_hosts: frozenset[str], interface: str | 
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigurationError(
-            f"host {others[0]}: no way leads there ({error}); correct its name or the network"
+            f"host {others[0]}: no way leads there ({error})",
+            remedy="correct its name or the network",
         ) from error
 
 
@@ -427,7 +493,9 @@ def interface_address(name: str) -> str:
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
         except OSError as error:
             raise ConfigurationError(
-                f"--interface {name}: {error.strerror}; choose one that `ip address` lists"
+                f"--interface {name}: {error.strerror}",
+                flag="--interface",
+                remedy="choose one that `ip address` lists",
             ) from error
     return socket.inet_ntoa(answer[20:24])
 

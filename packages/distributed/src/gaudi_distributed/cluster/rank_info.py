@@ -91,14 +91,16 @@ def _read_numbers(names: Sequence[str], environ: Mapping[str, str]) -> list[int]
     if missing:
         there = [name for name in names if name in environ]
         raise ConfigurationError(
-            f"{', '.join(there)} set and {', '.join(missing)} not: a rank is told by all of them; "
-            "start the run through its launcher, or unset them"
+            f"{', '.join(there)} set and {', '.join(missing)} not: a rank is told by all of them",
+            field=missing[0],
+            remedy="start the run through its launcher, or unset them",
         )
     for name in names:
         if not re.fullmatch("[0-9]{1,6}", environ[name]):
             raise ConfigurationError(
-                f"{name} is {environ[name]!r}, which is no number from 0 to 999999; "
-                "start the run through its launcher, or unset it"
+                f"{name} is {environ[name]!r}, which is no number from 0 to 999999",
+                field=name,
+                remedy="start the run through its launcher, or unset it",
             )
     return [int(environ[name]) for name in names]
 
@@ -113,8 +115,9 @@ def _read_slurm(environ: Mapping[str, str], host: str) -> RankInfo:
     counts = _expand_counts(environ.get(_SLURM[4], ""))
     if node >= len(counts):
         raise ConfigurationError(
-            f"{_SLURM[3]} is {node} and {_SLURM[4]} is {environ.get(_SLURM[4])!r}, which names {len(counts)} hosts; "
-            "start the run through srun, or unset them"
+            f"{_SLURM[3]} is {node} and {_SLURM[4]} is {environ.get(_SLURM[4])!r}, which names {len(counts)} hosts",
+            field=_SLURM[3],
+            remedy="start the run through srun, or unset them",
         )
     return _checked(RankInfo(rank, size, local_rank, counts[node], host), _SLURM)
 
@@ -139,11 +142,15 @@ def _read_tf_config(text: str, host: str) -> RankInfo:
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise ConfigurationError(
             f"TF_CONFIG is {text[:120]!r}, which does not name cluster.worker, task.type and task.index "
-            f"({type(error).__name__}: {error}); write it as JSON"
+            f"({type(error).__name__}: {error})",
+            field="TF_CONFIG",
+            remedy="write it as JSON",
         ) from error
     if kind != "worker" or others or type(index) is not int or not isinstance(workers, list):
         raise ConfigurationError(
-            f"TF_CONFIG is {text[:120]!r}; it may name a list of workers and, as task, the index of one of them only"
+            f"TF_CONFIG is {text[:120]!r}",
+            field="TF_CONFIG",
+            remedy="it may name a list of workers and, as task, the index of one of them only",
         )
     _check_workers(workers, index, "TF_CONFIG")
     hosts = [worker.rpartition(":")[0] for worker in workers]
@@ -155,18 +162,32 @@ def _check_workers(workers: Sequence[object], index: int, source: str) -> None:
     for worker in workers:
         matched = _WORKER.fullmatch(worker) if isinstance(worker, str) else None
         if matched is None or not 0 < int(matched["port"]) < 65536:
-            raise ConfigurationError(f"{source}: worker {worker!r} is not host:port; write it like node1:2410")
+            raise ConfigurationError(
+                f"{source}: worker {worker!r} is not host:port",
+                field=source,
+                remedy="write it like node1:2410",
+            )
         if workers.count(worker) > 1:
-            raise ConfigurationError(f"{source}: worker {worker!r} is named twice; give each its own port")
+            raise ConfigurationError(
+                f"{source}: worker {worker!r} is named twice",
+                field=source,
+                remedy="give each its own port",
+            )
     if not 0 <= index < len(workers):
-        raise ConfigurationError(f"{source}: worker {index} is not one of 0 to {len(workers) - 1}; correct the index")
+        raise ConfigurationError(
+            f"{source}: worker {index} is not one of 0 to {len(workers) - 1}",
+            field=source,
+            remedy="correct the index",
+        )
 
 
 def _checked(found: RankInfo, names: Sequence[str]) -> RankInfo:
     if not (found.local_rank <= found.rank < found.size and found.local_rank < found.local_size <= found.size):
         raise ConfigurationError(
             f"{names[0]} is {found.rank} of {found.size}, and on its host {found.local_rank} of {found.local_size}: "
-            "a rank is below its size, and a host has no more than all; start the run through its launcher"
+            "a rank is below its size, and a host has no more than all",
+            field=names[0],
+            remedy="start the run through its launcher",
         )
     return found
 
@@ -176,6 +197,7 @@ def _check_agreement(found: Sequence[tuple[str, RankInfo]]) -> None:
         first, expected = found[0]
         if (other.rank, other.size) != (expected.rank, expected.size):
             raise ConfigurationError(
-                f"{first} says rank {expected.rank} of {expected.size}, {name} says rank {other.rank} of {other.size}; "
-                "unset the one that does not belong to this run"
+                f"{first} says rank {expected.rank} of {expected.size}, {name} says rank {other.rank} of {other.size}",
+                field=name,
+                remedy="unset the one that does not belong to this run",
             )

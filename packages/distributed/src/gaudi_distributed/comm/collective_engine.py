@@ -22,8 +22,8 @@ class CollectiveCommunicator:
 
         if strategy.num_replicas_in_sync != rank_info.size:
             raise ConfigurationError(
-                f"tf.distribute has {strategy.num_replicas_in_sync} replicas for {rank_info.size} processes; each "
-                "process is to see one device, and TF_CONFIG to name every process"
+                f"tf.distribute has {strategy.num_replicas_in_sync} replicas for {rank_info.size} processes",
+                remedy="each process is to see one device, and TF_CONFIG to name every process",
             )
         self._strategy, self._rank_info, self._bucket_config = strategy, rank_info, bucket_config
         self._graph = tf.function(self._sum_in_graph, autograph=False)
@@ -141,7 +141,8 @@ def open_multi_worker(rank_info: RankInfo, bucket_config: BucketConfig) -> Colle
             raise
         raise ConfigurationError(
             f"tf.distribute cannot listen at the port that TF_CONFIG names for rank {rank_info.rank}, so another run "
-            "may do so; wait for its end, or start this one by gaudi-run with another --first_port"
+            "may do so",
+            remedy="wait for its end, or start this one by gaudi-run with another --first_port",
         ) from error
     return CollectiveCommunicator(strategy, rank_info, bucket_config)
 

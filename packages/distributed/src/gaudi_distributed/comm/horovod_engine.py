@@ -28,7 +28,8 @@ def require_horovod() -> None:
     """Raise ConfigurationError unless Horovod is installed in this Python; it is not imported."""
     if util.find_spec("horovod") is None:
         raise ConfigurationError(
-            f"Horovod is not installed in {sys.prefix}; `gaudi-run install-horovod` builds it for what is there"
+            f"Horovod is not installed in {sys.prefix}",
+            remedy="`gaudi-run install-horovod` builds it for what is there",
         )
 
 
@@ -50,7 +51,8 @@ class HorovodRank(ABC):
         if (self._hvd.rank(), self._hvd.size()) != (rank_info.rank, rank_info.size):
             raise ConfigurationError(
                 f"Horovod is rank {self._hvd.rank()} of {self._hvd.size()}, and the environment says rank "
-                f"{rank_info.rank} of {rank_info.size}; start the run with mpirun, horovodrun or gaudi-run"
+                f"{rank_info.rank} of {rank_info.size}",
+                remedy="start the run with mpirun, horovodrun or gaudi-run",
             )
 
     @property
@@ -144,11 +146,12 @@ def lacks_headers(tensorflow: str) -> bool:
     return all(number.isdigit() for number in numbers) and tuple(map(int, numbers)) >= FIRST_WITHOUT_HEADERS
 
 
-def describe_missing_headers(tensorflow: str) -> str:
-    """Return the error for such a version: what works in its rank_info."""
-    return (
-        f"Horovod cannot be built for TensorFlow {tensorflow}, which does not ship its headers; use TensorFlow 2.15 to "
-        "2.18 (lanes default and gaudi), or tf.distribute with --distribution_strategy multi_worker"
+def make_headers_error(tensorflow: str) -> ConfigurationError:
+    """Return the error for a version of TensorFlow that lacks headers."""
+    return ConfigurationError(
+        f"Horovod cannot be built for TensorFlow {tensorflow}, which does not ship its headers",
+        remedy="use TensorFlow 2.15 to 2.18 (lanes default and gaudi), or tf.distribute with --distribution_strategy "
+        "multi_worker",
     )
 
 
@@ -173,14 +176,15 @@ def load_horovod() -> Any:
     import tensorflow as tf
 
     if lacks_headers(tf.__version__):
-        raise ConfigurationError(describe_missing_headers(tf.__version__))
+        raise make_headers_error(tf.__version__)
     try:
         import horovod.tensorflow as hvd
 
         hvd.mpi_built()
     except ImportError as error:
         raise ConfigurationError(
-            f"Horovod does not work here ({str(error).splitlines()[0]}); `gaudi-run install-horovod` builds "
-            f"it for TensorFlow {tf.__version__}; or use --distribution_strategy multi_worker"
+            f"Horovod does not work here ({str(error).splitlines()[0]})",
+            remedy=f"`gaudi-run install-horovod` builds it for TensorFlow {tf.__version__}; or use "
+            "--distribution_strategy multi_worker",
         ) from error
     return hvd

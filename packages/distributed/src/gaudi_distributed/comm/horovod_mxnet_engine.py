@@ -64,7 +64,8 @@ class HorovodMXNetCommunicator(HorovodRank):
 
         if group_size < 1 or self.size % group_size:
             raise ConfigurationError(
-                f"groups of {group_size} ranks cannot be made of {self.size}; choose a size that divides {self.size}"
+                f"groups of {group_size} ranks cannot be made of {self.size}",
+                remedy=f"choose a size that divides {self.size}",
             )
         group, groups = self.rank // group_size, self.size // group_size
 
@@ -107,7 +108,7 @@ def load_horovod() -> Any:
         hvd.mpi_built()
     except ImportError as error:
         raise ConfigurationError(
-            f"Horovod does not work with MXNet here ({str(error).splitlines()[0]}); `gaudi-run install-horovod "
-            "--with_mxnet` builds it; or start one process"
+            f"Horovod does not work with MXNet here ({str(error).splitlines()[0]})",
+            remedy="`gaudi-run install-horovod --with_mxnet` builds it; or start one process",
         ) from error
     return hvd

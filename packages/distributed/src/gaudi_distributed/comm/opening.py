@@ -55,8 +55,9 @@ def find_engine(environ: Mapping[str, str]) -> Engine | None:
     engine = next((name for name in ENGINES if name == found), None)
     if engine is None and found is not None:
         raise ConfigurationError(
-            f"{ENGINE_VARIABLE} is {found!r}, and the engines are {', '.join(ENGINES)}; start the run with gaudi-run, "
-            "or unset it"
+            f"{ENGINE_VARIABLE} is {found!r}, and the engines are {', '.join(ENGINES)}",
+            field=ENGINE_VARIABLE,
+            remedy="start the run with gaudi-run, or unset it",
         )
     return engine
 
@@ -82,8 +83,8 @@ def communication_environment(
     if rank_info.local_size != rank_info.size:
         raise ConfigurationError(
             f"{rank_info.local_size} of {rank_info.size} processes are on this host and TF_CONFIG is not set, so "
-            "tf.distribute cannot know the others' addresses; set TF_CONFIG, or start the run with gaudi-run --backend "
-            "multi_worker"
+            "tf.distribute cannot know the others' addresses",
+            remedy="set TF_CONFIG, or start the run with gaudi-run --backend multi_worker",
         )
     workers = [f"localhost:{options.first_port + rank}" for rank in range(rank_info.size)]
     return {"TF_CONFIG": write_tf_config(workers, rank_info.rank)}
@@ -130,25 +131,38 @@ def open_communicator(options: CommunicationOptions) -> Communicator:
 def _check_options(options: CommunicationOptions, rank_info: RankInfo) -> None:
     if options.engine == "single" and rank_info.size > 1:
         raise ConfigurationError(
-            f"this is process {rank_info.rank} of {rank_info.size}, and each would train alone into the same folder; "
-            "choose --use_horovod or --distribution_strategy, or start one process"
+            f"this is process {rank_info.rank} of {rank_info.size}, and each would train alone into the same folder",
+            remedy="choose --use_horovod or --distribution_strategy, or start one process",
         )
     if options.engine not in ENGINES or options.compression not in COMPRESSIONS:
         raise ConfigurationError(
-            f"engine is {options.engine!r} and compression {options.compression!r}; choose among "
-            f"{', '.join(ENGINES)} and among {', '.join(COMPRESSIONS)}"
+            f"engine is {options.engine!r} and compression {options.compression!r}",
+            field="engine",
+            remedy=f"choose among {', '.join(ENGINES)} and among {', '.join(COMPRESSIONS)}",
         )
     if options.engine == "horovod" and options.compression == "bf16":
-        raise ConfigurationError("compression is bf16, a type that Horovod does not reduce; choose fp16 or none")
+        raise ConfigurationError(
+            "compression is bf16, a type that Horovod does not reduce",
+            field="compression",
+            remedy="choose fp16 or none",
+        )
     if options.hierarchical_allreduce and options.engine != "horovod":
         raise ConfigurationError(
-            f"hierarchical allreduce is Horovod's, and the engine is {options.engine}; leave it out, or choose Horovod"
+            f"hierarchical allreduce is Horovod's, and the engine is {options.engine}",
+            field="hierarchical_allreduce",
+            remedy="leave it out, or choose Horovod",
         )
     if options.fusion_threshold_mb is not None and options.fusion_threshold_mb < 0:
-        raise ConfigurationError(f"fusion threshold is {options.fusion_threshold_mb} MiB; use 0 or more")
+        raise ConfigurationError(
+            f"fusion threshold is {options.fusion_threshold_mb} MiB",
+            field="fusion_threshold_mb",
+            remedy="use 0 or more",
+        )
     if not 0 < options.first_port <= 65536 - rank_info.size:
         raise ConfigurationError(
-            f"first port is {options.first_port}; ports are 1 to 65535, and each of {rank_info.size} ranks has one"
+            f"first port is {options.first_port}: ports are 1 to 65535, and each of {rank_info.size} ranks has one",
+            field="first_port",
+            remedy="choose another",
         )
 
 
@@ -162,15 +176,15 @@ def verify_consistent(communicator: Communicator, facts: Mapping[str, Any]) -> N
         ConfigurationError: ranks differ; it names the first field that does, and which ranks have which value.
     """
     contents = communicator.gather(json.dumps(facts, sort_keys=True).encode())
-    fault = find_difference([json.loads(content) for content in contents])
-    if fault is not None:
-        raise ConfigurationError(fault)
+    error = find_difference([json.loads(content) for content in contents])
+    if error is not None:
+        raise error
 
 
-def find_difference(facts: list[dict[str, Any]]) -> str | None:
-    """Say in a line where the facts of the ranks (in their order) first differ, by order of names; None if nowhere.
+def find_difference(facts: list[dict[str, Any]]) -> ConfigurationError | None:
+    """Return the error for the first name, in alphabetical order, whose values differ between ranks; None if none does.
 
-    Fields of objects are named with their path: "configuration.batch_size".
+    `facts` are in the order of the ranks. The error's field is the path of the value: "configuration.batch_size".
     """
     fields = [_flatten(each) for each in facts]
     for name in sorted({name for each in fields for name in each}):
@@ -180,7 +194,9 @@ def find_difference(facts: list[dict[str, Any]]) -> str | None:
         if len(ranks) > 1:
             same = next(i for i, characters in enumerate(zip_longest(*ranks)) if len(set(characters)) > 1)
             values = "; ".join(f"{_name_ranks(members)}: {_shorten(value, same)}" for value, members in ranks.items())
-            return f"the ranks differ in {name}: {values}; start all of them with the same {name}"
+            return ConfigurationError(
+                f"the ranks differ in {name}: {values}", field=name, remedy=f"start all of them with the same {name}"
+            )
     return None
 
 

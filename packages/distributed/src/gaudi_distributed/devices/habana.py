@@ -37,11 +37,17 @@ def hccl_environment(
     """
     for name in _SWITCHES:
         if environ.get(name, "0") not in ("0", "1"):
-            raise ConfigurationError(f"{name} is {environ[name]!r}; set it to 0 or 1, or unset it")
+            raise ConfigurationError(
+                f"{name} is {environ[name]!r}",
+                field=name,
+                remedy="set it to 0 or 1, or unset it",
+            )
     if len(cluster.hosts) == 1:
         if scale_out != "gaudi":
             raise ConfigurationError(
-                f"--scale_out {scale_out}: {cluster.hosts[0].name} is the only host; name more hosts"
+                f"--scale_out {scale_out}: {cluster.hosts[0].name} is the only host",
+                flag="--scale_out",
+                remedy="name more hosts",
             )
         return {}
     variables: dict[str, str] = {}
@@ -55,7 +61,9 @@ def hccl_environment(
     used = variables.get("HCCL_SOCKET_IFNAME", environ.get("HCCL_SOCKET_IFNAME", ""))
     if any(name.strip() == "lo" for name in used.split(",")):
         raise ConfigurationError(
-            f"HCCL_SOCKET_IFNAME is {used!r}: no other host is on the loopback; name the interface between the hosts"
+            f"HCCL_SOCKET_IFNAME is {used!r}: no other host is on the loopback",
+            field="HCCL_SOCKET_IFNAME",
+            remedy="name the interface between the hosts",
         )
     return variables
 
@@ -69,13 +77,16 @@ def module_environment(local_rank: int, environ: Mapping[str, str], kind: Server
     modules = _MODULES[kind]
     if not 0 <= local_rank < len(modules):
         raise ConfigurationError(
-            f"rank {local_rank} on its host: an {kind} has {len(modules)} Gaudis; run at most so many ranks there"
+            f"rank {local_rank} on its host: an {kind} has {len(modules)} Gaudis",
+            remedy=f"run at most {len(modules)} ranks there",
         )
     variables = {"HLS_MODULE_ID": str(modules[local_rank]), "ID": str(local_rank)}
     set_id = environ.get("HLS_MODULE_ID", variables["HLS_MODULE_ID"])
     if set_id != variables["HLS_MODULE_ID"]:
         raise ConfigurationError(
-            f"HLS_MODULE_ID is {set_id!r}, and rank {local_rank} of an {kind} has {modules[local_rank]}; unset it"
+            f"HLS_MODULE_ID is {set_id!r}, and rank {local_rank} of an {kind} has {modules[local_rank]}",
+            field="HLS_MODULE_ID",
+            remedy="unset it",
         )
     return variables
 
@@ -90,13 +101,22 @@ def hcl_config(cluster: Cluster, *, kind: ServerKind = "HLS1", port: int = HCL_P
             port is none.
     """
     if not 1024 <= port <= 65535:
-        raise ConfigurationError(f"port {port} of HCL; choose one of 1024 to 65535")
+        raise ConfigurationError(
+            f"port {port} of HCL",
+            remedy="choose one of 1024 to 65535",
+        )
     if cluster.most_slots > len(_MODULES[kind]):
-        raise ConfigurationError(f"{cluster.most_slots} ranks on a host: an {kind} has {len(_MODULES[kind])} Gaudis")
+        raise ConfigurationError(
+            f"{cluster.most_slots} ranks on a host: an {kind} has {len(_MODULES[kind])} Gaudis",
+            remedy=f"run at most {len(_MODULES[kind])} there",
+        )
     config: dict[str, Any] = {"HCL_PORT": port, "HCL_TYPE": kind}
     if len(cluster.hosts) == 1 or hierarchical:
         if len({host.slots for host in cluster.hosts}) > 1:
-            raise ConfigurationError("hosts have different numbers of ranks; within hosts, HCL counts equal ones only")
+            raise ConfigurationError(
+                "hosts have different numbers of ranks",
+                remedy="within hosts, HCL counts equal ones only",
+            )
         config["HCL_COUNT"] = cluster.most_slots
     else:
         config["HCL_RANKS"] = [_require_ipv4(slot.host.name) for slot in cluster.assignments()]
@@ -109,12 +129,18 @@ def check_hcl_config(text: str, cluster: Cluster, source: str) -> None:
         content = json.loads(text)
         ranks = content["HCL_RANKS"] if "HCL_RANKS" in content else int(content["HCL_COUNT"])
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise ConfigurationError(f"{source}: names neither HCL_COUNT nor HCL_RANKS ({error}); write it anew") from error
+        raise ConfigurationError(
+            f"{source}: names neither HCL_COUNT nor HCL_RANKS ({error})",
+            path=source,
+            remedy="write it anew",
+        ) from error
     expected = [slot.host.name for slot in cluster.assignments()]
     if ranks not in (expected, cluster.most_slots):
         raise ConfigurationError(
             f"{source}: is for {ranks if isinstance(ranks, int) else len(ranks)} ranks on a host or in all, this run "
-            f"has {cluster.size} on {', '.join(host.name for host in cluster.hosts)}; write it anew"
+            f"has {cluster.size} on {', '.join(host.name for host in cluster.hosts)}",
+            path=source,
+            remedy="write it anew",
         )
 
 
@@ -123,19 +149,28 @@ def _check_agreement(variables: Mapping[str, str], environ: Mapping[str, str], s
         wanted = variables.get(name, "0" if name in _SWITCHES else environ.get(name))
         found = environ.get(name, wanted)
         if found != wanted:
-            raise ConfigurationError(f"{name} is {found!r}, and --scale_out {scale_out} needs {wanted!r}; unset it")
+            raise ConfigurationError(
+                f"{name} is {found!r}, and --scale_out {scale_out} needs {wanted!r}",
+                field=name,
+                remedy="unset it",
+            )
 
 
 def _require_ipv4(name: str) -> str:
     try:
         return str(IPv4Address(name))
     except ValueError:
-        raise ConfigurationError(f"host {name!r}: HCL knows hosts by IPv4 address; name it by that") from None
+        raise ConfigurationError(
+            f"host {name!r}: HCL knows hosts by IPv4 address",
+            remedy="name it by that",
+        ) from None
 
 
 def load_habana() -> None:
-    """Register the Gaudi with TensorFlow. Look for the driver first, see `devices.hpu_fault`: where loading fails,
-    asking TensorFlow for its devices afterwards aborts the process.
+    """Register the Gaudi with TensorFlow.
+
+    Look for the driver first, see `find_hpu_error`: if loading fails, asking TensorFlow for its devices afterwards
+    aborts the process.
 
     Raises:
         DeviceError: the distribution habana-tensorflow is not installed, or its module does not load.
@@ -144,16 +179,16 @@ def load_habana() -> None:
         from habana_frameworks.tensorflow import load_habana_module
     except ModuleNotFoundError as error:
         raise DeviceError(
-            f"device hpu: module {error.name} is missing; install habana-tensorflow 1.14 "
-            "beside TensorFlow 2.15.0 on Python 3.10"
+            f"device hpu: module {error.name} is missing",
+            remedy="install habana-tensorflow 1.14 beside TensorFlow 2.15.0 on Python 3.10",
         ) from error
     try:
         load_habana_module()
     except Exception as error:
         # Of any kind: without a driver it is an AttributeError that says nothing of drivers.
         raise DeviceError(
-            f"device hpu: the vendor's module does not load ({type(error).__name__}: {' '.join(str(error).split())}); "
-            "check with hl-smi that driver and SynapseAI 1.14 are there, and that TensorFlow is 2.15.0"
+            f"device hpu: the vendor's module does not load ({type(error).__name__}: {' '.join(str(error).split())})",
+            remedy="check with hl-smi that driver and SynapseAI 1.14 are there, and that TensorFlow is 2.15.0",
         ) from error
 
 
@@ -167,7 +202,7 @@ def make_strategy() -> Any:
         from habana_frameworks.tensorflow.distribute import HPUStrategy
     except ModuleNotFoundError as error:
         raise DeviceError(
-            f"distribution strategy hpu: module {error.name} is missing; install habana-tensorflow 1.14 "
-            "beside TensorFlow 2.15.0 on Python 3.10, or choose multi_worker"
+            f"distribution strategy hpu: module {error.name} is missing",
+            remedy="install habana-tensorflow 1.14 beside TensorFlow 2.15.0 on Python 3.10, or choose multi_worker",
         ) from error
     return HPUStrategy()

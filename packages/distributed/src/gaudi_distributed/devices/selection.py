@@ -51,14 +51,18 @@ def choose_device(
     if asked == "cpu":
         return "cpu"
     if asked == "hpu":
-        return _require("hpu", hpu_fault(root, environ))
+        return _require("hpu", find_hpu_error(root, environ))
     if asked == "gpu":
-        return _require("gpu", gpu_fault(root, environ))
+        return _require("gpu", find_gpu_error(root, environ))
     if asked != "auto":
-        raise DeviceError(f"device is {asked!r}; choose one of {', '.join(DEVICE_CHOICES)}")
-    if use_hpu and hpu_fault(root, environ) is None:
+        raise DeviceError(
+            f"device is {asked!r}",
+            flag="--device",
+            remedy=f"choose one of {', '.join(DEVICE_CHOICES)}",
+        )
+    if use_hpu and find_hpu_error(root, environ) is None:
         return "hpu"
-    if gpu_fault(root, environ) is None and not _only_tensorflow_cpu():
+    if find_gpu_error(root, environ) is None and not _only_tensorflow_cpu():
         return "gpu"
     return "cpu"
 
@@ -95,8 +99,8 @@ def open_device(kind: DeviceKind, *, or_cpu: bool = False, local_rank: int = 0) 
     if kind == "gpu" and gpus:
         if len(gpus) > 1 and local_rank >= len(gpus):
             raise DeviceError(
-                f"device gpu: process {local_rank} of this machine has none, for TensorFlow lists {len(gpus)}; "
-                "start no more processes than GPUs"
+                f"device gpu: process {local_rank} of this machine has none, for TensorFlow lists {len(gpus)}",
+                remedy="start no more processes than GPUs",
             )
         # Where one is listed only, the launcher has chosen it.
         gpu = gpus[local_rank if len(gpus) > 1 else 0]
@@ -105,52 +109,66 @@ def open_device(kind: DeviceKind, *, or_cpu: bool = False, local_rank: int = 0) 
         return "gpu"
     if kind == "gpu" and not or_cpu:
         raise DeviceError(
-            f"device gpu: TensorFlow {tf.__version__} lists no GPU; install a TensorFlow with CUDA "
-            "and its libraries, or choose --device cpu"
+            f"device gpu: TensorFlow {tf.__version__} lists no GPU",
+            remedy="install a TensorFlow with CUDA and its libraries, or choose --device cpu",
         )
     tf.config.set_visible_devices([], "GPU")
     return "cpu"
 
 
-def hpu_fault(root: Path, environ: Mapping[str, str]) -> str | None:
-    """Say in a line why there is no usable Gaudi below `root`; None where there is one."""
+def find_hpu_error(root: Path, environ: Mapping[str, str]) -> DeviceError | None:
+    """Return why there is no usable Gaudi below `root`; None if there is one."""
     node = root / "sys/class/accel/accel0"
     if not node.exists():
-        return f"device hpu: {node} does not exist, so no Gaudi driver is loaded; load it, or choose --device cpu"
+        return DeviceError(
+            f"device hpu: {node} does not exist, so no Gaudi driver is loaded",
+            flag="--device",
+            path=node,
+            remedy="load it, or choose --device cpu",
+        )
     folders = [Path(name) for name in environ.get("LD_LIBRARY_PATH", "").split(":") if name]
     folders += [root / name for name in _LIBRARY_DIRS]
     if not any((folder / _SYNAPSE).exists() for folder in folders):
-        return (
-            f"device hpu: {_SYNAPSE} is in none of {', '.join(map(str, folders))}; "
-            "install SynapseAI, or put its folder into LD_LIBRARY_PATH"
+        return DeviceError(
+            f"device hpu: {_SYNAPSE} is in none of {', '.join(map(str, folders))}",
+            flag="--device",
+            path=_SYNAPSE,
+            remedy="install SynapseAI, or put its folder into LD_LIBRARY_PATH",
         )
     return None
 
 
-def gpu_fault(root: Path, environ: Mapping[str, str]) -> str | None:
-    """Say in a line why no GPU is visible below `root`; None where one is (TensorFlow may still not use it)."""
+def find_gpu_error(root: Path, environ: Mapping[str, str]) -> DeviceError | None:
+    """Return why no GPU is visible below `root`; None if one is (TensorFlow may still not use it)."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         value = environ.get(name)
         if value is not None and value.strip() in ("", "-1"):
-            return f"device gpu: {name}={value!r} hides every GPU; unset it, or choose --device cpu"
+            return DeviceError(
+                f"device gpu: {name}={value!r} hides every GPU",
+                flag="--device",
+                field=name,
+                remedy="unset it, or choose --device cpu",
+            )
     if not any((root / name).exists() for name in _GPU_NODES):
         nodes = ", ".join(str(root / name) for name in _GPU_NODES)
-        return f"device gpu: no GPU is visible, for none of {nodes} exists; load its driver, or choose --device cpu"
+        return DeviceError(
+            f"device gpu: no GPU is visible, for none of {nodes} exists",
+            flag="--device",
+            remedy="load its driver, or choose --device cpu",
+        )
     return None
 
 
-def _require(kind: DeviceKind, fault: str | None) -> DeviceKind:
-    if fault is not None:
-        raise DeviceError(fault)
+def _require(kind: DeviceKind, error: DeviceError | None) -> DeviceKind:
+    if error is not None:
+        raise error
     return kind
 
 
 def _open_hpu() -> DeviceKind:
     from gaudi_distributed.devices.habana import load_habana
 
-    fault = hpu_fault(Path("/"), os.environ)
-    if fault is not None:
-        raise DeviceError(fault)
+    _require("hpu", find_hpu_error(Path("/"), os.environ))
     load_habana()
     return "hpu"
 
@@ -206,7 +224,11 @@ def choose_precision(
         ConfigurationError: no precision has that name.
     """
     if name not in PRECISION_NAMES:
-        raise ConfigurationError(f"precision is {name!r}; choose one of {', '.join(PRECISION_NAMES)}")
+        raise ConfigurationError(
+            f"precision is {name!r}",
+            flag="--dtype",
+            remedy=f"choose one of {', '.join(PRECISION_NAMES)}",
+        )
     environ = os.environ if environ is None else environ
     variables = hpu_environment(recipe_cache, environ) if device == "hpu" else {}
     return Precision("bf16" if name == "bf16" else "fp32", _KERAS_POLICIES[name], variables)
@@ -234,7 +256,7 @@ def apply_environment(variables: Mapping[str, str], *, environ: MutableMapping[s
     changes = {name: value for name, value in variables.items() if environ.get(name) != value}
     if changes and "tensorflow" in sys.modules:
         raise ConfigurationError(
-            f"{', '.join(changes)} cannot take effect, for tensorflow is imported already; "
-            "call apply_environment before importing it"
+            f"{', '.join(changes)} cannot take effect, for tensorflow is imported already",
+            remedy="call apply_environment before importing it",
         )
     environ.update(changes)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gaudi_distributed.devices.machine import Machine
-from gaudi_distributed.devices.selection import DeviceChoice, DeviceKind, choose_device, gpu_fault, hpu_fault
+from gaudi_distributed.devices.selection import DeviceChoice, DeviceKind, choose_device, find_gpu_error, find_hpu_error
 from gaudi_distributed.doctor.findings import Finding, ask, fault, ok, warning_or_fault
 from gaudi_distributed.errors import DeviceError
 
@@ -72,7 +72,7 @@ def gather_gaudi(machine: Machine) -> Gaudi:
         cards=_count_cards(machine, _HABANA_VENDOR, ""),
         driver=machine.read("/sys/module/habanalabs/version") or "" if loaded else None,
         devices=devices,
-        synapse="libSynapse.so" not in (hpu_fault(machine.root, machine.environ) or ""),
+        synapse="libSynapse.so" not in str(find_hpu_error(machine.root, machine.environ) or ""),
         synapse_package=package[1] if package else None,
     )
 
@@ -102,8 +102,8 @@ def judge_device(asked: DeviceChoice, machine: Machine) -> tuple[DeviceKind, Fin
     try:
         device = choose_device(asked, root=machine.root, environ=machine.environ)
     except DeviceError as error:
-        text, _, remedy = str(error).partition("; ")
-        return ("hpu" if asked == "hpu" else "gpu"), fault("device", text.removeprefix("device "), remedy, asked=asked)
+        text, remedy = error.message.removeprefix("device "), error.remedy or ""
+        return ("hpu" if asked == "hpu" else "gpu"), fault("device", text, remedy, asked=asked)
     why = {"hpu": "a Gaudi is there", "gpu": "a GPU is there", "cpu": "neither a Gaudi nor a GPU to be used is there"}
     reason = f"by --device auto: {why[device]}" if asked == "auto" else "as asked for"
     return device, ok("device", f"{device}, {reason}", device=device, asked=asked)
@@ -169,7 +169,7 @@ def judge_gpu(gpu: Gpu, machine: Machine, device: DeviceKind) -> Finding:
     """Judge driver and devices of GPUs."""
     facts = {"cards": gpu.cards, "driver": gpu.driver, "models": gpu.models, "nvidia_smi": gpu.listed}
     wanted = device == "gpu"
-    hidden = gpu_fault(machine.root, machine.environ)
+    hidden = find_gpu_error(machine.root, machine.environ)
     if gpu.driver is None:
         if gpu.has_kfd:
             return ok("GPU", "AMD's driver (/dev/kfd) is there; its devices are not looked at", **facts)
@@ -182,8 +182,7 @@ def judge_gpu(gpu: Gpu, machine: Machine, device: DeviceKind) -> Finding:
         remedy = "reboot, or install driver and nvidia-smi of one version"
         return warning_or_fault(wanted, "GPU", f"{text}; nvidia-smi: {gpu.complaint}", remedy, **facts)
     if wanted and hidden is not None:
-        text, _, remedy = hidden.partition("; ")
-        return fault("GPU", text.removeprefix("device gpu: "), remedy, **facts)
+        return fault("GPU", hidden.message.removeprefix("device gpu: "), hidden.remedy or "", **facts)
     return ok("GPU", text, **facts)
 
 

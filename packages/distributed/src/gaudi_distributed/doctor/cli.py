@@ -148,7 +148,10 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
     words, command = split_command(parser, arguments)
     values = vars(parser.parse_args(words))
     if command:
-        raise FlagError(f"{command[0]!r} stands where a flag should; the doctor starts no program (see {NAME} --help)")
+        raise FlagError(
+            f"{command[0]!r} stands where a flag should",
+            remedy=f"the doctor starts no program (see {NAME} --help)",
+        )
     return Flags(**{field.name: values[field.name] for field in fields(Flags)})
 
 

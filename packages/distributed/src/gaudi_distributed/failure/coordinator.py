@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
+from gaudi_distributed.errors import MessageError
 from gaudi_distributed.failure.messages import (
     CONTINUE,
     LOST,
@@ -23,7 +24,6 @@ from gaudi_distributed.failure.messages import (
     Hello,
     Left,
     Message,
-    MessageError,
     State,
     Stop,
     Timeouts,

@@ -8,15 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.errors import ConfigurationError, MessageError
 
 MAX_BYTES = 65536
 MAX_TEXT = 1000
 _MAX_NUMBER = 2**53
-
-
-class MessageError(ValueError):
-    """A line is no message."""
 
 
 @dataclass(frozen=True)
@@ -198,8 +194,12 @@ def read_timeouts(environ: Mapping[str, str]) -> Timeouts:
     leave = _read_seconds(environ, LEAVE, Timeouts.leave_seconds)
     if stall < 3 * Timeouts.heartbeat_seconds:
         raise ConfigurationError(
-            f"{STALL} is {stall:g}; ranks give a sign of life each {Timeouts.heartbeat_seconds:g} s, so give at least "
-            f"{3 * Timeouts.heartbeat_seconds:g}"
+            f"{STALL} is {stall:g}",
+            field=STALL,
+            remedy=(
+                f"ranks give a sign of life each {Timeouts.heartbeat_seconds:g} s, so give at least "
+                f"{3 * Timeouts.heartbeat_seconds:g}"
+            ),
         )
     return Timeouts(stall_seconds=stall, leave_seconds=leave)
 
@@ -213,5 +213,9 @@ def _read_seconds(environ: Mapping[str, str], name: str, default: float) -> floa
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise ConfigurationError(f"{name} is {text!r}, which is no positive number of seconds; give one, or unset it")
+        raise ConfigurationError(
+            f"{name} is {text!r}, which is no positive number of seconds",
+            field=name,
+            remedy="give one, or unset it",
+        )
     return seconds

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.comm.communicator import Communicator
-from gaudi_distributed.errors import ConfigurationError, PeerLostError
+from gaudi_distributed.errors import ConfigurationError, MessageError, PeerLostError
 from gaudi_distributed.failure.coordinator import COORDINATOR, TOKEN, Coordinator
 from gaudi_distributed.failure.messages import (
     CONTINUE,
@@ -26,7 +26,6 @@ from gaudi_distributed.failure.messages import (
     FailureCause,
     Hello,
     Left,
-    MessageError,
     State,
     Stop,
     Welcome,
@@ -216,8 +215,8 @@ def _connect(info: CoordinatorInfo, hello: Hello) -> tuple[socket.socket, Binary
             fault = f"{error.strerror or error}" if isinstance(error, OSError) else "closed the connection"
         if time.monotonic() > limit:
             raise PeerLostError(
-                f"rank {hello.rank} on {hello.host}: what supervises this run at {info.host}:{info.port} {fault}; "
-                "see that the port can be reached, and start the run again"
+                f"rank {hello.rank} on {hello.host}: what supervises this run at {info.host}:{info.port} {fault}",
+                remedy="see that the port can be reached, and start the run again",
             )
         time.sleep(0.2)
 
@@ -245,8 +244,10 @@ def join_coordinator(rank_info: RankInfo, environ: Mapping[str, str], announce: 
     host, _, port = endpoint.rpartition(":")
     if not token or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigurationError(
-            f"{COORDINATOR} is {endpoint!r} and {TOKEN} is {'set' if token else 'not'}; gaudi-run sets both, the first "
-            "as host:port; unset them, or start the run through gaudi-run"
+            f"{COORDINATOR} is {endpoint!r} and {TOKEN} is {'set' if token else 'not'}; gaudi-run sets both, the "
+            "first as host:port",
+            field=COORDINATOR,
+            remedy="unset them, or start the run through gaudi-run",
         )
     return RankClient(rank_info, CoordinatorInfo(host.strip("[]"), int(port)), token, announce)
 
@@ -289,8 +290,8 @@ def start_coordinator(
     said = json.loads(communicator.gather(json.dumps(said).encode())[0])
     if said["fault"]:
         raise ConfigurationError(
-            f"rank 0 on {hosts[0]}: finds no address at which {hosts[-1]} could reach it ({said['fault']}); "
-            "make the name known to both, or start the run through gaudi-run"
+            f"rank 0 on {hosts[0]}: finds no address at which {hosts[-1]} could reach it ({said['fault']})",
+            remedy="make the name known to both, or start the run through gaudi-run",
         )
     other = next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1)
     info = CoordinatorInfo(said["host"], said["port"], rank=0, name=hosts[0], reporter=1, timeout_reporter=other)

@@ -50,7 +50,10 @@ def choose_preset(options: Options) -> tuple[Preset | None, tuple[str, ...]]:
     preset = None if options.preset is None else find_preset(options.preset)
     command = options.command if preset is None else preset.complete(options.command, str(options.preset))
     if not command:
-        raise FlagError("names no program; write it with its arguments behind the flags")
+        raise FlagError(
+            "names no program",
+            remedy="write it with its arguments behind the flags",
+        )
     return preset, command
 
 
@@ -65,8 +68,9 @@ def choose_cluster(options: Options, preset: Preset | None, environ: Mapping[str
     if preset is not None:
         if ranks not in (None, preset.ranks) or slots not in (None, preset.slots):
             raise ConfigurationError(
-                f"--preset {options.preset}: is for {preset.ranks} ranks, {preset.slots} on a host; leave out --np "
-                "and --num_workers_per_hls, or the preset"
+                f"--preset {options.preset}: is for {preset.ranks} ranks, {preset.slots} on a host",
+                flag="--preset",
+                remedy="leave out --np and --num_workers_per_hls, or the preset",
             )
         ranks = preset.ranks
     if (
@@ -76,12 +80,18 @@ def choose_cluster(options: Options, preset: Preset | None, environ: Mapping[str
         and options.hostfile is None
         and not _has_hosts(environ)
     ):
-        raise FlagError("says neither how many ranks nor where; give --np or --hosts")
+        raise FlagError(
+            "says neither how many ranks nor where",
+            flag="--np",
+            remedy="give --np or --hosts",
+        )
     request = HostRequest(options.hosts, options.hostfile, ranks, slots, options.first_port)
     cluster, source = find_cluster(request, environ)
     if preset is not None and [host.slots for host in cluster.hosts] != [preset.slots] * preset.hosts:
         raise ConfigurationError(
-            f"--preset {options.preset}: needs {preset.hosts} hosts with {preset.slots} ranks each; name them"
+            f"--preset {options.preset}: needs {preset.hosts} hosts with {preset.slots} ranks each",
+            flag="--preset",
+            remedy="name them",
         )
     return cluster, source
 
@@ -89,15 +99,27 @@ def choose_cluster(options: Options, preset: Preset | None, environ: Mapping[str
 def choose_shape(options: Options, preset: Preset | None) -> tuple[int, int]:
     """Return how many hosts, and ranks on each, a job is to ask for whose hosts are not known yet."""
     if options.hosts is not None or options.hostfile is not None:
-        raise FlagError("--slurm_script and --mpijob: the scheduler gives hosts; leave out --hosts and --hostfile")
+        raise FlagError(
+            "--slurm_script and --mpijob: the scheduler gives hosts",
+            flag="--slurm_script",
+            remedy="leave out --hosts and --hostfile",
+        )
     if preset is not None:
         return preset.hosts, preset.slots
     slots = options.num_workers_per_hls or options.np
     if slots is None:
-        raise FlagError("says not how many ranks; give --np, and --num_workers_per_hls for several hosts")
+        raise FlagError(
+            "does not say how many ranks",
+            flag="--np",
+            remedy="give --np, and --num_workers_per_hls for several hosts",
+        )
     hosts, rest = divmod(options.np or slots, slots)
     if rest or not hosts:
-        raise ConfigurationError(f"--np {options.np}: is no multiple of --num_workers_per_hls {slots}; give one")
+        raise ConfigurationError(
+            f"--np {options.np}: is no multiple of --num_workers_per_hls {slots}",
+            flag="--np",
+            remedy="give one",
+        )
     return hosts, slots
 
 
@@ -113,7 +135,11 @@ def choose_mpi_root(options: ReachFlags, environ: Mapping[str, str]) -> str | No
     """Return where Open MPI is installed, if that was said: a whole path."""
     root = options.mpi_root or environ.get("MPI_ROOT") or None
     if root is not None and (not root.startswith("/") or not root.isprintable() or set(root) & set(" \"'\\$`;&|")):
-        raise ConfigurationError(f"MPI_ROOT {root!r}: write a whole path without blanks and quotes, like /opt/openmpi")
+        raise ConfigurationError(
+            f"MPI_ROOT {root!r}: is no absolute path without blanks and quotes",
+            field="MPI_ROOT",
+            remedy="write one like /opt/openmpi",
+        )
     return root
 
 
@@ -125,7 +151,9 @@ def choose_interface(options: ReachFlags, environ: Mapping[str, str]) -> str | N
         check_interface(value, source)
     if len(set(found.values())) > 1:
         raise ConfigurationError(
-            f"--interface is {options.interface}, MPI_TCP_INCLUDE {given['MPI_TCP_INCLUDE']}; give one"
+            f"--interface is {options.interface}, MPI_TCP_INCLUDE {given['MPI_TCP_INCLUDE']}",
+            flag="--interface",
+            remedy="give one",
         )
     return next(iter(found.values()), None)
 
@@ -134,10 +162,18 @@ def choose_ssh(options: ReachFlags, source: str, environ: Mapping[str, str]) -> 
     """Return how hosts are reached: port of the flag, of DOCKER_SSHD_PORT, 3022 with MULTI_HLS_IPS, or 22."""
     set_port = environ.get("DOCKER_SSHD_PORT", "")
     if set_port and not (set_port.isascii() and set_port.isdigit() and len(set_port) < 6):
-        raise ConfigurationError(f"DOCKER_SSHD_PORT is {set_port!r}; set it to a port, or unset it")
+        raise ConfigurationError(
+            f"DOCKER_SSHD_PORT is {set_port!r}",
+            field="DOCKER_SSHD_PORT",
+            remedy="set it to a port, or unset it",
+        )
     default = CONTAINER_SSH_PORT if source == "MULTI_HLS_IPS" else SSH_PORT
     if options.ssh_config is not None and not Path(options.ssh_config).is_file():
-        raise MissingProgramError(f"--ssh_config {options.ssh_config}: there is no such file")
+        raise MissingProgramError(
+            f"--ssh_config {options.ssh_config}: there is no such file",
+            flag="--ssh_config",
+            path=options.ssh_config,
+        )
     return Ssh(options.ssh_port or int(set_port or default), options.ssh_config)
 
 
@@ -149,7 +185,9 @@ def choose_cores(options: Options, cluster: Cluster) -> Binding:
     if asked is not None and asked > binding.cores:
         raise ConfigurationError(
             f"--cores_per_rank {asked}: this machine has {topology.cores} cores, {binding.cores} for each of "
-            f"{cluster.most_slots} ranks; give no more"
+            f"{cluster.most_slots} ranks",
+            flag="--cores_per_rank",
+            remedy="give no more",
         )
     return binding
 
@@ -160,7 +198,11 @@ def choose_variables(
     """Return the variables for devices of several hosts, and files to write, by path."""
     if choose_accelerator(options, preset) != "hpu":
         if options.scale_out is not None or options.hcl_config is not None:
-            raise FlagError("--scale_out and --hcl_config are for Gaudis; give --accelerator hpu, too")
+            raise FlagError(
+                "--scale_out and --hcl_config are for Gaudis",
+                flag="--scale_out",
+                remedy="give --accelerator hpu, too",
+            )
         return {}, {}
     scale_out = options.scale_out or _scale_out(preset, environ)
     interface = choose_interface(options, environ)
@@ -201,7 +243,9 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
     if "/" not in name and os.access(beside, os.X_OK) and beside.is_file():
         return str(beside)
     raise MissingProgramError(
-        f"program {name!r}: is not in PATH, nor beside {sys.executable}; install it, or name its path"
+        f"program {name!r}: is not in PATH, nor beside {sys.executable}",
+        path=name,
+        remedy="install it, or name its path",
     )
 
 
@@ -225,4 +269,9 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise MissingProgramError(f"HCL_CONFIG_PATH {path}: cannot be read ({error}); write it, or unset it") from error
+        raise MissingProgramError(
+            f"HCL_CONFIG_PATH {path}: cannot be read ({error})",
+            field="HCL_CONFIG_PATH",
+            path=path,
+            remedy="write it, or unset it",
+        ) from error

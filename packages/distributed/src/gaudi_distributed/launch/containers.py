@@ -46,12 +46,24 @@ class Container:
 
     def __post_init__(self) -> None:
         if _IMAGE.fullmatch(self.image) is None:
-            raise FlagError(f"--image {self.image!r}: is no image; write one like registry/name:tag, or a file's path")
+            raise FlagError(
+                f"--image {self.image!r}: is no image",
+                flag="--image",
+                remedy="write one like registry/name:tag, or a file's path",
+            )
         for mount in self.mounts:
             if _MOUNT.fullmatch(mount) is None or not mount.isprintable():
-                raise FlagError(f"--mount {mount!r}: write it like /here:/inside or /here:/inside:ro")
+                raise FlagError(
+                    f"--mount {mount!r}: is no mount",
+                    flag="--mount",
+                    remedy="write it like /here:/inside or /here:/inside:ro",
+                )
         if self.folder is not None and not self.folder.startswith("/"):
-            raise FlagError(f"--workdir {self.folder!r}: give the whole path inside the image")
+            raise FlagError(
+                f"--workdir {self.folder!r}: is no absolute path",
+                flag="--workdir",
+                remedy="give the path inside the image",
+            )
 
 
 def choose_image(kind: ContainerKind, accelerator: Accelerator, command: Sequence[str]) -> str:
@@ -61,7 +73,11 @@ def choose_image(kind: ContainerKind, accelerator: Accelerator, command: Sequenc
         FlagError: there is none, for GPUs.
     """
     if accelerator == "gpu":
-        raise FlagError(f"--container {kind}: there is no image of ours for GPUs; name one by --image")
+        raise FlagError(
+            f"--container {kind}: there is no image of ours for GPUs",
+            flag="--container",
+            remedy="name one by --image",
+        )
     lane = "gaudi" if accelerator == "hpu" else "mxnet" if _MXNET_PROGRAM in command[:1] else "default"
     return _IMAGES[kind].format(lane)
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from gaudi_distributed.cluster.elastic import HOROVOD_SCOPE, SCOPE
 from gaudi_distributed.cluster.hosts import LOOPBACK, is_this_machine, parse_hosts
 from gaudi_distributed.cluster.rendezvous import RankAssignment, Rendezvous, RendezvousServer
-from gaudi_distributed.errors import ConfigurationError, FlagError
+from gaudi_distributed.errors import ConfigurationError, FlagError, RunEndedError
 from gaudi_distributed.failure.messages import read_timeouts
 from gaudi_distributed.launch.flags import PROGRAM, Options
 from gaudi_distributed.launch.planning import plan_launch
 from gaudi_distributed.launch.processes import LaunchPlan, plan_worker
-from gaudi_distributed.launch.running import END_SECONDS, RunEndedError, Running, make_error, start_process
+from gaudi_distributed.launch.running import END_SECONDS, Running, make_error, start_process
 
 # After these another worker would fail alike: flags, data, input, numbers, safety, configuration.
 _FINAL = frozenset({64, 65, 66, 70, 77, 78})
@@ -55,10 +55,16 @@ class HostList:
                 [self._script], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SCRIPT_SECONDS
             )
         except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"--host_discovery_script {self._script}: {error}; correct it") from error
+            raise ConfigurationError(
+                f"--host_discovery_script {self._script}: {error}",
+                flag="--host_discovery_script",
+                remedy="correct it",
+            ) from error
         if done.returncode:
             raise ConfigurationError(
-                f"--host_discovery_script {self._script}: ended with status {done.returncode}; correct it"
+                f"--host_discovery_script {self._script}: ended with status {done.returncode}",
+                flag="--host_discovery_script",
+                remedy="correct it",
             )
         lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
         entries = parse_hosts(",".join(lines), f"{self._script}") if lines else ()
@@ -84,18 +90,30 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
         RunEndedError: it did not end well.
     """
     if options.host_discovery_script is None or options.max_np is None:
-        raise FlagError("--max_np and --host_discovery_script: give both, for ranks that come and go, or none")
+        raise FlagError(
+            "--max_np and --host_discovery_script: give both, for ranks that come and go, or none",
+            flag="--max_np",
+        )
     if options.np or options.hosts or options.hostfile or options.preset or options.backend not in (None, "gloo"):
         raise FlagError(
-            "--host_discovery_script: names the hosts, and ranks talk by Gloo; leave out --np, --hosts, --hostfile, "
-            "--preset and --backend"
+            "--host_discovery_script: names the hosts, and ranks talk by Gloo",
+            flag="--host_discovery_script",
+            remedy="leave out --np, --hosts, --hostfile, --preset and --backend",
         )
     if options.min_np > options.max_np:
-        raise FlagError(f"--min_np {options.min_np}: is more than --max_np {options.max_np}; give fewer")
+        raise FlagError(
+            f"--min_np {options.min_np}: is more than --max_np {options.max_np}",
+            flag="--min_np",
+            remedy="give fewer",
+        )
     hosts = HostList(options.host_discovery_script)
     first = ",".join(f"{name}:{slots}" for name, slots in hosts.hosts.items())
     if not first:
-        raise ConfigurationError(f"--host_discovery_script {options.host_discovery_script}: names no host; correct it")
+        raise ConfigurationError(
+            f"--host_discovery_script {options.host_discovery_script}: names no host",
+            flag="--host_discovery_script",
+            remedy="correct it",
+        )
     # Which cores are free changes with the hosts, so workers are bound to none.
     planned = plan_launch(replace(options, hosts=first, backend="gloo", cores_per_rank=0), environ)
     if options.dry_run:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.errors import ConfigurationError, RunEndedError
 from gaudi_distributed.launch.choices import choose_preset
 from gaudi_distributed.launch.flags import PROGRAM, Options
 from gaudi_distributed.launch.planning import CACHES_CLEARED, Launch, plan_launch
 from gaudi_distributed.launch.presets import load_entry_points
 from gaudi_distributed.launch.processes import LaunchPlan
-from gaudi_distributed.launch.running import OutputLog, RunEndedError, say, start
+from gaudi_distributed.launch.running import OutputLog, say, start
 
 # The entry point of this group is the series of `--submission`.
 SERIES_GROUP = "gaudi_distributed.experiments"
@@ -72,7 +72,11 @@ def load_series() -> ExperimentSeries:
     for series in load_entry_points(SERIES_GROUP):
         if isinstance(series, ExperimentSeries):
             return series
-    raise ConfigurationError("--submission: is of gaudi-apps, which is not installed; pip install gaudi-apps")
+    raise ConfigurationError(
+        "--submission: is of gaudi-apps, which is not installed",
+        flag="--submission",
+        remedy="pip install gaudi-apps",
+    )
 
 
 def list_clearing(plan: LaunchPlan, environ: Mapping[str, str]) -> list[tuple[str, tuple[str, ...]]]:

@@ -81,7 +81,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             nearest = difflib.get_close_matches(unknown, list(self._option_string_actions), n=1, cutoff=0.5)
             message = f"unknown flag {unknown}" + (f"; did you mean {nearest[0]}?" if nearest else "")
-        raise FlagError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
+        about = message.removeprefix("argument ")
+        flag = unknown or about.partition(":")[0].partition("/")[0]
+        raise FlagError(f"{about} (see {self.prog} --help)", flag=flag if flag.startswith("-") else None)
 
 
 class _LaunchParser(Parser):
@@ -122,7 +124,10 @@ def split_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> 
         place += 2 if name in with_value and not equals else 1
     command = words[place + 1 :] if words[place : place + 1] == ["--"] else words[place:]
     if command and (command[0].startswith("-") or not command[0]):
-        raise FlagError(f"{command[0]!r} stands where the program should; name the program behind the flags")
+        raise FlagError(
+            f"{command[0]!r} stands where the program should",
+            remedy="name the program behind the flags",
+        )
     return words[:place], tuple(command)
 
 

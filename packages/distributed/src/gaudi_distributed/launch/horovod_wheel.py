@@ -20,8 +20,8 @@ from gaudi_distributed.comm.horovod_engine import (
     FRAMEWORKS,
     TITLES,
     Framework,
-    describe_missing_headers,
     lacks_headers,
+    make_headers_error,
 )
 from gaudi_distributed.errors import ConfigurationError, MissingProgramError
 
@@ -75,7 +75,12 @@ def inspect_environment(python: Path) -> Environment:
         ConfigurationError: it does not answer as Python does, or the vendor's build of Horovod is installed there.
     """
     if not python.is_file():
-        raise MissingProgramError(f"--python {python}: there is no such interpreter; name one, like venv/bin/python")
+        raise MissingProgramError(
+            f"--python {python}: there is no such interpreter",
+            flag="--python",
+            path=python,
+            remedy="name one, like venv/bin/python",
+        )
     names = [*(name for names in DISTRIBUTIONS.values() for name in names), "numpy", _HOROVOD, _VENDORS_HOROVOD]
     try:
         answer = subprocess.run(
@@ -92,12 +97,17 @@ def inspect_environment(python: Path) -> Environment:
         tag, machine = str(facts["tag"]), str(facts["machine"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigurationError(
-            f"--python {python}: is no Python interpreter that works ({error}); name one"
+            f"--python {python}: is no Python interpreter that works ({error})",
+            flag="--python",
+            path=python,
+            remedy="name one",
         ) from error
     horovod = versions.pop(_HOROVOD, "")
     if vendors := versions.pop(_VENDORS_HOROVOD, ""):
         raise ConfigurationError(
-            f"{python} has {_VENDORS_HOROVOD} {vendors}, which owns the same module; use it, or uninstall it first"
+            f"{python} has {_VENDORS_HOROVOD} {vendors}, which owns the same module",
+            path=python,
+            remedy="use it, or uninstall it first",
         )
     return Environment(python, tag, machine, versions, horovod)
 
@@ -114,17 +124,20 @@ def choose_frameworks(environment: Environment, wanted: Mapping[Framework, bool 
         _, version = environment.find(framework)
         if wanted.get(framework) and not version:
             raise ConfigurationError(
-                f"--with_{framework}: {environment.python} has no {TITLES[framework]}; install it there first"
+                f"--with_{framework}: {environment.python} has no {TITLES[framework]}",
+                flag=f"--with_{framework}",
+                remedy="install it there first",
             )
         if version and wanted.get(framework) is not False:
             chosen[framework] = version
     if not chosen:
         raise ConfigurationError(
-            f"{environment.python} has neither TensorFlow nor MXNet to build Horovod for; install one first, like "
-            'pip install "gaudi-apps[tensorflow-cpu]"'
+            f"{environment.python} has neither TensorFlow nor MXNet to build Horovod for",
+            path=environment.python,
+            remedy='install one first, like pip install "gaudi-apps[tensorflow-cpu]"',
         )
     if lacks_headers(chosen.get("tensorflow", "")):
-        raise ConfigurationError(describe_missing_headers(chosen["tensorflow"]))
+        raise make_headers_error(chosen["tensorflow"])
     return chosen
 
 
@@ -166,7 +179,11 @@ class Build:
 
     def __post_init__(self) -> None:
         if not self.mpi and not self.gloo:
-            raise ConfigurationError("--without_mpi and --without_gloo: ranks talk by one of them; leave one out")
+            raise ConfigurationError(
+                "--without_mpi and --without_gloo: ranks talk by one of them",
+                flag="--without_mpi",
+                remedy="leave one out",
+            )
 
     @property
     def key(self) -> str:
@@ -212,7 +229,12 @@ def find_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """
     for name, flag in _FLAGS.items():
         if environ.get(name):
-            raise ConfigurationError(f"{name} is set: unset it, and give {flag} where it is meant")
+            raise ConfigurationError(
+                f"{name} is set, which has a flag",
+                field=name,
+                flag=flag,
+                remedy=f"unset it, and give {flag} if it is meant",
+            )
     return {name: value for name, value in environ.items() if _USERS_VARIABLES.match(name)}
 
 
@@ -237,11 +259,16 @@ def find_tools(build: Build, environ: Mapping[str, str]) -> Tools:
     compiler = shutil.which(environ.get("CXX") or "g++", path=path)
     if compiler is None:
         raise MissingProgramError(
-            f"{environ.get('CXX') or 'g++'}: there is no C++ compiler of this name, and Horovod is compiled with it; "
-            "apt-get install g++, or set CXX"
+            f"{environ.get('CXX') or 'g++'}: there is no C++ compiler of this name, and Horovod is compiled with it",
+            path=environ.get("CXX") or "g++",
+            remedy="apt-get install g++, or set CXX",
         )
     if shutil.which("make", path=path) is None and "CMAKE_GENERATOR" not in environ:
-        raise MissingProgramError("make: is not in PATH, and CMake builds Horovod with it; apt-get install make")
+        raise MissingProgramError(
+            "make: is not in PATH, and CMake builds Horovod with it",
+            path="make",
+            remedy="apt-get install make",
+        )
     return Tools(compiler, _find_open_mpi(path) if build.mpi else None, _find_cmake(path))
 
 
@@ -249,10 +276,18 @@ def _find_open_mpi(path: str) -> str:
     mpicxx = shutil.which("mpicxx", path=path)
     remedy = "apt-get install openmpi-bin libopenmpi-dev, put its bin folder into PATH, or give --without_mpi"
     if mpicxx is None:
-        raise MissingProgramError(f"mpicxx: Open MPI with its headers is not in PATH; {remedy}")
+        raise MissingProgramError(
+            "mpicxx: Open MPI with its headers is not in PATH",
+            path="mpicxx",
+            remedy=remedy,
+        )
     version = _ask(mpicxx, "--showme:version")
     if "Open MPI" not in version:
-        raise MissingProgramError(f"{mpicxx}: is not Open MPI's ({version or 'it says no version'}); {remedy}")
+        raise MissingProgramError(
+            f"{mpicxx}: is not Open MPI's ({version or 'it says no version'})",
+            path=mpicxx,
+            remedy=remedy,
+        )
     return mpicxx
 
 
@@ -293,8 +328,8 @@ def build_wheel(build: Build, tools: Tools, environ: Mapping[str, str]) -> Path:
             run_pip(python, ["install", "--quiet", "--target", f"{place}/tools", *needed], environ, log)
         except ConfigurationError as error:
             raise MissingProgramError(
-                f"what Horovod is built with ({', '.join(needed)}) could not be installed: {error}; needs the package "
-                "index, or PIP_FIND_LINKS with these packages"
+                f"what Horovod is built with ({', '.join(needed)}) could not be installed: {error}",
+                remedy="it needs the package index, or PIP_FIND_LINKS with these packages",
             ) from error
         variables = {
             **environ,
@@ -339,7 +374,9 @@ def run_pip(python: str, arguments: Sequence[str], environ: Mapping[str, str], l
     """Run this environment's pip on the one of `python`, which needs none of its own."""
     if find_pip() < _FIRST_PIP:
         raise MissingProgramError(
-            f'{sys.executable} has no pip of version 22.3 or later; pip install "gaudi-distributed[horovod]"'
+            f"{sys.executable} has no pip of version 22.3 or later",
+            path=sys.executable,
+            remedy='pip install "gaudi-distributed[horovod]"',
         )
     run_logged([sys.executable, "-m", "pip", "--python", python, *arguments], dict(environ), log, "pip failed")
 
@@ -365,10 +402,18 @@ def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path, fa
         ).returncode
     if status < 0:
         remedy = "where memory is scarce, set MAKEFLAGS=-j1"
-        raise ConfigurationError(f"{failure} (killed by signal {-status}; {remedy}); all of it is in {log}")
+        raise ConfigurationError(
+            f"{failure} (killed by signal {-status}; {remedy})",
+            path=log,
+            remedy=f"all of it is in {log}",
+        )
     if status:
         text = log.read_bytes()[start:].decode(errors="replace")
-        raise ConfigurationError(f"{failure} ({find_reason(text) or f'status {status}'}); all of it is in {log}")
+        raise ConfigurationError(
+            f"{failure} ({find_reason(text) or f'status {status}'})",
+            path=log,
+            remedy=f"all of it is in {log}",
+        )
 
 
 def find_reason(output: str) -> str:
@@ -444,7 +489,11 @@ def ask_horovod(build: Build, environ: Mapping[str, str]) -> Check:
         )
         answers = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise ConfigurationError(f"{python} does not say how Horovod was built: {error}; try again") from error
+        raise ConfigurationError(
+            f"{python} does not say how Horovod was built: {error}",
+            path=python,
+            remedy="try again",
+        ) from error
     return Check(
         parts={name: answers[name] for name in build.frameworks if isinstance(answers[name], dict)},
         complaints={name: answers[name] for name in build.frameworks if isinstance(answers[name], str)},
@@ -456,13 +505,13 @@ def require_parts(build: Build, check: Check) -> None:
     for framework, complaint in check.complaints.items():
         first = next(iter(complaint.splitlines()), "")
         raise ConfigurationError(
-            f"Horovod was installed, but does not work with {TITLES[framework]}: {first}; install what is missing, or "
-            "build it anew with --rebuild"
+            f"Horovod was installed, but does not work with {TITLES[framework]}: {first}",
+            remedy="install what is missing, or build it anew with --rebuild",
         )
     for framework, parts in check.parts.items():
         for name, is_wanted in (("mpi", build.mpi), ("gloo", build.gloo)):
             if is_wanted and not parts[name]:
                 raise ConfigurationError(
-                    f"Horovod was installed for {TITLES[framework]} without {PARTS[name]}; build it anew with "
-                    "--rebuild, or leave it out on purpose"
+                    f"Horovod was installed for {TITLES[framework]} without {PARTS[name]}",
+                    remedy="build it anew with --rebuild, or leave it out on purpose",
                 )

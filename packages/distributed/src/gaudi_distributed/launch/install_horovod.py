@@ -130,10 +130,17 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
     words, command = split_command(parser, arguments)
     values = vars(parser.parse_args(words))
     if command:
-        raise FlagError(f"{command[0]!r} stands where a flag should; this starts no program (see {NAME} --help)")
+        raise FlagError(
+            f"{command[0]!r} stands where a flag should",
+            remedy=f"this starts no program (see {NAME} --help)",
+        )
     for name in values["constraint"]:
         if not Path(name).is_file():
-            raise MissingProgramError(f"--constraint {name}: there is no such file")
+            raise MissingProgramError(
+                f"--constraint {name}: there is no such file",
+                flag="--constraint",
+                path=name,
+            )
     # The path of a link in a virtual environment is what tells that environment.
     values |= {"constraint": tuple(values["constraint"]), "python": values["python"].absolute()}
     return Flags(**{field.name: values[field.name] for field in fields(Flags)})

@@ -113,8 +113,9 @@ def _plan_docker(
 ) -> Launch:
     if not plan.is_local:
         raise ConfigurationError(
-            "--container docker: starts containers on this machine only; start one with sshd on each host, and "
-            "gaudi-run with --hosts in one of them"
+            "--container docker: starts containers on this machine only",
+            flag="--container",
+            remedy="start one with sshd on each host, and gaudi-run with --hosts in one of them",
         )
     inner = (PROGRAM, *without_flags(options.words, _OUTSIDE), *options.command)
     user = f"{os.geteuid()}:{os.getegid()}"
@@ -151,13 +152,20 @@ def _make_container(options: Options, preset: Preset | None, command: Sequence[s
     """Return the container, if one was asked for; FlagError where nothing is to run an image that was named."""
     if options.container == "none":
         if options.image or options.mount or options.workdir:
-            raise FlagError("--image, --mount and --workdir go with --container docker or singularity")
+            raise FlagError(
+                "--image, --mount and --workdir go with --container docker or singularity",
+                flag="--image",
+            )
         return None
     image = options.image or choose_image(options.container, choices.choose_accelerator(options, preset), command)
     if options.image is None and options.container == "singularity" and not (options.dry_run or Path(image).is_file()):
         raise MissingProgramError(
-            f"{image}: there is no such file; build it by apptainer build {image} containers/{lane_of(image)}.def in a "
-            "clone, or name another by --image"
+            f"{image}: there is no such file",
+            path=image,
+            remedy=(
+                f"build it by apptainer build {image} containers/{lane_of(image)}.def in a clone, or name another by "
+                "--image"
+            ),
         )
     return Container(options.container, image, options.mount, options.workdir)
 
@@ -220,11 +228,23 @@ def choose_forwarded(environ: Mapping[str, str], asked: Iterable[str] = ()) -> t
     """
     for name in asked:
         if _NAME.fullmatch(name) is None:
-            raise FlagError(f"--forward {name!r}: is no name of a variable; give names only, values come from here")
+            raise FlagError(
+                f"--forward {name!r}: is no name of a variable",
+                flag="--forward",
+                remedy="give names only, values come from here",
+            )
         if is_secret(name):
-            raise UnsafeError(f"--forward {name}: looks like a secret; let the ranks read it from a file of their own")
+            raise UnsafeError(
+                f"--forward {name}: looks like a secret",
+                flag="--forward",
+                remedy="let the ranks read it from a file of their own",
+            )
         if name not in environ:
-            raise FlagError(f"--forward {name}: is not set here; set it, or leave the flag out")
+            raise FlagError(
+                f"--forward {name}: is not set here",
+                flag="--forward",
+                remedy="set it, or leave the flag out",
+            )
     found = {name for name in environ if name in NAMES or name.startswith(PREFIXES)}
     good = {name for name in found if _NAME.fullmatch(name) and not is_secret(name) and not _RANKS.fullmatch(name)}
     return tuple(sorted(good.union(asked)))
@@ -246,7 +266,9 @@ def refuse_ranks(environ: Mapping[str, str]) -> None:
     found = sorted(name for name in environ if _RANKS.fullmatch(name))
     if found:
         raise ConfigurationError(
-            f"{', '.join(found)} set: gaudi-run is itself a rank of some run; start it once, or unset them"
+            f"{', '.join(found)} set: gaudi-run is itself a rank of some run",
+            field=found[0],
+            remedy="start it once, or unset them",
         )
 
 

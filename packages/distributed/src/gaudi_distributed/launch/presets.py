@@ -53,7 +53,11 @@ class Preset:
         if not self.command or not command:
             return self.command or command
         if command[0] != self.command[0]:
-            raise FlagError(f"--preset {name} runs {self.command[0]}, not {command[0]}; name that program, or none")
+            raise FlagError(
+                f"--preset {name} runs {self.command[0]}, not {command[0]}",
+                flag="--preset",
+                remedy="name that program, or none",
+            )
         return self.command + command[1:]
 
 
@@ -82,7 +86,11 @@ def find_preset(name: str) -> Preset:
     if name not in presets:
         remedy = f"choose one of {', '.join(presets)}"
         missing = "" if len(presets) > len(SERVERS) else f"; {_PROGRAMS}"
-        raise FlagError(f"--preset {name!r}: is none; {remedy}{missing}")
+        raise FlagError(
+            f"--preset {name!r}: is none",
+            flag="--preset",
+            remedy=f"{remedy}{missing}",
+        )
     return presets[name]
 
 
@@ -105,5 +113,6 @@ def load_entry_points(group: str) -> Iterator[Any]:
             yield entry.load()
         except (ImportError, AttributeError) as error:
             raise ConfigurationError(
-                f"entry point {entry.value} of {group}: cannot be loaded ({error}); install its distribution again"
+                f"entry point {entry.value} of {group}: cannot be loaded ({error})",
+                remedy="install its distribution again",
             ) from error

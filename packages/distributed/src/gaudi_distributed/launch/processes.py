@@ -38,10 +38,16 @@ class Ssh:
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
-            raise ConfigurationError(f"ssh port {self.port}; choose one of 1 to 65535")
+            raise ConfigurationError(
+                f"ssh port {self.port}",
+                flag="--ssh_port",
+                remedy="choose one of 1 to 65535",
+            )
         if self.config is not None and (self.config.startswith("-") or not _is_plain(self.config)):
             raise ConfigurationError(
-                f"--ssh_config {self.config!r}: mpirun takes apart names with blanks or quotes; rename it"
+                f"--ssh_config {self.config!r}: mpirun takes apart names with blanks or quotes",
+                flag="--ssh_config",
+                remedy="rename it",
             )
 
     @property
@@ -170,7 +176,11 @@ def plan_gloo(plan: LaunchPlan) -> list[Process]:
         }
 
     if plan.interface is not None and "/" in plan.interface:
-        raise ConfigurationError(f"--interface {plan.interface}: Gloo needs the name of an interface, like eth0")
+        raise ConfigurationError(
+            f"--interface {plan.interface}: Gloo needs the name of an interface",
+            flag="--interface",
+            remedy="give one like eth0",
+        )
     return _plan(plan, variables, RENDEZVOUS)
 
 
@@ -257,10 +267,14 @@ def _check(plan: LaunchPlan) -> None:
     for host in plan.cluster.hosts:
         if is_ipv6(host.name):
             raise ConfigurationError(
-                f"host {host.name}: mpirun reads no IPv6 addresses; name the host, or its IPv4 address"
+                f"host {host.name}: mpirun reads no IPv6 addresses",
+                remedy="name the host, or its IPv4 address",
             )
     if ":" in plan.command:
-        raise ConfigurationError("an argument is ':', with which mpirun begins another program; use --backend gloo")
+        raise ConfigurationError(
+            "an argument is ':', with which mpirun begins another program",
+            remedy="use --backend gloo",
+        )
 
 
 def _bind(plan: LaunchPlan) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from gaudi_distributed.cluster.rendezvous import RendezvousServer
+from gaudi_distributed.errors import RunEndedError
 from gaudi_distributed.failure.coordinator import Coordinator
 from gaudi_distributed.failure.messages import read_timeouts
 from gaudi_distributed.launch import guard
@@ -30,14 +31,6 @@ _LOST, _SSH_FAILED = 75, 255
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TICK = 0.05
 _RESUME = "the same command continues from the last checkpoint"
-
-
-class RunEndedError(Exception):
-    """A run that did not end well; the status is that of what ended it."""
-
-    def __init__(self, message: str, exit_status: int) -> None:
-        super().__init__(message)
-        self.exit_status = exit_status
 
 
 class OutputLog:

@@ -29,13 +29,22 @@ _POD = ("job_cpus", "job_memory", "job_shm", "job_hugepages", "job_ssh")
 def is_job_file(options: Options) -> bool:
     """Tell whether a file is to be written in place of a run; FlagError for flags that have no meaning then."""
     if options.slurm_script is not None and options.mpijob is not None:
-        raise FlagError("--slurm_script and --mpijob: give one of them")
+        raise FlagError(
+            "--slurm_script and --mpijob: give one of them",
+            flag="--slurm_script",
+        )
     if options.sbatch and options.slurm_script is None:
-        raise FlagError("--sbatch goes with --slurm_script")
+        raise FlagError(
+            "--sbatch goes with --slurm_script",
+            flag="--sbatch",
+        )
     if options.job_name is not None and options.slurm_script is None and options.mpijob is None:
-        raise FlagError("--job_name goes with --slurm_script or --mpijob")
+        raise FlagError(
+            "--job_name goes with --slurm_script or --mpijob",
+            flag="--job_name",
+        )
     if options.mpijob is None and any(getattr(options, name) is not None for name in _POD):
-        raise FlagError(f"{', '.join(f'--{name}' for name in _POD)} go with --mpijob")
+        raise FlagError(f"{', '.join(f'--{name}' for name in _POD)} go with --mpijob", flag="--mpijob")
     return options.slurm_script is not None or options.mpijob is not None
 
 
@@ -48,7 +57,11 @@ def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
     check_job_name(name)
     if options.slurm_script is not None:
         if options.container == "docker":
-            raise ConfigurationError("--container docker: jobs of SLURM use singularity; give --container singularity")
+            raise ConfigurationError(
+                "--container docker: jobs of SLURM use singularity",
+                flag="--container",
+                remedy="give --container singularity",
+            )
         # gaudi-run reads the submission's variables inside the job, too.
         variables = load_series().variables if options.submission else ()
         read_inside = [name for name in variables if name in environ]
@@ -69,7 +82,10 @@ def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
 def _choose_pod(options: Options) -> Pod:
     """Return what the workers' pods have; FlagError for flags that have no meaning there."""
     if options.container != "none" or options.workdir or options.image is None:
-        raise FlagError("--mpijob: needs --image, and neither --container nor --workdir")
+        raise FlagError(
+            "--mpijob: needs --image, and neither --container nor --workdir",
+            flag="--mpijob",
+        )
     Container("docker", options.image)  # is checked by being made
     return Pod(
         options.image,
@@ -123,9 +139,17 @@ class SlurmJob:
     def __post_init__(self) -> None:
         for option in self.options:
             if _OPTION.fullmatch(option) is None:
-                raise FlagError(f"--sbatch {option!r}: write it like --sbatch=--time=02:00:00, without blanks")
+                raise FlagError(
+                    f"--sbatch {option!r}: is no option of sbatch",
+                    flag="--sbatch",
+                    remedy="write it like --sbatch=--time=02:00:00, without blanks",
+                )
             if option.partition("=")[0] in _TAKEN:
-                raise FlagError(f"--sbatch {option!r}: follows from the launch already; leave it out")
+                raise FlagError(
+                    f"--sbatch {option!r}: follows from the launch already",
+                    flag="--sbatch",
+                    remedy="leave it out",
+                )
 
 
 def write_slurm_script(job: SlurmJob, accelerator: Accelerator, inner: Sequence[str]) -> str:
@@ -219,19 +243,35 @@ class Pod:
 
     def __post_init__(self) -> None:
         if not self.ssh_folder.startswith("/") or not self.ssh_folder.isprintable():
-            raise FlagError(f"--job_ssh {self.ssh_folder!r}: give the whole path inside the image, like {ROOT_SSH}")
+            raise FlagError(
+                f"--job_ssh {self.ssh_folder!r}: is no absolute path",
+                flag="--job_ssh",
+                remedy=f"give the path inside the image, like {ROOT_SSH}",
+            )
         paths = [PurePosixPath(mount.path) for mount in self.mounts]
         for path in paths:
             taken = [*map(PurePosixPath, (*_RESERVED, self.ssh_folder))]
             if path in taken or paths.count(path) > 1:
-                raise FlagError(f"--mount {path}: is taken already; mount it elsewhere")
+                raise FlagError(
+                    f"--mount {path}: is taken already",
+                    flag="--mount",
+                    remedy="mount it elsewhere",
+                )
         shared, memory = (
             parse_size(*each) for each in (("--job_shm", self.shared_memory), ("--job_memory", self.memory))
         )
         if shared and memory and shared > memory:
-            raise FlagError(f"--job_shm {self.shared_memory}: counts to --job_memory {self.memory}; give less")
+            raise FlagError(
+                f"--job_shm {self.shared_memory}: counts to --job_memory {self.memory}",
+                flag="--job_shm",
+                remedy="give less",
+            )
         if parse_size("--job_hugepages", self.huge_pages) % (2 << 20):
-            raise FlagError(f"--job_hugepages {self.huge_pages}: is no multiple of 2Mi; round it up")
+            raise FlagError(
+                f"--job_hugepages {self.huge_pages}: is no multiple of 2Mi",
+                flag="--job_hugepages",
+                remedy="round it up",
+            )
 
     @property
     def port(self) -> int:
@@ -245,7 +285,7 @@ def parse_size(flag: str, text: str | None) -> int:
         return 0
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise FlagError(f"{flag} {text!r}: write it like 64Gi, with Ki, Mi, Gi or Ti")
+        raise FlagError(f"{flag} {text!r}: is no size", flag=flag, remedy="write it like 64Gi, with Ki, Mi, Gi or Ti")
     return int(found[1]) * _UNITS[found[2]]
 
 
@@ -256,13 +296,21 @@ def parse_mount(text: str) -> Mount:
         source = found["source"]
         if ".." not in PurePosixPath(source).parts and (source.startswith("/") or _CLAIM.fullmatch(source)):
             return Mount(source, found["path"], found["read_only"] == ":ro")
-    raise FlagError(f"--mount {text!r}: write it like claim:/inside or /node:/inside, and :ro behind to read only")
+    raise FlagError(
+        f"--mount {text!r}: is no mount",
+        flag="--mount",
+        remedy="write it like claim:/inside or /node:/inside, and :ro behind to read only",
+    )
 
 
 def check_job_name(name: str) -> None:
     """Raise FlagError unless it is a label of RFC 1035, as names in Kubernetes are."""
     if _NAME.fullmatch(name) is None:
-        raise FlagError(f"--job_name {name!r}: write at most 63 small letters, digits and hyphens, a letter first")
+        raise FlagError(
+            f"--job_name {name!r}: is no name of a job",
+            flag="--job_name",
+            remedy="write at most 63 lower-case letters, digits and hyphens, a letter first",
+        )
 
 
 def write_mpi_job(name: str, cluster: Cluster, pod: Pod, accelerator: Accelerator, inner: Sequence[str]) -> str:
@@ -304,7 +352,11 @@ def choose_limits(pod: Pod, slots: int, accelerator: Accelerator) -> dict[str, s
     huge_pages = pod.huge_pages or (f"{_GAUDI_HUGE_PAGES_MIB * slots}Mi" if is_gaudi else None)
     memory = pod.memory or (f"{_GAUDI_MEMORY_GIB * slots}Gi" if is_gaudi else None)
     if huge_pages and not memory and pod.cpus is None:
-        raise FlagError("--job_hugepages: Kubernetes gives them to pods with a limit; give --job_memory, too")
+        raise FlagError(
+            "--job_hugepages: Kubernetes gives them to pods with a limit",
+            flag="--job_hugepages",
+            remedy="give --job_memory, too",
+        )
     resource = _RESOURCES.get(accelerator)
     limits: dict[str, str | int | None] = {
         **({} if resource is None else {resource: slots}),
