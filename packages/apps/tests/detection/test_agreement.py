@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gaudi_apps.detection.export import DetectionArrays, compare_detections, compare_rows
-from gaudi_apps.inference.exporter import Agreement, find_worst
+from gaudi_apps.inference.converters import Agreement, find_worst
 
 
 def make(*rows: tuple[float, int, float], size: int = 4) -> DetectionArrays:

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_apps.classification.data import class_names_of
-from gaudi_apps.inference.converters import Arrays, ExportedNetwork, to_float32
-from gaudi_apps.inference.exporter import Agreement, ExportFormat, ExportReport, require_possible, write_exports
+from gaudi_apps.inference.converters import Agreement, Arrays, ExportedNetwork, to_float32
+from gaudi_apps.inference.exporter import ExportFormat, ExportReport, require_possible, write_exports
 from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
 from gaudi_models.classifiers import feature_extractor
 from gaudi_models.weights import WeightsMetadata

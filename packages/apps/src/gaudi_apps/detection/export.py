@@ -12,10 +12,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_apps.detection.detector import SCORE_THRESHOLD, detect_combined_nms, find_boxes, find_raw
-from gaudi_apps.inference.converters import Arrays, ExportedNetwork, to_float32
+from gaudi_apps.inference.converters import TOLERANCE, Agreement, Arrays, ExportedNetwork, to_float32
 from gaudi_apps.inference.exporter import (
-    TOLERANCE,
-    Agreement,
     ExportFormat,
     ExportReport,
     require_possible,

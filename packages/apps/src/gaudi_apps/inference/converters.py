@@ -11,8 +11,9 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,6 @@ from gaudi_datasets.output_files import write_json
 from gaudi_models.weights import WeightsMetadata
 from gaudi_ops.tf.keras_api import keras
 
-if TYPE_CHECKING:
-    from gaudi_apps.inference.exporter import Agreement
-
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 ONNX_OPSET = 17
@@ -34,6 +32,35 @@ CLASSES_FILE = "classes.json"
 ENCODED = tf.TensorSpec([None], tf.string, name="encoded")
 PIXELS = tf.TensorSpec([None, None, None, 3], tf.uint8, name="images")
 SECONDS = 600  # to run a SavedModel
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The largest differences between the outputs of an export and of the network.
+
+    Attributes:
+        differences: by what differs, such as ``box_difference``; infinite where an output has no counterpart.
+        compared: number of values or boxes.
+    """
+
+    differences: Mapping[str, float]
+    compared: int
+
+    @property
+    def is_close(self) -> bool:
+        """Tell whether all differences are at most 1e-3."""
+        return all(difference <= TOLERANCE for difference in self.differences.values())
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {value:.2g}" for name, value in self.differences.items())
+
+
+def find_worst(agreements: Sequence[Agreement]) -> Agreement:
+    """Return the largest differences of several comparisons, and the sum of what was compared."""
+    # By NumPy, whose maximum with NaN is NaN.
+    worst = {name: float(np.max([one.differences[name] for one in agreements])) for name in agreements[0].differences}
+    return Agreement(worst, sum(one.compared for one in agreements))
 
 
 class ExportedNetwork(ABC):

@@ -16,9 +16,12 @@ import tensorflow as tf
 
 from gaudi_apps.errors import ExportError
 from gaudi_apps.inference.converters import (
+    TOLERANCE,
+    Agreement,
     Arrays,
     ExportedNetwork,
     decode_pixels,
+    find_worst,
     require_onnx,
     run_onnx,
     run_saved_model,
@@ -40,35 +43,6 @@ FORMAT = "gaudi-apps export"
 VERSION = 1
 MANIFEST = "export.json"
 CHECKED_IMAGES = 8
-TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The largest differences between the outputs of an export and of the network.
-
-    Attributes:
-        differences: by what differs, such as ``box_difference``; infinite where an output has no counterpart.
-        compared: number of values or boxes.
-    """
-
-    differences: Mapping[str, float]
-    compared: int
-
-    @property
-    def is_close(self) -> bool:
-        """Tell whether all differences are at most 1e-3."""
-        return all(difference <= TOLERANCE for difference in self.differences.values())
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name.replace('_', ' ')} {value:.2g}" for name, value in self.differences.items())
-
-
-def find_worst(agreements: Sequence[Agreement]) -> Agreement:
-    """Return the largest differences of several comparisons, and the sum of what was compared."""
-    # By NumPy, whose maximum with NaN is NaN.
-    worst = {name: float(np.max([one.differences[name] for one in agreements])) for name in agreements[0].differences}
-    return Agreement(worst, sum(one.compared for one in agreements))
 
 
 @dataclass(frozen=True)
