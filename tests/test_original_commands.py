@@ -275,7 +275,6 @@ def parse_words(words: Sequence[str]) -> dict[str, Any]:
         words[1:],
         prog=program.prog,
         description="",
-        list_preset=program.list_preset,
         former_flags=program.former_flags,
     )
     return {name: value for name, value in list_flags(config) if name not in PATHS}

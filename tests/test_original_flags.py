@@ -148,7 +148,6 @@ def parse(command: str, arguments: list[str]) -> Any:
         arguments,
         prog=name,
         description="",
-        list_preset=program.list_preset,
         former_flags=program.former_flags,
     )
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from gaudi_apps.cli.launch import become_launcher
 from gaudi_apps.cli.program import Launch
 from gaudi_apps.mxnet.checks import TRAINING, validate
-from gaudi_apps.mxnet.config import FORMER_FLAGS, SSDMXNetConfig, list_preset
+from gaudi_apps.mxnet.config import FORMER_FLAGS, SSDMXNetConfig
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_datasets.errors import FlagError
 
@@ -42,17 +43,23 @@ def _mode_of(config: SSDMXNetConfig) -> str:
     return "train" if config.run.mode in TRAINING else {"val": "eval"}.get(config.run.mode, config.run.mode)
 
 
-def _find_launcher_words(config: SSDMXNetConfig, arguments: Sequence[str]) -> list[str] | None:
-    """What gaudi-run is given for the experiments of the submission; None: this is no submission."""
-    if not config.run.submission:
-        return None
-    if config.schedule.system is not None:
-        raise FlagError(f"--system {config.schedule.system}: with --submission SYSTEM names it; leave one of them out")
-    kept = [word for word in arguments if word.partition("=")[0] != "--submission"]
-    return ["--submission", "--", PROGRAM.prog, *kept]
+class SSDMXNetLaunch(Launch):
+    """The program on the command line, whose `--submission` starts `gaudi-run --submission`."""
+
+    def start_ranks(self, config: SSDMXNetConfig, arguments: Sequence[str]) -> None:
+        """Become the launcher of the submission's experiments or of several processes, if the flags ask for them."""
+        if not config.run.submission:
+            super().start_ranks(config, arguments)
+            return
+        if config.schedule.system is not None:
+            raise FlagError(
+                f"--system {config.schedule.system}: with --submission SYSTEM names it; leave one of them out"
+            )
+        kept = [word for word in arguments if word.partition("=")[0] != "--submission"]
+        become_launcher(["--submission", "--", self.prog, *kept])
 
 
-PROGRAM = Launch(
+PROGRAM = SSDMXNetLaunch(
     prog="ssd_mxnet_train",
     program=("-m", "gaudi_apps.ssd_mxnet_train"),
     description="Train and validate SSD-ResNet34 in MXNet, as an MLPerf v0.7 submission did, on GPU or CPU.",
@@ -62,8 +69,6 @@ PROGRAM = Launch(
     open=_open,
     former_flags=FORMER_FLAGS,
     mode_of=_mode_of,
-    list_preset=list_preset,
-    launcher_words=_find_launcher_words,
 )
 
 if __name__ == "__main__":

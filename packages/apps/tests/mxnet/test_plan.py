@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gaudi_apps.cli.config_file import parse_config
-from gaudi_apps.mxnet.config import SYSTEMS, RunFlags, ScheduleFlags, SSDMXNetConfig, ValidationFlags, list_preset
+from gaudi_apps.mxnet.config import SYSTEMS, RunFlags, ScheduleFlags, SSDMXNetConfig, ValidationFlags
 from gaudi_apps.mxnet.plan import make_plan
 
 COCO = 117266
@@ -58,7 +58,7 @@ def test_flags_win_over_those_of_a_system(ssd_mxnet_train: Callable[..., Any], t
 
 def test_systems_have_their_own_threads() -> None:
     def threads(*argv: str) -> int:
-        config = parse_config(SSDMXNetConfig, argv, prog="x", description="", list_preset=list_preset)
+        config = parse_config(SSDMXNetConfig, argv, prog="x", description="")
         return config.data.dali_workers
 
     assert [threads("--system", system) for system in SYSTEMS] == [6, 6, 6, 3]

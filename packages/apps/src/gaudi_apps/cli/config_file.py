@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gaudi_apps.cli.flag_rules import list_flags
+from gaudi_apps.cli.flag_rules import find_rules, list_flags
 from gaudi_apps.errors import ConfigFileError
 from gaudi_datasets.arguments import FormerFlag
 from gaudi_datasets.errors import FlagError, MissingInputError
@@ -26,17 +26,17 @@ def parse_config(
     *,
     prog: str,
     description: str,
-    list_preset: Callable[[Sequence[str]], Sequence[str]] = lambda argv: (),
     former_flags: Sequence[FormerFlag] = (),
 ) -> Config:
-    """Make a `config_class` from the command line, and from the YAML file that its flag --config names.
+    """Make a `config_class` from the command line, from the YAML file that --config names, and from presets.
+
+    The command line wins over the file, and both win over the presets of a flag, see `gaudi_apps.cli.flag_rules`.
 
     Args:
         config_class: a dataclass.
         argv: the command line.
         prog: the program's name.
         description: what stands at the top of its help text.
-        list_preset: what all these flags stand for besides; each of them wins over that.
         former_flags: of the program that this one replaces.
 
     Raises:
@@ -55,8 +55,26 @@ def parse_config(
         except FlagError as error:
             raise ConfigFileError(f"{path}: {error}") from None
         given = [*from_file, *argv]
-    given = [*list_preset(given), *given]
+    given = [*_list_preset(config_class, given), *given]
     return parse_flags(config_class, given, prog=prog, description=description, former_flags=former_flags)
+
+
+def _list_preset(config_class: type[Any], argv: Sequence[str]) -> list[str]:
+    """Return the flags that the presets among some arguments stand for."""
+    words: list[str] = []
+    for name, flag in find_rules(config_class).items():
+        if not flag.presets:
+            continue
+        finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        finder.add_argument(f"--{name}", nargs="?")
+        chosen = getattr(finder.parse_known_args(argv)[0], name)
+        if chosen is None:
+            continue
+        if chosen not in flag.presets:
+            raise FlagError(f"--{name} {chosen}: must be one of {', '.join(flag.presets)}", flag=f"--{name}")
+        for other, value in flag.presets[chosen].items():
+            words += [f"--{other}" if value else f"--no_{other}"] if isinstance(value, bool) else [f"--{other}={value}"]
+    return words
 
 
 def read_flags(path: Path, config_class: type[Any], former_flags: Sequence[FormerFlag] = ()) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ class Flag:
         finite: infinity is no value.
         short_run: value in the short runs of ``--mode verify-resume``; by default that of the user.
         per_command: it is of one command: neither config.yaml of a run nor its short runs repeat it.
+        presets: by value of this flag, values of other flags, which take the place of their defaults.
     """
 
     resume_safe: bool
@@ -49,6 +50,7 @@ class Flag:
     finite: bool = True
     short_run: Any = _UNSET
     per_command: bool = False
+    presets: Mapping[str, Mapping[str, bool | float | str]] = field(default_factory=dict, hash=False)
 
     def find_fault(self, value: Any) -> str | None:
         """Return the rule that a number breaks; None for a good one, and for anything but a number."""

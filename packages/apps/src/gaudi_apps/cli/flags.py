@@ -15,21 +15,38 @@ Switch = FlagCreatePairsOff[bool]
 
 
 @dataclass(frozen=True)
-class DistributionFlags:
-    """Several processes that train together, one for each device."""
+class HorovodFlags:
+    """Ranks that train together by Horovod, one for each device; `DistributionFlags` adds tf.distribute."""
 
     use_horovod: Annotated[Switch, arg(aliases=["-hvd"]), resume_safe()] = False
     """Train together by Horovod, as under gaudi-run without a flag; --batch_size is that of one process."""
-    distribution_strategy: Annotated[
-        Literal["off", "multi_worker", "mirrored", "hpu"], arg(aliases=["-ds"]), resume_safe()
-    ] = "off"
-    """Train together by tf.distribute; --batch_size is that of all processes. mirrored: starts a process for each
-    device of this machine; hpu: on Gaudi."""
     hvd_workers: Annotated[int, resume_safe(minimum=0)] = 0
     """Processes in all, which are started through gaudi-run where none were launched; 0: those that were launched."""
     num_workers_per_hls: Annotated[int, resume_safe(minimum=0)] = 0
     """Processes on each machine of MULTI_HLS_IPS, or on this one, started through gaudi-run where none were
     launched; 0: 8 with MULTI_HLS_IPS, else as --hvd_workers says."""
+    horovod_hierarchical_allreduce: Annotated[Switch, resume_safe()] = False
+    """With --use_horovod: within each machine first, then between machines."""
+
+    @property
+    def has_engine(self) -> bool:
+        """Return whether several processes train together."""
+        return self.use_horovod
+
+    def to_distribution(self) -> DistributionFlags:
+        """Return the same flags beside those of tf.distribute, which is off."""
+        return DistributionFlags(**{flag.name: getattr(self, flag.name) for flag in fields(HorovodFlags)})
+
+
+@dataclass(frozen=True)
+class DistributionFlags(HorovodFlags):
+    """Several processes that train together, one for each device."""
+
+    distribution_strategy: Annotated[
+        Literal["off", "multi_worker", "mirrored", "hpu"], arg(aliases=["-ds"]), resume_safe()
+    ] = "off"
+    """Train together by tf.distribute; --batch_size is that of all processes. mirrored: starts a process for each
+    device of this machine; hpu: on Gaudi."""
     kubernetes_run: Annotated[Switch, resume_safe()] = False
     """Kubernetes starts the processes, as the mpirun of an MPIJob does; none are started here."""
     num_gpus: Annotated[int, arg(aliases=["-ng"]), resume_safe(minimum=0)] = 0
@@ -50,13 +67,15 @@ class DistributionFlags:
     """Type in which gradients travel between processes."""
     fusion_threshold_mb: Annotated[int | None, resume_safe(minimum=0)] = None
     """MiB of gradients that travel together at most; 0: each by itself."""
-    horovod_hierarchical_allreduce: Annotated[Switch, resume_safe()] = False
-    """With --use_horovod: within each machine first, then between machines."""
 
     @property
     def has_engine(self) -> bool:
-        """Whether processes are to train together."""
+        """Return whether several processes train together."""
         return self.use_horovod or self.distribution_strategy != "off"
+
+    def to_distribution(self) -> DistributionFlags:
+        """Return these flags."""
+        return self
 
 
 def check_distribution(flags: DistributionFlags) -> None:

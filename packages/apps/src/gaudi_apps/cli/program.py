@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gaudi_apps.cli.config_file import parse_config
 from gaudi_apps.cli.flags import ParityFlags
-from gaudi_apps.cli.launch import LaunchReport, become_launcher, report_launch, start_processes
+from gaudi_apps.cli.launch import LaunchReport, report_launch, start_processes
 from gaudi_apps.runtime.elastic import Commits, check_elastic, is_elastic, train_in_rounds
 from gaudi_apps.runtime.failure_reporting import Supervised, interrupt_on_sigterm
 from gaudi_apps.runtime.process_group import (
@@ -47,8 +47,6 @@ class Launch:
         print_plan: prints what training would do on so many processes, and how they would be started.
         open: makes the program of validated flags for this process.
         mode_of: what is done by its flags; besides their modes, "rehearse".
-        list_preset: see `parse_config`.
-        launcher_words: what gaudi-run is given where the flags ask for it as a whole; None: they do not.
         former_flags: of the program that it replaces.
     """
 
@@ -60,8 +58,6 @@ class Launch:
     print_plan: Callable[[Any, int, LaunchReport | None], None]
     open: Callable[[Any, Distribution], Application]
     mode_of: Callable[[Any], str] = lambda config: str(config.run.mode)
-    list_preset: Callable[[Sequence[str]], Sequence[str]] = lambda argv: ()
-    launcher_words: Callable[[Any, Sequence[str]], list[str] | None] = lambda config, argv: None
     former_flags: Sequence[FormerFlag] = ()
 
     def main(self, argv: Sequence[str] | None = None) -> NoReturn:
@@ -79,10 +75,9 @@ class Launch:
             self._plan(config, arguments)
             return 0
         if is_elastic(os.environ):
-            check_elastic(mode, config.distribution)
-            train_in_rounds(
-                lambda commits: self._train_round(config, supervised, commits), config.distribution.commit_steps
-            )
+            flags = config.distribution.to_distribution()
+            check_elastic(mode, flags)
+            train_in_rounds(lambda commits: self._train_round(config, supervised, commits), flags.commit_steps)
             return 0
         app = self.open(config, self._find_distribution(mode, config, arguments))
         if mode == "parity":
@@ -95,7 +90,7 @@ class Launch:
 
     def _plan(self, config: Any, arguments: Sequence[str]) -> None:
         """Print the plan of training by these flags, and the command lines that it would start."""
-        flags, find_device = config.distribution, _device_finder(config)
+        flags, find_device = config.distribution.to_distribution(), _device_finder(config)
         command = (sys.executable, *self.program, *drop_plan_flags(arguments))
         report = report_launch(flags, os.environ, find_device, command)
         self.print_plan(config, count_workers(flags, os.environ, find_device), report)
@@ -107,7 +102,6 @@ class Launch:
             arguments,
             prog=self.prog,
             description=self.description,
-            list_preset=self.list_preset,
             former_flags=self.former_flags,
         )
         completed = complete_flags(config.distribution, os.environ, _device_finder(config))
@@ -127,20 +121,29 @@ class Launch:
                 run_parity(session, flags, recording, as_json=config.run.json)
         return 0
 
+    def start_ranks(self, config: Any, arguments: Sequence[str]) -> None:
+        """Become the launcher of several processes, if the flags ask for them; else return.
+
+        Args:
+            config: validated flags.
+            arguments: the command line that they are of.
+        """
+        command = (sys.executable, *self.program, *arguments)
+        start_processes(config.distribution.to_distribution(), os.environ, _device_finder(config), command)
+
     def _train_round(self, config: Any, supervised: Supervised, commits: Commits) -> None:
         if commits.newest is not None:  # the run was cleaned before it
             config = replace(config, run=replace(config.run, clean=False))
-        app = self.open(config, find_distribution(config.distribution, os.environ, _device_finder(config)))
+        flags = config.distribution.to_distribution()
+        app = self.open(config, find_distribution(flags, os.environ, _device_finder(config)))
         _compute("train", app, supervised, commits)
 
     def _find_distribution(self, mode: str, config: Any, arguments: Sequence[str]) -> Distribution:
         """Where this process stands among others; does not return where it becomes the launcher of several."""
-        flags, find_device = config.distribution, _device_finder(config)
+        flags, find_device = config.distribution.to_distribution(), _device_finder(config)
         if mode in TOGETHER:
-            words = None if is_launched(os.environ) else self.launcher_words(config, arguments)
-            if words is not None:
-                become_launcher(words)
-            start_processes(flags, os.environ, find_device, (sys.executable, *self.program, *arguments))
+            if not is_launched(os.environ):
+                self.start_ranks(config, arguments)
             return find_distribution(flags, os.environ, find_device)
         # The flags of a run serve for its other modes too, as from the configuration that it left.
         size = detect_rank(os.environ).size

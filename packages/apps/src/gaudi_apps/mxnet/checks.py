@@ -6,7 +6,7 @@ import os
 
 from gaudi_apps.cli.flag_rules import check_bounds, list_per_side
 from gaudi_apps.cli.flags import check_parity
-from gaudi_apps.mxnet.config import DataFlags, HorovodFlags, NetworkFlags, RunFlags, SSDMXNetConfig
+from gaudi_apps.mxnet.config import DataFlags, MXNetHorovodFlags, NetworkFlags, RunFlags, SSDMXNetConfig
 from gaudi_apps.runtime.profiler import StepRange
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.elastic import is_elastic
@@ -103,7 +103,7 @@ def _check_network(network: NetworkFlags) -> None:
         raise FlagError(f"--fp16_loss_scale {network.fp16_loss_scale:g}: is for fp16; precision is {network.precision}")
 
 
-def _check_processes(flags: HorovodFlags) -> None:
+def _check_processes(flags: MXNetHorovodFlags) -> None:
     if is_elastic(os.environ):
         raise FlagError("--np: ssd_mxnet_train cannot train while hosts come and go; start it by gaudi-run --np N")
     for name, value in (("hvd_workers", flags.hvd_workers), ("num_workers_per_hls", flags.num_workers_per_hls)):

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from gaudi_apps.cli.flag_rules import fixed, per_rank, resume_safe
-from gaudi_apps.cli.flags import ParityFlags
+from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags
 from gaudi_apps.detection.config import ImageFlags
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
-from gaudi_datasets.errors import FlagError
 
 
 def choose_among(*choices: str) -> PrimitiveConstructorSpec[str]:
-    """What tyro needs to read one of some values, whatever the case of its letters."""
+    """Return the reader of one of some values, in upper or lower case, for tyro."""
     by_folded = {choice.casefold(): choice for choice in choices}
 
     def read(words: Sequence[str]) -> str:
@@ -122,14 +120,31 @@ class DeviceFlags:
     device: Annotated[Literal["auto", "cpu", "gpu"], resume_safe(per_side=True)] = "auto"
     """auto: gpu, else cpu."""
 
-    no_hpu: ClassVar[bool] = True  # MXNet never had one
+    @property
+    def no_hpu(self) -> bool:
+        """Return True: MXNet computes on no HPU."""
+        return True
+
+
+# Flags of the submission on its systems: images of a rank and step, ranks, ranks of a host, epochs of warm-up, rate (of
+# 32 images), weight decay, threads that decode.
+_NAMES = ("batch_size", "hvd_workers", "num_workers_per_hls", "lr_warmup_epochs", "lr", "weight_decay", "dali_workers")
+SYSTEMS: Mapping[str, Mapping[str, float]] = {
+    name: {"use_horovod": True, **dict(zip(_NAMES, values, strict=True))}
+    for name, values in {
+        "DSS8440": (128, 8, 8, 5, 5.84e-3, 1.6e-4, 6),
+        "C4140": (128, 4, 4, 5.25, 2.92e-3, 1.6e-4, 6),
+        "2xC4140": (128, 8, 4, 5.25, 5.84e-3, 1.6e-4, 6),
+        "4xC4140": (56, 16, 4, 5, 3.2e-3, 1.3e-4, 3),
+    }.items()
+}
 
 
 @dataclass(frozen=True)
 class ScheduleFlags:
     """Learning rate and optimizer. The rate of a run is 2.5e-3 max(1, round(lr / 2.5e-3 * images of a step / 32))."""
 
-    system: Annotated[str | None, resume_safe()] = None
+    system: Annotated[str | None, resume_safe(presets=SYSTEMS)] = None
     """DSS8440, C4140, 2xC4140 or 4xC4140: batch size, processes, warm-up, rate, weight decay and threads of the
     submission on it, where no other flag gives them."""
     lr: Annotated[float | None, fixed(above=0, finite=False)] = None
@@ -171,45 +186,21 @@ class ValidationFlags:
 
 
 @dataclass(frozen=True)
-class HorovodFlags:
-    """Several processes that train together by Horovod, one for each device.
+class MXNetHorovodFlags(HorovodFlags):
+    """Ranks that train together by Horovod, one for each device."""
 
-    By its attributes it is `gaudi_apps.cli.flags.DistributionFlags` without tf.distribute.
-    """
-
-    use_horovod: Annotated[Switch, arg(aliases=["-hvd"]), resume_safe()] = False
-    """Train together; so do, without it, processes that were launched together."""
-    hvd_workers: Annotated[int, resume_safe(minimum=0)] = 0
-    """Processes in all, which are started through gaudi-run where none were launched; 0: those that were launched."""
-    num_workers_per_hls: Annotated[int, resume_safe(minimum=0)] = 0
-    """Processes on each machine of MULTI_HLS_IPS, or on this one, started through gaudi-run where none were
-    launched; 0: 8 with MULTI_HLS_IPS, else as --hvd_workers says."""
     bn_group: Annotated[Literal[1, 2, 4, 8, 16], resume_safe()] = 1
-    """Batch norm over the images of groups of so many processes."""
+    """Ranks in a group whose batch norms share their statistics."""
     gradient_predivide_factor: Annotated[float, resume_safe(above=0)] = 1.0
-    """Gradients are divided by it before they are summed over the processes, and by the rest after."""
+    """Gradients are divided by it before they are summed over the ranks, and by the rest after."""
     horovod_num_groups: Annotated[int, resume_safe(minimum=0)] = 1
-    """In how many groups gradients travel; 0: each by itself."""
-    horovod_hierarchical_allreduce: Annotated[Switch, resume_safe()] = False
-    """Within each machine first, then between machines."""
+    """Groups in which gradients travel; 0: each by itself."""
 
-    distribution_strategy: ClassVar[str] = "off"
-    kubernetes_run: ClassVar[bool] = False
-    num_gpus: ClassVar[int] = 0
-    worker_hosts: ClassVar[str | None] = None
-    global_batch_size: ClassVar[int] = 0
-    gradient_compression: ClassVar[str] = "none"
-    fusion_threshold_mb: ClassVar[int | None] = None
-
-    @property
-    def has_engine(self) -> bool:
-        """Whether processes are to train together."""
-        return self.use_horovod
-
-    @property
-    def distributed_bn(self) -> bool:
-        """Whether batch norm goes over several processes."""
-        return self.bn_group > 1
+    def to_distribution(self) -> DistributionFlags:
+        """Return the same flags by the names of the programs in TensorFlow."""
+        if self.bn_group == 1:
+            return super().to_distribution()
+        return replace(super().to_distribution(), distributed_bn=True, bn_group=self.bn_group)
 
 
 @dataclass(frozen=True)
@@ -261,40 +252,10 @@ class SSDMXNetConfig:
     validation: ValidationFlags = field(default_factory=ValidationFlags)
     use: ImageFlags = field(default_factory=ImageFlags)
     device: DeviceFlags = field(default_factory=DeviceFlags)
-    distribution: HorovodFlags = field(default_factory=HorovodFlags)
+    distribution: MXNetHorovodFlags = field(default_factory=MXNetHorovodFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
     mlperf: MLPerfFlags = field(default_factory=MLPerfFlags)
     parity: ParityFlags = field(default_factory=ParityFlags)
-
-
-# Images of a process and step, processes, processes of a machine, epochs of warm-up, rate (of 32 images), weight decay,
-# threads that decode.
-_NAMES = ("batch_size", "hvd_workers", "num_workers_per_hls", "lr_warmup_epochs", "lr", "weight_decay", "dali_workers")
-SYSTEMS: Mapping[str, Mapping[str, float]] = {
-    name: dict(zip(_NAMES, values, strict=True))
-    for name, values in {
-        "DSS8440": (128, 8, 8, 5, 5.84e-3, 1.6e-4, 6),
-        "C4140": (128, 4, 4, 5.25, 2.92e-3, 1.6e-4, 6),
-        "2xC4140": (128, 8, 4, 5.25, 5.84e-3, 1.6e-4, 6),
-        "4xC4140": (56, 16, 4, 5, 3.2e-3, 1.3e-4, 3),
-    }.items()
-}
-
-
-def list_preset(argv: Sequence[str]) -> list[str]:
-    """The flags that the last `--system` among some arguments stands for; none without it.
-
-    Raises:
-        FlagError: there is no such system.
-    """
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--system", nargs="?")
-    name = finder.parse_known_args(argv)[0].system
-    if name is None:
-        return []
-    if name not in SYSTEMS:
-        raise FlagError(f"--system {name}: must be one of {', '.join(SYSTEMS)}")
-    return ["--use_horovod", *(word for flag, value in SYSTEMS[name].items() for word in (f"--{flag}", f"{value:g}"))]
 
 
 _DALI = "it was of DALI, in whose place OpenCV decodes on the CPU; leave it out"

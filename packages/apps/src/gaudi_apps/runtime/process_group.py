@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-from gaudi_apps.cli.flags import DistributionFlags
+from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed import ConfigurationError
 from gaudi_distributed.cluster.hosts import HostRequest, find_cluster
@@ -18,6 +18,7 @@ from gaudi_distributed.comm.opening import CommunicationOptions, Engine, find_en
 from gaudi_distributed.devices.selection import DeviceKind, count_devices
 
 FindDevice: TypeAlias = Callable[[], DeviceKind]
+SomeFlags = TypeVar("SomeFlags", bound=HorovodFlags)
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Distribution:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def complete_flags(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> DistributionFlags:
-    """The flags, with the engine that gaudi-run started this process for where they name none.
+def complete_flags(flags: SomeFlags, environ: Mapping[str, str], find_device: FindDevice) -> SomeFlags:
+    """Return the flags, with the engine that gaudi-run started this process for where they name none.
 
     So `gaudi-run --np 8 ssd_train` trains on 8 devices as if --use_horovod were given, too.
 
