@@ -70,7 +70,7 @@ def test_torchvision(name: str, depth: int, groups: int) -> None:
     weights = translate_names("x", make_raw(dict(list_torchvision(depth, groups))))
     expected = name_variables(build_classifier(name, image_size=32))
     assert {name: tensor.shape for name, tensor in weights.tensors.items()} == expected
-    assert (weights.padding, set(weights.skipped.values())) == ("symmetric", {"a count of batches"})
+    assert (weights.padding, set(weights.skipped.values())) == ("symmetric", {"batch count"})
 
 
 def list_original_resnet50() -> Shapes:
@@ -106,8 +106,8 @@ def test_the_original_resnet50() -> None:
     assert (weights.padding, weights.source) == ("symmetric_stem", "x (test, the original ResNet-50's names)")
     # Its labels begin at 0, so the output that is no class is the last.
     np.testing.assert_array_equal(weights.tensors["logits/bias"], np.arange(1000))
-    assert weights.skipped["fc1000/bias[..., 1000]"] == "the background, which is no class"
-    assert {weights.skipped[name] for name in slots} == {"state of the training"}
+    assert weights.skipped["fc1000/bias[..., 1000]"] == "background output"
+    assert {weights.skipped[name] for name in slots} == {"training state"}
 
 
 def list_original_resnext(depth: int, groups: int) -> Shapes:
@@ -161,7 +161,7 @@ def test_the_original_resnext(name: str, depth: int, groups: int) -> None:
     assert (weights.padding, weights.source) == ("same", "x (test, the original ResNeXt's names)")
     # Its labels begin at 1, so the output that is no class is the first.
     np.testing.assert_array_equal(weights.tensors["logits/bias"], np.arange(1, 1001))
-    assert weights.skipped["resnet_model/dense/kernel[..., 0]"] == "the background, which is no class"
+    assert weights.skipped["resnet_model/dense/kernel[..., 0]"] == "background output"
     grouped = "resnet_model/Variable_3" if groups > 1 else "resnet_model/conv2d_13/kernel"
     read = raw.tensors[grouped]()
     assert weights.tensors["stage2_block1_conv2/kernel"].flat[0] == read.flat[0]
@@ -172,4 +172,4 @@ def test_an_unknown_depth_of_the_original_resnext_is_named_unknown() -> None:
     del shapes["resnet_model/Variable_3"]
     weights = translate_names("x", make_raw(shapes))
     assert set(weights.tensors) == {"logits/kernel", "logits/bias"}
-    assert weights.skipped["resnet_model/conv2d/kernel"] == "of no known name"
+    assert weights.skipped["resnet_model/conv2d/kernel"] == "unknown name"

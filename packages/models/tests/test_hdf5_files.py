@@ -76,8 +76,8 @@ def test_the_original_resnet50(prefix: str, tmp_path: Path) -> None:
     weights = read_weights(path)
     assert weights.padding == "symmetric_stem"
     assert weights.skipped == {
-        "optimizer_weights/conv1/kernel/momentum:0": "state of the training",
-        "fc1000/kernel[..., 1000]": "the background, which is no class",
+        "optimizer_weights/conv1/kernel/momentum:0": "training state",
+        "fc1000/kernel[..., 1000]": "background output",
     }
     np.testing.assert_array_equal(weights.tensors["logits/kernel"], TENSORS["fc1000/kernel"][:, :1000])
     np.testing.assert_array_equal(weights.tensors["stage1_block1_conv2/kernel"], TENSORS["res2a_branch2b/kernel"])

@@ -61,7 +61,7 @@ def test_torchvision_has_all_that_the_classifier_has(depth: int) -> None:
         build_classifier(f"resnet{depth}", image_size=32)
     )
     counts = [name for name in raw.tensors if name.endswith("num_batches_tracked")]
-    assert weights.skipped == dict.fromkeys(counts, "a count of batches")
+    assert weights.skipped == dict.fromkeys(counts, "batch count")
     assert (weights.padding, weights.source) == ("symmetric", "x (test, torchvision's names)")
 
 
@@ -102,7 +102,7 @@ def test_the_original_has_all_that_the_detector_has() -> None:
     state = {f"{name}/Momentum": shape for name, shape in shapes.items() if "moving" not in name} | {"global_step": ()}
     weights = translate_names("x", make_raw(shapes | state))
     assert {name: tensor.shape for name, tensor in weights.tensors.items()} == name_variables(build_ssd(81))
-    assert weights.skipped == dict.fromkeys(state, "state of the training")
+    assert weights.skipped == dict.fromkeys(state, "training state")
     assert (weights.padding, weights.source) == ("same_pool", "x (test, the original SSD's names)")
 
 
@@ -149,9 +149,9 @@ def test_our_own_names_leave_the_state_of_training_out() -> None:
     weights = translate_names("x", make_raw(shapes, metadata=WeightsMetadata("symmetric")))
     assert list(weights.tensors) == ["conv1/kernel"]
     assert weights.skipped == {
-        "momentum/conv1/kernel": "state of the training",
-        "average/conv1/kernel": "state of the training",
-        "other": "of no known name",
+        "momentum/conv1/kernel": "training state",
+        "average/conv1/kernel": "training state",
+        "other": "unknown name",
     }
     assert weights.padding == weights.pool_padding == "symmetric"
 

@@ -118,7 +118,7 @@ def test_a_payload_is_refused_and_does_not_run(kind: Any, protocol: int, place: 
         (b"\x80\x02ccollections\nOrderedDict\n}b.", "of a Function"),
         (b"\x80\x02cnumpy\nndarray\n)R.", "calls a str"),
         (b"\x80\x02K\x01)R.", "calls a int"),
-        (b"\x80\x02)K\x01a.", "appends to a tuple"),
+        (b"\x80\x02)K\x01a.", "to a tuple"),
         (b"\x80\x02]K\x01K\x01s.", "items of a"),
         (b"\x80\x05\x97.", "opcode NEXT_BUFFER"),
         (b"\x80\x04\x8f.", "opcode EMPTY_SET"),

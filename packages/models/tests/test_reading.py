@@ -98,7 +98,7 @@ def test_checkpoint_of_our_own(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "step-00000003", categories=categories, pool_padding="symmetric")
     check(folder, OURS, "symmetric", "our checkpoint, our names")
     weights = read_weights(folder)
-    assert weights.skipped == dict.fromkeys([f"momentum/{name}" for name in OURS], "state of the training")
+    assert weights.skipped == dict.fromkeys([f"momentum/{name}" for name in OURS], "training state")
     assert weights.metadata == WeightsMetadata("symmetric", tuple(categories))
     assert read_weights(write_checkpoint(tmp_path / "older")).padding == "same_pool"
     facts: dict[str, Any] = {"padding": "symmetric_stem", "model": "resnet50", "image_size": 128}

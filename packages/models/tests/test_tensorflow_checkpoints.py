@@ -45,8 +45,8 @@ def check(path: Path, *, name: str) -> None:
     assert weights.source == f"{path} (TensorFlow checkpoint, the original SSD's names)"
     assert weights.padding == "same_pool"
     assert weights.skipped == {
-        f"{name}conv2d/kernel/Momentum": "state of the training",
-        "global_step": "state of the training",
+        f"{name}conv2d/kernel/Momentum": "training state",
+        "global_step": "training state",
     }
     assert weights.tensors.keys() == EXPECTED.keys()
     for ours, theirs in EXPECTED.items():
@@ -142,4 +142,4 @@ def test_a_checkpoint_of_objects_says_the_names_of_its_variables(tmp_path: Path)
         values = variable.numpy()[..., :1000] if layer == "fc1000" else variable.numpy()
         np.testing.assert_array_equal(weights.tensors[f"{expected[layer]}/{kind}"], values)
     assert len(weights.tensors) == len(model.variables)
-    assert set(weights.skipped.values()) == {"state of the training", "the background, which is no class"}
+    assert set(weights.skipped.values()) == {"training state", "background output"}

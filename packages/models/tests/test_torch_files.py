@@ -75,7 +75,7 @@ def check(path: Path, kind: str) -> None:
     weights = read_weights(path)
     assert weights.source == f"{path} ({kind}, torchvision's names)"
     assert weights.pool_padding == "symmetric"
-    assert weights.skipped == {"bn1.num_batches_tracked": "a count of batches"}
+    assert weights.skipped == {"bn1.num_batches_tracked": "batch count"}
     assert list(weights.tensors) == ["conv1/kernel", "conv1_bn/gamma"]
     np.testing.assert_array_equal(weights.tensors["conv1/kernel"], KERNEL.transpose(2, 3, 1, 0))
     np.testing.assert_array_equal(weights.tensors["conv1_bn/gamma"], GAMMA)

@@ -69,7 +69,7 @@ def test_logits_are_those_of_pytorch(name: str, folder: Path) -> None:
     weights = read_weights(folder / f"{name}.pth")
     model = build_classifier(name, padding=weights.padding)
     report = assign_weights(model, weights)
-    assert (report.other_shape, report.initial, set(report.skipped.values())) == ({}, (), {"a count of batches"})
+    assert (report.other_shape, report.initial, set(report.skipped.values())) == ({}, (), {"batch count"})
     logits = model.predict_on_batch(images)
     assert expected.std() > 0.1
     difference = np.abs(logits - expected).max()

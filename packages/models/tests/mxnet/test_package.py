@@ -31,7 +31,9 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert "needs MXNet, which is not installed; pip install 'gaudi-models[mxnet]'" in run(code)
+    message = run(code)
+    assert "not installed" in message
+    assert "'gaudi-models[mxnet]'" in message
 
 
 def test_with_a_numpy_that_is_too_new_the_error_says_so() -> None:
@@ -46,5 +48,5 @@ except ImportError as error:
     print(error)
 """
     message = run(code)
-    assert "cannot be imported here (module 'numpy' has no attribute 'bool'); " in message
-    assert "pip install 'gaudi-models[mxnet]', which brings a NumPy below 1.24" in message
+    assert "'bool'" in message
+    assert "'gaudi-models[mxnet]'" in message

@@ -353,5 +353,5 @@ def test_an_empty_batch_has_the_shape_of_any_other(groups: int, padding: str) ->
 @pytest.mark.parametrize(("taps", "dilations"), [(9, 1), (4, 3)])
 def test_a_filter_larger_than_the_image_is_refused(taps: int, dilations: int) -> None:
     filters = tf.ones([taps, 3, 2, 16])
-    with pytest.raises(ValueError, match="larger than the images"):
+    with pytest.raises(ValueError, match="larger than"):
         grouped_conv2d(tf.ones([2, 8, 8, 8]), filters, 4, padding="valid", dilations=dilations)

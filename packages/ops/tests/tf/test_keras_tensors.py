@@ -119,7 +119,7 @@ for path in sys.argv[2:]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.filterwarnings("ignore:You are saving")
 def test_a_saved_model_is_loaded_by_another_process(tmp_path: Path) -> None:
     """Layer, losses, and operations on Keras tensors, with filters that are variables and others that are fixed."""
     inputs = [keras.Input([6, 5, 8]), keras.Input([6, 5], dtype="int64")]

@@ -22,7 +22,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class WeightsMetadata:
-    """Facts about a model that its weights need to be used.
+    """The properties of a model that its weights need to be used.
 
     Attributes:
         padding: see `gaudi_models.padding`.

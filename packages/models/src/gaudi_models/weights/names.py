@@ -44,7 +44,7 @@ class Convention:
     unused_output: int | None = None
 
 
-STATE = NoWeight("state of the training")
+STATE = NoWeight("training state")
 
 _VARIABLES = "kernel|bias|gamma|beta|moving_mean|moving_variance"
 _OURS = re.compile(rf"(conv1(_bn)?|stage\d_block\d+_\w+|extra\d+_conv\d|(class|box)_head\d|logits)/({_VARIABLES})")
@@ -134,7 +134,7 @@ def _translate_torch(name: str) -> Translation:
     if match is None:
         return None
     if match["variable"] == "num_batches_tracked":
-        return NoWeight("a count of batches")
+        return NoWeight("batch count")
     unit = match["unit"] or match["stem"]
     if unit in _TORCH_NORMS:
         variable = _TORCH_NORM.get(match["variable"])
@@ -255,7 +255,7 @@ def translate_names(path: str, raw: RawWeights) -> WeightsFile:
     skipped = dict(raw.skipped)
     for name, ours in translated.items():
         if not isinstance(ours, str):
-            skipped[name] = "of no known name" if ours is None else ours.reason
+            skipped[name] = "unknown name" if ours is None else ours.reason
         elif ours in names:
             raise WeightsError(
                 f"has both {names[ours]} and {name}, which are one variable",
@@ -291,7 +291,7 @@ def _drop_unused_output(
     for ours in _HEAD:
         if ours in tensors and tensors[ours].shape[-1] == _OUTPUTS_WITH_BACKGROUND:
             tensors[ours] = np.delete(tensors[ours], convention.unused_output, axis=-1)
-            skipped[f"{names[ours]}[..., {convention.unused_output}]"] = "the background, which is no class"
+            skipped[f"{names[ours]}[..., {convention.unused_output}]"] = "background output"
 
 
 def _read_tensor(path: str, name: str, raw: RawWeights, *, is_oihw: bool) -> Array:

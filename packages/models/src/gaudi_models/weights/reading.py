@@ -174,10 +174,10 @@ def _read_own_checkpoint(folder: Path) -> RawWeights:
         raise WeightsError(
             "does not have the SHA-256 in its manifest", path=folder / TENSORS, remedy="use another checkpoint"
         )
-    facts = manifest["facts"]
-    classes = facts.get("categories", facts.get("classes", []))
-    size, model = facts.get("image_size", 0), facts.get("model", "")
-    metadata = _make_metadata(_find_padding(facts) or "same_pool", classes, size, model)
+    notes = manifest["facts"]
+    classes = notes.get("categories", notes.get("classes", []))
+    size, model = notes.get("image_size", 0), notes.get("model", "")
+    metadata = _make_metadata(_find_padding(notes) or "same_pool", classes, size, model)
     tensors = _read_safetensors(folder / TENSORS).tensors
     # Where weights were averaged over the steps, it is the average that is of use.
     averaged = {name: tensors.get(f"average/{name}", tensor) for name, tensor in tensors.items()}

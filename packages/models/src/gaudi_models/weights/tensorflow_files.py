@@ -133,7 +133,7 @@ def read_hdf5(path: Path) -> RawWeights:
                 layer, *_, last = place[place[0] == _LAYERS :] * 2
                 name = f"{layer}/{last.removesuffix(':0')}"
                 if place[0] == _STATE:
-                    skipped["/".join(place)] = "state of the training"
+                    skipped["/".join(place)] = "training state"
                 elif "vars" in place:
                     raise ValueError("it is of Keras' format .weights.h5, which names no layers; save it as .h5")
                 elif name in tensors:

@@ -60,7 +60,7 @@ def find_unsupported(operations: Iterable[Operation], known: HpuOperations | Non
     found = []
     for one in operations:
         if one.kind not in known.operations:
-            found.append(f"{one} is on no list of what runs on HPU")
+            found.append(f"{one} is not known to run on HPU")
             continue
         allowed = {*known.types, "resource", *known.other_types.get(one.kind, ())}
         strange = sorted({name for names in one.types.values() for name in names} - allowed)
