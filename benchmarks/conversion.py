@@ -1,4 +1,4 @@
-"""Converting COCO pictures to records, against copying the same files into one by one process; and the memory of it."""
+"""Converting COCO images to records, against copying the same files into one by one process; and the memory of it."""
 
 from __future__ import annotations
 

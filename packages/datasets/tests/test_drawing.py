@@ -11,13 +11,12 @@ from PIL import Image
 
 from gaudi_datasets.drawing import (
     PAPER,
-    Picture,
     add_caption,
     class_colour,
-    decode_picture,
+    decode_image,
     draw_boxes,
-    fit_picture,
-    join_pictures,
+    fit_image,
+    join_images,
     to_drawable,
 )
 
@@ -25,18 +24,18 @@ NAMES = ["cat", "dog"]
 GREY = (128, 128, 128)
 
 
-def paint(width: int = 640, height: int = 640) -> Picture:
+def paint(width: int = 640, height: int = 640) -> Image.Image:
     return Image.new("RGB", (width, height), GREY)
 
 
-def pixels(picture: Picture) -> npt.NDArray[np.uint8]:
-    return np.asarray(picture)
+def pixels(image: Image.Image) -> npt.NDArray[np.uint8]:
+    return np.asarray(image)
 
 
 def test_a_box_is_drawn_where_it_is_in_the_colour_of_its_class() -> None:
-    picture = paint()
-    drawn = pixels(draw_boxes(picture, np.array([[0.25, 0.5, 0.75, 0.9]]), np.array([2]), NAMES))
-    assert (pixels(picture) == 128).all()  # the given one is left alone
+    image = paint()
+    drawn = pixels(draw_boxes(image, np.array([[0.25, 0.5, 0.75, 0.9]]), np.array([2]), NAMES))
+    assert (pixels(image) == 128).all()  # the given one is left alone
     for row, column in ((479, 400), (300, 320), (300, 575)):  # bottom, left, right
         assert tuple(drawn[row, column]) == class_colour(2)
     assert tuple(drawn[300, 400]) == GREY
@@ -62,7 +61,7 @@ def test_small_boxes_lie_on_top() -> None:
         assert tuple(drawn[400, 64]) == class_colour(2)
 
 
-def test_without_boxes_the_picture_is_only_brought_to_size() -> None:
+def test_without_boxes_the_image_is_only_brought_to_size() -> None:
     nothing = np.zeros((0, 4)), np.zeros(0, int), NAMES
     assert draw_boxes(paint(50, 100), *nothing).size == (320, 640)
     assert draw_boxes(paint(1000, 800), *nothing).size == (1000, 800)
@@ -86,42 +85,42 @@ def test_any_box_name_and_size_can_be_drawn(corners: list[tuple[float, ...]], si
 
 
 def test_a_caption_stands_above_and_is_cut_where_there_is_no_room() -> None:
-    picture = paint(640, 480)
-    captioned = add_caption(picture, "title", "detail " * 200)
-    assert captioned.crop((0, captioned.height - 480, 640, captioned.height)).tobytes() == picture.tobytes()
+    image = paint(640, 480)
+    captioned = add_caption(image, "title", "detail " * 200)
+    assert captioned.crop((0, captioned.height - 480, 640, captioned.height)).tobytes() == image.tobytes()
     bar = pixels(captioned)[: captioned.height - 480]
     assert (bar[:, -4:] == PAPER).all()
     assert (bar != PAPER).any(axis=(1, 2)).sum() > 8
 
 
-def test_pictures_are_joined_at_the_height_of_the_highest() -> None:
-    joined = join_pictures([paint(100, 50), paint(10, 25), paint(30, 100)])
+def test_images_are_joined_at_the_height_of_the_highest() -> None:
+    joined = join_images([paint(100, 50), paint(10, 25), paint(30, 100)])
     assert joined.size == (200 + 8 + 40 + 8 + 30, 100)
     assert tuple(pixels(joined)[0, 200]) == PAPER
 
 
-def test_a_picture_is_fitted_between_two_sides() -> None:
-    assert fit_picture(paint(30, 60), 20, 40).size == (20, 40)
-    assert fit_picture(paint(10, 5), 20, 40).size == (20, 10)
+def test_a_image_is_fitted_between_two_sides() -> None:
+    assert fit_image(paint(30, 60), 20, 40).size == (20, 40)
+    assert fit_image(paint(10, 5), 20, 40).size == (20, 10)
     same = paint(25, 25)
-    assert fit_picture(same, 20, 40) is not same
+    assert fit_image(same, 20, 40) is not same
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("RGB", "JPEG"), ("L", "JPEG"), ("RGBA", "PNG"), ("P", "PNG")])
-def test_pictures_are_decoded_to_rgb(mode: str, kind: str) -> None:
+def test_images_are_decoded_to_rgb(mode: str, kind: str) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (9, 7), (153, 102, 51)).convert(mode).save(buffer, kind)
-    picture = decode_picture(buffer.getvalue())
-    assert (picture.mode, picture.size) == ("RGB", (9, 7))
+    image = decode_image(buffer.getvalue())
+    assert (image.mode, image.size) == ("RGB", (9, 7))
     expected = (111, 111, 111) if mode == "L" else (153, 102, 51)  # luma; and colours that a palette has
-    assert np.abs(pixels(picture).astype(int) - expected).max() <= 3
+    assert np.abs(pixels(image).astype(int) - expected).max() <= 3
 
 
 def test_pixels_are_as_stored_whatever_exif_says() -> None:
     buffer, exif = io.BytesIO(), Image.Exif()
     exif[0x0112] = 6
     paint(9, 7).save(buffer, "JPEG", exif=exif)
-    assert decode_picture(buffer.getvalue()).size == (9, 7)
+    assert decode_image(buffer.getvalue()).size == (9, 7)
 
 
 def test_names_are_told_in_letters_that_the_font_has() -> None:

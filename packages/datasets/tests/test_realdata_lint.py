@@ -74,7 +74,7 @@ def test_coco_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     others = [flag.replace("--", "--val_") for flag in coco("val")[1:]]
     report = lint(capsys, *coco("train"), *others)
     assert (report["images"], report["boxes"]) == (80, {"kept": 770, "of": 770})
-    assert report["counts"] == {"picture without a box": 1, "class without boxes": 13}
+    assert report["counts"] == {"image without a box": 1, "class without boxes": 13}
     assert sum(one["crowds"] for one in report["classes"]) == 9
     assert sum(one["boxes"] > 0 or one["crowds"] > 0 for one in report["classes"]) == 67
     assert lint(capsys, *coco("val"))["boxes"] == {"kept": 517, "of": 517}
@@ -96,7 +96,7 @@ def test_records_have_the_findings_of_their_files(tmp_path: Path, capsys: pytest
         assert one == other
 
 
-def test_sheets_and_pictures_are_drawn(tmp_path: Path) -> None:
+def test_sheets_and_images_are_drawn(tmp_path: Path) -> None:
     data = {"bccd": [*BCCD, "train"], "coco": coco("train"), "clothing": clothing("test")}
     for name, flags in data.items():
         assert run("lint", *flags, "--sheet", tmp_path / f"{name}.png", "--allow") == 0
@@ -112,5 +112,5 @@ def test_what_training_gets_is_drawn(tmp_path: Path) -> None:
     for name, flags in {"coco": coco("train"), "clothing": clothing("test")}.items():
         assert run("show", *flags, "--output_dir", tmp_path / name, "--count", 2, "--augmented") == 0
         for path in (tmp_path / name).iterdir():
-            with Image.open(path) as picture:
-                assert picture.width > 3 * 640
+            with Image.open(path) as image:
+                assert image.width > 3 * 640

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gaudi_datasets.sampling import InputOptions, SampleOrder, deal_positions, fake_image_ids, image_generator
+from gaudi_datasets.sampling import InputOptions, SampleOrder, image_generator, shard_indices, synthetic_image_ids
 
 RANKS = range(1, 9)
 NUM_IMAGES = 48  # divided by some of the global batches, not by others
@@ -31,7 +31,7 @@ def test_no_image_is_trained_on_twice_within_an_epoch(size: int, batch_size: int
 @given(num_images=st.integers(1, 200), batch_size=st.integers(1, 9), size=st.sampled_from(RANKS))
 @settings(max_examples=200, deadline=None)
 def test_every_image_is_evaluated_once_in_equal_steps(num_images: int, batch_size: int, size: int) -> None:
-    parts = [deal_positions(num_images, InputOptions(batch_size, rank=rank, size=size)) for rank in range(size)]
+    parts = [shard_indices(num_images, InputOptions(batch_size, rank=rank, size=size)) for rank in range(size)]
     steps = -(-num_images // (batch_size * size))
     assert [len(part) for part in parts] == [steps * batch_size] * size
     assert sorted(np.concatenate(parts).tolist()) == list(range(steps * batch_size * size))
@@ -67,7 +67,7 @@ def test_the_sequence_of_images_does_not_depend_on_batches_and_ranks(batch_size:
 
 
 def test_fake_images_are_parts_of_one_global_batch() -> None:
-    parts = [fake_image_ids(InputOptions(3, rank=rank, size=2)) for rank in range(2)]
+    parts = [synthetic_image_ids(InputOptions(3, rank=rank, size=2)) for rank in range(2)]
     assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5]]
     assert {part.dtype for part in parts} == {np.dtype(np.int64)}
 
@@ -76,4 +76,4 @@ def test_one_process_is_the_default() -> None:
     options = InputOptions(4)
     assert (options.seed, options.rank, options.size) == (0, 0, 1)
     assert (options.image_size, options.flip_probability, options.cache_encoded) == (300, 0.5, False)
-    assert deal_positions(5, options).tolist() == list(range(8))
+    assert shard_indices(5, options).tolist() == list(range(8))

@@ -13,7 +13,7 @@ from gaudi_datasets.detection.coco import parse_coco
 from gaudi_datasets.detection.sources import CocoSource
 from gaudi_datasets.drawing import class_colour
 from gaudi_datasets.errors import DataError, FlagError, UnsafeError
-from gaudi_datasets.showing import choose_images, class_names_of, draw_example, find_images, write_pictures
+from gaudi_datasets.showing import choose_images, class_names_of, draw_example, find_images, write_images
 
 
 def encode(width: int = 90, height: int = 60) -> bytes:
@@ -24,7 +24,7 @@ def encode(width: int = 90, height: int = 60) -> bytes:
 
 @pytest.fixture
 def source(tmp_path: Path) -> CocoSource:
-    """Twenty pictures; a cat on each, and on the first a crowd of dogs besides."""
+    """Twenty images; a cat on each, and on the first a crowd of dogs besides."""
     (tmp_path / "images").mkdir()
     for number in range(20):
         (tmp_path / "images" / f"{number:03d} a.jpg").write_bytes(encode())
@@ -78,29 +78,29 @@ def test_examples_are_drawn_with_boxes_or_label(source: CocoSource, classes: Fol
     assert draw_example(classes.read(0), class_names_of(classes)).width == 640
 
 
-def test_pictures_are_written_together_and_not_over_others(source: CocoSource, tmp_path: Path) -> None:
+def test_images_are_written_together_and_not_over_others(source: CocoSource, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    written = write_pictures(source, [0, 17], out)
+    written = write_images(source, [0, 17], out)
     assert [path.name for path in written] == ["0-000_a.jpg", "17-017_a.jpg"]
     assert sorted(out.iterdir()) == sorted(written)
     assert count_colour(written[0], 1) > 1000
     with pytest.raises(UnsafeError, match=r"17-017_a\.jpg: is there already"):
-        write_pictures(source, [3, 17], out)
+        write_images(source, [3, 17], out)
     assert sorted(out.iterdir()) == sorted(written)
-    write_pictures(source, [3, 17], out, overwrite=True)
+    write_images(source, [3, 17], out, overwrite=True)
     assert len(list(out.iterdir())) == 3
 
 
 def test_a_damaged_image_leaves_nothing(source: CocoSource, tmp_path: Path) -> None:
     (tmp_path / "images" / "002 a.jpg").write_bytes(b"x")
     with pytest.raises(DataError, match=r"002 a\.jpg: cannot be decoded"):
-        write_pictures(source, [1, 2], tmp_path / "out")
+        write_images(source, [1, 2], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_augmented_pictures_are_those_of_training(source: CocoSource, tmp_path: Path) -> None:
-    """More than one batch of them, a stored picture and three epochs in each file, with boxes on all."""
-    written = write_pictures(source, range(20), tmp_path / "out", augmented=True, seed=3)
+def test_augmented_images_are_those_of_training(source: CocoSource, tmp_path: Path) -> None:
+    """More than one batch of them, a stored image and three epochs in each file, with boxes on all."""
+    written = write_images(source, range(20), tmp_path / "out", augmented=True, seed=3)
     assert len(written) == 20
     with Image.open(written[0]) as image:
         width, height = image.size
@@ -109,14 +109,14 @@ def test_augmented_pictures_are_those_of_training(source: CocoSource, tmp_path: 
     for start, stop in itertools.pairwise(edges):
         assert count_colour(written[4], 1, slice(start, stop)) > 300
         assert count_colour(written[0], 2, slice(start, stop)) == 0  # crowds are no targets
-    again = write_pictures(source, [4], tmp_path / "again", augmented=True, seed=3)
+    again = write_images(source, [4], tmp_path / "again", augmented=True, seed=3)
     assert again[0].read_bytes() == written[4].read_bytes()
-    other = write_pictures(source, [4], tmp_path / "other", augmented=True, seed=4)
+    other = write_images(source, [4], tmp_path / "other", augmented=True, seed=4)
     assert other[0].read_bytes() != written[4].read_bytes()
 
 
-def test_class_pictures_are_augmented_too(classes: FolderSource, tmp_path: Path) -> None:
-    written = write_pictures(classes, [0, 1, 2], tmp_path / "out", augmented=True)
+def test_class_images_are_augmented_too(classes: FolderSource, tmp_path: Path) -> None:
+    written = write_images(classes, [0, 1, 2], tmp_path / "out", augmented=True)
     assert sorted(path.name for path in written) == ["0-a.jpg", "1-b.jpg", "2-c.jpg"]
     with Image.open(written[0]) as image:
         width, height = image.size

@@ -13,7 +13,7 @@ from gaudi_datasets.split_folders import find_folder, inspect_folder, locate_rec
 RECORD = frame_record(b"content")
 
 
-def picture(kind: str = "JPEG") -> bytes:
+def image(kind: str = "JPEG") -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, kind)
     return buffer.getvalue()
@@ -31,7 +31,7 @@ def test_what_is_in_a_folder_tells_and_not_its_name(tmp_path: Path) -> None:
     assert inspect_folder(fill(tmp_path / "any", "numbers.tfrecord", content=RECORD)) == "records"
     assert inspect_folder(fill(tmp_path / "records", "train-00000-of-00002/1.jpg")) == "class folders"
     for kind in ("JPEG", "PNG"):
-        named = fill(tmp_path / kind, "train-00000-of-00002", "train-00001-of-00002", content=picture(kind))
+        named = fill(tmp_path / kind, "train-00000-of-00002", "train-00001-of-00002", content=image(kind))
         assert inspect_folder(named) == "images"
 
 
@@ -68,7 +68,7 @@ def test_records_are_found_in_every_layout(tmp_path: Path, path: str, found: tup
 
 
 def test_images_whose_names_are_like_those_of_shards_are_no_records(tmp_path: Path) -> None:
-    fill(tmp_path, "train/train-1.jpg", content=picture())
+    fill(tmp_path, "train/train-1.jpg", content=image())
     assert locate_records(tmp_path, "train") == (tmp_path, "train")
     assert not is_record_file(tmp_path / "train" / "train-1.jpg")
     assert not is_record_file(tmp_path / "train")

@@ -52,10 +52,10 @@ def build_task(app: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def batches() -> list[Any]:
-    from gaudi_datasets.detection.pipeline import fake_dataset
+    from gaudi_datasets.detection.pipeline import synthetic_dataset
     from gaudi_datasets.sampling import InputOptions
 
-    return [next(iter(fake_dataset(InputOptions(BATCH, seed=seed), num_classes=3))) for seed in range(3)]
+    return [next(iter(synthetic_dataset(InputOptions(BATCH, seed=seed), num_classes=3))) for seed in range(3)]
 
 
 def train_in_numpy(batches: list[Any], weight_decay: float, rate_inside: bool = False) -> dict[str, Any]:

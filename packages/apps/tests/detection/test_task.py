@@ -10,7 +10,7 @@ import pytest
 
 from gaudi_apps.detection.task import SSDTask
 from gaudi_apps.training.trainer import StopSaveVote
-from gaudi_datasets.detection.pipeline import fake_dataset, train_dataset
+from gaudi_datasets.detection.pipeline import synthetic_dataset, train_dataset
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions
@@ -88,7 +88,7 @@ def make_small(small_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatc
 
 
 def make_batch() -> dict[str, Any]:
-    batch: dict[str, Any] = next(iter(fake_dataset(InputOptions(2), num_classes=3)))
+    batch: dict[str, Any] = next(iter(synthetic_dataset(InputOptions(2), num_classes=3)))
     return batch
 
 

@@ -16,7 +16,7 @@ import pytest
 from gaudi_apps.inference.scores import Score
 from gaudi_apps.inference.scoring import Scorer, find_order, pack_arrays, unpack_arrays
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.sampling import InputOptions, deal_positions
+from gaudi_datasets.sampling import InputOptions, shard_indices
 from gaudi_distributed import ConfigurationError, SingleProcess
 
 run_ranks = runpy.run_path(str(Path(__file__).parents[1] / "ranks_in_threads.py"))["run_ranks"]
@@ -42,7 +42,7 @@ class GuessScorer(Scorer[dict[str, Positions], Positions]):
 
     def __init__(self, communicator: Any, facts: Any = None) -> None:
         super().__init__(communicator, facts or {"images": 7})
-        self.dealt = deal_positions(7, InputOptions(2, rank=communicator.rank, size=communicator.size))
+        self.dealt = shard_indices(7, InputOptions(2, rank=communicator.rank, size=communicator.size))
         self.calls: list[Any] = []
         self.watch(self.calls.append)
 

@@ -17,7 +17,7 @@ import pytest
 
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.ssd_mxnet_train import PROGRAM
-from gaudi_datasets.detection.batches import fake_batches
+from gaudi_datasets.detection.batches import synthetic_batches
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
 from gaudi_distributed.cluster.rank_info import RankInfo
@@ -54,7 +54,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def batches() -> list[dict[str, Any]]:
-    found = (fake_batches(InputOptions(batch_size=BATCH, seed=seed), num_classes=3) for seed in range(3))
+    found = (synthetic_batches(InputOptions(batch_size=BATCH, seed=seed), num_classes=3) for seed in range(3))
     return [next(one) for one in found]
 
 

@@ -14,7 +14,7 @@ from gaudi_apps.mxnet.parity import replay_steps
 from gaudi_apps.mxnet.task import Descent, MXNetTask, Numbers
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_apps.training.parity.record import ReferenceStep, StepTensor
-from gaudi_datasets.detection.batches import fake_batches
+from gaudi_datasets.detection.batches import synthetic_batches
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
 
@@ -56,7 +56,7 @@ def tasks(ssd_mxnet_train: Callable[..., Any]) -> Callable[[], MXNetTask]:
 
 
 def test_the_steps_are_those_of_training(tasks: Callable[[], MXNetTask]) -> None:
-    batch = next(fake_batches(InputOptions(batch_size=2), num_classes=3))
+    batch = next(synthetic_batches(InputOptions(batch_size=2), num_classes=3))
     replayed, trained = tasks(), tasks()
     before = trained.read_weights()
     scalars = [trained.train_step(batch, rate) for rate in (0.1, 0.2)]
@@ -82,7 +82,7 @@ def test_the_steps_are_those_of_training(tasks: Callable[[], MXNetTask]) -> None
 
 
 def test_a_led_side_goes_by_the_other(tasks: Callable[[], MXNetTask]) -> None:
-    batch = next(fake_batches(InputOptions(batch_size=2), num_classes=3))
+    batch = next(synthetic_batches(InputOptions(batch_size=2), num_classes=3))
     steps = list(replay_steps(tasks(), iter([batch] * 2), lambda step: 0.1, 2))
 
     def read(step: int, part: str) -> dict[str, Any]:

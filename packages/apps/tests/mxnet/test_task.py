@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gaudi_apps.mxnet.task import Descent, MXNetTask, Numbers
-from gaudi_datasets.detection.batches import fake_batches
+from gaudi_datasets.detection.batches import synthetic_batches
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
@@ -25,7 +25,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def batches() -> list[dict[str, Any]]:
-    found = (fake_batches(InputOptions(batch_size=2, seed=seed), num_classes=3) for seed in range(3))
+    found = (synthetic_batches(InputOptions(batch_size=2, seed=seed), num_classes=3) for seed in range(3))
     return [next(one) for one in found]
 
 

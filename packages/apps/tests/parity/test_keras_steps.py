@@ -196,14 +196,14 @@ def test_bfloat16_is_within_its_tolerance() -> None:
 @pytest.mark.slow
 def test_the_detector_in_bfloat16_is_within_its_tolerance() -> None:
     from gaudi_apps.detection.task import SSDTask
-    from gaudi_datasets.detection.pipeline import fake_dataset
+    from gaudi_datasets.detection.pipeline import synthetic_dataset
     from gaudi_datasets.sampling import InputOptions
     from gaudi_ops.tf.keras_api import keras
 
     def replay(dtype: str, policy: str, guided: Callable[[int], ReferenceStep] | None = None) -> list[list[StepTensor]]:
         keras.utils.set_random_seed(0)
         task = SSDTask(3, keras_policy=policy, weight_decay=5e-4, communicator=SingleProcess())
-        batches = iter(fake_dataset(InputOptions(1, dtype=dtype), num_classes=3))
+        batches = iter(synthetic_dataset(InputOptions(1, dtype=dtype), num_classes=3))
         return list(replay_steps(task, batches, lambda step: 0.001, 1, guided))
 
     exact = replay("float32", "float32")

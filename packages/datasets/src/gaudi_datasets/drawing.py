@@ -1,4 +1,4 @@
-"""Boxes, labels and captions drawn on pictures, for people to look at what a data set holds."""
+"""Boxes, labels and captions drawn on images, for people to look at what a data set holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-Picture = Image.Image  # always RGB here
 Colour = tuple[int, int, int]
 Plate = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
@@ -23,32 +22,32 @@ _MARGIN = 8
 _DASH = 10
 
 
-def decode_picture(encoded: bytes) -> Picture:
+def decode_image(encoded: bytes) -> Image.Image:
     """Decode a JPEG or PNG to RGB as training does: by its stored pixels, whatever EXIF says of turning it."""
     with Image.open(io.BytesIO(encoded)) as image:
         return image.convert("RGB")
 
 
 def draw_boxes(
-    picture: Picture,
+    image: Image.Image,
     boxes_yxyx: npt.NDArray[np.floating[Any]],
     labels: npt.NDArray[np.integer[Any]],
     class_names: Sequence[str],
     is_crowd: npt.NDArray[np.bool_] | None = None,
-) -> Picture:
-    """Draw boxes with their class names, small boxes on top; the picture is brought to a readable size first.
+) -> Image.Image:
+    """Draw boxes with their class names, small boxes on top; the image is brought to a readable size first.
 
     Args:
-        picture: RGB, of any size.
+        image: RGB, of any size.
         boxes_yxyx: float [n, 4], 0..1.
         labels: int [n], 1 for the first of `class_names`.
         class_names: names in the order of the labels.
         is_crowd: bool [n], boxes of crowds, which are drawn dashed; none when None.
 
     Returns:
-        A new picture in the proportions of the given one, its longer side of 640 to 1280 pixels.
+        A new image in the proportions of the given one, its longer side of 640 to 1280 pixels.
     """
-    canvas = fit_picture(picture)
+    canvas = fit_image(image)
     pen, unit = ImageDraw.Draw(canvas), max(canvas.size) / SMALLEST_SIDE
     height, width = canvas.height, canvas.width
     corners = np.rint(np.clip(boxes_yxyx, 0, 1) * [height - 1, width - 1, height - 1, width - 1]).astype(int)
@@ -67,15 +66,15 @@ def draw_boxes(
     return canvas
 
 
-def add_caption(picture: Picture, title: str, detail: str = "") -> Picture:
-    """The picture with a bar above it that holds a title and, fainter, a detail; what has no room is cut."""
-    unit = max(1.0, max(picture.size) / SMALLEST_SIDE)
+def add_caption(image: Image.Image, title: str, detail: str = "") -> Image.Image:
+    """The image with a bar above it that holds a title and, fainter, a detail; what has no room is cut."""
+    unit = max(1.0, max(image.size) / SMALLEST_SIDE)
     font, margin = _font(14 * unit), round(_MARGIN * unit)
     ascent, descent = font.getmetrics()
     bar = ascent + descent + 2 * margin
-    result = Image.new("RGB", (picture.width, picture.height + bar), PAPER)
-    result.paste(picture, (0, bar))
-    pen, room = ImageDraw.Draw(result), picture.width - 2 * margin
+    result = Image.new("RGB", (image.width, image.height + bar), PAPER)
+    result.paste(image, (0, bar))
+    pen, room = ImageDraw.Draw(result), image.width - 2 * margin
     title = _cut(to_drawable(title, 0), font, room)
     pen.text((margin, margin), title, INK, font)
     used = round(font.getlength(title)) + 2 * margin
@@ -83,10 +82,10 @@ def add_caption(picture: Picture, title: str, detail: str = "") -> Picture:
     return result
 
 
-def join_pictures(pictures: Sequence[Picture]) -> Picture:
-    """Pictures side by side, brought to the height of the highest."""
-    height = max(one.height for one in pictures)
-    scaled = [one.resize((max(1, round(one.width * height / one.height)), height)) for one in pictures]
+def join_images(images: Sequence[Image.Image]) -> Image.Image:
+    """Images side by side, brought to the height of the highest."""
+    height = max(one.height for one in images)
+    scaled = [one.resize((max(1, round(one.width * height / one.height)), height)) for one in images]
     result = Image.new("RGB", (sum(one.width + _MARGIN for one in scaled) - _MARGIN, height), PAPER)
     left = 0
     for one in scaled:
@@ -95,14 +94,14 @@ def join_pictures(pictures: Sequence[Picture]) -> Picture:
     return result
 
 
-def fit_picture(picture: Picture, low: int = SMALLEST_SIDE, high: int = LARGEST_SIDE) -> Picture:
+def fit_image(image: Image.Image, low: int = SMALLEST_SIDE, high: int = LARGEST_SIDE) -> Image.Image:
     """A copy whose longer side is at least `low` and at most `high` pixels."""
-    longer = max(picture.size)
+    longer = max(image.size)
     side = min(max(longer, low), high)
     if side == longer:
-        return picture.copy()
-    width, height = (max(1, round(length * side / longer)) for length in picture.size)
-    return picture.resize((width, height), Image.Resampling.BICUBIC)
+        return image.copy()
+    width, height = (max(1, round(length * side / longer)) for length in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def class_colour(label: int) -> Colour:
@@ -155,7 +154,7 @@ def _place_plate(
     text: str,
     taken: Sequence[Plate],
 ) -> Plate:
-    """Above, inside or below the box, left or right: the first free place, else the first within the picture."""
+    """Above, inside or below the box, left or right: the first free place, else the first within the image."""
     width, height = size
     top, left, bottom, right = (int(corner) for corner in corners)
     ascent, descent = font.getmetrics()

@@ -19,7 +19,7 @@ from gaudi_datasets.errors import DataError, MissingInputError
 
 CMYK_FIX = "CMYK JPEG made RGB"
 
-_FORMATS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}  # MPO: a JPEG with further pictures after it
+_FORMATS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}  # MPO: a JPEG with further images after it
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
 _FRAME_HEADERS = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, Huffman coded

@@ -21,7 +21,7 @@ class InputOptions:
 
     Args:
         batch_size: images of one rank in a step.
-        image_size: side of the square pictures that the network sees, in pixels.
+        image_size: side of the square images that the network sees, in pixels.
         seed: of the order and of the augmentation.
         rank: of this process.
         size: number of processes; together they read ``batch_size * size`` images a step.
@@ -73,7 +73,7 @@ class SampleOrder:
         return np.array(indices, np.int64), epochs
 
 
-def deal_positions(num_images: int, options: InputOptions) -> npt.NDArray[np.int64]:
+def shard_indices(num_images: int, options: InputOptions) -> npt.NDArray[np.int64]:
     """The positions that this rank evaluates: int64 [steps * batch_size], whole batches dealt to the ranks in turn.
 
     All ranks get as many steps; each position below num_images is dealt to one of them, and greater ones stand for
@@ -86,7 +86,7 @@ def deal_positions(num_images: int, options: InputOptions) -> npt.NDArray[np.int
     return positions
 
 
-def fake_image_ids(options: InputOptions) -> npt.NDArray[np.int64]:
+def synthetic_image_ids(options: InputOptions) -> npt.NDArray[np.int64]:
     """The ids of the random images of this rank, int64 [batch_size]: its part of one global batch."""
     return np.arange(options.batch_size, dtype=np.int64) + options.rank * options.batch_size
 

@@ -15,7 +15,7 @@ from PIL import Image
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.sources import DetectionSource
-from gaudi_datasets.drawing import Picture, add_caption, decode_picture, draw_boxes, fit_picture, join_pictures
+from gaudi_datasets.drawing import add_caption, decode_image, draw_boxes, fit_image, join_images
 from gaudi_datasets.errors import FlagError, UnsafeError
 from gaudi_datasets.output_files import staging_folder
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, image_generator
@@ -55,7 +55,7 @@ def find_images(image_ids: Sequence[int], known: Sequence[int], name: str) -> li
     return [index_of[image_id] for image_id in image_ids]
 
 
-def write_pictures(
+def write_images(
     source: Source,
     indices: Sequence[int],
     output_dir: Path,
@@ -73,12 +73,12 @@ def write_pictures(
         augmented: add beside each what training gets of it in the first epochs, made by the pipeline of training;
             TensorFlow is imported for that.
         seed: of the augmentation.
-        overwrite: replace pictures of the same names.
+        overwrite: replace images of the same names.
 
     Raises:
         DataError: an image or a record is damaged.
         MissingInputError: an image file is not there.
-        UnsafeError: a picture is there and `overwrite` is not set.
+        UnsafeError: an image is there and `overwrite` is not set.
     """
     with staging_folder(output_dir) as staging:
         names = []
@@ -89,8 +89,8 @@ def write_pictures(
                 example = source.read(index)
                 names.append(_name(example))
                 drawn = draw_example(example, class_names_of(source))
-                picture = join_pictures([drawn, *variants.get(example.image_id, [])])
-                picture.save(staging / names[-1], "JPEG", quality=92)
+                image = join_images([drawn, *variants.get(example.image_id, [])])
+                image.save(staging / names[-1], "JPEG", quality=92)
         there = next((name for name in names if (output_dir / name).exists()), None)
         if there is not None and not overwrite:
             raise UnsafeError(
@@ -103,13 +103,13 @@ def write_pictures(
     return [output_dir / name for name in names]
 
 
-def draw_example(example: Example, class_names: Sequence[str]) -> Picture:
+def draw_example(example: Example, class_names: Sequence[str]) -> Image.Image:
     """Draw an image with its boxes, or with its label as title."""
-    picture = decode_picture(example.encoded)
-    name, size = example.file_name or f"image {example.image_id}", f"{picture.width}x{picture.height}"
+    image = decode_image(example.encoded)
+    name, size = example.file_name or f"image {example.image_id}", f"{image.width}x{image.height}"
     if isinstance(example, ClassificationExample):
-        return add_caption(fit_picture(picture), class_names[example.label], f"{name}, {size}")
-    drawn = draw_boxes(picture, example.boxes_yxyx, example.labels, class_names, example.is_crowd)
+        return add_caption(fit_image(image), class_names[example.label], f"{name}, {size}")
+    drawn = draw_boxes(image, example.boxes_yxyx, example.labels, class_names, example.is_crowd)
     boxes = f"{len(example.labels)} box" + "es" * (len(example.labels) != 1)
     return add_caption(drawn, name, f"image {example.image_id}, {size}, {boxes}")
 
@@ -136,14 +136,14 @@ class _Chosen:
         return self._source.read(self._indices[index])
 
 
-def _augment(source: Source, indices: Sequence[int], seed: int) -> dict[int, list[Picture]]:
+def _augment(source: Source, indices: Sequence[int], seed: int) -> dict[int, list[Image.Image]]:
     """What training gets of images in the first epochs, by image id. A batch of all of them is an epoch."""
     from gaudi_datasets.tf_input import read_batches
 
     options = InputOptions(len(indices), seed=seed, threads=len(os.sched_getaffinity(0)))
     views = _detector_views if hasattr(source, "categories") else _classifier_views
     dataset, view = views(_Chosen(source, indices), options)
-    variants: dict[int, list[Picture]] = {}
+    variants: dict[int, list[Image.Image]] = {}
     for epoch, batch in zip(range(EPOCHS), read_batches(dataset), strict=False):
         arrays = {name: values.numpy() for name, values in batch.items()}
         for row, image_id in enumerate(arrays["image_ids"].tolist()):
@@ -152,7 +152,7 @@ def _augment(source: Source, indices: Sequence[int], seed: int) -> dict[int, lis
     return variants
 
 
-View = Callable[[dict[str, npt.NDArray[Any]]], Picture]
+View = Callable[[dict[str, npt.NDArray[Any]]], Image.Image]
 
 
 def _detector_views(source: Any, options: InputOptions) -> tuple[Any, View]:
@@ -163,11 +163,11 @@ def _detector_views(source: Any, options: InputOptions) -> tuple[Any, View]:
 
     names = class_names_of(source)
 
-    def view(row: dict[str, npt.NDArray[Any]]) -> Picture:
+    def view(row: dict[str, npt.NDArray[Any]]) -> Image.Image:
         matched = np.flatnonzero(row["classes"])
         boxes, labels = decode_boxes(row["offsets"])[matched], row["classes"][matched]
         kept = list(_first_of_each(boxes, labels))
-        return draw_boxes(_to_picture((row["images"] * STDDEV_RGB + MEAN_RGB) * 255), boxes[kept], labels[kept], names)
+        return draw_boxes(_to_image((row["images"] * STDDEV_RGB + MEAN_RGB) * 255), boxes[kept], labels[kept], names)
 
     return train_dataset(source, options), view
 
@@ -179,7 +179,7 @@ def _classifier_views(source: Any, options: InputOptions) -> tuple[Any, View]:
     from gaudi_datasets.classification.pipeline import MEAN_RGB, train_dataset
 
     dataset = train_dataset(source, replace(options, image_size=224))
-    return dataset, lambda row: fit_picture(_to_picture(row["images"] + MEAN_RGB))
+    return dataset, lambda row: fit_image(_to_image(row["images"] + MEAN_RGB))
 
 
 def _first_of_each(boxes_yxyx: npt.NDArray[np.float32], labels: npt.NDArray[np.int32]) -> Iterator[int]:
@@ -191,7 +191,7 @@ def _first_of_each(boxes_yxyx: npt.NDArray[np.float32], labels: npt.NDArray[np.i
             yield row
 
 
-def _to_picture(pixels: npt.NDArray[np.float32]) -> Picture:
+def _to_image(pixels: npt.NDArray[np.float32]) -> Image.Image:
     return Image.fromarray(np.rint(np.clip(pixels, 0, 255)).astype(np.uint8))
 
 

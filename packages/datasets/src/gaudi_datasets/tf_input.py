@@ -13,7 +13,7 @@ import tensorflow as tf
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.sampling import PADDING_ID, InputOptions, deal_positions
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 
 _UNDECODABLE = "an image of the records cannot be decoded"
 _JPEG = b"\xff\xd8\xff"
@@ -112,7 +112,7 @@ def evaluation_batches(load: Callable[[Any], dict[str, Any]], num_images: int, o
     Returns:
         tf.data.Dataset of dicts. What lacks to whole batches on all ranks has id -1, and zeros for everything else.
     """
-    positions = deal_positions(num_images, options)
+    positions = shard_indices(num_images, options)
     mine = positions[positions < num_images]
     dataset = tf.data.Dataset.from_tensor_slices(mine).map(load, num_parallel_calls=options.parallel_calls)
     padding = {

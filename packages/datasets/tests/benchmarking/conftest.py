@@ -25,9 +25,9 @@ def encode(number: int, kind: str = "JPEG") -> bytes:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with `images/`, `gt.json`, and `train/cat` and `train/dog`."""
-    root = tmp_path_factory.mktemp("pictures")
+    root = tmp_path_factory.mktemp("images")
     for name in ("images", "train/cat", "train/dog"):
         (root / name).mkdir(parents=True)
     for number in range(COUNT):
@@ -41,7 +41,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def encode_picture() -> Callable[..., bytes]:
+def encode_image() -> Callable[..., bytes]:
     return encode
 
 

@@ -27,8 +27,8 @@ OPTIONS = InputOptions(8, image_size=32, seed=3)
 
 
 @pytest.fixture(scope="module")
-def coco(pictures: Path) -> CocoSource:
-    return CocoSource(read_coco(pictures / "gt.json"), pictures / "images", keep_empty=False)
+def coco(images: Path) -> CocoSource:
+    return CocoSource(read_coco(images / "gt.json"), images / "images", keep_empty=False)
 
 
 @pytest.mark.parametrize("loader", ["tensorflow", "opencv"])
@@ -51,8 +51,8 @@ def test_stages_of_detection_are_measured_for_a_time(coco: CocoSource, clocks: C
     assert costs == {"read": 250, "decode": 250, "crop": 500, "resize": 250, "colours": 250, "targets": 250}
 
 
-def test_pixels_of_classification_are_those_of_the_input(pictures: Path) -> None:
-    source = FolderSource(pictures / "train")
+def test_pixels_of_classification_are_those_of_the_input(images: Path) -> None:
+    source = FolderSource(images / "train")
     batch = next(iter(train_dataset(source, OPTIONS)))
     indices, epochs = SampleOrder(len(source), OPTIONS).at_step(0)
     rows = draw_crops([source.read(index) for index in indices.tolist()], epochs, OPTIONS)[:4]
@@ -62,21 +62,21 @@ def test_pixels_of_classification_are_those_of_the_input(pictures: Path) -> None
     np.testing.assert_array_equal(np.stack(list(dataset)), batch["images"])
 
 
-def test_stages_of_classification_are_measured_each_at_least_once(pictures: Path, clocks: Clocks) -> None:
-    source = FolderSource(pictures / "train")
+def test_stages_of_classification_are_measured_each_at_least_once(images: Path, clocks: Clocks) -> None:
+    source = FolderSource(images / "train")
     costs = measure_classification(source, list(range(8)), OPTIONS, seconds=0, clocks=clocks)
     # 8 images in a call; what each stage of pixels adds is nothing by these clocks.
     assert costs == {"read": 31.25, "decode": 0, "crop": 31.25, "resize": 0, "colours": 0}
 
 
-def test_images_are_stored_smaller_or_as_jpeg(coco: CocoSource, encode_picture: Callable[..., bytes]) -> None:
+def test_images_are_stored_smaller_or_as_jpeg(coco: CocoSource, encode_image: Callable[..., bytes]) -> None:
     example = coco.read(2)
     assert store_smaller(example, 48) is example
     small = store_smaller(example, 24)
     assert (small.height, small.width) == (24, 31)
     with Image.open(io.BytesIO(small.encoded)) as image:
         assert (image.format, image.size) == ("JPEG", (31, 24))
-    png = replace(example, encoded=encode_picture(2, "PNG"))
+    png = replace(example, encoded=encode_image(2, "PNG"))
     same_size = store_smaller(png, 1000)
     assert (same_size.height, same_size.width) == (48, 62)
     assert same_size.encoded.startswith(b"\xff\xd8")

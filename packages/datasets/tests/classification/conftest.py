@@ -1,4 +1,4 @@
-"""Pictures, folder trees and tars of ImageNet's form, as small as they can be."""
+"""Images, folder trees and tars of ImageNet's form, as small as they can be."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TRAIN = {"n01440764": (10026, 2, 3), "n02105855": (2933, 7), "n03000247": (1, 5,
 VALIDATION = ("n03000247", "n01440764", "n02105855", "n01440764")
 
 
-def encode_picture(
+def encode_image(
     seed: int = 0, kind: str = "JPEG", mode: str = "RGB", size: tuple[int, int] = (48, 40), **options: int
 ) -> bytes:
-    """A picture of smooth colours that depend on the seed; its size is height and width."""
+    """An image of smooth colours that depend on the seed; its size is height and width."""
     colours = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(colours).resize(size[::-1], Image.Resampling.BICUBIC).convert(mode).save(buffer, kind, **options)
@@ -45,13 +45,13 @@ def image_of(name: str) -> bytes:
     """The content of an image of the small ImageNet: one CMYK, one a PNG, the others JPEGs."""
     seed = sum(name.encode())
     if name == "n01440764_2.JPEG":
-        return encode_picture(seed, mode="CMYK")
-    return encode_picture(seed, "PNG" if name == "n02105855_2933.JPEG" else "JPEG")
+        return encode_image(seed, mode="CMYK")
+    return encode_image(seed, "PNG" if name == "n02105855_2933.JPEG" else "JPEG")
 
 
 @pytest.fixture
 def encode() -> Encode:
-    return encode_picture
+    return encode_image
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def tar() -> Tar:
 
 @pytest.fixture
 def class_tree(tmp_path: Path) -> Path:
-    """Folders `cat` (3 pictures), `dog` (2, one a PNG) and `eel` (4)."""
+    """Folders `cat` (3 images), `dog` (2, one a PNG) and `eel` (4)."""
     for label, (name, count) in enumerate({"cat": 3, "dog": 2, "eel": 4}.items()):
         folder = tmp_path / "tree" / name
         folder.mkdir(parents=True)
         for number in range(count):
             kind = "PNG" if (label, number) == (1, 1) else "JPEG"
-            (folder / f"{number}.jpg").write_bytes(encode_picture(10 * label + number, kind, size=(40 + number, 50)))
+            (folder / f"{number}.jpg").write_bytes(encode_image(10 * label + number, kind, size=(40 + number, 50)))
     return tmp_path / "tree"
 
 

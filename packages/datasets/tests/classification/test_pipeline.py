@@ -20,14 +20,14 @@ from gaudi_datasets.classification.examples import ClassificationExample
 from gaudi_datasets.classification.pipeline import (
     MEAN_RGB,
     eval_dataset,
-    fake_dataset,
     prepare_image,
     prepare_pixels,
     resized_side,
+    synthetic_dataset,
     train_dataset,
 )
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, deal_positions, image_generator
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, image_generator, shard_indices
 from gaudi_datasets.tf_input import read_batches
 
 Encode = Callable[..., bytes]
@@ -96,7 +96,7 @@ def test_training_images_are_their_crops(kind: str, encode: Encode) -> None:
 
 @pytest.mark.parametrize("scale", [8, 16])
 def test_large_jpegs_decoded_at_reduced_scale_are_nearly_the_same(scale: int, encode: Encode) -> None:
-    """On smooth pictures, where averaging or not makes little difference."""
+    """On smooth images, where averaging or not makes little difference."""
     jpeg, png = (make_source(encode, 6, kind, scale) for kind in ("JPEG", "PNG"))
     options = Options(6, image_size=96)
     for make in (train_dataset, eval_dataset):
@@ -171,7 +171,7 @@ def test_neither_threads_nor_ranks_nor_batch_size_change_an_image(encode: Encode
 @pytest.mark.parametrize("batch", [1, 3, 4])
 @pytest.mark.parametrize("count", [1, 12, 25])
 def test_evaluation_deals_each_position_once_and_as_many_to_each_rank(size: int, batch: int, count: int) -> None:
-    dealt = [deal_positions(count, InputOptions(batch, rank=rank, size=size)) for rank in range(size)]
+    dealt = [shard_indices(count, InputOptions(batch, rank=rank, size=size)) for rank in range(size)]
     assert len({len(positions) for positions in dealt}) == 1
     assert len(dealt[0]) % batch == 0
     assert len(dealt[0]) == -(-count // (batch * size)) * batch
@@ -260,18 +260,18 @@ def test_an_image_that_cannot_be_decoded_is_named(encode: Encode) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_all_datasets_have_one_element_spec(dtype: str, encode: Encode) -> None:
     source, options = make_source(encode), Options(4, dtype=dtype)
-    train, evaluation, fake = (
+    train, evaluation, synthetic = (
         train_dataset(source, options),
         eval_dataset(source, options),
-        fake_dataset(options, num_classes=3),
+        synthetic_dataset(options, num_classes=3),
     )
-    assert train.element_spec == evaluation.element_spec == fake.element_spec
+    assert train.element_spec == evaluation.element_spec == synthetic.element_spec
     assert train.element_spec == {
         "images": tf.TensorSpec([4, 32, 32, 3], dtype),
         "labels": tf.TensorSpec([4], tf.int32),
         "image_ids": tf.TensorSpec([4], tf.int64),
     }
-    (batch,) = fake.take(1)
+    (batch,) = synthetic.take(1)
     assert set(batch["labels"].numpy().tolist()) <= {0, 1, 2}
 
 

@@ -87,7 +87,7 @@ def test_records_are_not_overwritten_unasked(class_tree: Path, tmp_path: Path) -
     source = FolderSource(class_tree)
     first = write_records(source, tmp_path, "train")
     assert write_records(FolderSource(class_tree), tmp_path, "train") == first
-    os.utime(class_tree / "cat" / "0.jpg", ns=(1, 1))  # maybe another picture of the same size
+    os.utime(class_tree / "cat" / "0.jpg", ns=(1, 1))  # maybe another image of the same size
     with pytest.raises(UnsafeError, match="--overwrite"):
         write_records(FolderSource(class_tree), tmp_path, "train")
     source.keep_per_class(1)

@@ -27,7 +27,7 @@ def run(*argv: object) -> int:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five pictures with a box each, as COCO, as records and as class folders."""
+    """Five images with a box each, as COCO, as records and as class folders."""
     root = tmp_path_factory.mktemp("bench")
     for name in ("images", "train/cat", "train/dog"):
         (root / name).mkdir(parents=True)

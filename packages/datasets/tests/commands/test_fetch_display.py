@@ -8,7 +8,7 @@ from gaudi_datasets.commands.fetch import show_fetching
 def test_without_a_terminal_only_lines_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with show_fetching() as display:
         display.transferred("a.zip", 5, 10)
-        display.counted("pictures", 1, 2)
+        display.counted("images", 1, 2)
         display.finished("a.zip: [done]")
     assert capsys.readouterr() == ("a.zip: [done]\n", "")
 
@@ -20,7 +20,7 @@ def test_a_terminal_shows_bars(capsys: pytest.CaptureFixture[str], monkeypatch: 
     with show_fetching() as display:
         display.transferred("[a].zip", 5_000, 10_000)
         display.transferred("b.zip", 7_000, None)
-        display.counted("pictures", 1, 2)
+        display.counted("images", 1, 2)
         display._bars.refresh()  # type: ignore[union-attr]
         seen = capsys.readouterr().err
         display.finished("done")

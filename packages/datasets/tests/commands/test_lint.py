@@ -29,7 +29,7 @@ def paint(path: Path, seed: int) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same pictures as COCO (gt.json, images), VOC, YOLO and class folders; val has a picture of train."""
+    """The same images as COCO (gt.json, images), VOC, YOLO and class folders; val has an image of train."""
     monkeypatch.chdir(tmp_path)
     names = {"train": ["a", "b"], "val": ["c", "d"]}
     seeds = {"a": 1, "b": 2, "c": 3, "d": 1}
@@ -86,7 +86,7 @@ def test_every_format_of_boxes_is_linted(
 ) -> None:
     assert run("lint", *command) == 65
     shown = capsys.readouterr()
-    assert "2 pictures, 1 of 2 boxes, 1 classes, all 60x40 pixels" in shown.out
+    assert "2 images, 1 of 2 boxes, 1 classes, all 60x40 pixels" in shown.out
     assert "box of no size: 1" in shown.out
     assert named in shown.out
     assert "in both sets: 1" in shown.out
@@ -103,7 +103,7 @@ def test_class_folders_are_linted(folder: Path, capsys: pytest.CaptureFixture[st
     flags = ["lint", "folders", "--folder", "classes/train", "--val_folder", "classes/val"]
     assert run(*flags, "--sheet", "sheet.png") == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("classes/train: 2 pictures, 1 classes, all 60x40 pixels")
+    assert shown.startswith("classes/train: 2 images, 1 classes, all 60x40 pixels")
     assert "  classes/val/cat/d.jpg: has the content of classes/train/cat/a.jpg" in shown
     assert shown.endswith("nothing would be lost\n")
     with Image.open("sheet.png") as image:
@@ -118,8 +118,8 @@ def test_records_of_both_kinds_are_linted(folder: Path, capsys: pytest.CaptureFi
     flags = ["lint", "records", "--data_dir", "boxes", "--records", "train"]
     assert run(*flags, "--val_records", "val", "--sheet", "sheet.png") == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("boxes:train: 1 pictures, 1 of 1 boxes, 1 classes")
-    assert "boxes:val: picture 1: has the content of boxes:train: picture 0" in shown
+    assert shown.startswith("boxes:train: 1 images, 1 of 1 boxes, 1 classes")
+    assert "boxes:val: image 1: has the content of boxes:train: image 0" in shown
     (shard,) = Path("boxes").glob("train-*")
     shard.write_bytes(b"x" + shard.read_bytes()[1:])
     assert run(*flags, "--allow", "--json") == 65
@@ -147,12 +147,12 @@ def test_what_cannot_be_read_at_all_is_reported_and_never_allowed(
     assert "stray.txt" in json.loads(capsys.readouterr().out)["findings"][0]["what"]
 
 
-def test_pictures_that_are_not_there_are_all_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_that_are_not_there_are_all_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in Path("images").iterdir():
         path.unlink()
     assert run("lint", *COCO, "--json") == 65
     document = json.loads(capsys.readouterr().out)
-    assert document["counts"]["missing picture"] == 2
+    assert document["counts"]["missing image"] == 2
     assert document["findings"][0]["where"] == "images/a.jpg"
 
 

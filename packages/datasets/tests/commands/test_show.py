@@ -22,7 +22,7 @@ def run(*argv: object) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Five pictures with a box each, as COCO and as class folders."""
+    """Five images with a box each, as COCO and as class folders."""
     monkeypatch.chdir(tmp_path)
     for name in ("images", "classes/cat"):
         Path(name).mkdir(parents=True)
@@ -38,9 +38,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 COCO = ["--annotations", "gt.json", "--images", "images"]
 
 
-def test_pictures_of_annotations_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_of_annotations_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", "coco", *COCO, "--output_dir", "out", "--count", 2) == 0
-    assert capsys.readouterr().out == "out: 2 pictures of 5\n"
+    assert capsys.readouterr().out == "out: 2 images of 5\n"
     assert len(list(Path("out").iterdir())) == 2
     assert run("show", "coco", *COCO, "--output_dir", "chosen", "--image_ids", 14, 11, 14) == 0
     assert sorted(path.name for path in Path("chosen").iterdir()) == ["11-1.jpg", "14-4.jpg"]

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB
-from gaudi_datasets.detection.batches import eval_batches, fake_batches, prepare_image, train_batches
+from gaudi_datasets.detection.batches import eval_batches, prepare_image, synthetic_batches, train_batches
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.examples import DetectionExample
-from gaudi_datasets.detection.pipeline import eval_dataset, fake_dataset, train_dataset
+from gaudi_datasets.detection.pipeline import eval_dataset, synthetic_dataset, train_dataset
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import PADDING_ID, InputOptions
 
@@ -125,7 +125,8 @@ def test_evaluation_batches_are_those_of_tensorflow(kind: str, num_images: int |
 def test_random_batches_are_those_of_tensorflow() -> None:
     options = replace(OPTIONS, rank=1, size=2)
     assert_same(
-        take(fake_batches(options, num_classes=4), 2), take_of_tensorflow(fake_dataset(options, num_classes=4), 2)
+        take(synthetic_batches(options, num_classes=4), 2),
+        take_of_tensorflow(synthetic_dataset(options, num_classes=4), 2),
     )
 
 
@@ -162,7 +163,7 @@ def test_channels_may_come_last() -> None:
 
 
 def test_brightness_may_be_a_factor() -> None:
-    """A picture of one grey has no contrast and no colour, so all that is left is the brightness."""
+    """An image of one grey has no contrast and no colour, so all that is left is the brightness."""
     file = io.BytesIO()
     Image.fromarray(np.full((50, 60, 3), 100, np.uint8)).save(file, "PNG")
     example = replace(make_example(1), encoded=file.getvalue(), height=50, width=60)
@@ -235,14 +236,14 @@ def test_one_image_is_prepared_as_in_evaluation() -> None:
     np.testing.assert_array_equal(image.transpose(2, 0, 1), batch["images"][0])
 
 
-def test_orientation_marks_and_grey_pictures() -> None:
+def test_orientation_marks_and_grey_images() -> None:
     """Boxes are annotated on the pixels as they are stored, so marks of a camera's position turn nothing."""
-    picture, marks = Image.new("RGB", (40, 20), (200, 10, 10)), Image.Exif()
-    picture.paste((10, 10, 200), (0, 0, 20, 20))
+    original, marks = Image.new("RGB", (40, 20), (200, 10, 10)), Image.Exif()
+    original.paste((10, 10, 200), (0, 0, 20, 20))
     marks[0x0112] = 6
     file, grey = io.BytesIO(), io.BytesIO()
-    picture.save(file, "JPEG", exif=marks.tobytes(), quality=95)
-    picture.convert("L").save(grey, "JPEG")
+    original.save(file, "JPEG", exif=marks.tobytes(), quality=95)
+    original.convert("L").save(grey, "JPEG")
     image = restore(prepare_image(file.getvalue(), "x", 20).transpose(2, 0, 1)[None])[0]
     assert image[10, 2] == pytest.approx([10, 10, 200], abs=8)
     assert image[10, -2] == pytest.approx([200, 10, 10], abs=8)

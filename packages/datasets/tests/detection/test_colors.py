@@ -54,7 +54,7 @@ def finish_by_tensorflow(pixels: Pixels, draws: Draws, side: int) -> Any:
 
 @given(seed=st.integers(0, 2**31), height=st.integers(30, 400), width=st.integers(30, 400))
 @settings(max_examples=40, deadline=None)
-def test_pictures_are_those_of_tensorflow(seed: int, height: int, width: int) -> None:
+def test_images_are_those_of_tensorflow(seed: int, height: int, width: int) -> None:
     pixels, draws = make_scene(seed, height, width), draw_augmentation(WHOLE_IMAGE[None], image_generator(seed, 0, 0))
     difference = np.abs(finish(pixels, draws, 100) - finish_by_tensorflow(pixels, draws, 100))
     assert difference.max() < 4 / 255
@@ -90,7 +90,7 @@ def test_values_are_normalised() -> None:
     np.testing.assert_allclose(image[0, 0], ([0, 1, 0.2] - MEAN_RGB) / STDDEV_RGB, atol=1e-5)
 
 
-def test_the_next_picture_leaves_the_last_one_alone() -> None:
+def test_the_next_image_leaves_the_last_one_alone() -> None:
     first = finish_image(make_scene(0, 60, 60), NO_CHANGE, 60)
     before = first.copy()
     finish_image(make_scene(1, 60, 60), NO_CHANGE, 60)

@@ -62,7 +62,7 @@ def record(features: Mapping[str, Values], *, packed: bool = True) -> bytes:
     return length + checksum(length) + content + checksum(content)
 
 
-def picture() -> bytes:
+def image() -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (64, 48), (200, 30, 90)).save(buffer, "JPEG")
     return buffer.getvalue()
@@ -70,7 +70,7 @@ def picture() -> bytes:
 
 def features(image_id: int, labels: Sequence[int]) -> dict[str, Values]:
     return {
-        "image/encoded": [picture()],
+        "image/encoded": [image()],
         "image/source_id": [str(image_id).encode()],
         "image/object/bbox/xmin": [0.25] * len(labels),
         "image/object/bbox/xmax": [0.75] * len(labels),
@@ -93,7 +93,7 @@ def test_they_are_read_as_they_are(tmp_path: Path, packed: bool) -> None:
     examples = [source.read(index) for index in range(len(source))]
     assert [example.image_id for example in examples] == [9, 5, 2]
     first = examples[0]
-    assert (first.encoded, first.height, first.width) == (picture(), 48, 64)
+    assert (first.encoded, first.height, first.width) == (image(), 48, 64)
     np.testing.assert_array_equal(first.boxes_yxyx, np.array([[0, 0.25, 0.5, 0.75]] * 2, np.float32))
     assert [source.categories[label - 1].name for label in first.labels] == ["person", "toothbrush"]
     assert (first.is_crowd.tolist(), first.areas.tolist()) == ([False, True], [300.5, 9.0])

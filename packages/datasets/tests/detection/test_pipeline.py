@@ -14,7 +14,13 @@ from PIL import Image
 
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.examples import DetectionExample
-from gaudi_datasets.detection.pipeline import eval_dataset, fake_dataset, prepare_image, prepare_pixels, train_dataset
+from gaudi_datasets.detection.pipeline import (
+    eval_dataset,
+    prepare_image,
+    prepare_pixels,
+    synthetic_dataset,
+    train_dataset,
+)
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder
 from gaudi_datasets.tf_input import read_batches
@@ -51,7 +57,7 @@ def encode(pixels: Pixels, kind: str = "PNG") -> bytes:
 
 
 def make_example(image_id: int, kind: str = "PNG") -> DetectionExample:
-    """A grey picture with a red and a blue rectangle, of sizes and places that depend on the id."""
+    """A grey image with a red and a blue rectangle, of sizes and places that depend on the id."""
     generator = np.random.default_rng(image_id)
     height, width = int(generator.integers(100, 160)), int(generator.integers(100, 160))
     pixels = np.full((height, width, 3), GREY, np.uint8)
@@ -245,10 +251,10 @@ def test_crowds_are_no_targets() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_random_images_have_the_form_of_real_ones(dtype: str) -> None:
     options = InputOptions(2, dtype=dtype)
-    fake = fake_dataset(options, num_classes=3)
-    assert fake.element_spec == train_dataset(make_source(), options).element_spec
-    assert fake.element_spec["images"].shape == (2, 300, 300, 3)
-    first, second = take(fake, 2)
+    synthetic = synthetic_dataset(options, num_classes=3)
+    assert synthetic.element_spec == train_dataset(make_source(), options).element_spec
+    assert synthetic.element_spec["images"].shape == (2, 300, 300, 3)
+    first, second = take(synthetic, 2)
     assert_same([first], [second])
     assert (first["num_matched"] > 0).all()
     assert set(np.unique(first["classes"])) <= {0, 1, 2}

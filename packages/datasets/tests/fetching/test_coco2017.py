@@ -20,12 +20,12 @@ QUICK = Patience(
 )
 
 NAMES = [f"{number:012}.jpg" for number in range(6)]
-# Which classes each picture shows: image 3 a crowd only, image 5 nothing.
+# Which classes each image shows: image 3 a crowd only, image 5 nothing.
 SHOWN = {0: ["cat"], 1: ["dog"], 2: ["cat", "dog"], 3: ["dog"], 4: ["bird"]}
 CATEGORIES = {"cat": 17, "dog": 18, "bird": 16}
 
 
-def picture(number: int) -> bytes:
+def image(number: int) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (20 + number, 10), (number, 100, 50)).save(buffer, "JPEG")
     return buffer.getvalue()
@@ -65,8 +65,8 @@ def archives(server: Any) -> dict[str, ArchiveFile]:
             "annotations/annotations_trainval2017.zip",
             {f"annotations/instances_{split}2017.json": document() for split in ("train", "val")},
         ),
-        "train": ("zips/train2017.zip", {f"train2017/{name}": picture(n) for n, name in enumerate(NAMES)}),
-        "val": ("zips/val2017.zip", {f"val2017/{name}": picture(n) for n, name in enumerate(NAMES)}),
+        "train": ("zips/train2017.zip", {f"train2017/{name}": image(n) for n, name in enumerate(NAMES)}),
+        "val": ("zips/val2017.zip", {f"val2017/{name}": image(n) for n, name in enumerate(NAMES)}),
     }
     made: dict[str, ArchiveFile] = {}
     for name, (path, files) in contents.items():
@@ -76,7 +76,7 @@ def archives(server: Any) -> dict[str, ArchiveFile]:
         made[name] = ArchiveFile(path, len(content), hashlib.sha256(content).hexdigest(), folder, len(files))
     for n, name in enumerate(NAMES):
         for split in ("train", "val"):
-            server.add(f"/{split}2017/{name}", picture(n))
+            server.add(f"/{split}2017/{name}", image(n))
     return made
 
 
@@ -95,7 +95,7 @@ def test_the_whole_is_fetched_once(fetcher: CocoFetcher, server: Any, report: An
     files = [f"annotations/instances_{split}2017.json" for split in ("train", "val")]
     files += [f"{split}2017/{name}" for split in ("train", "val") for name in NAMES]
     assert names(tmp_path / "coco") == files
-    assert (tmp_path / "coco" / "val2017" / NAMES[1]).read_bytes() == picture(1)
+    assert (tmp_path / "coco" / "val2017" / NAMES[1]).read_bytes() == image(1)
     assert report.lines[1].endswith("train2017: 6 files of train2017.zip, SHA-256 verified")
     assert {name for name, _, _ in report.bytes} >= {"val2017.zip", "val2017.zip, unpacked"}
     asked = len(server.requests)
@@ -135,7 +135,7 @@ def test_an_archive_that_is_another_leaves_nothing(fetcher: CocoFetcher, server:
         (CocoPart(classes=("cat", "dog"), max_images=2), [0, 1], 2),
     ],
 )
-def test_a_part_is_fetched_picture_by_picture(
+def test_a_part_is_fetched_image_by_image(
     part: CocoPart, numbers: list[int], boxes: int, fetcher: CocoFetcher, server: Any, report: Any, tmp_path: Path
 ) -> None:
     fetcher.fetch(["train"], part)
@@ -148,7 +148,7 @@ def test_a_part_is_fetched_picture_by_picture(
         name for name in CATEGORIES if not part.classes or name in part.classes
     ]
     assert "/zips/train2017.zip" not in {path for path, _, _ in server.requests}
-    assert report.counts[-1] == ("train2017: pictures", len(numbers), len(numbers))
+    assert report.counts[-1] == ("train2017: images", len(numbers), len(numbers))
     server.requests.clear()
     fetcher.fetch(["train"], part)
     assert server.requests == []
@@ -161,7 +161,7 @@ def test_a_larger_part_fetches_what_is_missing(fetcher: CocoFetcher, server: Any
     assert sorted(path for path, _, _ in server.requests) == [f"/train2017/{name}" for name in NAMES[2:4]]
 
 
-def test_pictures_survive_faults(fetcher: CocoFetcher, server: Any, faults: Any, tmp_path: Path) -> None:
+def test_images_survive_faults(fetcher: CocoFetcher, server: Any, faults: Any, tmp_path: Path) -> None:
     for number, name in enumerate(NAMES):
         server.pages[f"/train2017/{name}"].faults = [
             [faults.cut(300)] * 2,
@@ -173,19 +173,19 @@ def test_pictures_survive_faults(fetcher: CocoFetcher, server: Any, faults: Any,
         ][number]
     fetcher.fetch(["train"], CocoPart(max_images=6))
     for number, name in enumerate(NAMES):
-        assert (tmp_path / "coco" / "train2017" / name).read_bytes() == picture(number)
+        assert (tmp_path / "coco" / "train2017" / name).read_bytes() == image(number)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (picture(2), r"is 10x22; the annotations say 10x20 \(2 times\)"),
-        (picture(0)[:-60], "cannot be decoded"),
+        (image(2), r"is 10x22; the annotations say 10x20 \(2 times\)"),
+        (image(0)[:-60], "cannot be decoded"),
         (b"<html>moved</html>", "cannot be decoded"),
         (b"", "cannot be decoded"),
     ],
 )
-def test_a_picture_that_is_another_is_refused(
+def test_a_image_that_is_another_is_refused(
     content: bytes, message: str, fetcher: CocoFetcher, server: Any, tmp_path: Path
 ) -> None:
     server.pages[f"/train2017/{NAMES[0]}"].content = content

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.linting.images import StoredPicture, check_pictures, find_overlap
+from gaudi_datasets.linting.images import StoredImage, check_images, find_overlap
 from gaudi_datasets.linting.rules import (
     DUPLICATE,
     MISLABELLED,
@@ -24,27 +24,27 @@ from gaudi_datasets.linting.rules import (
 Encode = Callable[..., bytes]
 
 
-class Pictures:
-    """Pictures in memory; an exception is raised when its turn comes."""
+class Images:
+    """Images in memory; an exception is raised when its turn comes."""
 
-    def __init__(self, *pictures: StoredPicture | Exception) -> None:
-        self._pictures = pictures
+    def __init__(self, *images: StoredImage | Exception) -> None:
+        self._images = images
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._images)
 
     def where(self, index: int) -> str:
         return f"place {index}"
 
-    def read(self, index: int) -> StoredPicture:
-        picture = self._pictures[index]
-        if isinstance(picture, Exception):
-            raise picture
-        return picture
+    def read(self, index: int) -> StoredImage:
+        image = self._images[index]
+        if isinstance(image, Exception):
+            raise image
+        return image
 
 
-def say(*pictures: StoredPicture | Exception) -> list[tuple[Rule, str]]:
-    return [(finding.rule, str(finding)) for finding in check_pictures(Pictures(*pictures)).findings]
+def say(*images: StoredImage | Exception) -> list[tuple[Rule, str]]:
+    return [(finding.rule, str(finding)) for finding in check_images(Images(*images)).findings]
 
 
 def turned(seed: int, turn: int) -> bytes:
@@ -55,14 +55,14 @@ def turned(seed: int, turn: int) -> bytes:
     return buffer.getvalue()
 
 
-def test_nothing_is_said_of_usual_pictures(encode: Encode) -> None:
-    pictures = [
-        StoredPicture(encode(1), "a.jpg", (60, 80)),
-        StoredPicture(encode(2, "PNG"), "b.PNG", (60, 80)),
-        StoredPicture(encode(3, mode="L"), "c.jpeg"),
-        StoredPicture(encode(4, "PNG", size=(5, 7)), "d"),
+def test_nothing_is_said_of_usual_images(encode: Encode) -> None:
+    images = [
+        StoredImage(encode(1), "a.jpg", (60, 80)),
+        StoredImage(encode(2, "PNG"), "b.PNG", (60, 80)),
+        StoredImage(encode(3, mode="L"), "c.jpeg"),
+        StoredImage(encode(4, "PNG", size=(5, 7)), "d"),
     ]
-    check = check_pictures(Pictures(*pictures))
+    check = check_images(Images(*images))
     assert check.findings == []
     assert check.sizes_hw.tolist() == [[60, 80], [60, 80], [60, 80], [7, 5]]
     assert sorted(check.contents.values()) == [f"place {number}" for number in range(4)]
@@ -70,16 +70,16 @@ def test_nothing_is_said_of_usual_pictures(encode: Encode) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.95])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_a_truncated_picture_is_unreadable(encode: Encode, kind: str, share: float) -> None:
+def test_a_truncated_image_is_unreadable(encode: Encode, kind: str, share: float) -> None:
     whole = encode(1, kind)
-    ((rule, text),) = say(StoredPicture(whole[: int(len(whole) * share)], "a.jpg"))
+    ((rule, text),) = say(StoredImage(whole[: int(len(whole) * share)], "a.jpg"))
     assert rule == UNREADABLE
     assert text.startswith("place 0: cannot be decoded (")
 
 
 @pytest.mark.parametrize("kind", ["GIF", "BMP", "WEBP", "TIFF"])
 def test_other_formats_are_unreadable(encode: Encode, kind: str) -> None:
-    assert say(StoredPicture(encode(1, kind), "a.jpg")) == [
+    assert say(StoredImage(encode(1, kind), "a.jpg")) == [
         (UNREADABLE, f"place 0: is a {kind} image; convert it to JPEG or PNG")
     ]
 
@@ -98,10 +98,10 @@ def test_what_cannot_be_read_is_named_once() -> None:
 
 def test_oddities_lose_nothing(encode: Encode) -> None:
     findings = say(
-        StoredPicture(encode(1, mode="CMYK"), "a.jpg"),
-        StoredPicture(encode(2, "PNG"), "b.jpg"),
-        StoredPicture(encode(3), "c.png"),
-        StoredPicture(turned(4, 3), "d.jpg"),
+        StoredImage(encode(1, mode="CMYK"), "a.jpg"),
+        StoredImage(encode(2, "PNG"), "b.jpg"),
+        StoredImage(encode(3), "c.png"),
+        StoredImage(turned(4, 3), "d.jpg"),
     )
     assert findings == [
         (REENCODED, "place 0: CMYK JPEG made RGB"),
@@ -114,14 +114,14 @@ def test_oddities_lose_nothing(encode: Encode) -> None:
 
 @pytest.mark.parametrize("turn", [1, 9, 0])
 def test_no_turn_and_nonsense_in_exif_are_passed_over(turn: int) -> None:
-    assert say(StoredPicture(turned(1, turn), "a.jpg", (60, 80))) == []
+    assert say(StoredImage(turned(1, turn), "a.jpg", (60, 80))) == []
 
 
 def test_another_size_than_annotated_is_a_loss(encode: Encode) -> None:
     assert say(
-        StoredPicture(encode(1), "a.jpg", (60, 81)),
-        StoredPicture(turned(2, 6), "b.jpg", (80, 60)),
-        StoredPicture(turned(3, 6), "c.jpg", (60, 80)),
+        StoredImage(encode(1), "a.jpg", (60, 81)),
+        StoredImage(turned(2, 6), "b.jpg", (80, 60)),
+        StoredImage(turned(3, 6), "c.jpg", (60, 80)),
     ) == [
         (OTHER_SIZE, "place 0: is 60 pixels high and 80 wide, annotated as 60 and 81"),
         (ROTATED, "place 1: has EXIF orientation 6"),
@@ -131,21 +131,21 @@ def test_another_size_than_annotated_is_a_loss(encode: Encode) -> None:
 
 
 def test_equal_contents_are_found_within_a_set_and_between_two(encode: Encode) -> None:
-    one, two, three = (StoredPicture(encode(seed), "a.jpg") for seed in (1, 2, 3))
-    check = check_pictures(Pictures(one, two, one, one))
+    one, two, three = (StoredImage(encode(seed), "a.jpg") for seed in (1, 2, 3))
+    check = check_images(Images(one, two, one, one))
     assert [(finding.rule, str(finding)) for finding in check.findings] == [
         (DUPLICATE, "place 2: has the content of place 0"),
         (DUPLICATE, "place 3: has the content of place 0"),
     ]
-    others = Pictures(three, MissingInputError("place 1: there is no such file"), two)
+    others = Images(three, MissingInputError("place 1: there is no such file"), two)
     assert [(finding.rule, str(finding)) for finding in find_overlap(check.contents, others)] == [
         (MISSING, "place 1: there is no such file"),
         (OVERLAP, "place 2: has the content of place 1"),
     ]
 
 
-def test_broken_pictures_of_equal_content_are_duplicates_too() -> None:
-    assert [rule for rule, _ in say(StoredPicture(b"x", "a.jpg"), StoredPicture(b"x", "b.jpg"))] == [
+def test_broken_images_of_equal_content_are_duplicates_too() -> None:
+    assert [rule for rule, _ in say(StoredImage(b"x", "a.jpg"), StoredImage(b"x", "b.jpg"))] == [
         UNREADABLE,
         UNREADABLE,
         DUPLICATE,
@@ -153,17 +153,17 @@ def test_broken_pictures_of_equal_content_are_duplicates_too() -> None:
 
 
 def test_results_come_in_order_and_progress_counts_all(encode: Encode) -> None:
-    """More pictures than wait at once, with a fault in every hundredth."""
-    good = StoredPicture(encode(1, size=(2, 2)), "a.jpg")
-    pictures = Pictures(*(good if number % 100 else DataError("broken") for number in range(2100)))
+    """More images than wait at once, with a fault in every hundredth."""
+    good = StoredImage(encode(1, size=(2, 2)), "a.jpg")
+    images = Images(*(good if number % 100 else DataError("broken") for number in range(2100)))
     seen: list[tuple[int, int]] = []
-    check = check_pictures(pictures, lambda done, total: seen.append((done, total)))
+    check = check_images(images, lambda done, total: seen.append((done, total)))
     broken = [finding.where for finding in check.findings if finding.rule == UNREADABLE]
     assert broken == [f"place {number}" for number in range(0, 2100, 100)]
     assert seen == [(number + 1, 2100) for number in range(2100)]
 
 
 def test_an_empty_set_has_no_findings() -> None:
-    check = check_pictures(Pictures())
+    check = check_images(Images())
     assert (check.findings, check.contents, check.sizes_hw.shape) == ([], {}, (0, 2))
-    assert find_overlap({}, Pictures()) == []
+    assert find_overlap({}, Images()) == []

@@ -16,7 +16,7 @@ from gaudi_datasets.errors import DataError
 from gaudi_datasets.linting.lint import (
     AnnotatedFiles,
     ListedFiles,
-    RecordPictures,
+    RecordImages,
     annotations_of_records,
     labels_of_records,
     lint_classification,
@@ -44,13 +44,13 @@ def test_a_faulty_data_set_is_reported_whole(write_coco: WriteCoco, encode: Enco
     val = write_coco({"x.jpg": encode(5), "y.jpg": encode(6)}, [(1, 3, BOX)], name="val")
     report = lint_file(train, val)
     assert {rule.name: len(findings) for rule, findings in report.by_rule().items()} == {
-        "missing picture": 1,
-        "unreadable picture": 1,
+        "missing image": 1,
+        "unreadable image": 1,
         "box of no size": 1,
-        "mislabelled picture": 1,
-        "duplicate picture": 1,
+        "mislabelled image": 1,
+        "duplicate image": 1,
         "in both sets": 1,
-        "picture without a box": 1,
+        "image without a box": 1,
         "class without boxes": 1,
     }
     assert report.losses == 3
@@ -64,7 +64,7 @@ def test_a_faulty_data_set_is_reported_whole(write_coco: WriteCoco, encode: Enco
     assert overlap == f"{val.with_suffix('') / 'x.jpg'}: has the content of {folder / 'e.jpg'}"
 
 
-def test_a_folder_in_place_of_a_picture_is_unreadable(write_coco: WriteCoco) -> None:
+def test_a_folder_in_place_of_a_image_is_unreadable(write_coco: WriteCoco) -> None:
     path = write_coco({"a.jpg": None}, [(1, 3, BOX)])
     (path.with_suffix("") / "a.jpg").mkdir()
     assert str(lint_file(path).findings[0]).endswith("a.jpg: is a folder; it must be an image file")
@@ -80,7 +80,7 @@ def test_records_have_the_counts_of_what_they_were_made_of(
     write_records(annotations, path.with_suffix(""), tmp_path / "out", "train", keep_empty=True, shards=2)
     source = RecordSource(tmp_path / "out", "train")
     again = annotations_of_records(source)
-    report = lint_detection(again, RecordPictures(source), source.name)
+    report = lint_detection(again, RecordImages(source), source.name)
     assert report.classes == lint_file(path).classes
     assert [str(finding) for finding in report.findings] == [f"{source.name}: class '$owl[/]' (id 9)"]
     assert again.faults == ()
@@ -96,9 +96,9 @@ def test_damaged_records_are_named_and_the_others_counted(
     content[100] ^= 1
     shard.write_bytes(content)
     source = RecordSource(tmp_path / "out", "train")
-    report = lint_detection(annotations_of_records(source), RecordPictures(source), source.name)
+    report = lint_detection(annotations_of_records(source), RecordImages(source), source.name)
     assert (report.images, report.boxes_kept, report.losses) == (3, 2, 1)
-    assert str(report.findings[0]).startswith(f"{source.name}: picture 0: {shard}: record 0: its checksum is wrong")
+    assert str(report.findings[0]).startswith(f"{source.name}: image 0: {shard}: record 0: its checksum is wrong")
 
 
 @pytest.fixture
@@ -122,9 +122,9 @@ def test_records_of_classes_are_linted(class_folder: Path, tmp_path: Path) -> No
     write_class_records(FolderSource(class_folder), tmp_path / "out", "train")
     source = ClassRecords(tmp_path / "out", "train")
     labels = labels_of_records(source)
-    report = lint_classification(labels, (*source.class_names, "owl"), RecordPictures(source), source.name)
+    report = lint_classification(labels, (*source.class_names, "owl"), RecordImages(source), source.name)
     assert [(one.name, one.images) for one in report.classes] == [("cat", 2), ("dog", 2), ("owl", 0)]
-    assert [finding.rule.name for finding in report.findings] == ["duplicate picture", "class without boxes"]
+    assert [finding.rule.name for finding in report.findings] == ["duplicate image", "class without boxes"]
     assert report.losses == 0
 
 

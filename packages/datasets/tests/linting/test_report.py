@@ -33,9 +33,9 @@ def test_findings_come_in_the_order_of_the_rules_and_then_as_they_were() -> None
 
 
 def test_a_report_is_told_in_one_line() -> None:
-    assert REPORT.describe() == "4 pictures, 3 of 15 boxes, 2 classes, 40x10 to 80x30 pixels, median 60x20"
+    assert REPORT.describe() == "4 images, 3 of 15 boxes, 2 classes, 40x10 to 80x30 pixels, median 60x20"
     same = LintReport("x", "classification", 1, classes=(ClassCount("cat", 1),), sizes_hw=SIZES[:1])
-    assert same.describe() == "1 pictures, 1 classes, all 40x20 pixels"
+    assert same.describe() == "1 images, 1 classes, all 40x20 pixels"
     assert LintReport("x").describe() == "cannot be read"
 
 
@@ -52,7 +52,7 @@ def test_the_table_names_all_rules_and_ten_findings_of_each() -> None:
         ["[b]cat", "2", "3", "1", "2", "0", "0"],
         ["dog", "0", "0", "0", "0", "0", "0"],
     ]
-    assert lines[4:6] == [f"missing picture: 1  ({MISSING.advice})", "  images/a.jpg: there is no such file"]
+    assert lines[4:6] == [f"missing image: 1  ({MISSING.advice})", "  images/a.jpg: there is no such file"]
     assert lines[7:17] == [f"  gt.json: annotation {number}: box [0] of no size" for number in range(10)]
     assert lines[17] == "  and 2 more; --json lists all"
     assert lines[-1] == "  gt.json: class 'dog'"
@@ -76,9 +76,9 @@ def test_json_has_every_finding() -> None:
     }
     assert len(document["findings"]) == 14
     assert document["findings"][0] == {
-        "rule": "missing picture", "loses": True, "where": "images/a.jpg", "what": "there is no such file",
+        "rule": "missing image", "loses": True, "where": "images/a.jpg", "what": "there is no such file",
     }  # fmt: skip
-    assert document["counts"] == {"missing picture": 1, "box of no size": 12, "class without boxes": 1}
+    assert document["counts"] == {"missing image": 1, "box of no size": 12, "class without boxes": 1}
     assert document["losses"] == 13
     labels = LintReport("x", "classification", classes=(ClassCount("cat", 7),)).as_json()
     assert (labels["boxes"], labels["classes"]) == (None, [{"name": "cat", "images": 7}])

@@ -61,7 +61,7 @@ def test_sizes_go_by_the_annotated_area() -> None:
     assert count_boxes(annotations)[1].small == 1
 
 
-def test_pictures_are_counted_by_label() -> None:
+def test_images_are_counted_by_label() -> None:
     assert count_labels([0, 2, 2], ["a", "b", "c"]) == (ClassCount("a", 1), ClassCount("b", 0), ClassCount("c", 2))
     assert count_labels([], ["a"]) == (ClassCount("a", 0),)
 
@@ -83,7 +83,7 @@ def test_box_faults_name_annotation_image_and_file() -> None:
         (
             PAST_EDGE,
             "gt.json: annotation 2, image 11 (1.jpg): box at x 290, y 0 is 20 wide and 10.5 high,"
-            " the picture 300 and 200",
+            " the image 300 and 200",
         ),
         (SAME_BOX, "gt.json: annotation 4, image 11 (1.jpg): is the box of annotation 3 again"),
         (NO_BOX, "gt.json: image 10 (0.jpg): has no box besides those left out"),

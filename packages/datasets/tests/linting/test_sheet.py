@@ -14,7 +14,7 @@ from gaudi_datasets.drawing import class_colour
 from gaudi_datasets.linting.lint import AnnotatedFiles, lint_detection
 from gaudi_datasets.linting.report import LintReport
 from gaudi_datasets.linting.rules import NO_SIZE, ClassCount, Finding
-from gaudi_datasets.linting.sheet import describe_boxes, describe_pictures, draw_samples, write_sheet
+from gaudi_datasets.linting.sheet import describe_boxes, describe_images, draw_samples, write_sheet
 
 Encode = Callable[..., bytes]
 WriteCoco = Callable[..., Path]
@@ -23,13 +23,13 @@ BOX = [1.0, 2.0, 30.0, 40.0]
 
 @pytest.fixture
 def train(write_coco: WriteCoco, encode: Encode) -> Path:
-    """Twenty pictures: only the last shows a dog, the first cannot be decoded, the second has no box."""
+    """Twenty images: only the last shows a dog, the first cannot be decoded, the second has no box."""
     images = {f"{n}.jpg": encode(n) if n else b"x" for n in range(20)}
     boxes = [(n, 3, BOX) for n in range(1, 21) if n != 2]
     return write_coco(images, [*boxes, (20, 5, [0.0, 0.0, 8.0, 16.0])])
 
 
-def test_samples_show_every_class_and_no_broken_picture(train: Path) -> None:
+def test_samples_show_every_class_and_no_broken_image(train: Path) -> None:
     source = CocoSource(read_coco(train), train.with_suffix(""), keep_empty=True)
     samples = draw_samples(source)
     assert len(samples) == 12
@@ -49,18 +49,18 @@ def test_histograms_count_every_box_that_is_whole(train: Path) -> None:
         assert histogram.values.max() <= histogram.edges[-1]
 
 
-def test_many_boxes_in_a_picture_and_none_at_all_have_bins() -> None:
+def test_many_boxes_in_a_image_and_none_at_all_have_bins() -> None:
     sizes = np.array([[100, 200], [0, 0]], np.int32)
-    short, shape = describe_pictures(sizes)
+    short, shape = describe_images(sizes)
     assert (short.values.tolist(), shape.values.tolist()) == ([100], [2])
-    assert [len(one.values) for one in describe_pictures(np.zeros((0, 2), np.int32))] == [0, 0]
+    assert [len(one.values) for one in describe_images(np.zeros((0, 2), np.int32))] == [0, 0]
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_a_sheet_is_written_whole(train: Path, tmp_path: Path, ending: str) -> None:
     annotations = read_coco(train)
-    pictures = AnnotatedFiles(annotations, train.with_suffix(""))
-    report = lint_detection(annotations, pictures, "$x$ data")
+    images = AnnotatedFiles(annotations, train.with_suffix(""))
+    report = lint_detection(annotations, images, "$x$ data")
     samples = draw_samples(CocoSource(annotations, train.with_suffix(""), keep_empty=True))
     path = tmp_path / "out" / f"sheet.{ending}"
     path.parent.mkdir()
@@ -79,7 +79,7 @@ def test_a_sheet_of_nothing_and_of_letters_without_a_font_is_written(tmp_path: P
     report = LintReport("データ", "classification", 0, classes=classes, findings=(Finding(NO_SIZE, "a", "b"),))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        write_sheet(tmp_path / "sheet.png", report, describe_pictures(report.sizes_hw), [])
+        write_sheet(tmp_path / "sheet.png", report, describe_images(report.sizes_hw), [])
     assert (tmp_path / "sheet.png").stat().st_size > 10_000
 
 

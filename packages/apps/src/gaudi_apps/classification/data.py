@@ -50,7 +50,7 @@ def open_training_data(recipe: Recipe) -> TrainingData:
         MissingInputError: it is not there.
         DataError: it is damaged.
     """
-    return _open_images(recipe) if recipe.data.data_dir else _open_fake(recipe)
+    return _open_images(recipe) if recipe.data.data_dir else _open_synthetic(recipe)
 
 
 def _open_images(recipe: Recipe) -> TrainingData:
@@ -75,11 +75,11 @@ def _open_images(recipe: Recipe) -> TrainingData:
     return TrainingData(note_classes(source.class_names), len(source), source.fingerprint, batches)
 
 
-def _open_fake(recipe: Recipe) -> TrainingData:
-    from gaudi_datasets.classification.pipeline import fake_dataset
+def _open_synthetic(recipe: Recipe) -> TrainingData:
+    from gaudi_datasets.classification.pipeline import synthetic_dataset
 
     def batches(first_step: int) -> Batches:
-        return iter(fake_dataset(input_options(recipe), num_classes=IMAGENET_CLASSES))
+        return iter(synthetic_dataset(input_options(recipe), num_classes=IMAGENET_CLASSES))
 
     names = [str(number) for number in range(1, IMAGENET_CLASSES + 1)]
     return TrainingData(note_classes(names), IMAGENET_TRAIN_IMAGES, "random images", batches)

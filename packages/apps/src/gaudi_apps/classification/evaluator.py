@@ -24,7 +24,7 @@ from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.classification.pipeline import eval_dataset
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_atomically, write_json
-from gaudi_datasets.sampling import PADDING_ID, InputOptions, deal_positions
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 from gaudi_datasets.tf_input import read_batches
 from gaudi_distributed import Communicator
 
@@ -135,7 +135,7 @@ def evaluate(
         predictions = classifier.answer(batch["images"], batch["labels"])
         columns.append(tuple(values[real] for values in (batch["labels"].numpy(), *predictions)))
     labels, probabilities, classes, losses = (np.concatenate(values) for values in zip(*columns, strict=True))
-    positions = deal_positions(total, options)
+    positions = shard_indices(total, options)
     return Predictions(positions[positions < total], labels, classes, probabilities, losses, len(source))
 
 

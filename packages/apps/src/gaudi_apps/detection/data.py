@@ -43,7 +43,7 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
     """
     options = input_options(config, run)
     if config.data.use_fake_data:
-        return _open_fake(options)
+        return _open_synthetic(options)
     if config.data.static:
         return _open_static(config, options)
     return _open_images(config, options, run.distribution.rank_info.local_size)
@@ -136,11 +136,11 @@ def _open_static(config: SSDConfig, options: InputOptions) -> TrainingData:
     return TrainingData(note_categories(static.categories), static.num_images, static.fingerprint, batches)
 
 
-def _open_fake(options: InputOptions) -> TrainingData:
-    from gaudi_datasets.detection.pipeline import fake_dataset
+def _open_synthetic(options: InputOptions) -> TrainingData:
+    from gaudi_datasets.detection.pipeline import synthetic_dataset
 
     def batches(first_step: int) -> Batches:
-        return iter(fake_dataset(options, num_classes=len(COCO_CATEGORIES) + 1))
+        return iter(synthetic_dataset(options, num_classes=len(COCO_CATEGORIES) + 1))
 
     return TrainingData(note_categories(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", batches)
 

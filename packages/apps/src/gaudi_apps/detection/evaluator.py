@@ -19,7 +19,7 @@ from gaudi_datasets.detection.scoring import CocoScores, score_detections
 from gaudi_datasets.detection.sources import DetectionSource, ground_truth
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
-from gaudi_datasets.sampling import PADDING_ID, InputOptions, deal_positions
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 from gaudi_distributed import Communicator
 
 Detection = dict[str, Any]
@@ -86,7 +86,7 @@ def detect(
         for image_id, found in _detect_batch(detector, batch["images"], arrays, category_ids):
             seen.append(image_id)
             detections += found
-    positions = deal_positions(total, options)
+    positions = shard_indices(total, options)
     return Detections(positions[positions < total], np.array(seen, np.int64), detections)
 
 

@@ -34,13 +34,13 @@ def open_training_data(config: SSDMXNetConfig, run: RunSettings, layout: Any) ->
         MissingInputError: the flags name none, or they are missing.
         DataError: they are damaged.
     """
-    from gaudi_datasets.detection.batches import fake_batches, train_batches
+    from gaudi_datasets.detection.batches import synthetic_batches, train_batches
 
     options = input_options(config, run)
     if config.data.synthetic:
 
         def draw(first_step: int) -> Batches:
-            return fake_batches(options, num_classes=len(COCO_CATEGORIES) + 1, layout=layout)
+            return synthetic_batches(options, num_classes=len(COCO_CATEGORIES) + 1, layout=layout)
 
         return TrainingData(note_categories(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", draw)
     source = open_source(config, "train")

@@ -5,7 +5,7 @@ TensorFlow, and only within the crop. They stay uint8 up to the resizing, which 
 
 Where at least twice the pixels that are needed would be decoded in both directions, a JPEG is decoded at a half, a
 quarter or an eighth of its size, which takes a fraction of the time. Bilinear resizing of all pixels passes over most
-of them then, so the two pictures differ; the one decoded at reduced scale is nearer to the picture that averages all
+of them then, so the two images differ; the one decoded at reduced scale is nearer to the image that averages all
 pixels: photographs of about 640x480 differ from that at 128x128 by 2.9 of 255 in the mean, and by 6.4 without.
 """
 
@@ -26,7 +26,7 @@ from gaudi_datasets.classification.augmentation import (
     draw_colors,
 )
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
-from gaudi_datasets.sampling import InputOptions, SampleOrder, fake_image_ids, image_generator
+from gaudi_datasets.sampling import InputOptions, SampleOrder, image_generator, synthetic_image_ids
 from gaudi_datasets.tf_input import call_python, evaluation_batches, threading_options
 
 # Of ImageNet, RGB, for values in 0..255; the originals subtract them and divide by nothing.
@@ -117,14 +117,14 @@ def eval_dataset(source: ClassificationSource, options: InputOptions, *, num_ima
     return evaluation_batches(load, count, options)
 
 
-def fake_dataset(options: InputOptions, *, num_classes: int) -> Any:
+def synthetic_dataset(options: InputOptions, *, num_classes: int) -> Any:
     """One random batch again and again, of the types and shapes of `train_dataset`: for measuring speed.
 
     Args:
         options: batch size, image size, dtype, seed, and the rank, each of which has its part of one global batch.
         num_classes: how many labels there are.
     """
-    image_ids = fake_image_ids(options)
+    image_ids = synthetic_image_ids(options)
     generators = [image_generator(options.seed, 0, image_id) for image_id in image_ids.tolist()]
     shape = (options.image_size, options.image_size, 3)
     images = np.stack([generator.random(shape, dtype=np.float32) for generator in generators])

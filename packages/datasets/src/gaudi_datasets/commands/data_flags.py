@@ -77,7 +77,7 @@ class FoldersFlags:
     """One folder a class."""
 
     folder: Path
-    """folder that holds a folder of pictures for each class"""
+    """folder that holds a folder of images for each class"""
 
 
 @dataclass(frozen=True)

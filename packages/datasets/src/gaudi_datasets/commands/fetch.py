@@ -29,11 +29,11 @@ class FetchCoco:
     output_dir: Path
     """folder to fetch into; what is there already is not fetched again"""
     splits: tuple[Literal["train", "val"], ...] = ("train", "val")
-    """which pictures"""
+    """which images"""
     max_images: int = 0
-    """only so many pictures of each split, fetched one by one; 0: all"""
+    """only so many images of each split, fetched one by one; 0: all"""
     classes: tuple[str, ...] = ()
-    """only pictures that show one of these classes, and only their boxes, such as: person dog"""
+    """only images that show one of these classes, and only their boxes, such as: person dog"""
     mirror: str = ""
     """where else to fetch from: what stands before /zips/, /annotations/ and /train2017/ there"""
     keep_archives: Switch = False

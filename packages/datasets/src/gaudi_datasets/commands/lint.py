@@ -24,7 +24,7 @@ from gaudi_datasets.errors import DataError
 if TYPE_CHECKING:
     from gaudi_datasets.classification.sources import RecordSource as ClassificationRecords
     from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
-    from gaudi_datasets.linting.images import PictureSet
+    from gaudi_datasets.linting.images import ImageSet
     from gaudi_datasets.linting.report import LintReport
     from gaudi_datasets.linting.sheet import Histogram
     from gaudi_datasets.showing import Source
@@ -71,7 +71,7 @@ class _ReportFlags:
     def show_annotated(
         self, name: str, data: CocoFlags | VocFlags | YoloFlags, other: CocoFlags | VocFlags | YoloFlags | None
     ) -> None:
-        """Lint annotations and image files, and compare the pictures with those of another set."""
+        """Lint annotations and image files, and compare the images with those of another set."""
         from gaudi_datasets.detection.sources import CocoSource
         from gaudi_datasets.linting.lint import AnnotatedFiles, lint_detection
         from gaudi_datasets.linting.sheet import describe_boxes
@@ -82,8 +82,8 @@ class _ReportFlags:
             source = CocoSource(annotations, image_dir, keep_empty=True)
         except DataError as error:
             self.show_broken(name, error)
-        pictures = AnnotatedFiles(annotations, image_dir)
-        report = lint_detection(annotations, pictures, name, others=others, progress=progress_line())
+        images = AnnotatedFiles(annotations, image_dir)
+        report = lint_detection(annotations, images, name, others=others, progress=progress_line())
         self.show(report, source, lambda: describe_boxes(annotations))
 
     def _print(self, report: LintReport) -> None:
@@ -102,7 +102,7 @@ class _LintCoco:
     data: CocoFlags
     report: _ReportFlags
     val_annotations: Path | None = None
-    """annotation file of another set, none of whose pictures should be in this one"""
+    """annotation file of another set, none of whose images should be in this one"""
     val_images: Path | None = None
     """folder of the other set's images; none: the same folder"""
     debug: Switch = False
@@ -127,7 +127,7 @@ class _LintVoc:
     data: VocFlags
     report: _ReportFlags
     val_image_sets: tuple[str, ...] = ()
-    """image sets none of whose pictures should be in these"""
+    """image sets none of whose images should be in these"""
     debug: Switch = False
     """show the traceback of an error"""
 
@@ -145,7 +145,7 @@ class _LintYolo:
     data: YoloFlags
     report: _ReportFlags
     val_image_set: Literal["train", "val", "test"] | None = None
-    """image set none of whose pictures should be in this one"""
+    """image set none of whose images should be in this one"""
     debug: Switch = False
     """show the traceback of an error"""
 
@@ -162,7 +162,7 @@ class _LintFolders:
     data: FoldersFlags
     report: _ReportFlags
     val_folder: Path | None = None
-    """class folders none of whose pictures should be in these"""
+    """class folders none of whose images should be in these"""
     debug: Switch = False
     """show the traceback of an error"""
 
@@ -170,7 +170,7 @@ class _LintFolders:
         """Do it."""
         from gaudi_datasets.classification.class_folders import FolderSource
         from gaudi_datasets.linting.lint import ListedFiles, lint_classification
-        from gaudi_datasets.linting.sheet import describe_pictures
+        from gaudi_datasets.linting.sheet import describe_images
 
         others = None if self.val_folder is None else ListedFiles(FolderSource(self.val_folder))
         try:
@@ -185,7 +185,7 @@ class _LintFolders:
             others=others,
             progress=progress_line(),
         )
-        self.report.show(report, source, lambda: describe_pictures(report.sizes_hw))
+        self.report.show(report, source, lambda: describe_images(report.sizes_hw))
 
 
 @dataclass(frozen=True)
@@ -195,17 +195,17 @@ class _LintRecords:
     data: RecordsFlags
     report: _ReportFlags
     val_records: str | None = None
-    """split in the same folder none of whose pictures should be in this one"""
+    """split in the same folder none of whose images should be in this one"""
     debug: Switch = False
     """show the traceback of an error"""
 
     def run(self) -> None:
         """Do it."""
-        from gaudi_datasets.linting.lint import RecordPictures
+        from gaudi_datasets.linting.lint import RecordImages
 
         others = None
         if self.val_records is not None:
-            others = RecordPictures(replace(self.data, records=self.val_records).open())
+            others = RecordImages(replace(self.data, records=self.val_records).open())
         try:
             source = self.data.open()
             report, histograms = self._lint(source, others)
@@ -215,28 +215,26 @@ class _LintRecords:
 
     @staticmethod
     def _lint(
-        source: DetectionRecords | ClassificationRecords, others: PictureSet | None
+        source: DetectionRecords | ClassificationRecords, others: ImageSet | None
     ) -> tuple[LintReport, list[Histogram]]:
         from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
         from gaudi_datasets.linting.lint import (
-            RecordPictures,
+            RecordImages,
             annotations_of_records,
             labels_of_records,
             lint_classification,
             lint_detection,
         )
-        from gaudi_datasets.linting.sheet import describe_boxes, describe_pictures
+        from gaudi_datasets.linting.sheet import describe_boxes, describe_images
 
-        pictures, progress = RecordPictures(source), progress_line()
+        images, progress = RecordImages(source), progress_line()
         if isinstance(source, DetectionRecords):
             annotations = annotations_of_records(source)
-            report = lint_detection(annotations, pictures, source.name, others=others, progress=progress)
+            report = lint_detection(annotations, images, source.name, others=others, progress=progress)
             return report, describe_boxes(annotations)
         labels = labels_of_records(source)
-        report = lint_classification(
-            labels, source.class_names, pictures, source.name, others=others, progress=progress
-        )
-        return report, describe_pictures(report.sizes_hw)
+        report = lint_classification(labels, source.class_names, images, source.name, others=others, progress=progress)
+        return report, describe_images(report.sizes_hw)
 
 
 @dataclass(frozen=True)

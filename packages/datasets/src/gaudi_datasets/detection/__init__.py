@@ -1,1 +1,1 @@
-"""Objects in pictures: annotations, records, input pipelines and scores."""
+"""Objects in images: annotations, records, input pipelines and scores."""

@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB, finish_image
 from gaudi_datasets.detection.examples import DetectionExample
-from gaudi_datasets.detection.samples import draw_fake_batch, draw_sample
+from gaudi_datasets.detection.samples import draw_sample, make_synthetic_batch
 from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.image_files import check_image
-from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, deal_positions
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, shard_indices
 from gaudi_ops import SSD300, DefaultBoxSpec
 
 Batch = dict[str, npt.NDArray[Any]]
@@ -120,11 +120,11 @@ def eval_batches(
         "image_ids": ((), np.int64),
         "sizes": ((2,), np.int32),
     }
-    steps = deal_positions(count, options).reshape(-1, options.batch_size, 1).tolist()
+    steps = shard_indices(count, options).reshape(-1, options.batch_size, 1).tolist()
     return _make_batches(steps, load, shapes, options)
 
 
-def fake_batches(
+def synthetic_batches(
     options: InputOptions, *, num_classes: int, spec: DefaultBoxSpec = SSD300, layout: Layout = "NCHW"
 ) -> Generator[Batch, None, None]:
     """One random batch again and again, of the types and shapes of `train_batches`: for measuring speed.
@@ -135,7 +135,7 @@ def fake_batches(
         spec: default boxes that the targets are for.
         layout: of the images.
     """
-    batch = draw_fake_batch(options, num_classes, spec)
+    batch = make_synthetic_batch(options, num_classes, spec)
     if layout == "NCHW":
         batch["images"] = np.ascontiguousarray(batch["images"].transpose(0, 3, 1, 2))
     while True:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB, finish_image
-from gaudi_datasets.detection.samples import draw_fake_batch, draw_sample
+from gaudi_datasets.detection.samples import draw_sample, make_synthetic_batch
 from gaudi_datasets.detection.sources import DetectionExample, DetectionSource
 from gaudi_datasets.sampling import InputOptions, SampleOrder
 from gaudi_datasets.tf_input import call_python, decode_image, decode_window, evaluation_batches, threading_options
@@ -79,7 +79,7 @@ def eval_dataset(source: DetectionSource, options: InputOptions, *, num_images: 
     return evaluation_batches(load, count, options)
 
 
-def fake_dataset(options: InputOptions, *, num_classes: int, spec: DefaultBoxSpec = SSD300) -> Any:
+def synthetic_dataset(options: InputOptions, *, num_classes: int, spec: DefaultBoxSpec = SSD300) -> Any:
     """One random batch again and again, of the types and shapes of `train_dataset`: for measuring speed.
 
     Args:
@@ -87,7 +87,7 @@ def fake_dataset(options: InputOptions, *, num_classes: int, spec: DefaultBoxSpe
         num_classes: with the background.
         spec: default boxes that the targets are for.
     """
-    batch = draw_fake_batch(options, num_classes, spec)
+    batch = make_synthetic_batch(options, num_classes, spec)
     return tf.data.Dataset.from_tensors({**batch, "images": tf.cast(batch["images"], options.dtype)}).repeat()
 
 
@@ -125,7 +125,7 @@ def _load_sample(
     index: int,
     epoch: int,
 ) -> tuple[Any, ...]:
-    """The picture, the three targets and the id of an image in an epoch.
+    """The image, the three targets and the id of an image in an epoch.
 
     All of it is one call of Python, for what goes from Python to TensorFlow or back is copied. It takes no lock: while
     it waited for one, a garbage collection could stop an iterator, and wait for this call.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gaudi_datasets.detection.augmentation import Draws, crop_boxes, draw_augmentation, flip_boxes
 from gaudi_datasets.detection.examples import DetectionExample
-from gaudi_datasets.sampling import InputOptions, fake_image_ids, image_generator
+from gaudi_datasets.sampling import InputOptions, image_generator, synthetic_image_ids
 from gaudi_ops import DefaultBoxSpec, encode_targets
 
 
@@ -95,7 +95,7 @@ def encode_crop_targets(
     return classes, offsets, int(num_matched)
 
 
-def draw_fake_batch(options: InputOptions, num_classes: int, spec: DefaultBoxSpec) -> dict[str, npt.NDArray[Any]]:
+def make_synthetic_batch(options: InputOptions, num_classes: int, spec: DefaultBoxSpec) -> dict[str, npt.NDArray[Any]]:
     """A random batch of this rank: its part of one global batch.
 
     Args:
@@ -108,7 +108,7 @@ def draw_fake_batch(options: InputOptions, num_classes: int, spec: DefaultBoxSpe
         4], ``num_matched`` int32 [batch], ``image_ids`` int64 [batch].
     """
     images, targets = [], []
-    image_ids = fake_image_ids(options)
+    image_ids = synthetic_image_ids(options)
     for image_id in image_ids.tolist():
         generator = image_generator(options.seed, 0, image_id)
         corners = generator.random((8, 2, 2), dtype=np.float32)

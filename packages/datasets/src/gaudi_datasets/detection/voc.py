@@ -25,7 +25,7 @@ def read_voc(
     Category ids are 1..n. Image ids are 1..n by name. Both count over the whole folder, so that image sets read
     one by one agree. A box is xmin, ymin, xmax - xmin, ymax - ymin: VOC's definition has corners that count pixels
     from 1 with the last one inside, but the tools that write the format since (and the data here) write the edges, so
-    that xmin == xmax is a box of no size and a picture's right edge is its width. `difficult` objects become crowds,
+    that xmin == xmax is a box of no size and an image's right edge is its width. `difficult` objects become crowds,
     which neither training nor scoring counts, as VOC's own scoring does.
 
     Args:

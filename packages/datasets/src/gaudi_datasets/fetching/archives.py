@@ -113,7 +113,7 @@ def extract(
                 done += member.size
                 if progress:
                     progress(done, total)
-            os.sync()  # once for all files: one fsync each takes minutes for 100000 pictures
+            os.sync()  # once for all files: one fsync each takes minutes for 100000 images
             unpacked.rename(target)
     return len(found)
 

@@ -1,4 +1,4 @@
-"""COCO 2017 from its server or a mirror: the whole of it as archives, or a part of it picture by picture."""
+"""COCO 2017 from its server or a mirror: the whole of it as archives, or a part of it image by image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gaudi_datasets.output_files import hold_lock, write_atomically
 COCO_URL = "http://images.cocodataset.org"
 
 _ANNOTATIONS = "annotations"
-_THREADS = 8  # a picture is mostly waiting for the server
+_THREADS = 8  # an image is mostly waiting for the server
 _MOST_PICTURE_BYTES = 2**26
 
 
@@ -68,7 +68,7 @@ COCO_ARCHIVES: Mapping[str, ArchiveFile] = {
 
 @dataclass(frozen=True)
 class CocoPart:
-    """Which pictures: the first `max_images` (0: all), in the annotations' order, with one of `classes` (none: any)."""
+    """Which images: the first `max_images` (0: all), in the annotations' order, with one of `classes` (none: any)."""
 
     max_images: int = 0
     classes: tuple[str, ...] = ()
@@ -105,10 +105,10 @@ class CocoFetcher:
         self._archives, self._keep_archives, self._patience = archives, keep_archives, patience
 
     def fetch(self, splits: Sequence[str], part: CocoPart | None = None) -> None:
-        """Fetch the annotations and the pictures of these splits, all or a part.
+        """Fetch the annotations and the images of these splits, all or a part.
 
         What is there already is not fetched again. Of a part, the annotations that belong to it are written to
-        annotations/instances_<split>2017_subset.json, without masks. There is no public checksum of single pictures:
+        annotations/instances_<split>2017_subset.json, without masks. There is no public checksum of single images:
         each is decoded, and must have the size that the annotations say.
 
         Raises:
@@ -156,16 +156,16 @@ class CocoFetcher:
         annotations = self._output_dir / _ANNOTATIONS / f"instances_{name}.json"
         document = select_part(load_json(annotations), annotations, part)
         coco = parse_coco(document, annotations)
-        fetched = self._fetch_pictures(name, coco)
+        fetched = self._fetch_images(name, coco)
         subset = annotations.with_name(f"instances_{name}_subset.json")
         with write_atomically(subset, durable=True) as temporary:
             temporary.write_text(json.dumps(document), encoding="utf-8")
         self._report.finished(
-            f"{self._output_dir / name}: {len(coco.image_ids)} pictures, {fetched} of them fetched now, decoded to "
+            f"{self._output_dir / name}: {len(coco.image_ids)} images, {fetched} of them fetched now, decoded to "
             f"verify them (there are no public checksums); their annotations: {subset}"
         )
 
-    def _fetch_pictures(self, name: str, coco: CocoAnnotations) -> int:
+    def _fetch_images(self, name: str, coco: CocoAnnotations) -> int:
         downloads = [
             Download(
                 f"{self._url}/{name}/{quote(file_name)}",
@@ -177,7 +177,7 @@ class CocoFetcher:
         ]
 
         def count(done: int) -> None:
-            self._report.counted(f"{name}: pictures", done, len(downloads))
+            self._report.counted(f"{name}: images", done, len(downloads))
 
         return fetch_many(downloads, self._patience, count)
 

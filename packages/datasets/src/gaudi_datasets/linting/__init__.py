@@ -1,1 +1,1 @@
-"""What is wrong with a data set, found before any training: a report as table, JSON and picture sheet."""
+"""What is wrong with a data set, found before any training: a report as table, JSON and image sheet."""

@@ -35,88 +35,88 @@ Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
 
 _FORMAT_OF_ENDING = {".jpg": "jpeg", ".jpeg": "jpeg", ".jpe": "jpeg", ".png": "png"}
-_AT_ONCE = 1024  # results that wait; the pictures themselves are gone by then
+_AT_ONCE = 1024  # results that wait; the images themselves are gone by then
 
 
 @dataclass(frozen=True)
-class StoredPicture:
-    """A picture as it is stored, and what is said of it; the size is height and width in pixels."""
+class StoredImage:
+    """An image as it is stored, and what is said of it; the size is height and width in pixels."""
 
     encoded: bytes
     file_name: str
     annotated_size: tuple[int, int] | None = None
 
 
-class PictureSet(Protocol):
-    """The pictures of a data set, read by any thread."""
+class ImageSet(Protocol):
+    """The images of a data set, read by any thread."""
 
     def __len__(self) -> int:
         """How many there are."""
 
     def where(self, index: int) -> str:
-        """What messages call the picture: its file, or its record."""
+        """What messages call the image: its file, or its record."""
 
-    def read(self, index: int) -> StoredPicture:
+    def read(self, index: int) -> StoredImage:
         """Read one; MissingInputError, DataError or OSError when it cannot be."""
 
 
 @dataclass(frozen=True, eq=False)
-class PictureCheck:
-    """What was found; where the first picture of each content is, by its SHA-256; and the sizes in pixels."""
+class ImageCheck:
+    """What was found; where the first image of each content is, by its SHA-256; and the sizes in pixels."""
 
     findings: list[Finding]
     contents: dict[bytes, str]
-    sizes_hw: npt.NDArray[np.int32]  # [pictures, 2], 0 where it cannot be decoded
+    sizes_hw: npt.NDArray[np.int32]  # [images, 2], 0 where it cannot be decoded
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """What decoding says of one picture; there is no digest when it cannot even be read."""
+    """What decoding says of one image; there is no digest when it cannot even be read."""
 
     findings: list[Finding]
     digest: bytes = b""
     size_hw: tuple[int, int] = (0, 0)
 
 
-def check_pictures(pictures: PictureSet, progress: Progress | None = None) -> PictureCheck:
-    """Decode all pictures, some at once, and say of each what breaks a rule.
+def check_images(images: ImageSet, progress: Progress | None = None) -> ImageCheck:
+    """Decode all images, some at once, and say of each what breaks a rule.
 
     Args:
-        pictures: see `PictureSet`.
-        progress: called with the pictures done and their number.
+        images: see `ImageSet`.
+        progress: called with the images done and their number.
     """
-    check = PictureCheck([], {}, np.zeros((len(pictures), 2), np.int32))
-    for index, facts in enumerate(_map_pictures(lambda index: _inspect(pictures, index), len(pictures), progress)):
+    check = ImageCheck([], {}, np.zeros((len(images), 2), np.int32))
+    for index, facts in enumerate(_map_images(lambda index: _inspect(images, index), len(images), progress)):
         check.findings.extend(facts.findings)
         check.sizes_hw[index] = facts.size_hw
         if facts.digest in check.contents:
             first = check.contents[facts.digest]
-            check.findings.append(Finding(DUPLICATE, pictures.where(index), f"has the content of {first}"))
+            check.findings.append(Finding(DUPLICATE, images.where(index), f"has the content of {first}"))
         elif facts.digest:
-            check.contents[facts.digest] = pictures.where(index)
+            check.contents[facts.digest] = images.where(index)
     return check
 
 
-def find_overlap(contents: dict[bytes, str], others: PictureSet, progress: Progress | None = None) -> list[Finding]:
-    """Find which pictures of another set have the content of one of this set, and which of them cannot be read.
+def find_overlap(contents: dict[bytes, str], others: ImageSet, progress: Progress | None = None) -> list[Finding]:
+    """Find which images of another set have the content of one of this set, and which of them cannot be read.
 
     Args:
-        contents: of `PictureCheck`.
+        contents: of `ImageCheck`.
         others: the other set, such as the validation set.
-        progress: called with the pictures done and their number.
+        progress: called with the images done and their number.
     """
 
     def look(index: int) -> Finding | None:
-        picture = _read(others, index)
-        if isinstance(picture, Finding):
-            return picture
-        first = contents.get(hashlib.sha256(picture.encoded).digest())
+        image = _read(others, index)
+        if isinstance(image, Finding):
+            return image
+        first = contents.get(hashlib.sha256(image.encoded).digest())
         return None if first is None else Finding(OVERLAP, others.where(index), f"has the content of {first}")
 
-    return [finding for finding in _map_pictures(look, len(others), progress) if finding is not None]
+    return [finding for finding in _map_images(look, len(others), progress) if finding is not None]
 
 
-def _map_pictures(work: Callable[[int], Result], count: int, progress: Progress | None) -> Iterator[Result]:
+def _map_images(work: Callable[[int], Result], count: int, progress: Progress | None) -> Iterator[Result]:
     """The results in order. Threads are enough: while one decodes or hashes, others run."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for start in range(0, count, _AT_ONCE):
@@ -127,42 +127,42 @@ def _map_pictures(work: Callable[[int], Result], count: int, progress: Progress 
                     progress(done, count)
 
 
-def _inspect(pictures: PictureSet, index: int) -> _Facts:
-    where, picture = pictures.where(index), _read(pictures, index)
-    if isinstance(picture, Finding):
-        return _Facts([picture])
-    digest = hashlib.sha256(picture.encoded).digest()
+def _inspect(images: ImageSet, index: int) -> _Facts:
+    where, stored = images.where(index), _read(images, index)
+    if isinstance(stored, Finding):
+        return _Facts([stored])
+    digest = hashlib.sha256(stored.encoded).digest()
     try:
-        image = check_image(picture.encoded, where)
+        image = check_image(stored.encoded, where)
     except DataError as error:
         return _Facts([_fault(UNREADABLE, where, error)], digest)
-    return _Facts(_judge(where, picture, image), digest, (image.height, image.width))
+    return _Facts(_judge(where, stored, image), digest, (image.height, image.width))
 
 
-def _read(pictures: PictureSet, index: int) -> StoredPicture | Finding:
+def _read(images: ImageSet, index: int) -> StoredImage | Finding:
     try:
-        return pictures.read(index)
+        return images.read(index)
     except MissingInputError as error:
-        return _fault(MISSING, pictures.where(index), error)
+        return _fault(MISSING, images.where(index), error)
     except (DataError, OSError) as error:  # an OSError: a file that may not be read, say
-        return _fault(UNREADABLE, pictures.where(index), error)
+        return _fault(UNREADABLE, images.where(index), error)
 
 
 def _fault(rule: Rule, where: str, error: Exception) -> Finding:
     return Finding(rule, where, str(error).removeprefix(f"{where}: "))
 
 
-def _judge(where: str, picture: StoredPicture, image: EncodedImage) -> list[Finding]:
-    """What is to be said of a picture that can be decoded."""
-    findings, turn = [], _read_turn(picture.encoded)
+def _judge(where: str, stored: StoredImage, image: EncodedImage) -> list[Finding]:
+    """What is to be said of an image that can be decoded."""
+    findings, turn = [], _read_turn(stored.encoded)
     if image.fix:
         findings.append(Finding(REENCODED, where, image.fix))
-    said = _FORMAT_OF_ENDING.get(PurePath(picture.file_name).suffix.lower(), image.format)
+    said = _FORMAT_OF_ENDING.get(PurePath(stored.file_name).suffix.lower(), image.format)
     if said != image.format:
         findings.append(Finding(MISLABELLED, where, f"is a {image.format.upper()}, named as a {said.upper()}"))
     if turn != 1:
         findings.append(Finding(ROTATED, where, f"has EXIF orientation {turn}"))
-    annotated = picture.annotated_size
+    annotated = stored.annotated_size
     if annotated is not None and annotated != (image.height, image.width):
         what = f"is {image.height} pixels high and {image.width} wide, annotated as {annotated[0]} and {annotated[1]}"
         turned = turn >= 5 and annotated == (image.width, image.height)
@@ -171,12 +171,12 @@ def _judge(where: str, picture: StoredPicture, image: EncodedImage) -> list[Find
 
 
 def _read_turn(encoded: bytes) -> int:
-    """The EXIF orientation of a picture that decodes, 1..8; 1, as stored, when there is none or nonsense."""
+    """The EXIF orientation of an image that decodes, 1..8; 1, as stored, when there is none or nonsense."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(encoded)) as image:
                 turn = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # of what is wrong with EXIF only; as different as with pictures
+    except Exception:  # of what is wrong with EXIF only; as different as with images
         return 1
     return turn if turn in range(1, 9) else 1

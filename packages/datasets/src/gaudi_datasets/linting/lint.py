@@ -16,27 +16,27 @@ from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.sources import DetectionSource, ground_truth
 from gaudi_datasets.documents import FaultyRecordsError
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.linting.images import PictureSet, Progress, StoredPicture, check_pictures, find_overlap
+from gaudi_datasets.linting.images import ImageSet, Progress, StoredImage, check_images, find_overlap
 from gaudi_datasets.linting.report import LintReport, sort_findings
 from gaudi_datasets.linting.rules import STRUCTURE, UNUSED, Finding, count_boxes, count_labels, find_box_faults
 
 
 def lint_detection(
     annotations: CocoAnnotations,
-    pictures: PictureSet,
+    images: ImageSet,
     name: str,
     *,
-    others: PictureSet | None = None,
+    others: ImageSet | None = None,
     progress: Progress | None = None,
 ) -> LintReport:
-    """Check the boxes of annotations, and decode every picture.
+    """Check the boxes of annotations, and decode every image.
 
     Args:
         annotations: what was annotated.
-        pictures: the pictures that it is about.
+        images: the images that it is about.
         name: what the report calls the data set.
-        others: pictures of another set, none of which should be among these.
-        progress: called with the pictures done and their number.
+        others: images of another set, none of which should be among these.
+        progress: called with the images done and their number.
     """
     report = LintReport(
         name,
@@ -46,32 +46,32 @@ def lint_detection(
         boxes_total=len(annotations.boxes_xywh) + len(annotations.faults),
         findings=tuple(find_box_faults(annotations)),
     )
-    return _add_pictures(report, pictures, others, progress)
+    return _add_images(report, images, others, progress)
 
 
 def lint_classification(
     labels: Sequence[int] | npt.NDArray[np.int32],
     class_names: Sequence[str],
-    pictures: PictureSet,
+    images: ImageSet,
     name: str,
     *,
-    others: PictureSet | None = None,
+    others: ImageSet | None = None,
     progress: Progress | None = None,
 ) -> LintReport:
-    """Count the classes, and decode every picture.
+    """Count the classes, and decode every image.
 
     Args:
-        labels: of the pictures that can be read, 0 for the first class.
+        labels: of the images that can be read, 0 for the first class.
         class_names: in the order of the labels.
-        pictures: all of them.
+        images: all of them.
         name: what the report calls the data set.
-        others: pictures of another set, none of which should be among these.
-        progress: called with the pictures done and their number.
+        others: images of another set, none of which should be among these.
+        progress: called with the images done and their number.
     """
     classes = count_labels(labels, class_names)
     unused = [Finding(UNUSED, name, f"class {one.name!r}") for one in classes if not one.images]
     report = LintReport(name, "classification", classes=classes, findings=tuple(unused))
-    return _add_pictures(report, pictures, others, progress)
+    return _add_images(report, images, others, progress)
 
 
 def report_broken(name: str, error: DataError) -> LintReport:
@@ -80,18 +80,16 @@ def report_broken(name: str, error: DataError) -> LintReport:
     return LintReport(name, findings=tuple(Finding(STRUCTURE, "", str(each)) for each in errors))
 
 
-def _add_pictures(
-    report: LintReport, pictures: PictureSet, others: PictureSet | None, progress: Progress | None
-) -> LintReport:
-    check = check_pictures(pictures, progress)
+def _add_images(report: LintReport, images: ImageSet, others: ImageSet | None, progress: Progress | None) -> LintReport:
+    check = check_images(images, progress)
     findings = [*report.findings, *check.findings]
     if others is not None:
         findings += find_overlap(check.contents, others, progress)
-    return replace(report, images=len(pictures), findings=sort_findings(findings), sizes_hw=check.sizes_hw)
+    return replace(report, images=len(images), findings=sort_findings(findings), sizes_hw=check.sizes_hw)
 
 
 class AnnotatedFiles:
-    """The pictures that annotations name, in their order."""
+    """The images that annotations name, in their order."""
 
     def __init__(self, annotations: CocoAnnotations, image_dir: str | Path) -> None:
         self._annotations, self._image_dir = annotations, Path(image_dir)
@@ -103,8 +101,8 @@ class AnnotatedFiles:
         """The path of the file."""
         return str(self._image_dir / self._annotations.file_names[index])
 
-    def read(self, index: int) -> StoredPicture:
-        """Read a file; see `PictureSet`."""
+    def read(self, index: int) -> StoredImage:
+        """Read a file; see `ImageSet`."""
         of, path = self._annotations, Path(self.where(index))
         try:
             encoded = path.read_bytes()
@@ -112,7 +110,7 @@ class AnnotatedFiles:
             raise MissingInputError("there is no such file", path=path) from None
         except IsADirectoryError:
             raise DataError("is a folder; it must be an image file", path=path) from None
-        return StoredPicture(encoded, path.name, (int(of.heights[index]), int(of.widths[index])))
+        return StoredImage(encoded, path.name, (int(of.heights[index]), int(of.widths[index])))
 
 
 @dataclass(frozen=True)
@@ -128,14 +126,14 @@ class ListedFiles:
         """The path of the file."""
         return self.source.reader.place(self.source.files, index)
 
-    def read(self, index: int) -> StoredPicture:
-        """Read a file; see `PictureSet`."""
-        return StoredPicture(self.source.reader.read(self.source.files, index), self.source.files.name(index))
+    def read(self, index: int) -> StoredImage:
+        """Read a file; see `ImageSet`."""
+        return StoredImage(self.source.reader.read(self.source.files, index), self.source.files.name(index))
 
 
 @dataclass(frozen=True)
-class RecordPictures:
-    """The pictures in records, which tell their sizes; those of another's records may tell 0 for unknown."""
+class RecordImages:
+    """The images in records, which tell their sizes; those of another's records may tell 0 for unknown."""
 
     source: DetectionSource | ClassificationSource
 
@@ -143,18 +141,18 @@ class RecordPictures:
         return len(self.source)
 
     def where(self, index: int) -> str:
-        """The records and the number of the picture."""
-        return f"{self.source.name}: picture {index}"
+        """The records and the number of the image."""
+        return f"{self.source.name}: image {index}"
 
-    def read(self, index: int) -> StoredPicture:
-        """Read a record; see `PictureSet`."""
+    def read(self, index: int) -> StoredImage:
+        """Read a record; see `ImageSet`."""
         example = self.source.read(index)
         size = (example.height, example.width)
-        return StoredPicture(example.encoded, example.file_name, size if all(size) else None)
+        return StoredImage(example.encoded, example.file_name, size if all(size) else None)
 
 
 def annotations_of_records(source: DetectionSource) -> CocoAnnotations:
-    """What the records say of boxes; records that cannot be read are left out, for `RecordPictures` to tell.
+    """What the records say of boxes; records that cannot be read are left out, for `RecordImages` to tell.
 
     Raises:
         DataError: two records have the same image id.
@@ -163,7 +161,7 @@ def annotations_of_records(source: DetectionSource) -> CocoAnnotations:
 
 
 class _Boxes:
-    """The examples that can be read, without their pictures, which would fill the memory."""
+    """The examples that can be read, without their images, which would fill the memory."""
 
     def __init__(self, source: DetectionSource) -> None:
         self.name, self.fingerprint, self.num_bytes = source.name, source.fingerprint, 0
@@ -179,7 +177,7 @@ class _Boxes:
         return len(self._examples)
 
     def read(self, index: int) -> DetectionExample:
-        """The example without its picture."""
+        """The example without its image."""
         return self._examples[index]
 
 

@@ -24,12 +24,12 @@ class LintReport:
     Attributes:
         name: what the data set is called.
         kind: "detection" or "classification"; empty when nothing could be read.
-        images: pictures that annotations, folders or records name.
+        images: images that annotations, folders or records name.
         boxes_kept: boxes that records take; None where there are none by nature.
         boxes_total: all boxes.
         classes: the counts of each, in the order of the labels.
         findings: in the order of `RULES`.
-        sizes_hw: height and width of the pictures in pixels, int32 [images, 2], 0 where one cannot be decoded.
+        sizes_hw: height and width of the images in pixels, int32 [images, 2], 0 where one cannot be decoded.
     """
 
     name: str
@@ -48,7 +48,7 @@ class LintReport:
 
     @property
     def sizes(self) -> dict[str, tuple[int, int, int]]:
-        """Smallest, median and largest height and width of the pictures that can be decoded; empty for none."""
+        """Smallest, median and largest height and width of the images that can be decoded; empty for none."""
         known = self.sizes_hw[self.sizes_hw.all(axis=1)]
         if not len(known):
             return {}
@@ -64,7 +64,7 @@ class LintReport:
         """What the data set holds, in one line without its name."""
         if not self.kind:
             return "cannot be read"
-        parts = [f"{self.images} pictures"]
+        parts = [f"{self.images} images"]
         if self.boxes_total is not None:
             parts.append(f"{self.boxes_kept} of {self.boxes_total} boxes")
         parts.append(f"{len(self.classes)} classes")

@@ -27,19 +27,19 @@ class Rule:
 
 
 STRUCTURE = Rule("broken data set", True, "nothing can be read before it is fixed")
-MISSING = Rule("missing picture", True, "ends a conversion; fetch it, or take it out of the annotations")
-UNREADABLE = Rule("unreadable picture", True, "ends a conversion; fetch it again, or leave it out")
-OTHER_SIZE = Rule("size differs from annotation", True, "ends a conversion; the boxes may be of another picture")
+MISSING = Rule("missing image", True, "ends a conversion; fetch it, or take it out of the annotations")
+UNREADABLE = Rule("unreadable image", True, "ends a conversion; fetch it again, or leave it out")
+OTHER_SIZE = Rule("size differs from annotation", True, "ends a conversion; the boxes may be of another image")
 NO_SIZE = Rule("box of no size", True, "left out; a loss of it would be NaN; fix or remove it")
-PAST_EDGE = Rule("box past the edge", True, "left out; clip it to the picture, or fix it")
-REENCODED = Rule("re-encoded picture", False, "stored as RGB JPEG, with nearly the same pixels")
-MISLABELLED = Rule("mislabelled picture", False, "told by its content, so nothing is lost; rename it")
-ROTATED = Rule("rotated by EXIF", False, "pixels are used as stored; boxes must be of the stored picture")
-DUPLICATE = Rule("duplicate picture", False, "the same file content twice; keep one")
-SAME_BOX = Rule("duplicate box", False, "the same box and class twice in a picture; keep one")
-OVERLAP = Rule("in both sets", False, "a score on a picture that was trained on says nothing; keep it in one set")
-NO_BOX = Rule("picture without a box", False, "left out of training, kept in evaluation")
-UNUSED = Rule("class without boxes", False, "cannot be learned; leave it out, or add pictures of it")
+PAST_EDGE = Rule("box past the edge", True, "left out; clip it to the image, or fix it")
+REENCODED = Rule("re-encoded image", False, "stored as RGB JPEG, with nearly the same pixels")
+MISLABELLED = Rule("mislabelled image", False, "told by its content, so nothing is lost; rename it")
+ROTATED = Rule("rotated by EXIF", False, "pixels are used as stored; boxes must be of the stored image")
+DUPLICATE = Rule("duplicate image", False, "the same file content twice; keep one")
+SAME_BOX = Rule("duplicate box", False, "the same box and class twice in an image; keep one")
+OVERLAP = Rule("in both sets", False, "a score on an image that was trained on says nothing; keep it in one set")
+NO_BOX = Rule("image without a box", False, "left out of training, kept in evaluation")
+UNUSED = Rule("class without boxes", False, "cannot be learned; leave it out, or add images of it")
 
 RULES = (
     STRUCTURE, MISSING, UNREADABLE, OTHER_SIZE, NO_SIZE, PAST_EDGE, REENCODED, MISLABELLED, ROTATED, DUPLICATE,
@@ -69,7 +69,7 @@ SMALL_AREA, MEDIUM_AREA = 32**2, 96**2
 
 @dataclass(frozen=True)
 class ClassCount:
-    """Of a class: pictures that show it, and for detection its boxes, by COCO size, crowds apart."""
+    """Of a class: images that show it, and for detection its boxes, by COCO size, crowds apart."""
 
     name: str
     images: int
@@ -104,7 +104,7 @@ def count_boxes(annotations: CocoAnnotations) -> tuple[ClassCount, ...]:
 
 
 def count_labels(labels: Sequence[int] | npt.NDArray[np.int32], class_names: Sequence[str]) -> tuple[ClassCount, ...]:
-    """Count the pictures of each class; labels are 0..classes - 1."""
+    """Count the images of each class; labels are 0..classes - 1."""
     counts = np.bincount(labels, minlength=len(class_names))
     return tuple(ClassCount(name, int(count)) for name, count in zip(class_names, counts, strict=True))
 
@@ -115,7 +115,7 @@ def image_rows(annotations: CocoAnnotations) -> npt.NDArray[np.int64]:
 
 
 def find_box_faults(annotations: CocoAnnotations) -> list[Finding]:
-    """Find boxes that are set aside or doubled, pictures without one, and classes without one."""
+    """Find boxes that are set aside or doubled, images without one, and classes without one."""
     row_of = {int(image_id): row for row, image_id in enumerate(annotations.image_ids)}
     findings = []
     for fault in annotations.faults:
@@ -125,7 +125,7 @@ def find_box_faults(annotations: CocoAnnotations) -> list[Finding]:
         if fault.rule == NO_SIZE_RULE:
             findings.append(Finding(NO_SIZE, _where(annotations, row, fault.annotation_id), what))
         else:
-            what += f", the picture {annotations.widths[row]} and {annotations.heights[row]}"
+            what += f", the image {annotations.widths[row]} and {annotations.heights[row]}"
             findings.append(Finding(PAST_EDGE, _where(annotations, row, fault.annotation_id), what))
     unused = sorted(
         {category.id for category in annotations.categories}

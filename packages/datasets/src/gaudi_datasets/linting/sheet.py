@@ -1,4 +1,4 @@
-"""The report as a picture: class balance, histograms of the boxes, and samples with what is annotated on them."""
+"""The report as an image: class balance, histograms of the boxes, and samples with what is annotated on them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from gaudi_datasets.detection.coco import CocoAnnotations
 from gaudi_datasets.detection.examples import DetectionExample
-from gaudi_datasets.drawing import Picture
 from gaudi_datasets.errors import DataError, MissingExtraError
 from gaudi_datasets.image_files import check_image
 from gaudi_datasets.linting.report import LintReport
@@ -48,11 +48,11 @@ class Histogram:
 
 
 def describe_boxes(annotations: CocoAnnotations) -> list[Histogram]:
-    """Histograms of the boxes that are whole and no crowds: size, shape, and how many a picture has."""
+    """Histograms of the boxes that are whole and no crowds: size, shape, and how many an image has."""
     objects = ~annotations.is_crowd
     width, height = annotations.boxes_xywh[objects, 2:].T
-    in_picture = np.bincount(image_rows(annotations)[objects], minlength=len(annotations.image_ids)).astype(float)
-    most = max(10, int(in_picture.max(initial=0)) + 1)
+    in_image = np.bincount(image_rows(annotations)[objects], minlength=len(annotations.image_ids)).astype(float)
+    most = max(10, int(in_image.max(initial=0)) + 1)
     step = -(-most // 30)
     sides, ratios = (
         (4, 16, 32, 96, 256, 1024),
@@ -70,8 +70,8 @@ def describe_boxes(annotations: CocoAnnotations) -> list[Histogram]:
         ),
         Histogram("shape of the boxes: width to height", width / height, np.geomspace(1 / 16, 16, 41), ratios),
         Histogram(
-            "boxes in a picture",
-            in_picture,
+            "boxes in an image",
+            in_image,
             np.arange(0, most + step, step) - 0.5,
             {float(tick): f"{tick:g}" for tick in np.unique(np.linspace(0, most, 6).astype(int))},
             logarithmic=False,
@@ -79,30 +79,32 @@ def describe_boxes(annotations: CocoAnnotations) -> list[Histogram]:
     ]
 
 
-def describe_pictures(sizes_hw: npt.NDArray[np.int32]) -> list[Histogram]:
-    """Histograms of the pictures that can be decoded: size and shape."""
+def describe_images(sizes_hw: npt.NDArray[np.int32]) -> list[Histogram]:
+    """Histograms of the images that can be decoded: size and shape."""
     height, width = sizes_hw[sizes_hw.all(axis=1)].astype(float).T
     sides = (32, 128, 224, 512, 1024, 4096)
     ratios = {0.25: "1:4", 0.5: "1:2", 0.75: "3:4", 1.0: "1:1", 4 / 3: "4:3", 2.0: "2:1", 4.0: "4:1"}
     return [
         Histogram(
-            "shorter side of the pictures, pixels",
+            "shorter side of the images, pixels",
             np.minimum(height, width),
             np.geomspace(16, 8192, 41),
             {side: str(side) for side in sides},
         ),
-        Histogram("shape of the pictures: width to height", width / height, np.geomspace(1 / 6, 6, 41), ratios),
+        Histogram("shape of the images: width to height", width / height, np.geomspace(1 / 6, 6, 41), ratios),
     ]
 
 
-def write_sheet(path: Path, report: LintReport, histograms: Sequence[Histogram], samples: Sequence[Picture]) -> None:
+def write_sheet(
+    path: Path, report: LintReport, histograms: Sequence[Histogram], samples: Sequence[Image.Image]
+) -> None:
     """Write the sheet as PNG, PDF or SVG, by the ending of the path; it is there as a whole or not at all.
 
     Args:
         path: the file.
         report: what the head of the sheet and the bars of the classes are about.
-        histograms: see `describe_boxes` and `describe_pictures`.
-        samples: some pictures of the data set with their annotations drawn.
+        histograms: see `describe_boxes` and `describe_images`.
+        samples: some images of the data set with their annotations drawn.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -134,7 +136,7 @@ def write_sheet(path: Path, report: LintReport, histograms: Sequence[Histogram],
     _save(figure, path)
 
 
-def draw_samples(source: Source) -> list[Picture]:
+def draw_samples(source: Source) -> list[Image.Image]:
     """Draw up to twelve images that together show as many classes as may be; the same for the same data.
 
     They are chosen among some that lie evenly in the data; those that cannot be read are passed over.
@@ -197,7 +199,7 @@ def _draw_bars(axes: Axes, bars: Sequence[tuple[str, int]], kind: str) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.15, y=0.01)
     axes.set_xticks([])
-    _finish(axes, "boxes of each class" if kind == "detection" else "pictures of each class")
+    _finish(axes, "boxes of each class" if kind == "detection" else "images of each class")
 
 
 def _draw_histogram(axes: Axes, histogram: Histogram) -> None:
