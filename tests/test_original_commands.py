@@ -29,7 +29,7 @@ from gaudi_apps.cli.config_file import parse_config
 from gaudi_apps.cli.flag_rules import list_flags
 from gaudi_datasets.classification.sources import open_split
 from gaudi_datasets.cli import parse_arguments
-from gaudi_datasets.fetching.pretrained_weights import WEIGHTS
+from gaudi_datasets.fetching.weights_table import WEIGHTS
 from gaudi_distributed.launch.choices import choose_cluster, choose_preset
 from gaudi_distributed.launch.cli import launch
 from gaudi_distributed.launch.flags import parse_flags as parse_launch

@@ -192,7 +192,7 @@ class FormerFlag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it took no value."""
+        """Return True for a flag that took no value."""
         return self.default in (ON, OFF)
 
 

@@ -31,7 +31,7 @@ class CacheDecision:
     allowed: int
 
     def describe(self) -> str:
-        """The decision in one line."""
+        """Return the decision in one line."""
         needed, allowed = self.needed / _GIB, self.allowed / _GIB
         how = "kept in memory" if self.keeps else "read anew in each epoch"
         return f"encoded images are {how}: they take {needed:.2f} GiB, and {allowed:.2f} GiB may be taken"
@@ -49,14 +49,14 @@ def decide_cache(num_bytes: int, *, processes: int = 1) -> CacheDecision:
 
 
 def measure_free_memory() -> int:
-    """Bytes that may still be taken: of the machine, and of the control groups that this process is in."""
+    """Measure the bytes that may still be taken, of the machine and of the control groups of this process."""
     return min([int(psutil.virtual_memory().available), *read_group_limits()])
 
 
 def read_group_limits(
     mounted: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> Iterator[int]:
-    """What each of the control groups leaves, in bytes, for those that have a limit (Linux, cgroups 1 and 2).
+    """Yield the bytes that each control group with a limit leaves (Linux, cgroups 1 and 2).
 
     Args:
         mounted: where the kernel shows them.

@@ -50,7 +50,7 @@ class _MakeScenes:
             raise ValueError("--train and --val must be at least 1, --image_size at least 100 100, --seed at least 0")
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from gaudi_datasets.detection.scenes import make_scenes
 
         make_scenes(self.output_dir, train=self.train, val=self.val, seed=self.seed, image_size=self.image_size)
@@ -87,7 +87,7 @@ class _MakeStaticBatches:
             raise ValueError(f"--flip_probability is {self.flip_probability}; it must be in 0..1")
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from gaudi_datasets.detection.sources import RecordSource
         from gaudi_datasets.detection.static_batches import write_static_batches
         from gaudi_datasets.sampling import InputOptions
@@ -123,7 +123,7 @@ class _Score:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from gaudi_datasets.detection.scoring import score_detections
 
         scores = score_detections(self.ground_truth, self.detections)

@@ -93,7 +93,7 @@ class Record:
     fields: Mapping[str, Any]
 
     def integer(self, name: str, *, low: int = 0, high: int = INT64_MAX, default: int | None = None) -> int:
-        """An integer in low..high; true and false are none."""
+        """Take an integer in low..high; true and false are none."""
         value = self._take(name, default)
         if type(value) is not int or not low <= value <= high:
             bound = f"of at least {low}" if high == INT64_MAX else f"in {low}..{high}"
@@ -101,21 +101,21 @@ class Record:
         return value
 
     def number(self, name: str, *, default: float | None = None) -> float:
-        """A finite number."""
+        """Take a finite number."""
         value = self._take(name, default)
         if not is_finite_number(value):
             raise RecordError(f"{name} is {shorten(value)}; it must be a finite number", field=name)
         return float(value)
 
     def text(self, name: str, *, default: str | None = None) -> str:
-        """A text that is not empty (unless that is the default)."""
+        """Take a text that is not empty (unless that is the default)."""
         value = self._take(name, default)
         if not isinstance(value, str) or not (value or value == default):
             raise RecordError(f"{name} is {shorten(value)}; it must be a text that is not empty", field=name)
         return value
 
     def box_xywh(self, name: str) -> tuple[float, float, float, float]:
-        """Four finite numbers: left, top, width, height, in pixels."""
+        """Take four finite numbers: left, top, width, height, in pixels."""
         value = self._take(name, None)
         if not isinstance(value, list | tuple) or len(value) != 4 or not all(map(is_finite_number, value)):
             raise RecordError(
@@ -167,7 +167,7 @@ class Faults:
 
 
 def is_finite_number(value: object) -> bool:
-    """True for an int or a float (not a bool) that float64 can hold and that is finite."""
+    """Return True for an int or a float (not a bool) that float64 can hold and that is finite."""
     if type(value) not in (int, float):
         return False
     try:
@@ -177,7 +177,7 @@ def is_finite_number(value: object) -> bool:
 
 
 def shorten(value: object) -> str:
-    """The value as JSON shows it, on one line and cut when it is long."""
+    """Return the value as JSON shows it, on one line and cut when it is long."""
     text = json.dumps(value, default=str)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 

@@ -67,7 +67,7 @@ def draw_boxes(
 
 
 def add_caption(image: Image.Image, title: str, detail: str = "") -> Image.Image:
-    """The image with a bar above it that holds a title and, fainter, a detail; what has no room is cut."""
+    """Add a bar above the image with a title and, fainter, a detail; text without room is cut."""
     unit = max(1.0, max(image.size) / SMALLEST_SIDE)
     font, margin = _font(14 * unit), round(_MARGIN * unit)
     ascent, descent = font.getmetrics()
@@ -83,7 +83,7 @@ def add_caption(image: Image.Image, title: str, detail: str = "") -> Image.Image
 
 
 def join_images(images: Sequence[Image.Image]) -> Image.Image:
-    """Images side by side, brought to the height of the highest."""
+    """Put images side by side, resized to the height of the highest."""
     height = max(one.height for one in images)
     scaled = [one.resize((max(1, round(one.width * height / one.height)), height)) for one in images]
     result = Image.new("RGB", (sum(one.width + _MARGIN for one in scaled) - _MARGIN, height), PAPER)
@@ -95,7 +95,7 @@ def join_images(images: Sequence[Image.Image]) -> Image.Image:
 
 
 def fit_image(image: Image.Image, low: int = SMALLEST_SIDE, high: int = LARGEST_SIDE) -> Image.Image:
-    """A copy whose longer side is at least `low` and at most `high` pixels."""
+    """Copy an image, resized so that its longer side has at least `low` and at most `high` pixels."""
     longer = max(image.size)
     side = min(max(longer, low), high)
     if side == longer:
@@ -105,14 +105,14 @@ def fit_image(image: Image.Image, low: int = SMALLEST_SIDE, high: int = LARGEST_
 
 
 def class_colour(label: int) -> Colour:
-    """An RGB colour for a label; neighbours are far apart on the colour circle, for any number of classes."""
+    """Return an RGB colour for a label; neighbours are far apart on the colour circle, for any number of classes."""
     golden_ratio = 0.618033988749895
     red, green, blue = colorsys.hsv_to_rgb(label * golden_ratio % 1.0, 0.85, 0.95)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def to_drawable(name: str, label: int) -> str:
-    """The name without accents; `#label` where Pillow's own font, which knows Latin only, has no letter of it."""
+    """Return the name without accents, or `#label` where Pillow's font, which is Latin only, lacks its letters."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().strip()
     return plain or (f"#{label}" if label else "")
 
@@ -154,7 +154,7 @@ def _place_plate(
     text: str,
     taken: Sequence[Plate],
 ) -> Plate:
-    """Above, inside or below the box, left or right: the first free place, else the first within the image."""
+    """Choose the first free place above, inside or below the box, left or right, else the first within the image."""
     width, height = size
     top, left, bottom, right = (int(corner) for corner in corners)
     ascent, descent = font.getmetrics()
@@ -174,7 +174,7 @@ def _overlap(first: Plate, second: Plate) -> bool:
 
 
 def _draw_tag(pen: ImageDraw.ImageDraw, plate: Plate, font: ImageFont.FreeTypeFont, text: str, colour: Colour) -> None:
-    """Text on a plate of the class's colour, black or white as can be read on it."""
+    """Draw text on a plate of the class's colour, in black or white for contrast."""
     left, top, right, bottom = plate
     pen.rectangle((left, top, right - 1, bottom - 1), fill=colour)
     is_light = float(np.dot(colour, (0.299, 0.587, 0.114))) > 140

@@ -17,7 +17,8 @@ class GaudiError(Exception):
         message: says what is wrong, with the value and the rule; names neither `path` nor `record` nor `remedy`.
         flag: the flag that is wrong, as it is written: `--seed`.
         path: the file, folder or address that is wrong.
-        record: the record, line or member in that file, as people find it: `record 3`, `line 7`.
+        record: the record, line or member in that file, as people find it: `record 3`, `line 7`. Without `path` it
+            names the file, too.
         field: the name of the field in that record.
         remedy: tells what to do about it, in the imperative.
 
@@ -33,14 +34,14 @@ class GaudiError(Exception):
         *,
         flag: str | None = None,
         path: str | os.PathLike[str] | None = None,
-        record: str | None = None,
+        record: object = None,
         field: str | None = None,
         remedy: str | None = None,
     ) -> None:
         super().__init__(message)
         self.flag = flag
         self.path = None if path is None else os.fspath(path)
-        self.record = record
+        self.record = None if record is None else str(record)
         self.field = field
         self.remedy = remedy
 

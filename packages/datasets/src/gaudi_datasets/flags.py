@@ -100,7 +100,7 @@ def parse_flags(
 
 
 def _condense(box: str) -> str:
-    """The one line that matters of tyro's box: a title, then parts divided by rules, the first saying what is wrong."""
+    """Return the one line that matters of tyro's box: a title, then parts divided by rules."""
     rows = [_COLOUR.sub("", row).strip("│|╭╮╰╯ \t") for row in box.splitlines()]
     parts: list[list[str]] = [[]]
     for row in rows[1:]:

@@ -59,13 +59,13 @@ def read_image(path: Path, *, decode: bool = True) -> EncodedImage:
 
 
 def check_image(encoded: bytes, place: object, *, decode: bool = True) -> EncodedImage:
-    """See that an image is whole and of a kind that TensorFlow decodes to RGB.
+    """Check that an image is whole and of a kind that TensorFlow decodes to RGB.
 
     A JPEG in CMYK (or YCCK) is encoded anew in RGB, with quality 95.
 
     Args:
         encoded: the bytes of the file.
-        place: what messages call it.
+        place: its path, or the name of its record in messages.
         decode: decode it whole; else that is done only where its structure leaves a doubt.
 
     Raises:
@@ -81,18 +81,21 @@ def check_image(encoded: bytes, place: object, *, decode: bool = True) -> Encode
                 image.load()
                 kind, mode, (width, height) = image.format, image.mode, image.size
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
-        raise DataError(
-            f"cannot be decoded ({_describe(error)}, {len(encoded)} bytes)",
-            record=place,
-            remedy="fetch it again or leave it out",
-        ) from None
+        fault = f"cannot be decoded ({_describe(error)}, {len(encoded)} bytes)"
+        raise _refuse(place, fault, "fetch it again or leave it out") from None
     if kind not in _FORMATS:
-        raise DataError(f"is a {kind} image", record=place, remedy="convert it to JPEG or PNG")
+        raise _refuse(place, f"is a {kind} image", "convert it to JPEG or PNG")
     if kind == "PNG" or mode in ("L", "RGB"):
         return EncodedImage(encoded, _FORMATS[kind], height, width)
     if mode != "CMYK":
-        raise DataError(f"is a {mode} JPEG", record=place, remedy="convert it to RGB")
+        raise _refuse(place, f"is a {mode} JPEG", "convert it to RGB")
     return EncodedImage(to_rgb_jpeg(encoded), "jpeg", height, width, CMYK_FIX)
+
+
+def _refuse(place: object, fault: str, remedy: str) -> DataError:
+    if isinstance(place, Path):
+        return DataError(fault, path=place, remedy=remedy)
+    return DataError(fault, record=place, remedy=remedy)
 
 
 def to_rgb_jpeg(encoded: bytes) -> bytes:
@@ -104,7 +107,7 @@ def to_rgb_jpeg(encoded: bytes) -> bytes:
 
 
 def stat_image(path: Path) -> os.stat_result:
-    """Size and times of an image file; raises MissingInputError when it is not there."""
+    """Return size and times of an image file; raises MissingInputError when it is not there."""
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -112,7 +115,7 @@ def stat_image(path: Path) -> os.stat_result:
 
 
 def _glance(encoded: bytes) -> EncodedImage | None:
-    """What the structure says, without decoding; None for all but a whole, usual JPEG or PNG."""
+    """Judge an image by its structure, without decoding; None for all but a whole, usual JPEG or PNG."""
     if encoded.startswith(_JPEG_START):
         format_name, size = "jpeg", _walk_jpeg(encoded)
     elif encoded.startswith(_PNG_START):
@@ -125,7 +128,7 @@ def _glance(encoded: bytes) -> EncodedImage | None:
 
 
 def _walk_jpeg(encoded: bytes) -> tuple[int, int] | None:
-    """Height and width of a JPEG of one or three components that ends where a JPEG ends (ITU T.81, annex B).
+    """Read height and width of a JPEG of one or three components that ends where a JPEG ends (ITU T.81, annex B).
 
     Data that is cut off does not end so: within a scan 0xff is followed by 0 or a restart marker only.
     """
@@ -148,7 +151,7 @@ def _walk_jpeg(encoded: bytes) -> tuple[int, int] | None:
 
 
 def _walk_png(encoded: bytes) -> tuple[int, int] | None:
-    """Height and width of a PNG whose chunks all have the checksum that they tell, the last being the end."""
+    """Read height and width of a PNG whose chunks all match their checksums, the last being the end."""
     view, position, has_pixels = memoryview(encoded), len(_PNG_START), False
     height = width = 0
     while position + 12 <= len(view):

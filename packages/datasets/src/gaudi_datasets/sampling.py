@@ -65,7 +65,7 @@ class SampleOrder:
         return image_generator(self._options.seed, epoch, PADDING_ID).permutation(self.num_images)
 
     def at_step(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Image indices and their epochs, int64 [batch_size] each, of this rank in a step counted from 0."""
+        """Return image indices and their epochs, int64 [batch_size] each, of this rank in a step counted from 0."""
         batch = self._options.batch_size
         first = (step * self._options.size + self._options.rank) * batch
         epochs, positions = np.divmod(np.arange(first, first + batch), self.num_images)
@@ -74,7 +74,7 @@ class SampleOrder:
 
 
 def shard_indices(num_images: int, options: InputOptions) -> npt.NDArray[np.int64]:
-    """The positions that this rank evaluates: int64 [steps * batch_size], whole batches dealt to the ranks in turn.
+    """Return the positions that this rank evaluates: int64 [steps * batch_size], whole batches dealt in turn.
 
     All ranks get as many steps; each position below num_images is dealt to one of them, and greater ones stand for
     padding. They rise, so that padding comes last.
@@ -87,12 +87,12 @@ def shard_indices(num_images: int, options: InputOptions) -> npt.NDArray[np.int6
 
 
 def synthetic_image_ids(options: InputOptions) -> npt.NDArray[np.int64]:
-    """The ids of the random images of this rank, int64 [batch_size]: its part of one global batch."""
+    """Return the ids of the random images of this rank, int64 [batch_size]: its part of one global batch."""
     return np.arange(options.batch_size, dtype=np.int64) + options.rank * options.batch_size
 
 
 def image_generator(seed: int, epoch: int, image_id: int) -> np.random.Generator:
-    """A generator whose draws depend on the three numbers only: Philox counts from (image id) under key (seed, epoch).
+    """Return a generator that depends on the three numbers only: Philox counts from (image id) under key (seed, epoch).
 
     Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """

@@ -35,7 +35,7 @@ def choose_images(source: Source, count: int, seed: int) -> list[int]:
 
 
 def find_images(image_ids: Sequence[int], known: Sequence[int], name: str) -> list[int]:
-    """The indices of the images with these ids.
+    """Find the indices of the images with these ids.
 
     Args:
         image_ids: that are looked for.
@@ -115,7 +115,7 @@ def draw_example(example: Example, class_names: Sequence[str]) -> Image.Image:
 
 
 def class_names_of(source: Any) -> Sequence[str]:
-    """The names of a source's classes, in the order of their labels."""
+    """Return the names of a source's classes, in the order of their labels."""
     categories = getattr(source, "categories", None)
     return source.class_names if categories is None else [category.name for category in categories]
 
@@ -137,7 +137,7 @@ class _Chosen:
 
 
 def _augment(source: Source, indices: Sequence[int], seed: int) -> dict[int, list[Image.Image]]:
-    """What training gets of images in the first epochs, by image id. A batch of all of them is an epoch."""
+    """Return the training images of the first epochs, by image id. A batch of all of them is an epoch."""
     from gaudi_datasets.tf_input import read_batches
 
     options = InputOptions(len(indices), seed=seed, threads=len(os.sched_getaffinity(0)))
@@ -156,7 +156,7 @@ View = Callable[[dict[str, npt.NDArray[Any]]], Image.Image]
 
 
 def _detector_views(source: Any, options: InputOptions) -> tuple[Any, View]:
-    """Training batches of the detector, and how a row of them is drawn, with the boxes that its targets stand for."""
+    """Return training batches of the detector, and a function that draws a row with the boxes of its targets."""
     from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB
     from gaudi_datasets.detection.pipeline import train_dataset
     from gaudi_ops import decode_boxes
@@ -173,7 +173,7 @@ def _detector_views(source: Any, options: InputOptions) -> tuple[Any, View]:
 
 
 def _classifier_views(source: Any, options: InputOptions) -> tuple[Any, View]:
-    """Training batches of the classifier, and how a row of them is drawn."""
+    """Return training batches of the classifier, and a function that draws a row."""
     from dataclasses import replace
 
     from gaudi_datasets.classification.pipeline import MEAN_RGB, train_dataset
@@ -183,7 +183,7 @@ def _classifier_views(source: Any, options: InputOptions) -> tuple[Any, View]:
 
 
 def _first_of_each(boxes_yxyx: npt.NDArray[np.float32], labels: npt.NDArray[np.int32]) -> Iterator[int]:
-    """The rows of boxes that differ: several default boxes are matched with each box."""
+    """Yield the rows of boxes that differ: several default boxes are matched with each box."""
     seen: list[int] = []
     for row, (box, label) in enumerate(zip(boxes_yxyx, labels, strict=True)):
         if not any(labels[other] == label and np.abs(boxes_yxyx[other] - box).max() < _SAME_BOX for other in seen):

@@ -108,7 +108,7 @@ def find_record_file(folder: Path) -> str:
 
 
 def _list_visible(folder: Path) -> tuple[list[str], list[str]]:
-    """Sorted names of the files and of the folders in a folder, hidden ones left out."""
+    """List the sorted names of the files and of the folders in a folder, without hidden ones."""
     with os.scandir(folder) as entries:
         visible = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
     return [name for name, is_folder in visible if not is_folder], [name for name, is_folder in visible if is_folder]

@@ -22,7 +22,7 @@ _JPEG = b"\xff\xd8\xff"
 def read_batches(
     dataset: Any, source: DetectionSource | ClassificationSource | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The batches of a pipeline, its faults as exceptions of ours.
+    """Yield the batches of a pipeline, with its faults as our exceptions.
 
     Args:
         dataset: the pipeline.
@@ -41,12 +41,12 @@ def read_batches(
 
 
 def _first_line(error: tf.errors.OpError) -> str:
-    """Of its message, without the names of nodes."""
+    """Return the first line of its message, without the names of nodes."""
     return re.sub(r"\{\{.*?\}\} ?", "", error.message.splitlines()[0])
 
 
 def _find_undecodable(source: DetectionSource | ClassificationSource) -> str:
-    """Which image it was. The decoder does not tell, so all are tried: it is done once, and the run ends anyway."""
+    """Find the image that cannot be decoded. The decoder does not tell, so all are tried; the run ends anyway."""
     for index in range(len(source)):
         example = source.read(index)
         try:
@@ -59,7 +59,7 @@ def _find_undecodable(source: DetectionSource | ClassificationSource) -> str:
 def call_python(
     function: Callable[..., Any], inputs: list[Any], types: list[Any], shapes: list[list[int | None]]
 ) -> Any:
-    """A Python function inside tf.data, with the shapes that TensorFlow can't see.
+    """Call a Python function inside tf.data, with the shapes that TensorFlow cannot see.
 
     It is declared stateless, which it is: else deterministic runs would call it one image at a time.
     """
@@ -70,7 +70,7 @@ def call_python(
 
 
 def decode_image(encoded: Any) -> Any:
-    """Pixels uint8 [height, width, 3] of a JPEG or PNG, inside tf.data."""
+    """Decode a JPEG or PNG inside tf.data to pixels uint8 [height, width, 3]."""
     image = tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: tf.io.decode_jpeg(encoded, channels=3),
@@ -80,7 +80,7 @@ def decode_image(encoded: Any) -> Any:
 
 
 def decode_window(encoded: bytes, window: npt.NDArray[np.int32], place: str) -> npt.NDArray[np.uint8]:
-    """Pixels uint8 [height, width, 3] of a window (y0, x0, height, width) of a JPEG or PNG, outside tf.data.
+    """Decode a window (y0, x0, height, width) of a JPEG or PNG, outside tf.data, to uint8 [height, width, 3].
 
     Args:
         encoded: the file's bytes.
@@ -102,7 +102,7 @@ def decode_window(encoded: bytes, window: npt.NDArray[np.int32], place: str) -> 
 
 
 def evaluation_batches(load: Callable[[Any], dict[str, Any]], num_images: int, options: InputOptions) -> Any:
-    """Every image once, in order, in batches of equal shape; as many batches on every rank.
+    """Make batches of every image once, in order, of equal shape, and equally many on every rank.
 
     Args:
         load: from an index, int64 [], to the tensors of that image; "image_ids" is one of them.
@@ -125,7 +125,7 @@ def evaluation_batches(load: Callable[[Any], dict[str, Any]], num_images: int, o
 
 
 def threading_options(options: InputOptions) -> Any:
-    """The tf.data.Options of a pipeline: as many threads as configured, elements in order."""
+    """Return the tf.data.Options of a pipeline: as many threads as configured, elements in order."""
     result = tf.data.Options()
     result.threading.private_threadpool_size = options.threads
     # Images are worked on side by side; to split one's operations over threads too would only cost.

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_datasets import cli
-from gaudi_datasets.fetching.pretrained_weights import BACKBONE, BACKBONE_URL, WEIGHTS, Weights, WeightsFile
+from gaudi_datasets.fetching.weights_table import BACKBONE, BACKBONE_URL, WEIGHTS, Weights, WeightsFile
 
 
 def run(*argv: object) -> int:

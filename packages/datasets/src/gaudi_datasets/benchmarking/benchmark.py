@@ -87,7 +87,7 @@ class Benchmark:
 
     @property
     def total_milliseconds(self) -> float:
-        """Of all stages of an image."""
+        """Return the milliseconds of all stages of an image."""
         return sum(self.stages.values())
 
 

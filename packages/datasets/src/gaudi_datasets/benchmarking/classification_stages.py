@@ -68,7 +68,7 @@ def measure_classification(
 
 
 def make_prefixes(options: InputOptions) -> Prefixes:
-    """Functions from what `draw_crops` gives of an image to what is made of it up to a stage; the last makes all."""
+    """Make a function for each stage, which does the work on the crop of an image up to that stage."""
 
     def decode(encoded: Any, window: Any, decoding: Any, _: Any) -> Any:
         return decode_crop(encoded, window, decoding)
@@ -90,7 +90,7 @@ def open_batches(source: ClassificationSource, options: InputOptions) -> Iterato
 def _measure_prefixes(
     rows: tuple[Any, ...], options: InputOptions, *, seconds: float, clocks: Clocks
 ) -> dict[str, float]:
-    """Milliseconds of processors for an image up to each stage; all of them take turns until the time is over."""
+    """Measure milliseconds of processors for an image up to each stage; stages take turns until the end."""
     runs = {name: _compile(rows, function, options) for name, function in make_prefixes(options).items()}
     spent, begin, rounds = dict.fromkeys(runs, 0.0), clocks.wall(), 0
     while not rounds or clocks.wall() - begin < seconds:
@@ -103,7 +103,7 @@ def _measure_prefixes(
 
 
 def _compile(rows: tuple[Any, ...], function: Callable[..., Any], options: InputOptions) -> Callable[[], Any]:
-    """What runs a function over all rows within TensorFlow on one thread; it ran once already."""
+    """Return a function that works on all rows within TensorFlow on one thread; it is called once here."""
     one = InputOptions(options.batch_size, image_size=options.image_size, threads=1)
     dataset = tf.data.Dataset.from_tensor_slices(rows).map(function).with_options(threading_options(one))
     run = tf.function(lambda: dataset.reduce(np.int64(0), lambda count, _: count + 1)).get_concrete_function()

@@ -39,15 +39,15 @@ class EncodedExample(Protocol):
 
     @property
     def encoded(self) -> bytes:
-        """The image file."""
+        """Return the image file."""
 
     @property
     def height(self) -> int:
-        """In pixels."""
+        """Return the height in pixels."""
 
     @property
     def width(self) -> int:
-        """In pixels."""
+        """Return the width in pixels."""
 
 
 class FileSource(Protocol):
@@ -55,16 +55,16 @@ class FileSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Return the name of the data set."""
 
     def __len__(self) -> int:
-        """The number of images."""
+        """Return the number of images."""
 
     def read(self, index: int) -> EncodedExample:
         """Read one image."""
 
     def path(self, index: int) -> Path:
-        """The file that it is read from."""
+        """Return the file that it is read from."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class Rate:
 
     @property
     def images_per_second(self) -> float:
-        """Images in a second."""
+        """Return images per second."""
         return self.images / self.seconds
 
     @property
     def megabytes_per_second(self) -> float:
-        """Encoded megabytes (10 ** 6 bytes) in a second."""
+        """Return encoded megabytes (10 ** 6 bytes) per second."""
         return self.bytes / self.seconds / 1e6
 
     @property
@@ -101,7 +101,7 @@ class Rate:
         return 1e3 * self.processor_seconds / self.images
 
     def as_json(self) -> dict[str, float]:
-        """The rate as values that JSON takes."""
+        """Return the rate as values that JSON takes."""
         return {
             "threads": self.threads,
             "images": self.images,
@@ -134,7 +134,7 @@ class StageClock:
         self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - begin
 
     def milliseconds(self) -> dict[str, float]:
-        """Milliseconds of processors for an image by stage, in the order of `STAGES`."""
+        """Return milliseconds of processors for an image by stage, in the order of `STAGES`."""
         return {name: 1e3 * self.seconds[name] / self.images for name in STAGES if name in self.seconds}
 
 

@@ -17,7 +17,7 @@ _CONTENT = {"detection": "images with boxes", "classification": "images with cla
 
 
 def as_json(benchmark: Benchmark, verdict: Verdict) -> dict[str, Any]:
-    """The benchmark as values that JSON takes; milliseconds are of processors, for an image."""
+    """Return the benchmark as values that JSON takes; milliseconds are of processors, for an image."""
     smaller = benchmark.smaller
     height, width = benchmark.median_hw
     return {

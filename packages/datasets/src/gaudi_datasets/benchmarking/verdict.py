@@ -104,7 +104,7 @@ def _change_storage(benchmark: Benchmark) -> tuple[Change, ...]:
 
 
 def _change_work(benchmark: Benchmark) -> tuple[Change, ...]:
-    """What makes the work on an image less."""
+    """List the changes that reduce the work on an image."""
     changes = []
     smaller = benchmark.smaller
     if smaller is not None and smaller.milliseconds[1] < _WORTH * smaller.milliseconds[0]:

@@ -72,7 +72,7 @@ def draw_augmentation(
 def _place_crops(
     sizes: npt.NDArray[np.int32], uniform: npt.NDArray[np.float64], crop_range: CropRange
 ) -> npt.NDArray[np.int32]:
-    """The first allowed crop of each image, or the whole image: int32 [n, 4].
+    """Return the first allowed crop of each image, or the whole image: int32 [n, 4].
 
     Args:
         sizes: [n, 2], height and width.
@@ -121,7 +121,7 @@ class ColorRange:
     gray_probability: float = 0.0
 
     def __bool__(self) -> bool:
-        """Whether anything is changed."""
+        """Return True if anything is changed."""
         return self.strength > 0 or self.gray_probability > 0
 
 

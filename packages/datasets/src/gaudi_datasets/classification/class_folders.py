@@ -44,7 +44,7 @@ class FolderSource(ListedSource):
 
 
 def list_folders(root: Path, class_names: Sequence[str] | None = None) -> FileList:
-    """The files in the folders of a folder, their names with the folder's; see `FolderSource`."""
+    """List the files in the folders of a folder, named with their folder; see `FolderSource`."""
     faults = _Faults(root)
     folders = sorted(faults.folders(root))
     label_of_class = {name: label for label, name in enumerate(class_names or folders)}
@@ -86,7 +86,7 @@ def list_flat(root: Path) -> list[tuple[str, int, int]]:
 
 
 def check_folder(path: Path, content: str) -> Path:
-    """The path of a folder, of which messages say what it must hold.
+    """Return the path of a folder; an error says what it must hold.
 
     Raises:
         MissingInputError: there is no such folder.
@@ -118,7 +118,7 @@ class _Faults:
             raise DataError(self._first + more, path=self._root)
 
     def folders(self, path: Path) -> Iterator[str]:
-        """The names of the folders in a folder, which should hold nothing else."""
+        """Yield the names of the folders in a folder, which should hold nothing else."""
         for name, entry in self._entries(path):
             if entry.is_dir():
                 yield entry.name
@@ -136,7 +136,7 @@ class _Faults:
                 self.add(name, f"is {kind}; only images may be here: move it away")
 
     def _entries(self, path: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """The visible entries of a folder in the order of their names, and their names below the root."""
+        """Yield the visible entries of a folder in the order of their names, with their names below the root."""
         with os.scandir(path) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
         for entry in found:

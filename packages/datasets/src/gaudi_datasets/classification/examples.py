@@ -29,25 +29,25 @@ class ClassificationSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What the data set is called in messages and reports."""
+        """Return the name of the data set in messages and reports."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes; label l is class_names[l]."""
+        """Return the classes; label l is class_names[l]."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 that is equal for equal data, wherever it is stored."""
+        """Return SHA-256 that is equal for equal data, wherever it is stored."""
 
     @property
     def num_bytes(self) -> int:
-        """About how much memory all encoded images take."""
+        """Return about how many bytes all encoded images take."""
 
     def __len__(self) -> int:
-        """The number of images."""
+        """Return the number of images."""
 
     def read(self, index: int) -> ClassificationExample:
-        """Image `index` of 0..len - 1; safe to call from several threads."""
+        """Read image `index` of 0..len - 1; safe to call from several threads."""
 
 
 def encode_example(example: ClassificationExample, *, image_format: str, class_name: str) -> bytes:

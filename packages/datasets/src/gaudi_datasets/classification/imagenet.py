@@ -33,7 +33,7 @@ _Found = list[tuple[str, str, int, int, int]]  # synset, file name, size, time o
 
 
 def open_imagenet(root: str | Path, split: Split) -> ListedSource:
-    """ImageNet's images of a split, in the original's order: sorted by synset and name, then shuffled with seed 0.
+    """Open ImageNet's images of a split, in the original's order: sorted by synset and name, then shuffled with seed 0.
 
     Labels go by the sorted synsets. JPEGs in CMYK and the PNG that is named JPEG are read as RGB JPEGs.
 
@@ -65,11 +65,11 @@ class _TarReader:
     offsets: npt.NDArray[np.int64]
 
     def place(self, files: FileList, row: int) -> str:
-        """The tar, and the file in it."""
+        """Return the path of the tar and the name of the file in it."""
         return f"{self.path}: {files.name(row)}"
 
     def locate(self, files: FileList, row: int) -> Path:
-        """The tar."""
+        """Return the path of the tar."""
         return self.path
 
     def read(self, files: FileList, row: int) -> bytes:
@@ -116,7 +116,7 @@ def _open_validation(root: Path) -> ListedSource:
 
 
 def open_validation_images(folder: Path, root: Path, synsets: Sequence[str] | None = None) -> ListedSource:
-    """ImageNet's validation images that lie in one folder without folders for their synsets.
+    """Open ImageNet's validation images that lie in one folder without folders for their synsets.
 
     Args:
         folder: of the images and nothing else.
@@ -152,7 +152,7 @@ def _make_source(
 
 
 def _list_synset_tars(tar: Path) -> list[Member]:
-    """The tars in the tar of the training images, each named by its synset."""
+    """List the tars in the tar of the training images, each named by its synset."""
     members = list_members(tar, _TAR_LIMITS)
     for member in members:
         if not member.name.endswith(".tar") or not SYNSET.fullmatch(member.name.removesuffix(".tar")):
@@ -201,7 +201,7 @@ def _check_validation_images(place: Path, names: Sequence[str]) -> None:
 
 
 def _find_synsets(root: Path, labels: Sequence[str], place: Path, wanted: Sequence[str] | None = None) -> Sequence[str]:
-    """Those wanted, or those of the training images where these are there too, or those of the labels."""
+    """Return the given synsets, or those of the training images if they are there too, or those of the labels."""
     if wanted is not None:
         known = wanted
     elif (root / _TRAIN_TAR).exists():
@@ -217,7 +217,7 @@ def _find_synsets(root: Path, labels: Sequence[str], place: Path, wanted: Sequen
 
 
 def _list_images(root: Path, split: Split) -> list[tuple[Path, Content]]:
-    """The folders of a split that hold images, and what they hold; there may be records beside them."""
+    """List the folders of a split that hold images, with what they hold; there may be records beside them."""
     folders = [root / name for name in name_folders(split) if (root / name).is_dir()]
     contents = [(folder, inspect_folder(folder)) for folder in folders]
     return [(folder, content) for folder, content in contents if content != "records"]

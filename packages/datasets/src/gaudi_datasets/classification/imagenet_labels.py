@@ -21,7 +21,7 @@ _GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 
 
 def read_validation_labels(root: Path, image_names: Sequence[str]) -> list[str]:
-    """The synset of each validation image.
+    """Read the synset of each validation image.
 
     Read from the first of these in `root` that is there: `synset_labels.txt`, a synset a line in the order of the
     sorted file names, as TensorFlow's scripts take it (also by its name in TensorFlow's repository,
@@ -50,7 +50,7 @@ def read_validation_labels(root: Path, image_names: Sequence[str]) -> list[str]:
 
 
 def read_image_list(path: Path) -> list[str]:
-    """The file names in a text file that has one a line.
+    """Read the file names in a text file with one a line.
 
     Raises:
         MissingInputError: there is no such file.
@@ -73,7 +73,9 @@ def _read_lines(path: Path, image_names: Sequence[str]) -> list[str]:
 
 
 def _read_solution(path: Path, image_names: Sequence[str]) -> list[str]:
-    """Rows of ImageId, PredictionString: the stem of a file's name; a synset and a box, once or several times."""
+    """Read rows of ImageId (the stem of a file's name) and PredictionString (a synset and a box, once or several
+    times).
+    """
     synsets: dict[str, str] = {}
     for row in csv.DictReader(_read_text(path).splitlines()):
         image, prediction = row.get("ImageId") or "", row.get("PredictionString") or ""
@@ -84,7 +86,7 @@ def _read_solution(path: Path, image_names: Sequence[str]) -> list[str]:
 
 
 def _read_devkit(path: Path, image_names: Sequence[str]) -> list[str]:
-    """Numbers of synsets, one a line, and a MATLAB file that tells which number is which synset."""
+    """Read numbers of synsets, one a line, and the MATLAB file that tells which number is which synset."""
     try:
         from scipy.io import loadmat
     except ImportError as error:

@@ -43,11 +43,11 @@ class FileList:
         return len(self.labels)
 
     def name(self, row: int) -> str:
-        """The file name of an image."""
+        """Return the file name of an image."""
         return bytes(self.names[row]).decode()
 
     def fingerprint(self) -> str:
-        """SHA-256 of classes, names, labels and sizes."""
+        """Return SHA-256 of classes, names, labels and sizes."""
         result = hashlib.sha256(json.dumps([self.class_names, len(self)]).encode())
         for name in self.names:  # not the array as it is: its width is that of the longest
             result.update(bytes(name) + b"\0")
@@ -59,13 +59,13 @@ class FileReader(Protocol):
     """Where the content of listed files comes from. It can be pickled, and is called by several threads."""
 
     def read(self, files: FileList, row: int) -> bytes:
-        """The content of a file; MissingInputError or DataError when there is none."""
+        """Read the content of a file; raise MissingInputError or DataError when there is none."""
 
     def place(self, files: FileList, row: int) -> str:
-        """What messages call a file."""
+        """Return the name of a file in messages."""
 
     def locate(self, files: FileList, row: int) -> Path:
-        """The file on the disk that holds it."""
+        """Return the path of the file on the disk that holds it."""
 
 
 class ListedSource:
@@ -87,19 +87,19 @@ class ListedSource:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Label l is class_names[l]."""
+        """Return the classes; label l is class_names[l]."""
         return self.files.class_names
 
     @property
     def num_bytes(self) -> int:
-        """Of all image files together."""
+        """Return the number of bytes of all image files together."""
         return int(self.files.sizes[self.rows].sum())
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def path(self, index: int) -> Path:
-        """The file that image `index` is read from; a tar for what is in one."""
+        """Return the path of the file that holds image `index`, which may be a tar."""
         return self.reader.locate(self.files, int(self.rows[index]))
 
     def read(self, index: int) -> ClassificationExample:
@@ -107,13 +107,13 @@ class ListedSource:
         return self.describe(index, self.read_image(index))
 
     def describe(self, index: int, image: EncodedImage) -> ClassificationExample:
-        """The example that image `index` makes."""
+        """Make the example of image `index`."""
         row = int(self.rows[index])
         label, name = int(self.files.labels[row]), self.files.name(row)
         return ClassificationExample(row, image.encoded, image.height, image.width, label, name)
 
     def read_image(self, index: int, *, decode: bool = False) -> EncodedImage:
-        """The image alone, with its format, and with what had to be done to it; raises as `read` does.
+        """Read the image alone, with its format and what was fixed in it; raises as `read` does.
 
         Args:
             index: of the image.
@@ -165,12 +165,12 @@ class FolderReader:
     folders: tuple[str, ...] = ()
 
     def locate(self, files: FileList, row: int) -> Path:
-        """Where a file is."""
+        """Return the path of the file on the disk that holds it."""
         folder = self.root / self.folders[files.labels[row]] if self.folders else self.root
         return folder / files.name(row)
 
     def place(self, files: FileList, row: int) -> str:
-        """The path of a file."""
+        """Return the name of a file in messages."""
         return str(self.locate(files, row))
 
     def read(self, files: FileList, row: int) -> bytes:

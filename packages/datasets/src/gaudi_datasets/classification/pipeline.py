@@ -49,7 +49,7 @@ def train_dataset(
     crop_range: CropRange = RESNET_CROPS,
     color_range: ColorRange = NO_COLORS,
 ) -> Any:
-    """Endless training batches of this rank, from a step on.
+    """Make the endless training batches of this rank, beginning at a step.
 
     Args:
         source: the images and their labels.
@@ -93,7 +93,7 @@ def train_dataset(
 
 
 def eval_dataset(source: ClassificationSource, options: InputOptions, *, num_images: int | None = None) -> Any:
-    """Every image of a source once, in its order, in batches of equal shape, as many on every rank.
+    """Make batches of every image of a source once, in its order, of equal shape, and equally many on every rank.
 
     The short side is resized to 8/7 of the network's image (256 for 224), and the centre is taken.
 
@@ -118,7 +118,7 @@ def eval_dataset(source: ClassificationSource, options: InputOptions, *, num_ima
 
 
 def synthetic_dataset(options: InputOptions, *, num_classes: int) -> Any:
-    """One random batch again and again, of the types and shapes of `train_dataset`: for measuring speed.
+    """Repeat one random batch of the types and shapes of `train_dataset`, to measure speed.
 
     Args:
         options: batch size, image size, dtype, seed, and the rank, each of which has its part of one global batch.
@@ -173,7 +173,7 @@ def prepare_pixels(pixels: Any, image_size: int = 224) -> Any:
 
 
 def resized_side(image_size: int) -> int:
-    """The short side in pixels that an image is resized to before its centre of `image_size` is cut out."""
+    """Return the short side in pixels that an image is resized to before its centre of `image_size` is cut out."""
     return round(image_size * _MARGIN)
 
 
@@ -214,7 +214,7 @@ def draw_crops(
 
 
 def _read_whole(source: ClassificationSource, options: InputOptions, index: int) -> tuple[Any, ...]:
-    """An example, as arrays in the order of `_WHOLE_SIGNATURE`."""
+    """Read an example as arrays in the order of `_WHOLE_SIGNATURE`."""
     examples = _Examples([source.read(int(index))])
     decodings = examples.choose_decodings(examples.sizes, resized_side(options.image_size), aligned=True)
     return examples.encoded[0], decodings[0], examples.labels[0], examples.image_ids[0]
@@ -233,7 +233,7 @@ class _Examples:
     def choose_decodings(
         self, sizes: npt.NDArray[np.int32], least: int, *, aligned: bool = False
     ) -> npt.NDArray[np.int32]:
-        """How to decode each: the number of the largest divisor that can be, or `_NO_JPEG`: int32 [n].
+        """Choose how to decode each image: the number of the largest divisor possible, or `_NO_JPEG`: int32 [n].
 
         Args:
             sizes: [n, 2], height and width of what is decoded.
@@ -261,7 +261,7 @@ def decode_crop(encoded: Any, window: Any, decoding: Any) -> Any:
 
 
 def _decode_whole(encoded: Any, decoding: Any) -> Any:
-    """All pixels of the reduced image, uint8 [height, width, 3]."""
+    """Decode all pixels of the reduced image: uint8 [height, width, 3]."""
     decode = functools.partial(tf.io.decode_jpeg, encoded, channels=3)
     decode_other = functools.partial(tf.io.decode_image, encoded, channels=3, expand_animations=False)
     pixels = tf.switch_case(decoding, [*(functools.partial(decode, ratio=each) for each in _DIVISORS), decode_other])
@@ -269,7 +269,7 @@ def _decode_whole(encoded: Any, decoding: Any) -> Any:
 
 
 def _resize_center(pixels: Any, image_size: int) -> Any:
-    """The centre after the short side was brought to `resized_side`, bilinear: float32 [..., side, side, 3]."""
+    """Resize the short side to `resized_side` and cut out the centre, bilinear: float32 [..., side, side, 3]."""
     size = tf.shape(pixels)[-3:-1]
     kept = tf.minimum(size, _LONGEST * tf.reduce_min(size))
     top, left = tf.unstack((size - kept) // 2)
@@ -304,5 +304,5 @@ def _finish(pixels: Any, options: InputOptions) -> Any:
 
 
 def _readers(options: InputOptions) -> int:
-    """Calls of Python at once: some wait for the disk while one computes."""
+    """Return the number of calls of Python at once: some wait for the disk while one computes."""
     return min(4, options.parallel_calls)

@@ -29,7 +29,7 @@ class ConversionReport:
     fixed: Mapping[str, int] = field(default_factory=dict)  # number of images by what was fixed
 
     def describe(self) -> str:
-        """The report in one line."""
+        """Return the report in one line."""
         fixes = ", ".join(f"{count} {fix}" for fix, count in self.fixed.items())
         return (
             f"{self.split}: {self.images} of {self.images_of} images of {self.classes} classes in {self.shards}"
@@ -95,7 +95,7 @@ def write_records(
 
 
 def _identify(source: ListedSource, decode: bool) -> str:
-    """Of the data, of when each file was changed, and of how it is read: what finished shards are good for."""
+    """Hash the data, its files' times of change, and how it is read: shards of an equal hash can be kept."""
     facts = f"{source.fingerprint} {source.only_jpeg} {decode}".encode()
     return hashlib.sha256(facts + source.files.times_ns[source.rows].astype("<i8").tobytes()).hexdigest()
 
@@ -111,7 +111,7 @@ class _Job:
         return len(self.source)
 
     def encode(self, index: int) -> tuple[bytes, str]:
-        """The record of an image, and what was fixed in it."""
+        """Encode the record of an image, and say what was fixed in it."""
         image = self.source.read_image(index, decode=self.decode)
         example = self.source.describe(index, image)
         name = self.source.class_names[example.label]

@@ -45,11 +45,11 @@ class RecordSource:
 
     @property
     def num_bytes(self) -> int:
-        """Of all records together."""
+        """Return the number of bytes of all records together."""
         return self._records.num_bytes
 
     def path(self, index: int) -> Path:
-        """The file that image `index` is read from."""
+        """Return the path of the file that holds image `index`."""
         return self._records.place(index).path
 
     def read(self, index: int) -> ClassificationExample:
@@ -62,7 +62,7 @@ class RecordSource:
         return decode_example(content, len(self.class_names), place, image_id=index)
 
     def _find_classes(self) -> tuple[str, ...]:
-        """As the manifest tells; without one the labels 1 to 1000 of ImageNet, by their numbers."""
+        """Return the classes of the manifest; without one the labels 1 to 1000 of ImageNet, by their numbers."""
         if self._records.manifest is None:
             return tuple(str(number) for number in range(1, _IMAGENET_CLASSES + 1))
         names = self._records.manifest.get("classes")

@@ -66,7 +66,7 @@ class Bench:
             raise ValueError("--data_type bf16: needs --loader tensorflow")
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         source, kind = self._open()
         if kind == "classification" and self.loader != "tensorflow":
             raise _wrong_loader(source.name)

@@ -59,7 +59,7 @@ class ConvertCoco:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         self.records.write(*self.data.read())
 
 
@@ -73,7 +73,7 @@ class ConvertVoc:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         self.records.write(*self.data.read())
 
 
@@ -87,7 +87,7 @@ class ConvertYolo:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         self.records.write(*self.data.read())
 
 
@@ -105,7 +105,7 @@ class Convert:
     )
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         self.command.run()
 
 
@@ -126,7 +126,7 @@ class ConvertFolders:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from gaudi_datasets.classification.class_folders import FolderSource
 
         source = FolderSource(self.data.folder, class_names=self.class_names or None)
@@ -153,7 +153,7 @@ class ConvertImagenet:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from gaudi_datasets.classification.imagenet import SHARDS, open_imagenet
 
         # Both are looked through first, because to write one takes hours.
@@ -186,7 +186,7 @@ class ConvertMiniImagenet:
             raise ValueError("--images_per_class and lists of images do not go together; give one of the two")
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from gaudi_datasets.classification.imagenet import open_imagenet
         from gaudi_datasets.classification.imagenet_labels import read_image_list
 

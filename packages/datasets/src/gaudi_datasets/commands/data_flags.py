@@ -28,7 +28,7 @@ class CocoFlags:
     """folder of the images"""
 
     def read(self) -> tuple[CocoAnnotations, Path]:
-        """The annotations, and the folder that their file names are relative to."""
+        """Read the annotations; return them with the folder that their file names are relative to."""
         from gaudi_datasets.detection.coco import read_coco
 
         return read_coco(self.annotations), self.images
@@ -46,7 +46,7 @@ class VocFlags:
     """classes in the order of their ids; none: all in the folder, sorted"""
 
     def read(self) -> tuple[CocoAnnotations, Path]:
-        """The annotations, and the folder that their file names are relative to."""
+        """Read the annotations; return them with the folder that their file names are relative to."""
         from gaudi_datasets.detection.coco import parse_coco
         from gaudi_datasets.detection.voc import IMAGE_FOLDER, read_voc
 
@@ -64,7 +64,7 @@ class YoloFlags:
     """which of the YAML file's folders"""
 
     def read(self) -> tuple[CocoAnnotations, Path]:
-        """The annotations, and the folder that their file names are relative to."""
+        """Read the annotations; return them with the folder that their file names are relative to."""
         from gaudi_datasets.detection.coco import parse_coco
         from gaudi_datasets.detection.yolo import read_yolo
 
@@ -90,7 +90,7 @@ class RecordsFlags:
     """their split: the first part of the file names, such as train or val"""
 
     def open(self) -> DetectionRecords | ClassificationRecords:
-        """The records, of whichever kind they are."""
+        """Open the records, of either kind."""
         from gaudi_datasets.classification.sources import RecordSource as ClassificationRecords
         from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
         from gaudi_datasets.records.record_sets import find_kind
@@ -121,7 +121,7 @@ class ShardFlags:
 
 
 def progress_line(unit: str = "images") -> Callable[[int, int], None] | None:
-    """What shows how many of how many are done, on one line of standard error; None when that is no terminal."""
+    """Return a function that shows progress on one line of standard error; None when that is no terminal."""
     if not sys.stderr.isatty():
         return None
 

@@ -8,18 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from gaudi_datasets.commands.data_flags import Switch
-from gaudi_datasets.fetching.coco2017 import COCO_ARCHIVES, COCO_URL
-from gaudi_datasets.fetching.pretrained_weights import WEIGHTS, WeightsFile
+from gaudi_datasets.fetching.weights_table import WEIGHTS, WeightsFile
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class FetchCoco:
             raise ValueError("--splits names none; give train, val or both")
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from gaudi_datasets.fetching.coco2017 import COCO_URL, CocoFetcher, CocoPart
 
         with show_fetching() as display:
@@ -70,7 +68,7 @@ class FetchFiles:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from gaudi_datasets.fetching.file_lists import fetch_list
 
         with show_fetching() as display:
@@ -91,15 +89,13 @@ class FetchWeights:
     """show the traceback of an error"""
 
     def __post_init__(self) -> None:
-        from gaudi_datasets.fetching.pretrained_weights import WEIGHTS
-
         unknown = [name for name in self.names if name not in WEIGHTS]
         if unknown or not self.names:
             what = f"{unknown[0]!r} is unknown" if unknown else "no name is given"
             raise ValueError(f"{what}; there are {', '.join(WEIGHTS)}")
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from gaudi_datasets.fetching.pretrained_weights import WeightsFetcher
 
         with show_fetching() as display:
@@ -118,7 +114,7 @@ class FetchList:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         catalogue = list_catalogue()
         if self.json:
             print(json.dumps(catalogue, indent=2))
@@ -138,7 +134,7 @@ class Fetch:
     )
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         self.command.run()
 
 
@@ -150,6 +146,8 @@ def list_catalogue() -> list[dict[str, Any]]:
 
     Each file has `url`, `bytes` (None where no size was published), and the checksums that were published.
     """
+    from gaudi_datasets.fetching.coco2017 import COCO_ARCHIVES, COCO_URL
+
     archives = [
         {"url": f"{COCO_URL}/{archive.path}", "bytes": archive.size, "sha256": archive.sha256}
         for archive in COCO_ARCHIVES.values()
@@ -176,6 +174,11 @@ def list_catalogue() -> list[dict[str, Any]]:
 
 def print_catalogue(catalogue: Sequence[dict[str, Any]], console: Console | None = None) -> None:
     """Print what `list_catalogue` gives: what to type, the size, and below what it is for how it is verified."""
+    from rich.console import Console
+    from rich.filesize import decimal
+    from rich.table import Table
+    from rich.text import Text
+
     console = console or Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(_PROGRAM, no_wrap=True, style="cyan")
@@ -210,6 +213,8 @@ class FetchDisplay:
 
     def transferred(self, name: str, done: int, total: int | None) -> None:
         """Move the bar of a file."""
+        from rich.filesize import decimal
+
         self._move(name, done, total, decimal(done) if total is None else f"{decimal(done)} of {decimal(total)}")
 
     def counted(self, name: str, done: int, total: int) -> None:
@@ -237,7 +242,10 @@ class FetchDisplay:
 
 @contextmanager
 def show_fetching() -> Iterator[FetchDisplay]:
-    """A display that is live while the block runs."""
+    """Display progress while the block runs."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield FetchDisplay(None)

@@ -113,7 +113,7 @@ class _LintCoco:
             raise ValueError("--val_images needs --val_annotations")
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         other = None
         if self.val_annotations is not None:
             other = CocoFlags(self.val_annotations, self.val_images or self.data.images)
@@ -132,7 +132,7 @@ class _LintVoc:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         other = replace(self.data, image_sets=self.val_image_sets) if self.val_image_sets else None
         name = f"{self.data.voc_dir} ({' '.join(self.data.image_sets)})"
         self.report.show_annotated(name, self.data, other)
@@ -150,7 +150,7 @@ class _LintYolo:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         other = replace(self.data, image_set=self.val_image_set) if self.val_image_set else None
         self.report.show_annotated(f"{self.data.data} ({self.data.image_set})", self.data, other)
 
@@ -167,7 +167,7 @@ class _LintFolders:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from gaudi_datasets.classification.class_folders import FolderSource
         from gaudi_datasets.linting.lint import ListedFiles, lint_classification
         from gaudi_datasets.linting.sheet import describe_images
@@ -200,7 +200,7 @@ class _LintRecords:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from gaudi_datasets.linting.lint import RecordImages
 
         others = None
@@ -250,5 +250,5 @@ class Lint:
     )
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         self.command.run()

@@ -67,7 +67,7 @@ class _ShowCoco:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         self.images.show_annotated(self.data)
 
 
@@ -81,7 +81,7 @@ class _ShowVoc:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         self.images.show_annotated(self.data)
 
 
@@ -95,7 +95,7 @@ class _ShowYolo:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         self.images.show_annotated(self.data)
 
 
@@ -109,7 +109,7 @@ class _ShowFolders:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from gaudi_datasets.classification.class_folders import FolderSource
 
         source = FolderSource(self.data.folder)
@@ -126,7 +126,7 @@ class _ShowRecords:
     """show the traceback of an error"""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         source = self.data.open()
         self.images.show(source, lambda: [source.read(index).image_id for index in range(len(source))])
 
@@ -144,5 +144,5 @@ class Show:
     )
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         self.command.run()

@@ -101,14 +101,14 @@ def draw_crop(boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generato
 
 
 def _attainable_iou(boxes_yxyx: npt.NDArray[np.float32]) -> float:
-    """An overlap that no window exceeds with all boxes: windows have sides of at least 0.3, small objects have not."""
+    """Return an IoU that no window exceeds with all boxes: windows have sides of at least 0.3."""
     sizes = boxes_yxyx[:, 2:] - boxes_yxyx[:, :2]
     best = (sizes / np.maximum(sizes, MIN_SIDE)).prod(axis=1).min()
     return float(best) + 1e-4  # windows are rounded
 
 
 def _propose_windows(generator: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Windows [50, 4] with sides in 0.3..1 anywhere in the image."""
+    """Draw windows [50, 4] with sides in 0.3..1 anywhere in the image."""
     draws = generator.random((4, PROPOSALS_PER_PASS), dtype=np.float32)
     height, width = MIN_SIDE + (1 - MIN_SIDE) * draws[:2]
     top, left = draws[2] * (1 - height), draws[3] * (1 - width)
@@ -128,7 +128,7 @@ def _are_valid(
 def _centers_inside(
     windows_yxyx: npt.NDArray[np.float32], boxes_yxyx: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.bool_]:
-    """Whether the centre of each box [n, 4] lies inside each window [m, 4]: bool [m, n]."""
+    """Tell for the centre of each box [n, 4] whether it lies inside each window [m, 4]: bool [m, n]."""
     centers = 0.5 * (boxes_yxyx[:, :2] + boxes_yxyx[:, 2:])
     after = centers > windows_yxyx[:, None, :2]
     before = centers < windows_yxyx[:, None, 2:]
@@ -139,7 +139,7 @@ def _centers_inside(
 def crop_boxes(
     boxes_yxyx: npt.NDArray[np.float32], window_yxyx: npt.NDArray[np.float32]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Boxes as seen in a window: kept when their centre is inside, clipped, as fractions of the window.
+    """Clip boxes to a window, as fractions of it, and keep those whose centre is inside.
 
     Args:
         boxes_yxyx: float32 [n, 4], fractions of the image.
@@ -155,7 +155,7 @@ def crop_boxes(
 
 
 def flip_boxes(boxes_yxyx: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Boxes [n, 4], fractions of the image, after mirroring left to right."""
+    """Mirror boxes [n, 4], fractions of the image, left to right."""
     mirrored = boxes_yxyx[:, [0, 3, 2, 1]]
     mirrored[:, 1::2] = 1 - mirrored[:, 1::2]
     return mirrored
@@ -204,7 +204,7 @@ def color_image(resized: npt.NDArray[np.uint8], draws: Draws) -> Floats:
 
 
 def _jitter_colors(image: Floats, other: Floats, draws: Draws) -> None:
-    """Brightness, contrast, saturation and hue, in this order and in place: from 0..255 to 0..1 and somewhat beyond.
+    """Change brightness, contrast, saturation and hue, in this order and in place: from 0..255 to about 0..1.
 
     Args:
         image: float32 [side, side, 3], RGB.
@@ -229,7 +229,7 @@ def _map_channels(image: Floats, factors: npt.NDArray[Any], summands: npt.NDArra
 
 
 def _scratch(name: str, shape: tuple[int, ...]) -> Floats:
-    """An array of this thread, to be written over: a new megabyte costs more than what is done in it."""
+    """Return an array of this thread to write over: a new megabyte costs more than the work on it."""
     array: Floats | None = getattr(_threads, name, None)
     if array is None or array.shape != shape:
         array = np.empty(shape, np.float32)

@@ -43,7 +43,7 @@ def train_batches(
     layout: Layout = "NCHW",
     scale_brightness: bool = False,
 ) -> Generator[Batch, None, None]:
-    """Endless training batches of this rank, from a step on: those of `train_dataset` in `pipeline`.
+    """Make the endless training batches of this rank, beginning at a step: those of `train_dataset` in `pipeline`.
 
     Draws, crops and targets are the same numbers. So are pixels, to 2e-3 after normalisation, but for JPEGs: TensorFlow
     decodes those faster and less exactly by default, which makes a difference of about 1.3/255 on average.
@@ -89,7 +89,7 @@ def train_batches(
 def eval_batches(
     source: DetectionSource, options: InputOptions, *, num_images: int | None = None, layout: Layout = "NCHW"
 ) -> Generator[Batch, None, None]:
-    """Every image of a source once, in its order, in batches of equal shape, as many on every rank.
+    """Make batches of every image of a source once, in its order, of equal shape, and equally many on every rank.
 
     Args:
         source: the images.
@@ -127,7 +127,7 @@ def eval_batches(
 def synthetic_batches(
     options: InputOptions, *, num_classes: int, spec: DefaultBoxSpec = SSD300, layout: Layout = "NCHW"
 ) -> Generator[Batch, None, None]:
-    """One random batch again and again, of the types and shapes of `train_batches`: for measuring speed.
+    """Repeat one random batch of the types and shapes of `train_batches`, to measure speed.
 
     Args:
         options: batch size, image size, seed, and the rank, each of which has its part of one global batch.
@@ -160,7 +160,7 @@ def prepare_image(encoded: bytes, place: object, image_size: int = SSD300.image_
 
 
 def prepare_pixels(pixels: npt.NDArray[np.uint8], image_size: int = SSD300.image_size) -> npt.NDArray[np.float32]:
-    """The same of an image that is decoded already, uint8 [height, width, 3], RGB."""
+    """Prepare an image that is decoded already, uint8 [height, width, 3], RGB, as `prepare_image` does."""
     size = (image_size, image_size)
     resized = cv2.resize(pixels.astype(np.float32), size, interpolation=cv2.INTER_LINEAR)
     image: npt.NDArray[np.float32] = (resized / np.float32(255) - MEAN_RGB) * (1 / STDDEV_RGB)
@@ -173,7 +173,7 @@ def _make_batches(
     shapes: dict[str, tuple[tuple[int, ...], Any]],
     options: InputOptions,
 ) -> Generator[Batch, None, None]:
-    """The batches of steps in order, each with an image in a row; `load(*item, batch, row)` fills it."""
+    """Yield the batches of steps in order, each with an image in a row; `load(*item, batch, row)` fills it."""
     if options.dtype != "float32":
         raise ValueError(f"dtype is {options.dtype!r}; batches in NumPy are of 'float32', cast them on the device")
     with contextlib.ExitStack() as stack:
@@ -235,7 +235,7 @@ def _decode_pixels(encoded: bytes, place: object) -> npt.NDArray[np.uint8]:
 
 
 def name_place(source: DetectionSource, index: int, example: DetectionExample) -> str:
-    """What messages call an image of a source."""
+    """Return the name of an image of a source in messages."""
     return f"{source.name}: record {index} (image {example.image_id}, {example.file_name})"
 
 

@@ -84,7 +84,7 @@ class _Annotation:
     is_crowd: bool
 
     def broken_rule(self, image: _Image) -> str | None:
-        """The rule that keeps the box out of records, if there is one."""
+        """Return the rule that keeps the box out of records, if any."""
         x, y, width, height = self.box_xywh
         if width <= image.width * _SMALLEST_SHARE or height <= image.height * _SMALLEST_SHARE:
             return NO_SIZE
@@ -108,7 +108,7 @@ def read_coco(path: str | Path) -> CocoAnnotations:
 
 
 def parse_coco(document: object, path: Path) -> CocoAnnotations:
-    """The same for a COCO document in memory; `path` is what the messages call it."""
+    """Parse a COCO document in memory as `read_coco` does; `path` is its name in messages."""
     lists = _lists_of(document, path)
     faults, parser = Faults(path), _Parser()
     categories = list(faults.parse("categories", lists["categories"], parser.category))
@@ -129,18 +129,18 @@ class _Parser:
         self._annotation_ids: set[int] = set()
 
     def category(self, record: Record) -> Category:
-        """A record of `categories`."""
+        """Parse a record of `categories`."""
         number = _take_id(record, self._category_ids)
         return Category(number, record.text("name"), record.text("supercategory", default=""))
 
     def image(self, record: Record) -> _Image:
-        """A record of `images`."""
+        """Parse a record of `images`."""
         number = _take_id(record, self._image_ids)
         height, width = (record.integer(name, low=1, high=_MAX_SIDE) for name in ("height", "width"))
         return _Image(number, _inner_name(record.text("file_name")), height, width)
 
     def annotation(self, record: Record) -> _Annotation:
-        """A record of `annotations`."""
+        """Parse a record of `annotations`."""
         number = _take_id(record, self._annotation_ids)
         image_id, category_id = record.integer("image_id"), record.integer("category_id")
         if image_id not in self._image_ids:

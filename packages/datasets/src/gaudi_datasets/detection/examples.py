@@ -41,7 +41,9 @@ def encode_example(
     category_ids: Sequence[int],
     category_names: Sequence[str],
 ) -> bytes:
-    """Serialize an example as a `tf.train.Example`; its label l has category_ids[l - 1] and category_names[l - 1]."""
+    """Serialize an example as a `tf.train.Example`; its label l has category_ids[l - 1] and category_names[l -
+    1].
+    """
     rows = (example.labels - 1).tolist()
     features: dict[str, tuple[Kind, Sequence[Any]]] = {
         "image/height": ("int64", [example.height]),
@@ -97,7 +99,7 @@ def decode_example(content: bytes, label_of_category: Mapping[int, int], place: 
 
 
 def _image_size(features: ExampleFeatures, encoded: bytes, place: object) -> tuple[int, int]:
-    """Height and width in pixels."""
+    """Return height and width in pixels."""
     names = ("image/height", "image/width")
     if not any(name in features for name in names):
         image = check_image(encoded, place, decode=False)
@@ -107,7 +109,7 @@ def _image_size(features: ExampleFeatures, encoded: bytes, place: object) -> tup
 
 
 def _image_id(features: ExampleFeatures) -> int:
-    """The image's id, which is stored as text."""
+    """Return the image's id, which is stored as text."""
     text = features.one("bytes", "image/source_id")
     try:
         return int(text)

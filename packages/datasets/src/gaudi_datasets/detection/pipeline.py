@@ -20,7 +20,7 @@ from gaudi_ops import SSD300, DefaultBoxSpec
 def train_dataset(
     source: DetectionSource, options: InputOptions, *, first_step: int = 0, spec: DefaultBoxSpec = SSD300
 ) -> Any:
-    """Endless training batches of this rank, from a step on.
+    """Make the endless training batches of this rank, beginning at a step.
 
     Args:
         source: the images and their boxes.
@@ -56,7 +56,7 @@ def train_dataset(
 
 
 def eval_dataset(source: DetectionSource, options: InputOptions, *, num_images: int | None = None) -> Any:
-    """Every image of a source once, in its order, in batches of equal shape.
+    """Make batches of every image of a source once, in its order, of equal shape.
 
     Args:
         source: the images.
@@ -80,7 +80,7 @@ def eval_dataset(source: DetectionSource, options: InputOptions, *, num_images: 
 
 
 def synthetic_dataset(options: InputOptions, *, num_classes: int, spec: DefaultBoxSpec = SSD300) -> Any:
-    """One random batch again and again, of the types and shapes of `train_dataset`: for measuring speed.
+    """Repeat one random batch of the types and shapes of `train_dataset`, to measure speed.
 
     Args:
         options: batch size, image size, dtype, seed, and the rank, each of which has its part of one global batch.
@@ -125,7 +125,7 @@ def _load_sample(
     index: int,
     epoch: int,
 ) -> tuple[Any, ...]:
-    """The image, the three targets and the id of an image in an epoch.
+    """Load the image, the three targets and the id of an image in an epoch.
 
     All of it is one call of Python, for what goes from Python to TensorFlow or back is copied. It takes no lock: while
     it waited for one, a garbage collection could stop an iterator, and wait for this call.
@@ -143,6 +143,6 @@ def _read_whole(source: DetectionSource, index: int) -> tuple[Any, ...]:
 
 
 def _resize(image: Any, side: int) -> Any:
-    """Bilinear to a square: float32 [..., side, side, 3] in 0..255."""
+    """Resize bilinearly to a square: float32 [..., side, side, 3] in 0..255."""
     resized = tf.image.resize(image, [side, side])
     return tf.ensure_shape(resized, [*resized.shape[:-3], side, side, 3])

@@ -36,7 +36,7 @@ class ConversionReport:
     shards: int
 
     def describe(self) -> str:
-        """The report in one line."""
+        """Return the report in one line."""
         return (
             f"{self.split}: kept {self.images_kept} of {self.images_total} images and {self.boxes_kept} of"
             f" {self.boxes_total} boxes in {self.shards} shard{'s' * (self.shards != 1)}"
@@ -126,7 +126,7 @@ class _DetectionJob:
         return len(self._source)
 
     def encode(self, index: int) -> tuple[bytes, str]:
-        """The record of an image, and what was fixed in it."""
+        """Encode the record of an image, and say what was fixed in it."""
         image = self._source.read_image(index)
         example = self._source.join(index, image)
         content = encode_example(example, image_format=image.format, category_ids=self._ids, category_names=self._names)

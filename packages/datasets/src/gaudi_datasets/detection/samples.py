@@ -96,7 +96,7 @@ def encode_crop_targets(
 
 
 def make_synthetic_batch(options: InputOptions, num_classes: int, spec: DefaultBoxSpec) -> dict[str, npt.NDArray[Any]]:
-    """A random batch of this rank: its part of one global batch.
+    """Make a random batch of this rank: its part of one global batch.
 
     Args:
         options: batch size, image size, seed and rank.
@@ -128,7 +128,7 @@ def make_synthetic_batch(options: InputOptions, num_classes: int, spec: DefaultB
 def _pixel_window(
     window_yxyx: npt.NDArray[np.float32], example: DetectionExample
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """A window on whole pixels: (y0, x0, height, width) in pixels, and its corners as fractions of the image."""
+    """Return a window on whole pixels: (y0, x0, height, width) in pixels, and its corners as fractions of the image."""
     height, width = example.height, example.width
     y0, x0, y1, x1 = window_yxyx.tolist()
     (top, bottom), (left, right) = _pixel_span(y0, y1, height), _pixel_span(x0, x1, width)
@@ -137,6 +137,6 @@ def _pixel_window(
 
 
 def _pixel_span(low: float, high: float, size: int) -> tuple[int, int]:
-    """First pixel, and the one after the last, of an interval given as fractions of the size."""
+    """Return the first pixel, and the one after the last, of an interval given as fractions of the size."""
     start = min(int(low * size), size - 1)
     return start, min(max(round(high * size), start + 1), size)

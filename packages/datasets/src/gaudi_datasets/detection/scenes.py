@@ -198,7 +198,7 @@ def _free_corner(
 
 
 def _overlap(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> float:
-    """Intersection over the smaller area of two boxes y0 x0 y1 x1."""
+    """Return the intersection over the smaller area of two boxes y0 x0 y1 x1."""
     sides = np.clip(np.minimum(first[2:], second[2:]) - np.maximum(first[:2], second[:2]), 0, None)
     return float(sides.prod() / min((box[2:] - box[:2]).prod() for box in (first, second)))
 
@@ -209,7 +209,7 @@ def _tight_box_xywh(ink: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
 
 
 def _ink_colour(random: np.random.Generator, background: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """A colour whose grey value is far from that of the background."""
+    """Draw a colour whose grey value is far from that of the background."""
     grey = float(background.mean())
     while True:
         colour = random.uniform(0, 255, 3)
@@ -218,7 +218,7 @@ def _ink_colour(random: np.random.Generator, background: npt.NDArray[np.float32]
 
 
 def _background(random: np.random.Generator, image_size: tuple[int, int]) -> Pixels:
-    """A colour that is dark or light, varied by one of the textures."""
+    """Draw a colour that is dark or light, varied by one of the textures."""
     base = random.uniform(20, 90, 3) if random.random() < 0.5 else random.uniform(165, 235, 3)
     texture = _TEXTURES[int(random.integers(len(_TEXTURES)))](random, image_size)
     tint = random.uniform(10, 35, 3)

@@ -58,7 +58,7 @@ class CocoScores:
     note: str = ""
 
     def describe(self) -> str:
-        """A table for people, one figure or class a line."""
+        """Return a table for people, one figure or class a line."""
         rows = [(name, _figure(value)) for name, value in self.figures.items()]
         rows += [(f"AP   {one.name}", _figure(one.ap)) for one in self.classes if one.ap is not None]
         width = max(len(name) for name, _ in rows)
@@ -67,7 +67,7 @@ class CocoScores:
         return "\n".join(lines + [self.note] * bool(self.note))
 
     def as_json(self) -> dict[str, Any]:
-        """The same as values that JSON takes."""
+        """Return the same as JSON values."""
         return asdict(self)
 
 
@@ -127,7 +127,7 @@ def score_detections(
 
 
 def _load_truth(ground_truth: Mapping[str, Any] | str | Path) -> dict[str, Any]:
-    """The document, without faults; also boxes that the record format does not take are in it."""
+    """Load the annotation document and check it; boxes that records do not take are kept in it."""
     is_path = isinstance(ground_truth, str | Path)
     path = Path(ground_truth) if is_path else _NAMELESS  # type: ignore[arg-type]
     document: Any = load_json(path) if is_path else ground_truth
@@ -136,7 +136,7 @@ def _load_truth(ground_truth: Mapping[str, Any] | str | Path) -> dict[str, Any]:
 
 
 def _load_detections(detections: Sequence[Mapping[str, Any]] | str | Path, truth: Mapping[str, Any]) -> _Detections:
-    """All of them, with ids where rows are asked for."""
+    """Load all detections, with ids of images and classes."""
     is_path = isinstance(detections, str | Path)
     path = Path(detections) if is_path else _NAMELESS  # type: ignore[arg-type]
     records: Any = load_json(path) if is_path else detections
@@ -154,7 +154,7 @@ def _load_detections(detections: Sequence[Mapping[str, Any]] | str | Path, truth
 
 
 def _take_columns(records: Sequence[Any], known: Mapping[str, set[int]]) -> _Detections | None:
-    """The fields of all records; None where one has a fault."""
+    """Take the fields of all records; None where one has a fault."""
     try:
         image_ids = [one["image_id"] for one in records]
         category_ids = [one["category_id"] for one in records]

@@ -27,25 +27,25 @@ class DetectionSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What the data set is called in messages and reports."""
+        """Return the name of the data set in messages and reports."""
 
     @property
     def categories(self) -> tuple[Category, ...]:
-        """The classes in id order; label l is categories[l - 1]."""
+        """Return the classes in id order; label l is categories[l - 1]."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 that is equal for equal data, wherever it is stored."""
+        """Return SHA-256 that is equal for equal data, wherever it is stored."""
 
     @property
     def num_bytes(self) -> int:
-        """About how much memory all encoded images take."""
+        """Return the number of bytes of all encoded images."""
 
     def __len__(self) -> int:
-        """The number of images."""
+        """Return the number of images."""
 
     def read(self, index: int) -> DetectionExample:
-        """Image `index` of 0..len - 1 with its boxes; safe to call from several threads."""
+        """Read image `index` of 0..len - 1 with its boxes; safe to call from several threads."""
 
 
 class RecordSource:
@@ -74,11 +74,11 @@ class RecordSource:
 
     @property
     def num_bytes(self) -> int:
-        """Of all records together."""
+        """Return the number of bytes of all encoded images."""
         return self._records.num_bytes
 
     def path(self, index: int) -> Path:
-        """The file that image `index` is read from."""
+        """Return the path of the file that holds image `index`."""
         return self._records.place(index).path
 
     def read(self, index: int) -> DetectionExample:
@@ -142,7 +142,7 @@ class CocoSource:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the annotations of the images, and of the sizes of their files.
+        """Return SHA-256 of the annotations of the images, and of the sizes of their files.
 
         Raises:
             MissingInputError: a file is not there.
@@ -151,19 +151,19 @@ class CocoSource:
 
     @functools.cached_property
     def num_bytes(self) -> int:
-        """Of all image files together; raises MissingInputError when one is not there."""
+        """Return the number of bytes of all encoded images."""
         return sum(stat_image(self._image_dir / name).st_size for name in self._file_names)
 
     def path(self, index: int) -> Path:
-        """The file of image `index`."""
+        """Return the path of the file that holds image `index`."""
         return self._image_dir / self._file_names[index]
 
     def hash_state(self) -> str:
-        """The same with the times when the files were changed last."""
+        """Hash the annotations and the files' sizes and times of change."""
         return self._hash("st_size", "st_mtime_ns")
 
     def _hash(self, *of_file: str) -> str:
-        """SHA-256 of the annotations, and of some fields of what the system tells of each file."""
+        """Hash the annotations and some fields of what the system tells of each file."""
         digest = hashlib.sha256()
         of_images = (self._image_ids, self._heights, self._widths, self._box_splits)
         for values in (*of_images, self._boxes_yxyx, self._labels, self._is_crowd, self._areas):
@@ -198,7 +198,7 @@ class CocoSource:
         return image
 
     def join(self, index: int, image: EncodedImage) -> DetectionExample:
-        """The example of an image that `read_image` gave."""
+        """Make the example of an image that `read_image` returned."""
         boxes = slice(self._box_splits[index], self._box_splits[index + 1])
         return DetectionExample(
             image_id=int(self._image_ids[index]),
@@ -214,7 +214,7 @@ class CocoSource:
 
 
 def ground_truth(source: DetectionSource) -> dict[str, list[dict[str, Any]]]:
-    """The source's boxes as a COCO annotation document, to score detections against.
+    """Make a COCO annotation document of the source's boxes, to score detections against.
 
     Boxes are left, top, width, height in pixels; annotation ids count from 1.
     """
@@ -245,7 +245,7 @@ def ground_truth(source: DetectionSource) -> dict[str, list[dict[str, Any]]]:
 
 
 def _kept_rows(annotations: CocoAnnotations, keep_empty: bool) -> npt.NDArray[np.int64]:
-    """The images that are kept, in the order of the annotations."""
+    """Return the images that are kept, in the order of the annotations."""
     images = len(annotations.image_ids)
     if keep_empty:
         return np.arange(images)
@@ -254,7 +254,7 @@ def _kept_rows(annotations: CocoAnnotations, keep_empty: bool) -> npt.NDArray[np
 
 
 def _relative_corners(annotations: CocoAnnotations) -> npt.NDArray[np.float32]:
-    """Top, left, bottom, right of each box in 0..1, float32 [boxes, 4]."""
+    """Return top, left, bottom, right of each box in 0..1: float32 [boxes, 4]."""
     counts = np.diff(annotations.box_splits)
     height, width = (np.repeat(sides, counts) for sides in (annotations.heights, annotations.widths))
     x, y, box_width, box_height = annotations.boxes_xywh.T

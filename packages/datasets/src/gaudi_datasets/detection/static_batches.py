@@ -46,7 +46,7 @@ class StaticReport:
     kept: int
 
     def describe(self) -> str:
-        """The report in one line."""
+        """Return the report in one line."""
         kept = f", {self.kept} of them there already" if self.kept else ""
         return f"{self.folder}: {self.steps} batch{'es' * (self.steps != 1)}{kept}"
 
@@ -171,7 +171,7 @@ def open_static_batches(data_dir: str | Path, options: InputOptions, *, spec: De
 def static_dataset(
     batches: StaticBatches, options: InputOptions, *, first_step: int = 0, spec: DefaultBoxSpec = SSD300
 ) -> Any:
-    """Endless batches from disk, again from the first one after the last one.
+    """Read batches from disk endlessly, from the first one again after the last one.
 
     Args:
         batches: from `open_static_batches` with the same options.
@@ -214,7 +214,7 @@ def _manifest_name(options: InputOptions) -> str:
 
 
 def _shape_facts(options: InputOptions, spec: DefaultBoxSpec) -> dict[str, int]:
-    """What reading has to agree with."""
+    """Return the settings that reading has to agree with."""
     return {
         "batch_size": options.batch_size,
         "rank": options.rank,
@@ -225,7 +225,7 @@ def _shape_facts(options: InputOptions, spec: DefaultBoxSpec) -> dict[str, int]:
 
 
 def _facts(source: DetectionSource, options: InputOptions, spec: DefaultBoxSpec) -> dict[str, Any]:
-    """What all batches of a rank depend on, as the manifest begins."""
+    """Return all that the batches of a rank depend on, as the manifest begins."""
     drawn = {name: value for name, value in asdict(options).items() if name not in _WITHOUT_EFFECT}
     return {
         "format": MANIFEST_FORMAT,
@@ -240,7 +240,7 @@ def _facts(source: DetectionSource, options: InputOptions, spec: DefaultBoxSpec)
 
 
 def _identify_run(manifest: Mapping[str, Any], options: InputOptions, steps: int) -> str:
-    """SHA-256 of what the batches of all ranks together depend on."""
+    """Hash all that the batches of all ranks together depend on."""
     of_rank = (*_shape_facts(options, SSD300), "files")
     facts = {name: value for name, value in manifest.items() if name not in of_rank}
     facts |= {"global_batch": options.batch_size * options.size, "image_size": options.image_size, "steps": steps}
@@ -260,12 +260,12 @@ def _require_sizes(options: InputOptions, steps: int, spec: DefaultBoxSpec) -> N
 
 
 def _identify(facts: Mapping[str, Any], step: int) -> str:
-    """SHA-256 of all that the batch of a step depends on."""
+    """Hash all that the batch of a step depends on."""
     return hashlib.sha256(json.dumps({**facts, "step": step}).encode()).hexdigest()
 
 
 def _is_there(path: Path, identity: str, overwrite: bool) -> bool:
-    """Whether a batch need not be written."""
+    """Return True if a batch need not be written."""
     if not path.exists():
         return False
     try:
@@ -284,7 +284,7 @@ def _is_there(path: Path, identity: str, overwrite: bool) -> bool:
 def _make_batches(
     source: DetectionSource, options: InputOptions, steps: list[int], spec: DefaultBoxSpec
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The batches of some steps, rising; each run of consecutive ones is one pass of the pipeline."""
+    """Yield the batches of some steps, rising; consecutive ones are one pass of the pipeline."""
     options = replace(options, dtype="float32")
     for _, run in itertools.groupby(enumerate(steps), lambda pair: pair[1] - pair[0]):
         run_steps = [step for _, step in run]
@@ -293,7 +293,7 @@ def _make_batches(
 
 
 def _head(identity: str) -> bytes:
-    """How the content of a batch begins: an Example of its identity alone.
+    """Encode the beginning of a batch's content: an Example of its identity alone.
 
     A concatenation of messages is their merger, so what follows adds features, and the identity is seen without
     parsing the tensors.
@@ -314,7 +314,7 @@ def _write_batch(path: Path, batch: Mapping[str, Any], identity: str) -> None:
 
 
 def _read_content(path: Path) -> bytes:
-    """The one record of a file, its checksum verified; whatever is wrong is a DataError."""
+    """Read the one record of a file and verify its checksum; any fault is a DataError."""
     try:
         places = index_records(path)
         if len(places) != 1:

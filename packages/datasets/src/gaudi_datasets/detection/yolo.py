@@ -86,7 +86,7 @@ def _class_names(document: dict[str, Any], path: Path) -> list[str]:
 
 
 def _find_images(document: dict[str, Any], data: Path, image_set: str) -> list[Path]:
-    """The images of a set, sorted, each once."""
+    """List the images of a set, sorted, each once."""
     places = document.get(image_set)
     places = [places] if isinstance(places, str) else places
     if not isinstance(places, list) or not places or not all(isinstance(place, str) and place for place in places):
@@ -119,7 +119,7 @@ def _resolve(root: Path, place: str) -> Path:
 
 
 def _list_images(place: Path) -> Iterator[Path]:
-    """The images in a folder and its folders, or those that a text file lists, relative to where it is."""
+    """List the images below a folder, or those that a text file lists relative to itself."""
     if place.is_dir():
         yield from (path for path in place.rglob("*") if path.suffix.lower() in _IMAGE_SUFFIXES and path.is_file())
         return
@@ -129,7 +129,7 @@ def _list_images(place: Path) -> Iterator[Path]:
 
 
 def _labels_of(image: Path) -> Path:
-    """labels/ in place of the last images/ of the path; beside the image when there is none."""
+    """Return the path with labels/ in place of the last images/; beside the image when there is none."""
     parts = list(image.parts)
     for position in range(len(parts) - 2, -1, -1):
         if parts[position] == "images":
@@ -139,7 +139,7 @@ def _labels_of(image: Path) -> Path:
 
 
 def _image_size(path: Path) -> tuple[int, int]:
-    """Width and height, by the head of the file."""
+    """Read width and height from the head of the file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -154,7 +154,7 @@ def _image_size(path: Path) -> tuple[int, int]:
 def _read_boxes(
     path: Path, width: int, height: int, names: Sequence[str]
 ) -> Iterator[tuple[int, tuple[float, float, float, float]]]:
-    """Class number, and left, top, width and height in pixels, of each line."""
+    """Read class number, and left, top, width and height in pixels, of each line."""
     if not path.exists():
         return
     for number, line in enumerate(_read_lines(path), 1):

@@ -80,11 +80,11 @@ class Archive(Protocol):
     """An open archive."""
 
     def entries(self) -> Iterator[Entry]:
-        """Its members in its order, nothing about them checked."""
+        """Yield its members in its order; nothing about them is checked."""
         ...
 
     def open(self, handle: Handle) -> IO[bytes]:
-        """The content of the member that an entry of this archive holds."""
+        """Open the content of the member that an entry of this archive holds."""
         ...
 
 
@@ -163,7 +163,7 @@ def _zip_kind(info: zipfile.ZipInfo) -> str:
 
 
 def _find_overlapping(infos: list[zipfile.ZipInfo], end: int) -> set[int]:
-    """The members (by `id`) whose bytes reach into those of the next, or into the directory at the end."""
+    """Find the members (by `id`) whose bytes reach into those of the next, or into the directory at the end."""
     ordered = sorted(infos, key=lambda info: info.header_offset)
     limits = [info.header_offset for info in ordered[1:]] + [end]
     return {

@@ -54,7 +54,7 @@ class Member:
 
 
 def list_members(path: Path, limits: Limits | None = None, *, within: Member | None = None) -> list[Member]:
-    """The files in an archive, in its order, all of them checked.
+    """List the files in an archive, in its order, and check all of them.
 
     Args:
         path: a zip, tar or tar.gz file.
@@ -138,7 +138,7 @@ class _Inspector:
         self._folders: set[str] = set()
 
     def check(self, entry: Entry) -> Member | None:
-        """The member, or None when it is a folder, as the folders of files are made anyway."""
+        """Check a member; return None for a folder, since the folders of files are made anyway."""
         self._count += 1
         if self._count > self._limits.members:
             self._refuse(entry, f"is one more than the {self._limits.members} that an archive may hold")
@@ -199,7 +199,7 @@ def _below(name: str, folder: str, path: Path) -> str:
 
 @contextlib.contextmanager
 def _unfinished_folder(target: Path) -> Iterator[Path]:
-    """A new folder beside the target, to be renamed to it; what a killed run left of it goes."""
+    """Make a new folder beside the target, renamed to it at the end; remove what a killed run left of it."""
     folder = target.with_name(f".unfinished-{target.name}")
     with hold_lock(target.with_name(f".{target.name}.lock")):
         if os.path.lexists(target):
@@ -231,7 +231,7 @@ _LONGEST_PART = 255  # bytes, what file systems take
 
 
 def check_inner_name(name: str) -> str:
-    """The same relative name without `.` parts and double slashes, when it keeps every rule; a slash divides.
+    """Return a relative name without `.` parts and double slashes, if it keeps every rule.
 
     Raises:
         ValueError: the name breaks a rule; the message says which, to stand after the name.
@@ -254,5 +254,5 @@ def check_inner_name(name: str) -> str:
 
 
 def fold_name(name: str) -> str:
-    """What names have in common that are one file where case or the form of accents makes no difference."""
+    """Return a form that is equal for names that are one file where case and the form of accents do not count."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())

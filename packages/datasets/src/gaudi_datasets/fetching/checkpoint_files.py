@@ -83,7 +83,7 @@ def check_shard(path: Path, tensors: list[Tensor], shard: int = 0) -> None:
 
 
 def check_meta_graph(path: Path) -> None:
-    """See that a `.meta` file is a whole message with the fields of a MetaGraphDef; it has no checksum.
+    """Check that a `.meta` file is a whole message with the fields of a MetaGraphDef; it has no checksum.
 
     Raises:
         DataError: it is not.
@@ -101,7 +101,7 @@ def check_meta_graph(path: Path) -> None:
 
 
 def check_state_file(path: Path, name: str) -> None:
-    """See that the file `checkpoint` names this checkpoint as the newest.
+    """Check that the file `checkpoint` names this checkpoint as the newest.
 
     Raises:
         DataError: it does not.
@@ -160,7 +160,7 @@ def _block(content: bytes, handle: tuple[int, int]) -> bytes:
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a block; a key leaves out what it has in common with the one before."""
+    """Yield keys and values of a block, whose keys leave out what they share with the one before."""
     restarts = int.from_bytes(block[-4:], "little")
     end, position, key = len(block) - 4 * (restarts + 1), 0, b""
     if end < 0:
@@ -178,14 +178,14 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _handle(content: bytes, position: int) -> tuple[tuple[int, int], int]:
-    """Offset and size of a block, and where what follows begins."""
+    """Read offset and size of a block; return them with the position after them."""
     offset, position = _varint(content, position)
     size, position = _varint(content, position)
     return (offset, size), position
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of the fields of a protobuf message (protobuf.dev, "Encoding")."""
+    """Yield numbers and values of the fields of a protobuf message (protobuf.dev, "Encoding")."""
     position = 0
     while position < len(message):
         key, position = _varint(message, position)
@@ -205,7 +205,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(content: bytes, position: int) -> tuple[int, int]:
-    """A number in groups of seven bits, and where what follows begins."""
+    """Read a number in groups of seven bits; return it with the position after it."""
     result = 0
     for shift in range(0, 70, 7):
         if position >= len(content):

@@ -75,7 +75,7 @@ class CocoPart:
 
     @property
     def is_whole(self) -> bool:
-        """True when nothing is left out."""
+        """Return True when nothing is left out."""
         return not self.max_images and not self.classes
 
 
@@ -205,7 +205,7 @@ def fetch_many(downloads: Sequence[Download], patience: Patience | None, progres
 
 
 def select_part(document: Any, path: Path, part: CocoPart) -> dict[str, Any]:
-    """The records of a COCO document that belong to a part: its images, its classes, and their boxes.
+    """Select the images, classes and boxes of a COCO document that belong to a part.
 
     Raises:
         FlagError: there is no class of that name.

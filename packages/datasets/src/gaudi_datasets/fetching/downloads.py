@@ -233,7 +233,7 @@ class Fetcher:
 
     @staticmethod
     def _begin(response: requests.Response, partial: PartialFile) -> int | None:
-        """The whole file comes: there was nothing before, the server cannot resume, or its file has changed."""
+        """Begin with the whole file: nothing is there, the server cannot resume, or its file has changed."""
         length = response.headers.get("Content-Length", "")
         partial.begin(etag=response.headers.get("ETag", ""), modified=response.headers.get("Last-Modified", ""))
         return int(length) if length.isdecimal() else None
@@ -287,7 +287,7 @@ class Fetcher:
 
 
 def is_web_address(url: str) -> bool:
-    """True for http and https with a host: nothing else is asked, so no file of this machine."""
+    """Return True for http and https with a host, so that no file of this machine is read."""
     try:
         address = urlsplit(url)
     except ValueError:
@@ -296,7 +296,7 @@ def is_web_address(url: str) -> bool:
 
 
 def hash_file(path: Path, digest: hashlib._Hash) -> str:
-    """Feed a file to a digest of hashlib, piece by piece; its hexadecimal digits."""
+    """Feed a file to a digest of hashlib, piece by piece, and return its hexadecimal digits."""
     with path.open("rb") as file:
         while piece := file.read(2**20):
             digest.update(piece)
@@ -304,7 +304,7 @@ def hash_file(path: Path, digest: hashlib._Hash) -> str:
 
 
 def _asked_wait(response: requests.Response) -> float | None:
-    """Seconds that `Retry-After` asks for, as a number or as a date; None when it says nothing understood."""
+    """Return the seconds that `Retry-After` asks for, as a number or as a date; None when it is not understood."""
     text = response.headers.get("Retry-After", "").strip()
     if text.isdecimal():
         return float(text)
@@ -318,7 +318,7 @@ def _asked_wait(response: requests.Response) -> float | None:
 
 
 def _describe(error: Exception) -> str:
-    """The innermost reason, which says more than the chain of wrappers around it."""
+    """Return the innermost reason, which says more than the chain of wrappers around it."""
     inner: BaseException = error
     while inner.__context__ is not None:
         inner = inner.__context__
@@ -344,11 +344,11 @@ class PartialFile:
 
     @property
     def size(self) -> int:
-        """Bytes that are there."""
+        """Return the number of bytes that are there."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def range_headers(self, *, without_validator: bool) -> dict[str, str]:
-        """What asks the server for the rest, or for the whole when its file has changed.
+        """Return the headers that ask for the rest, or for the whole when the server's file has changed.
 
         Args:
             without_validator: ask for the rest even where the server gave nothing to tell versions apart.
@@ -368,7 +368,7 @@ class PartialFile:
         self.path.touch()
 
     def is_of(self, etag: str) -> bool:
-        """False when an answer's ETag says that it is about another version."""
+        """Return False when the ETag of an answer names another version."""
         return not (etag and self._validator.startswith('"')) or etag == self._validator
 
     def open(self) -> IO[bytes]:
@@ -398,7 +398,7 @@ class PartialFile:
         return self.path.with_name(self.path.name + ".json")
 
     def _load(self) -> str | None:
-        """The validator; None when there is nothing that can be resumed."""
+        """Return the validator; None when nothing can be resumed."""
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             state = json.loads(self._state.read_bytes())
             if state["url"] == self.url and isinstance(state["validator"], str) and self.path.exists():
@@ -410,13 +410,13 @@ class FetchReport(Protocol):
     """Where the news goes; called from several threads."""
 
     def transferred(self, name: str, done: int, total: int | None) -> None:
-        """So many bytes of a file are here, of so many, None when the server does not say."""
+        """Report the bytes of a file that are here, and the total, None when the server does not say."""
         ...
 
     def counted(self, name: str, done: int, total: int) -> None:
-        """So many things of a kind are done, of all."""
+        """Report how many things of a kind are done, and their number."""
         ...
 
     def finished(self, line: str) -> None:
-        """Something is done; the line says what."""
+        """Report by a line what is done."""
         ...

@@ -51,10 +51,10 @@ class ImageSet(Protocol):
     """The images of a data set, read by any thread."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of images."""
 
     def where(self, index: int) -> str:
-        """What messages call the image: its file, or its record."""
+        """Return the name of the image in messages: its file, or its record."""
 
     def read(self, index: int) -> StoredImage:
         """Read one; MissingInputError, DataError or OSError when it cannot be."""
@@ -117,7 +117,7 @@ def find_overlap(contents: dict[bytes, str], others: ImageSet, progress: Progres
 
 
 def _map_images(work: Callable[[int], Result], count: int, progress: Progress | None) -> Iterator[Result]:
-    """The results in order. Threads are enough: while one decodes or hashes, others run."""
+    """Yield the results in order. Threads are enough: while one decodes or hashes, others run."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for start in range(0, count, _AT_ONCE):
             stop = min(start + _AT_ONCE, count)
@@ -153,7 +153,7 @@ def _fault(rule: Rule, where: str, error: Exception) -> Finding:
 
 
 def _judge(where: str, stored: StoredImage, image: EncodedImage) -> list[Finding]:
-    """What is to be said of an image that can be decoded."""
+    """List the findings about an image that can be decoded."""
     findings, turn = [], _read_turn(stored.encoded)
     if image.fix:
         findings.append(Finding(REENCODED, where, image.fix))
@@ -171,7 +171,7 @@ def _judge(where: str, stored: StoredImage, image: EncodedImage) -> list[Finding
 
 
 def _read_turn(encoded: bytes) -> int:
-    """The EXIF orientation of an image that decodes, 1..8; 1, as stored, when there is none or nonsense."""
+    """Return the EXIF orientation of an image that decodes, 1..8; 1, as stored, when it has none or nonsense."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

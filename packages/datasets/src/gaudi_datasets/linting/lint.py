@@ -75,7 +75,7 @@ def lint_classification(
 
 
 def report_broken(name: str, error: DataError) -> LintReport:
-    """The report on a data set that cannot be read, with the faults that the error names."""
+    """Make the report on a data set that cannot be read, with the faults that the error names."""
     errors = error.errors if isinstance(error, FaultyRecordsError) else [error]
     return LintReport(name, findings=tuple(Finding(STRUCTURE, "", str(each)) for each in errors))
 
@@ -98,7 +98,7 @@ class AnnotatedFiles:
         return len(self._annotations.image_ids)
 
     def where(self, index: int) -> str:
-        """The path of the file."""
+        """Return the path of the file."""
         return str(self._image_dir / self._annotations.file_names[index])
 
     def read(self, index: int) -> StoredImage:
@@ -123,7 +123,7 @@ class ListedFiles:
         return len(self.source.files)
 
     def where(self, index: int) -> str:
-        """The path of the file."""
+        """Return the path of the file."""
         return self.source.reader.place(self.source.files, index)
 
     def read(self, index: int) -> StoredImage:
@@ -141,7 +141,7 @@ class RecordImages:
         return len(self.source)
 
     def where(self, index: int) -> str:
-        """The records and the number of the image."""
+        """Return the records and the number of the image."""
         return f"{self.source.name}: image {index}"
 
     def read(self, index: int) -> StoredImage:
@@ -152,7 +152,7 @@ class RecordImages:
 
 
 def annotations_of_records(source: DetectionSource) -> CocoAnnotations:
-    """What the records say of boxes; records that cannot be read are left out, for `RecordImages` to tell.
+    """Return the boxes of the records as annotations; `RecordImages` reports records that cannot be read.
 
     Raises:
         DataError: two records have the same image id.
@@ -177,12 +177,12 @@ class _Boxes:
         return len(self._examples)
 
     def read(self, index: int) -> DetectionExample:
-        """The example without its image."""
+        """Return the example without its image."""
         return self._examples[index]
 
 
 def labels_of_records(source: ClassificationSource) -> list[int]:
-    """The labels of the records that can be read."""
+    """Return the labels of the records that can be read."""
     labels = []
     for index in range(len(source)):
         try:

@@ -43,12 +43,12 @@ class LintReport:
 
     @property
     def losses(self) -> int:
-        """How many findings mean that something is lost."""
+        """Return the number of findings that mean a loss."""
         return sum(finding.rule.loses for finding in self.findings)
 
     @property
     def sizes(self) -> dict[str, tuple[int, int, int]]:
-        """Smallest, median and largest height and width of the images that can be decoded; empty for none."""
+        """Return smallest, median and largest height and width of the images that can be decoded; empty for none."""
         known = self.sizes_hw[self.sizes_hw.all(axis=1)]
         if not len(known):
             return {}
@@ -56,12 +56,12 @@ class LintReport:
         return {name: (int(of.min()), int(np.median(of)), int(of.max())) for name, of in sides.items()}
 
     def by_rule(self) -> dict[Rule, list[Finding]]:
-        """The findings of each rule that has any."""
+        """Return the findings of each rule that has any."""
         groups = {rule: [one for one in self.findings if one.rule == rule] for rule in RULES}
         return {rule: findings for rule, findings in groups.items() if findings}
 
     def describe(self) -> str:
-        """What the data set holds, in one line without its name."""
+        """Describe the content of the data set in one line without its name."""
         if not self.kind:
             return "cannot be read"
         parts = [f"{self.images} images"]
@@ -74,7 +74,7 @@ class LintReport:
         return ", ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as values that JSON takes, with every finding."""
+        """Return the report as values that JSON takes, with every finding."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -91,7 +91,7 @@ class LintReport:
 
 
 def sort_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings in the order of `RULES`, and within a rule as they were."""
+    """Sort findings in the order of `RULES`, and within a rule as they were."""
     return tuple(sorted(findings, key=lambda finding: RULES.index(finding.rule)))
 
 

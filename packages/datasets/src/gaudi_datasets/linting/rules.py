@@ -59,7 +59,7 @@ class Finding:
         return f"{self.where}: {self.what}" if self.where else self.what
 
     def as_json(self) -> dict[str, Any]:
-        """The same as values that JSON takes."""
+        """Return the same as values that JSON takes."""
         return {"rule": self.rule.name, "loses": self.rule.loses, "where": self.where, "what": self.what}
 
 
@@ -110,7 +110,7 @@ def count_labels(labels: Sequence[int] | npt.NDArray[np.int32], class_names: Seq
 
 
 def image_rows(annotations: CocoAnnotations) -> npt.NDArray[np.int64]:
-    """The row of the image that each box belongs to: int64 [boxes]."""
+    """Return the row of the image that each box belongs to: int64 [boxes]."""
     return np.repeat(np.arange(len(annotations.image_ids)), np.diff(annotations.box_splits))
 
 
@@ -164,6 +164,6 @@ def _find_empty_images(annotations: CocoAnnotations) -> list[Finding]:
 
 
 def _where(annotations: CocoAnnotations, row: int, annotation_id: int | None = None) -> str:
-    """The annotation file, the annotation, and the image by id and file."""
+    """Return the annotation file, the annotation, and the image by id and file."""
     image = f"image {annotations.image_ids[row]} ({annotations.file_names[row]})"
     return f"{annotations.path}: " + ("" if annotation_id is None else f"annotation {annotation_id}, ") + image

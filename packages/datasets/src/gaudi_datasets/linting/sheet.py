@@ -48,7 +48,7 @@ class Histogram:
 
 
 def describe_boxes(annotations: CocoAnnotations) -> list[Histogram]:
-    """Histograms of the boxes that are whole and no crowds: size, shape, and how many an image has."""
+    """Make histograms of the boxes that are whole and no crowds: size, shape, and number in an image."""
     objects = ~annotations.is_crowd
     width, height = annotations.boxes_xywh[objects, 2:].T
     in_image = np.bincount(image_rows(annotations)[objects], minlength=len(annotations.image_ids)).astype(float)
@@ -80,7 +80,7 @@ def describe_boxes(annotations: CocoAnnotations) -> list[Histogram]:
 
 
 def describe_images(sizes_hw: npt.NDArray[np.int32]) -> list[Histogram]:
-    """Histograms of the images that can be decoded: size and shape."""
+    """Make histograms of the images that can be decoded: size and shape."""
     height, width = sizes_hw[sizes_hw.all(axis=1)].astype(float).T
     sides = (32, 128, 224, 512, 1024, 4096)
     ratios = {0.25: "1:4", 0.5: "1:2", 0.75: "3:4", 1.0: "1:1", 4 / 3: "4:3", 2.0: "2:1", 4.0: "4:1"}
@@ -156,7 +156,7 @@ def draw_samples(source: Source) -> list[Image.Image]:
 
 
 def _read_labels(source: Source, index: int) -> set[int]:
-    """The classes that an image shows; none when it cannot be decoded."""
+    """Return the classes that an image shows; none when it cannot be decoded."""
     try:
         example = source.read(index)
         check_image(example.encoded, source.name)
@@ -166,7 +166,7 @@ def _read_labels(source: Source, index: int) -> set[int]:
 
 
 def _bars(classes: Sequence[ClassCount]) -> list[tuple[str, int]]:
-    """Names and counts, the most first; what has no room is one bar."""
+    """Return names and counts, the largest first; the last bar sums up the rest."""
     counts = sorted(
         ((one.name, one.images if one.boxes is None else one.boxes) for one in classes), key=lambda bar: -bar[1]
     )

@@ -42,10 +42,10 @@ class RecordJob(Protocol):
     """What the records of a split are made of. Worker processes get it pickled."""
 
     def __len__(self) -> int:
-        """The number of records."""
+        """Return the number of records."""
 
     def encode(self, index: int) -> tuple[bytes, str]:
-        """The record of example `index`, and what had to be fixed in it: empty for nothing."""
+        """Encode the record of example `index`, and say what was fixed in it: empty for nothing."""
 
 
 def write_shards(
@@ -115,7 +115,7 @@ def write_shards(
 
 
 def unfinished_folder(output_dir: Path, split: str) -> Path:
-    """Where the shards of a split are while they are written."""
+    """Return the folder of the shards of a split while they are written."""
     return output_dir / f".unfinished-{split}"
 
 
@@ -160,7 +160,7 @@ def _identify(*facts: object) -> str:
 
 
 def _find_finished(output_dir: Path, split: str, identity: str) -> dict[str, Any] | None:
-    """The manifest of the same job, if it was done before and its shards are there."""
+    """Return the manifest of the same job, if it was done before and its shards are there."""
     path = output_dir / f"{split}.json"
     manifest = load_json(path) if path.exists() else None
     if not isinstance(manifest, dict) or manifest.get(JOB_IDENTITY) != identity:
@@ -181,7 +181,7 @@ def _empty_unless_same(staging: Path, identity: str) -> None:
 
 
 def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[Path]:
-    """The manifest and shards of an earlier conversion, which go when the new ones are whole."""
+    """List the manifest and shards of an earlier conversion, which are removed when the new ones are whole."""
     manifest_path = output_dir / f"{split}.json"
     there = [path for path in (manifest_path, *sorted(output_dir.glob(f"{split}-*"))) if path.exists()]
     if there and not overwrite:
@@ -221,7 +221,7 @@ def _write_all(task: _Task, processes: int, progress: Callable[[int, int], None]
 
 
 def _note_of(task: _Task, number: int) -> Path:
-    """The file that says that a shard is whole."""
+    """Return the file that says that a shard is whole."""
     return task.folder / f"{number}.json"
 
 

@@ -70,11 +70,11 @@ class RecordSet:
 
     @property
     def num_bytes(self) -> int:
-        """Of all records together."""
+        """Return the number of bytes of all records together."""
         return int(self._places[:, 3].sum())
 
     def place(self, index: int) -> RecordPlace:
-        """Where record `index` lies."""
+        """Return the place of record `index`."""
         shard, number, offset, length = self._places[index].tolist()
         return RecordPlace(self.paths[shard], number, offset, length)
 
@@ -105,7 +105,7 @@ def check_shards(data_dir: str | Path, split: str) -> None:
 
 
 def find_kind(data_dir: str | Path, split: str) -> RecordKind:
-    """What the records of a split are of: by their manifest, and without one by the first record's features.
+    """Find the kind of the records of a split: by their manifest, or else by the first record's features.
 
     Raises:
         MissingInputError, DataError: as by `RecordSet`.
@@ -171,7 +171,7 @@ def _check_complete(folder: Path, split: str, paths: Sequence[Path]) -> None:
 
 
 def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
-    """The manifest, compared with the shards."""
+    """Read the manifest, and compare it with the shards."""
     if not path.exists():
         return None
     manifest = load_json(path)
@@ -204,7 +204,7 @@ def _shard_size(record: Record) -> tuple[str, int]:
 
 
 def _hash_records(manifest: dict[str, Any] | None, paths: Sequence[Path]) -> str:
-    """Of the manifest, which holds the checksum of each shard; without one, of the names and sizes of the shards."""
+    """Hash the manifest, which holds the checksum of each shard; without one, the names and sizes of the shards."""
     facts: object = [(path.name, path.stat().st_size) for path in paths]
     if manifest is not None:
         facts = {name: value for name, value in manifest.items() if name != JOB_IDENTITY}
@@ -212,7 +212,7 @@ def _hash_records(manifest: dict[str, Any] | None, paths: Sequence[Path]) -> str
 
 
 def _index_shards(paths: Sequence[Path]) -> npt.NDArray[np.int64]:
-    """Shard, number in it, first byte and length of each record, int64 [records, 4], round after round."""
+    """Index shard, number in it, first byte and length of each record, int64 [records, 4], round after round."""
 
     def index(path: Path) -> npt.NDArray[np.int64]:
         return np.array(list(scan_records(path)), np.int64).reshape(-1, 2)

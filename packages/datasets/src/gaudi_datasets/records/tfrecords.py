@@ -39,12 +39,12 @@ class RecordPlace:
 
 
 def frame_record(content: bytes) -> bytes:
-    """The bytes that stand for this content in a TFRecord file."""
+    """Return the bytes that stand for this content in a TFRecord file."""
     return b"".join(frame_parts(content))
 
 
 def frame_parts(content: bytes) -> tuple[bytes, bytes, bytes]:
-    """The same in parts: what comes before the content, the content, and what comes after."""
+    """Return the same in parts: the bytes before the content, the content, and the bytes after it."""
     length = _LENGTH.pack(len(content))
     return length + _masked_checksum(length), content, _masked_checksum(content)
 
@@ -64,7 +64,7 @@ def index_records(path: Path) -> list[RecordPlace]:
 
 
 def scan_records(path: Path) -> Iterator[tuple[int, int]]:
-    """First byte and length of each record's content in a file, found by the headers alone.
+    """Yield first byte and length of each record's content in a file, found by the headers alone.
 
     Raises:
         DataError: a header is broken, or the file ends before a record does.
@@ -188,7 +188,7 @@ def encode_features(features: Mapping[str, tuple[Kind, Sequence[Any]]]) -> bytes
 
 
 def _delimit(number: int, content: list[bytes]) -> list[bytes]:
-    """A field of a message, in parts: its number, its length, and its content (protobuf.dev, "Encoding")."""
+    """Return a field of a message, in parts: its number, its length, and its content (protobuf.dev, "Encoding")."""
     length, head = sum(map(len, content)), bytearray([number << 3 | 2])
     while length >= 128:
         head.append(length % 128 | 128)
@@ -222,7 +222,7 @@ class ExampleFeatures:
         return name in self._feature
 
     def many(self, kind: Kind, name: str, count: int | None = None, default: list[Any] | None = None) -> list[Any]:
-        """All values of a feature.
+        """Return all values of a feature.
 
         Args:
             kind: of the values; a feature without a kind has no values of any.
@@ -247,11 +247,11 @@ class ExampleFeatures:
         return values
 
     def one(self, kind: Kind, name: str, default: Any = None) -> Any:
-        """The only value of a feature; raises as `many` does."""
+        """Return the only value of a feature; raises as `many` does."""
         return self.many(kind, name, 1, None if default is None else [default])[0]
 
     def fault(self, name: str, what: str) -> DataError:
-        """The error that names this record, its image and the feature."""
+        """Return the error that names this record, its image and the feature."""
         named = next((each for each in ("image/source_id", "image/filename") if each in self._feature), None)
         ids = self._feature[named].bytes_list.value if named else ()
         image = f" (image {' '.join(ids[0].decode(errors='replace').split())})" if ids else ""
