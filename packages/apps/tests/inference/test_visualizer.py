@@ -8,12 +8,11 @@ import pytest
 
 from gaudi_apps.inference.visualizer import (
     Image,
-    class_colour,
     compare_images,
     draw_detections,
-    to_drawable,
     write_image,
 )
+from gaudi_datasets.drawing import class_colour, to_drawable
 
 NAMES = ["cat", "dog"]
 

@@ -1,4 +1,4 @@
-"""Boxes, labels and captions drawn on images, for people to look at what a data set holds."""
+"""Draw boxes, labels and captions on images, for people."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def draw_boxes(
     for row in small_last[::-1]:
         label = int(labels[row])
         text = to_drawable(class_names[label - 1], label) + " (crowd)" * bool(crowd[row])
-        taken.append(_place_plate(canvas.size, corners[row], font, text, taken))
+        ascent, descent = font.getmetrics()
+        taken.append(place_plate(canvas.size, corners[row], (round(font.getlength(text)) + 6, ascent + descent), taken))
         _draw_tag(pen, taken[-1], font, text, class_colour(label))
     return canvas
 
@@ -147,18 +148,19 @@ def _draw_frame(
             pen.line((x, y, x, min(y + _DASH, bottom)), colour, thickness)
 
 
-def _place_plate(
-    size: tuple[int, int],
-    corners: npt.NDArray[np.int_],
-    font: ImageFont.FreeTypeFont,
-    text: str,
-    taken: Sequence[Plate],
+def place_plate(
+    size: tuple[int, int], corners: npt.NDArray[np.integer[Any]], plate: tuple[int, int], taken: Sequence[Plate]
 ) -> Plate:
-    """Choose the first free place above, inside or below the box, left or right, else the first within the image."""
-    width, height = size
+    """Choose the first free place above, inside or below a box, left or right, else the first within the image.
+
+    Args:
+        size: width and height of the image in pixels.
+        corners: int [4], top, left, bottom and right of the box in pixels.
+        plate: width and height of the plate in pixels.
+        taken: places of other plates.
+    """
+    (width, height), (plate_width, plate_height) = size, plate
     top, left, bottom, right = (int(corner) for corner in corners)
-    ascent, descent = font.getmetrics()
-    plate_width, plate_height = round(font.getlength(text)) + 6, ascent + descent
     places = []
     for y in (top - plate_height, top, bottom, bottom - plate_height):
         for x in (left, right - plate_width):
@@ -169,6 +171,11 @@ def _place_plate(
     return next(free, places[0] if places else (0, 0, plate_width, plate_height))
 
 
+def ink_on(colour: Colour) -> Colour:
+    """Return black or white, whichever can be read on a colour."""
+    return (0, 0, 0) if float(np.dot(colour, (0.299, 0.587, 0.114))) > 140 else (255, 255, 255)
+
+
 def _overlap(first: Plate, second: Plate) -> bool:
     return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
 
@@ -177,5 +184,4 @@ def _draw_tag(pen: ImageDraw.ImageDraw, plate: Plate, font: ImageFont.FreeTypeFo
     """Draw text on a plate of the class's colour, in black or white for contrast."""
     left, top, right, bottom = plate
     pen.rectangle((left, top, right - 1, bottom - 1), fill=colour)
-    is_light = float(np.dot(colour, (0.299, 0.587, 0.114))) > 140
-    pen.text((left + 3, top), text, (0, 0, 0) if is_light else (255, 255, 255), font)
+    pen.text((left + 3, top), text, ink_on(colour), font)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,19 +11,17 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from gaudi_datasets.drawing import INK, PAPER, Plate, class_colour, ink_on, place_plate, to_drawable
 from gaudi_datasets.output_files import write_atomically
 
 Image = NDArray[np.uint8]
 Boxes = NDArray[np.floating[Any]]
 Labels = NDArray[np.integer[Any]]
 Scores = NDArray[np.floating[Any]]
-Plate = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 FONT = cv2.FONT_HERSHEY_SIMPLEX
 SMALLEST_SIDE = 600
 MARGIN = 8
-PAPER = (255, 255, 255)
-INK = (30, 30, 30)
 
 
 def draw_detections(
@@ -56,7 +53,9 @@ def draw_detections(
         label = int(labels[index])
         name = to_drawable(class_names[label - 1], label)
         text = name if scores is None else f"{name} {scores[index]:.2f}"
-        tags.append((_place_plate(canvas, corners[index], text, [plate for plate, *_ in tags]), text, label))
+        taken = [plate for plate, *_ in tags]
+        size = canvas.shape[1], canvas.shape[0]
+        tags.append((place_plate(size, corners[index], _measure_plate(canvas, text), taken), text, label))
     for plate, text, label in tags[::-1]:
         _draw_tag(canvas, plate, text, class_colour(label))
     return canvas
@@ -85,19 +84,6 @@ def decode_image(encoded: bytes) -> Image:
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
-
-
-def class_colour(label: int) -> tuple[int, int, int]:
-    """An RGB colour for a label; neighbours are far apart on the colour circle, for any number of classes."""
-    golden_ratio = 0.618033988749895
-    red, green, blue = colorsys.hsv_to_rgb(label * golden_ratio % 1.0, 0.85, 0.95)
-    return round(255 * red), round(255 * green), round(255 * blue)
-
-
-def to_drawable(name: str, label: int) -> str:
-    """The name without accents; `#label` where OpenCV's font, which is ASCII only, has no letter of it."""
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().strip()
-    return plain or f"#{label}"
 
 
 def enlarge(image: Image) -> Image:
@@ -132,20 +118,10 @@ def _draw_frame(canvas: Image, corners: NDArray[np.int64], colour: tuple[int, in
     cv2.rectangle(canvas, (left, top), (right, bottom), colour, thickness, cv2.LINE_AA)
 
 
-def _place_plate(canvas: Image, corners: NDArray[np.int64], text: str, taken: Sequence[Plate]) -> Plate:
-    """Above, inside or below the box, left or right: the first free place, else the first within the image."""
-    height, width = canvas.shape[:2]
-    top, left, bottom, right = (int(corner) for corner in corners)
-    (text_width, text_height), baseline = cv2.getTextSize(text, FONT, *_text_style(canvas))
-    plate_width, plate_height = text_width + 6, text_height + baseline + 3
-    places = []
-    for y in (top - plate_height, top, bottom, bottom - plate_height):
-        for x in (left - 1, right - plate_width):
-            x = max(0, min(x, width - plate_width - 1))
-            if 0 <= y < height - plate_height:
-                places.append((x, y, x + plate_width, y + plate_height))
-    free = (place for place in places if not any(_overlap(place, other) for other in taken))
-    return next(free, places[0] if places else (0, 0, plate_width, plate_height))
+def _measure_plate(canvas: Image, text: str) -> tuple[int, int]:
+    """Return width and height in pixels of the plate of a text."""
+    (width, height), baseline = cv2.getTextSize(text, FONT, *_text_style(canvas))
+    return width + 6, height + baseline + 3
 
 
 def _draw_tag(canvas: Image, plate: Plate, text: str, colour: tuple[int, int, int]) -> None:
@@ -154,13 +130,7 @@ def _draw_tag(canvas: Image, plate: Plate, text: str, colour: tuple[int, int, in
     left, top, right, bottom = plate
     (_, text_height), _ = cv2.getTextSize(text, FONT, size, thickness)
     cv2.rectangle(canvas, (left, top), (right, bottom), colour, cv2.FILLED)
-    is_light = np.dot(colour, (0.299, 0.587, 0.114)) > 140
-    ink = (0, 0, 0) if is_light else (255, 255, 255)
-    cv2.putText(canvas, text, (left + 3, top + text_height + 2), FONT, size, ink, thickness, cv2.LINE_AA)
-
-
-def _overlap(first: Plate, second: Plate) -> bool:
-    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
+    cv2.putText(canvas, text, (left + 3, top + text_height + 2), FONT, size, ink_on(colour), thickness, cv2.LINE_AA)
 
 
 def add_title(image: Image, title: str) -> Image:
