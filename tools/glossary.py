@@ -62,9 +62,7 @@ WORDS = (
     # Caches of recipes are Habana's, pruning recipes SparseML's; files of runs hold a recipe_version.
     FormerWord(r"(?!_?(Pruning|Use))\w*Recipe|_?recipes?|(make|model|data|learning|rate)_recipe", "TrainConfig"),
     FormerWord(r"(?i)trunk(?!at)", "backbone", prose=True),
-    FormerWord(
-        r"topk_hits|MovingAverages|shard_indices|make_synthetic_batch", "in_top_k, ExponentialMovingAverage, ..."
-    ),
+    FormerWord(r"topk_hits|MovingAverages|deal_positions|draw_fake_batch", "in_top_k, ExponentialMovingAverage, ..."),
     FormerWord(r"require_agreement|_?Packing", "verify_consistent, BucketConfig"),
     FormerWord(r"find_boxes_shared|_?LedStep|_?Lead", "detect_combined_nms, ReferenceStep, Reference"),
     FormerWord(r"(?i)picture", "image", prose=True),
