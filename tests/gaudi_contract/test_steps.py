@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.classification.recipe import LearningRecipe
 from gaudi_apps.classification.task import ClassificationTask
+from gaudi_apps.classification.train_config import LearningConfig
 from gaudi_apps.detection.task import SSDTask
 from gaudi_apps.training.keras_task import KerasTask
 from gaudi_distributed import SingleProcess
@@ -29,13 +29,13 @@ def _hpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gaudi_ops.tf.hpu.has_hpu", lambda: True)
 
 
-def make_recipe(optimizer: Any, **others: Any) -> LearningRecipe:
+def make_config(optimizer: Any, **others: Any) -> LearningConfig:
     known: dict[str, Any] = {
         "optimizer": optimizer, "momentum": 0.9, "weight_decay": 1e-4, "lars_epsilon": 0.0, "single_l2": False,
         "label_smoothing": 0.1, "dropout": 0.0, "mixup_alpha": 0.0, "ema_decay": 0.0, "pruning": None,
         "momentum_form": "keras", "decay_form": "l2", **others,
     }  # fmt: skip
-    return LearningRecipe(**{name: known[name] for name in LearningRecipe.__dataclass_fields__})
+    return LearningConfig(**{name: known[name] for name in LearningConfig.__dataclass_fields__})
 
 
 def make_ssd() -> tuple[KerasTask, Batch]:
@@ -50,10 +50,10 @@ def make_ssd() -> tuple[KerasTask, Batch]:
     }
 
 
-def make_classifier(name: str, recipe: LearningRecipe) -> tuple[KerasTask, Batch]:
+def make_classifier(name: str, config: LearningConfig) -> tuple[KerasTask, Batch]:
     model = build_classifier(name, 1001, dtype=POLICY)
     task = ClassificationTask(
-        model, recipe, seed=0, head_only=False, communicator=SingleProcess(), averages=bool(recipe.ema_decay)
+        model, config, seed=0, head_only=False, communicator=SingleProcess(), averages=bool(config.ema_decay)
     )
     return task, {
         "images": tf.TensorSpec([BATCH, 224, 224, 3], tf.bfloat16),
@@ -70,11 +70,11 @@ def trace(task: KerasTask, batch: Batch) -> list[Operation]:
 
 STEPS: dict[str, Callable[[], tuple[KerasTask, Batch]]] = {
     "ssd": make_ssd,
-    "resnet50": lambda: make_classifier("resnet50", make_recipe("SGD")),
+    "resnet50": lambda: make_classifier("resnet50", make_config("SGD")),
     "resnet50 with LARS, one L2 and averages": lambda: make_classifier(
-        "resnet50", make_recipe("LARS", single_l2=True, ema_decay=0.999)
+        "resnet50", make_config("LARS", single_l2=True, ema_decay=0.999)
     ),
-    "resnext101": lambda: make_classifier("resnext101", make_recipe("SGD")),
+    "resnext101": lambda: make_classifier("resnext101", make_config("SGD")),
 }
 
 
@@ -133,7 +133,7 @@ def plant(task: KerasTask, act: Callable[[dict[str, Any], dict[str, Any]], Any])
 
 @pytest.fixture
 def small() -> tuple[KerasTask, Batch]:
-    return make_classifier("resnet18", make_recipe("SGD"))
+    return make_classifier("resnet18", make_config("SGD"))
 
 
 def test_a_planted_dynamic_shape_is_named(small: tuple[KerasTask, Batch]) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.classification.flags import RESNET
-from gaudi_apps.classification.resnet import ResNetConfig, make_recipe, validate
+from gaudi_apps.classification.resnet import ResNetConfig, make_train_config, validate
 from gaudi_apps.cli.program import Launch
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.training.plan import find_version_in
@@ -29,14 +29,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _print_plan(config: ResNetConfig, workers: int, launch: LaunchReport | None) -> None:
     from gaudi_apps.classification.plan import print_plan
 
-    recipe = make_recipe(config, Distribution(RankInfo(size=workers)), find_version_in(config.run.model_dir))
-    print_plan(recipe, launch, as_json=config.run.json)
+    train_config = make_train_config(
+        config, Distribution(RankInfo(size=workers)), find_version_in(config.run.model_dir)
+    )
+    print_plan(train_config, launch, as_json=config.run.json)
 
 
 def _open(config: ResNetConfig, distribution: Distribution) -> Application:
     from gaudi_apps.classification.application import ClassificationApplication
 
-    return ClassificationApplication(PROGRAM.program, config, partial(make_recipe, config, distribution))
+    return ClassificationApplication(PROGRAM.program, config, partial(make_train_config, config, distribution))
 
 
 PROGRAM = Launch(

@@ -6,7 +6,7 @@ import pytest
 
 from gaudi_apps.classification import resnet as resnet_config
 from gaudi_apps.classification import resnext as resnext_config
-from gaudi_apps.classification.recipe import Recipe
+from gaudi_apps.classification.train_config import TrainConfig
 from gaudi_apps.cli.flag_rules import make_short_run
 from gaudi_apps.runtime.profiler import StepRange
 from gaudi_datasets.errors import FlagError
@@ -16,15 +16,15 @@ MODULES: dict[str, Any] = {"resnet": resnet_config, "resnext": resnext_config}
 CLASSES = {"resnet": resnet_config.ResNetConfig, "resnext": resnext_config.ResNeXtConfig}
 
 
-def recipe_of(program: str, *argv: str) -> Recipe:
+def config_of(program: str, *argv: str) -> TrainConfig:
     config: Any = parse_flags(CLASSES[program], list(argv), prog=program)
     MODULES[program].validate(config)
-    recipe: Recipe = MODULES[program].make_recipe(config)
-    return recipe
+    found: TrainConfig = MODULES[program].make_train_config(config)
+    return found
 
 
 def test_presets() -> None:
-    sgd = recipe_of("resnet", "--use_synthetic_data")
+    sgd = config_of("resnet", "--use_synthetic_data")
     assert (sgd.learning.optimizer, sgd.rate.kind, sgd.rate.peak, sgd.rate.warmup_epochs) == (
         "SGD",
         "piecewise",
@@ -32,28 +32,32 @@ def test_presets() -> None:
         5,
     )
     assert (sgd.learning.label_smoothing, sgd.learning.dropout, sgd.model.name) == (0, 0, "resnet50")
-    lars = recipe_of("resnet", "--use_synthetic_data", "--optimizer", "LARS", "--label_smoothing", ".2")
+    lars = config_of("resnet", "--use_synthetic_data", "--optimizer", "LARS", "--label_smoothing", ".2")
     assert (lars.rate.kind, lars.rate.peak, lars.rate.warmup_epochs) == ("polynomial", 2.5, 3)
     assert lars.learning.label_smoothing == 0.2
     for schedule in ("constant", "cosine", "polynomial"):
-        adam = recipe_of("resnet", "--data_dir", "x", "--optimizer", "Adam", "--lr_schedule", schedule, "-bs", "64")
+        adam = config_of("resnet", "--data_dir", "x", "--optimizer", "Adam", "--lr_schedule", schedule, "-bs", "64")
         assert (adam.rate.peak, adam.rate.warmup_epochs) == (1e-3, 0)
-    flowers = recipe_of("resnet", "--data_dir", "x", "--fine_tune", "--pretrained_filepath", "resnet50.pth")
+    flowers = config_of("resnet", "--data_dir", "x", "--fine_tune", "--pretrained_filepath", "resnet50.pth")
     assert (flowers.learning.optimizer, flowers.rate.kind, flowers.rate.end, flowers.rate.peak) == (
         *("Adam", "cyclical"),
         *(1e-4, 4e-3),
     )
     assert (flowers.learning.label_smoothing, flowers.learning.dropout, flowers.model.head_only) == (0.1, 0.2, True)
-    given = recipe_of("resnet", "--data_dir", "x", "--fine_tune", "--pretrained_filepath", "y", "--optimizer", "SGD")
+    given = config_of("resnet", "--data_dir", "x", "--fine_tune", "--pretrained_filepath", "y", "--optimizer", "SGD")
     assert given.learning.optimizer == "SGD"
 
 
-def test_resnext_is_its_own_recipe() -> None:
-    recipe = recipe_of("resnext", "--data_dir", "x", "-rs", "50", "-mes", "3")
-    assert (recipe.model.name, recipe.data.least_area, recipe.data.eval_images) == ("resnext50", 0.08, 96)
-    assert (recipe.learning.label_smoothing, recipe.learning.momentum) == (0.1, 0.875)
-    assert recipe_of("resnext", "--data_dir", "x", "--least_crop_area", ".3").data.least_area == 0.3
-    assert recipe_of("resnext", "--data_dir", "x", "--model_type", "resnet", "-rs", "18").model.name == "resnet18"
+def test_resnext_is_its_own_config() -> None:
+    found = config_of("resnext", "--data_dir", "x", "-rs", "50", "-mes", "3")
+    assert (found.model.name, found.data.least_area, found.data.eval_images) == (
+        "resnext50",
+        0.08,
+        96,
+    )
+    assert (found.learning.label_smoothing, found.learning.momentum) == (0.1, 0.875)
+    assert config_of("resnext", "--data_dir", "x", "--least_crop_area", ".3").data.least_area == 0.3
+    assert config_of("resnext", "--data_dir", "x", "--model_type", "resnet", "-rs", "18").model.name == "resnet18"
     assert resnext_config.find_mode(parse_flags(CLASSES["resnext"], ["--eval_only"], prog="x")) == "eval"
 
 
@@ -99,7 +103,7 @@ def test_resnext_is_its_own_recipe() -> None:
 )
 def test_what_contradicts_itself_is_refused(program: str, flags: str, message: str) -> None:
     with pytest.raises(FlagError) as caught:
-        recipe_of(program, *flags.split())
+        config_of(program, *flags.split())
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -117,8 +121,8 @@ def test_what_contradicts_itself_is_refused(program: str, flags: str, message: s
 def test_the_original_profiler_hook_traces_steps(flags: str, steps: tuple[int, int] | None) -> None:
     config: Any = parse_flags(CLASSES["resnext"], ["--use_synthetic_data", *flags.split()], prog="x")
     resnext_config.validate(config)
-    recipe = resnext_config.make_recipe(config)
-    assert recipe.run.traced == (None if steps is None else StepRange(*steps))
+    found = resnext_config.make_train_config(config)
+    assert found.run.traced == (None if steps is None else StepRange(*steps))
     # Proving that a run resumes traces nothing.
     short = make_short_run(config, 3)
     assert (short["hooks"], short["profile_steps"]) == ("LoggingTensorHook", "0,0")

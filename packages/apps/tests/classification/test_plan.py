@@ -26,7 +26,7 @@ def plan_of(program: str, *argv: object, images: int = IMAGENET) -> Plan:
         config_class, ["--num_examples_per_epoch", "1", "--mode", "plan", *map(str, argv)], prog="x"
     )
     module.validate(config)
-    return make_plan(module.make_recipe(config), images)
+    return make_plan(module.make_train_config(config), images)
 
 
 def print_plan(program: str, *argv: str) -> Any:

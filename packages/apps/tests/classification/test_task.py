@@ -1,4 +1,4 @@
-"""Each part of the recipe changes what it says: the loss, the update, or the weights."""
+"""Each part of the config changes what it says: the loss, the update, or the weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.classification.recipe import LearningRecipe, PruningRecipe
 from gaudi_apps.classification.task import Adam, ClassificationTask, drop_out, find_decay
+from gaudi_apps.classification.train_config import LearningConfig, PruningConfig
 from gaudi_distributed import Communicator, SingleProcess
 
-PLAIN = LearningRecipe("SGD", 0.9, 0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0, None, "keras", "l2")
+PLAIN = LearningConfig("SGD", 0.9, 0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0, None, "keras", "l2")
 ALONE = SingleProcess()
 DECAYED = ("conv1/kernel", "logits/bias", "logits/kernel")
 
@@ -24,13 +24,13 @@ def make_task(small_classifier: Callable[..., Any]) -> Callable[..., Classificat
     """A task with the small network, whose weights are always the same."""
 
     def make(
-        recipe: LearningRecipe = PLAIN, *, head_only: bool = False, communicator: Communicator = ALONE
+        config: LearningConfig = PLAIN, *, head_only: bool = False, communicator: Communicator = ALONE
     ) -> ClassificationTask:
         from gaudi_ops.tf.keras_api import keras
 
         keras.utils.set_random_seed(3)
         model = small_classifier("resnet50", 4, image_size=32)
-        return ClassificationTask(model, recipe, seed=5, head_only=head_only, communicator=communicator, averages=True)
+        return ClassificationTask(model, config, seed=5, head_only=head_only, communicator=communicator, averages=True)
 
     return make
 
@@ -83,22 +83,22 @@ class SecondOfTwo(SingleProcess):
 
 
 DRAWN = pytest.mark.parametrize(
-    "recipe", [replace(PLAIN, mixup_alpha=0.4), replace(PLAIN, dropout=0.5)], ids=["mixup", "dropout"]
+    "config", [replace(PLAIN, mixup_alpha=0.4), replace(PLAIN, dropout=0.5)], ids=["mixup", "dropout"]
 )
 
 
 @DRAWN
 def test_what_is_drawn_changes_from_step_to_step_and_is_drawn_again_after_a_resume(
-    make_task: Any, batch: dict[str, Any], recipe: LearningRecipe
+    make_task: Any, batch: dict[str, Any], config: LearningConfig
 ) -> None:
-    task = make_task(recipe)
+    task = make_task(config)
     losses = []
     for _ in range(2):
         losses.append(step(task, batch, 0.0))
     state = task.read_state()
     losses.append(step(task, batch, 0.0))
     assert len({*losses, step(make_task(), batch, 0.0)}) == 4
-    other = make_task(recipe)
+    other = make_task(config)
     other.write_state(state)
     assert step(other, batch, 0.0) == pytest.approx(losses[2], rel=1e-6)
 
@@ -113,14 +113,14 @@ def compute_losses(task: ClassificationTask, batch: dict[str, Any], steps: int) 
 
 def test_no_two_batches_are_mixed_alike(make_task: Any, batch: dict[str, Any]) -> None:
     """Whatever the number of ranks: what is drawn follows from the place of a batch in the sequence of all images."""
-    recipe = replace(PLAIN, mixup_alpha=0.4)
-    alone = compute_losses(make_task(recipe), batch, 6)
-    second = compute_losses(make_task(recipe, communicator=SecondOfTwo()), batch, 3)
+    config = replace(PLAIN, mixup_alpha=0.4)
+    alone = compute_losses(make_task(config), batch, 6)
+    second = compute_losses(make_task(config, communicator=SecondOfTwo()), batch, 3)
     assert len(set(alone)) == 6
     assert second == pytest.approx(alone[1::2], rel=1e-5)
     # Twice the batch: as the first of two ranks, which have half of it each.
     whole = {name: tf.concat([values, values], 0) for name, values in batch.items()}
-    task = make_task(recipe)
+    task = make_task(config)
     first = task._find_first(batch["images"])
     assert [int(first), int(task._find_first(whole["images"]))] == [0, 0]
     task.after_update()
@@ -178,8 +178,8 @@ def test_which_variables_are_decayed() -> None:
     names = ("conv1/kernel", "conv1/bias", "conv1_bn/gamma", "logits/kernel", "logits/bias")
 
     def list_decays(head_only: bool = False, **changes: Any) -> list[float]:
-        recipe = replace(PLAIN, weight_decay=0.5, **changes)
-        return [find_decay(name, recipe, head_only=head_only) for name in names]
+        config = replace(PLAIN, weight_decay=0.5, **changes)
+        return [find_decay(name, config, head_only=head_only) for name in names]
 
     assert list_decays() == [1, 0, 0, 1, 1]
     assert list_decays(head_only=True) == [1, 0, 0, 1, 0]
@@ -188,8 +188,8 @@ def test_which_variables_are_decayed() -> None:
 
 
 def test_a_single_l2_is_reported_and_updates_alike(make_task: Any, batch: dict[str, Any]) -> None:
-    recipe = replace(PLAIN, weight_decay=0.01, decay_form="half_squares")
-    each, single = make_task(recipe), make_task(replace(recipe, single_l2=True))
+    config = replace(PLAIN, weight_decay=0.01, decay_form="half_squares")
+    each, single = make_task(config), make_task(replace(config, single_l2=True))
     weights = each.read_state()
     half_squares = sum(0.5 * float((weights[name].astype(np.float64) ** 2).sum()) for name in DECAYED)
     assert step(single, batch) - step(each, batch) == pytest.approx(0.01 * half_squares, rel=1e-4)
@@ -210,7 +210,7 @@ def test_the_average_lags_behind_the_weights(make_task: Any, batch: dict[str, An
 
 
 def test_pruning_sets_the_smallest_weights_of_each_kernel_to_zero(make_task: Any, batch: dict[str, Any]) -> None:
-    pruning = PruningRecipe(initial_sparsity=0.0, final_sparsity=0.5, begin_step=0, end_step=4, frequency=1)
+    pruning = PruningConfig(initial_sparsity=0.0, final_sparsity=0.5, begin_step=0, end_step=4, frequency=1)
     task = make_task(replace(PLAIN, pruning=pruning))
     zeros = []
     for _ in range(6):
@@ -262,8 +262,8 @@ def test_only_the_head_is_trained(make_task: Any, batch: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("optimizer", ["SGD", "LARS", "Adam"])
 def test_several_steps_in_a_call(make_task: Any, batch: dict[str, Any], optimizer: Any) -> None:
-    recipe = replace(PLAIN, optimizer=optimizer, mixup_alpha=0.2, ema_decay=0.9, weight_decay=1e-4)
-    one, several = make_task(recipe), make_task(recipe)
+    config = replace(PLAIN, optimizer=optimizer, mixup_alpha=0.2, ema_decay=0.9, weight_decay=1e-4)
+    one, several = make_task(config), make_task(config)
     rates = [0.01, 0.02, 0.0]
     losses = [step(one, batch, rate) for rate in rates]
     scalars = several.train_steps([batch] * 3, rates)

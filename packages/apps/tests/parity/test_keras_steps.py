@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.classification.recipe import LearningRecipe
+from gaudi_apps.classification.train_config import LearningConfig
 from gaudi_apps.training.parity.compare import choose_tolerances
 from gaudi_apps.training.parity.keras_steps import replay_steps
 from gaudi_apps.training.parity.record import ReferenceStep, StepTensor
@@ -19,7 +19,7 @@ from gaudi_distributed import SingleProcess
 from gaudi_distributed.errors import ConfigurationError
 
 SIDE = 64
-RECIPE = LearningRecipe("SGD", 0.9, 1e-4, 1e-7, False, 0.0, 0.0, 0.0, 0.0, None, "keras", "l2")
+CONFIG = LearningConfig("SGD", 0.9, 1e-4, 1e-7, False, 0.0, 0.0, 0.0, 0.0, None, "keras", "l2")
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def make_task(build: Callable[..., Any] | None = None, keras_policy: str = "floa
 
     keras.utils.set_random_seed(0)
     model = (build or build_classifier)(options.pop("name", "resnet18"), 3, image_size=SIDE, dtype=keras_policy)
-    recipe = LearningRecipe(**{**vars(RECIPE), **options})
-    return ClassificationTask(model, recipe, seed=0, head_only=False, communicator=SingleProcess(), averages=False)
+    config = LearningConfig(**{**vars(CONFIG), **options})
+    return ClassificationTask(model, config, seed=0, head_only=False, communicator=SingleProcess(), averages=False)
 
 
 def rate(step: int) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.classification.resnet import ResNetConfig, make_recipe
+from gaudi_apps.classification.resnet import ResNetConfig, make_train_config
 from gaudi_apps.cli.flags import DistributionFlags, check_distribution
 from gaudi_apps.detection import config as ssd_config
 from gaudi_apps.detection.plan import make_plan
@@ -155,8 +155,8 @@ def test_flags_that_contradict_the_launch_are_named(text: str, message: str) -> 
 def test_the_batch_is_of_one_process_with_horovod_and_of_all_with_a_strategy(text: str, own: int, whole: int) -> None:
     flags = read(text)
     assert share_batch(flags, 8, 4) == whole == 4 * own
-    recipe = make_recipe(make_config(flags, 8), Distribution(RankInfo(size=4)))
-    assert (recipe.data.batch_size, recipe.data.global_batch) == (own, whole)
+    train_config = make_train_config(make_config(flags, 8), Distribution(RankInfo(size=4)))
+    assert (train_config.data.batch_size, train_config.data.global_batch) == (own, whole)
 
 
 def test_a_batch_that_cannot_be_shared_is_an_error() -> None:
@@ -193,8 +193,8 @@ def make_config(flags: DistributionFlags, batch_size: int, **schedule: Any) -> R
 
 def test_the_rate_of_lars_is_another_one_on_several_devices() -> None:
     config = make_config(read("--use_horovod"), 256, optimizer="LARS")
-    assert make_recipe(config).rate.peak == 2.5
-    assert make_recipe(config, Distribution(RankInfo(size=8))).rate.peak == 9.5
+    assert make_train_config(config).rate.peak == 2.5
+    assert make_train_config(config, Distribution(RankInfo(size=8))).rate.peak == 9.5
 
 
 def test_modes_of_one_process_are_not_for_several(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gaudi_apps.classification.data import MODEL_FACTS, class_names_of, input_options, open_training_data, require_facts
 from gaudi_apps.classification.plan import make_plan
-from gaudi_apps.classification.recipe import Recipe
+from gaudi_apps.classification.train_config import TrainConfig
 from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
@@ -30,52 +30,52 @@ class ClassificationApplication(Application):
     Args:
         program: what a Python is given to run it.
         config: the flags, validated.
-        make_recipe: what they mean, by a version of `gaudi_apps.training.plan`.
+        make_train_config: what they mean, by a version of `gaudi_apps.training.plan`.
     """
 
     files: ClassVar = ("evaluation.json",)
     folders: ClassVar = ("pictures",)
 
-    def __init__(self, program: tuple[str, ...], config: Any, make_recipe: Callable[..., Recipe]) -> None:
+    def __init__(self, program: tuple[str, ...], config: Any, make_train_config: Callable[..., TrainConfig]) -> None:
         self.program = program
         self.config = config
-        self._make_recipe = make_recipe
-        self.recipe = make_recipe(version=self.recipe_version)
-        self.settings = self.recipe.run
+        self._make_train_config = make_train_config
+        self.train_config = make_train_config(version=self.recipe_version)
+        self.settings = self.train_config.run
 
-    def use_recipe(self, version: int) -> None:
-        """Plan and train by a version of the recipes."""
-        super().use_recipe(version)
-        self.recipe = self._make_recipe(version=version)
+    def use_version(self, version: int) -> None:
+        """Plan and train by a version of the rules."""
+        super().use_version(version)
+        self.train_config = self._make_train_config(version=version)
 
     @property
     def resolved_config(self) -> Any:
         """The flags, with the values of those whose default follows from others."""
-        return self.recipe.config
+        return self.train_config.config
 
     @property
     def rate_needs_length(self) -> bool:
         """Whether the learning rate depends on the last step."""
-        return self.recipe.rate.needs_length
+        return self.train_config.rate.needs_length
 
     def open_training_data(self) -> TrainingData:
         """Open records, folders of classes, or random images."""
-        if self.recipe.data.jpeg_data_dir:
+        if self.train_config.data.jpeg_data_dir:
             print("--jpeg_data_dir: hardware media loading is not available; images are decoded on the host CPU")
         print(describe_jemalloc(os.environ))
-        return open_training_data(self.recipe)
+        return open_training_data(self.train_config)
 
     def make_plan(self, num_images: int) -> Plan:
-        """Plan by the recipe; its own number of images comes first."""
-        return make_plan(self.recipe, self.recipe.data.num_images or num_images)
+        """Plan by the configuration; its own number of images comes first."""
+        return make_plan(self.train_config, self.train_config.data.num_images or num_images)
 
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
         """Classes, network and size, and the padding that is asked for, else that of the weights or the original."""
-        model = self.recipe.model
+        model = self.train_config.model
         of_original = RESNETS[model.name].padding if model.name in RESNETS else "symmetric"
         of_weights = None if weights is None else weights.padding
         padding = model.padding or of_weights or of_original
-        return {**data.facts, "model": model.name, "padding": padding, "image_size": self.recipe.data.image_size}
+        return {**data.facts, "model": model.name, "padding": padding, "image_size": self.train_config.data.image_size}
 
     def build_task(
         self,
@@ -86,7 +86,7 @@ class ClassificationApplication(Application):
         communicator: Communicator,
         reduce_statistics: ReduceStatistics | None,
     ) -> TrainableTask:
-        """A classifier as the facts say, trained by the recipe."""
+        """Build a classifier as the facts say."""
         from gaudi_apps.classification.task import ClassificationTask
         from gaudi_models.classifiers import build_classifier
 
@@ -97,15 +97,15 @@ class ClassificationApplication(Application):
             dtype=keras_policy,
             padding=facts["padding"],
             image_size=facts["image_size"],
-            zero_gamma=self.recipe.model.zero_gamma,
-            implementation=self.recipe.model.grouped_convolution,
+            zero_gamma=self.train_config.model.zero_gamma,
+            implementation=self.train_config.model.grouped_convolution,
             reduce_statistics=reduce_statistics,
         )
         return ClassificationTask(
             model,
-            self.recipe.learning,
+            self.train_config.learning,
             seed=self.settings.device.seed,
-            head_only=self.recipe.model.head_only,
+            head_only=self.train_config.model.head_only,
             communicator=communicator,
             averages=averages,
         )
@@ -116,9 +116,9 @@ class ClassificationApplication(Application):
         from gaudi_apps.classification.evaluator import AccuracyScorer
 
         require_facts(facts)
-        data, names = self.recipe.data, class_names_of(facts)
+        data, names = self.train_config.data, class_names_of(facts)
         source = open_source(data.data_dir, [data.eval_split], class_names=names)
-        options = input_options(self.recipe, image_size=facts["image_size"])
+        options = input_options(self.train_config, image_size=facts["image_size"])
         return AccuracyScorer(source, options, folder, names, communicator, num_images=data.eval_images or None)
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
@@ -129,8 +129,8 @@ class ClassificationApplication(Application):
 
     def finish(self, restore: Callable[[], Restored]) -> None:
         """Export a SavedModel, if the end of training is to."""
-        if self.recipe.use.export_at_end is not None:
-            self._export(restore(), Path(self.recipe.use.export_at_end), ("saved_model",))
+        if self.train_config.use.export_at_end is not None:
+            self._export(restore(), Path(self.train_config.use.export_at_end), ("saved_model",))
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Classify the user's images and videos."""
@@ -138,7 +138,7 @@ class ClassificationApplication(Application):
         from gaudi_apps.classification.predict import PREDICTIONS, predict
         from gaudi_apps.inference.media import find_files
 
-        use = self.recipe.use
+        use = self.train_config.use
         files = find_files(use.inference)
         restored = restore()
         output_dir = Path(use.output_dir or self.settings.model_dir / "predictions")
@@ -148,7 +148,7 @@ class ClassificationApplication(Application):
             class_names_of(restored.facts),
             output_dir,
             image_size=restored.facts["image_size"],
-            batch_size=self.recipe.data.batch_size,
+            batch_size=self.train_config.data.batch_size,
             top=use.top,
             strict=use.strict,
         )
@@ -158,7 +158,7 @@ class ClassificationApplication(Application):
 
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the classifier, and its features."""
-        use = self.recipe.use
+        use = self.train_config.use
         self._export(restore(), Path(use.output_dir or self.settings.model_dir / "export"), use.export_format)
 
     def _export(self, restored: Restored, output_dir: Path, formats: tuple[ExportFormat, ...]) -> None:
@@ -166,7 +166,7 @@ class ClassificationApplication(Application):
         from gaudi_apps.classification.export import run_export
         from gaudi_apps.inference.exporter import choose_images
 
-        use, data = self.recipe.use, self.recipe.data
+        use, data = self.train_config.use, self.train_config.data
         source = open_source(data.data_dir, [data.eval_split]) if data.data_dir else None
         reports = run_export(
             restored.task.model,

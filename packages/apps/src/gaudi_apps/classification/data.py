@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gaudi_apps.classification.recipe import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, Recipe
+from gaudi_apps.classification.train_config import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, TrainConfig
 from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import add_title, enlarge, write_image
 from gaudi_apps.training.application import Facts
@@ -27,9 +27,9 @@ from gaudi_datasets.sampling import InputOptions
 # What imports TensorFlow is imported inside the functions: it must have been started by then.
 
 
-def input_options(recipe: Recipe, *, image_size: int | None = None) -> InputOptions:
-    """How the pipelines batch in this process; the size of the images is the recipe's unless it is given."""
-    data, device, rank_info = recipe.data, recipe.run.device, recipe.run.distribution.rank_info
+def input_options(config: TrainConfig, *, image_size: int | None = None) -> InputOptions:
+    """How the pipelines batch in this process; the size of the images is the config's unless it is given."""
+    data, device, rank_info = config.data, config.run.device, config.run.distribution.rank_info
     return InputOptions(
         batch_size=data.batch_size,
         image_size=image_size or data.image_size,
@@ -43,30 +43,30 @@ def input_options(recipe: Recipe, *, image_size: int | None = None) -> InputOpti
     )
 
 
-def open_training_data(recipe: Recipe) -> TrainingData:
-    """Open what the recipe names.
+def open_training_data(config: TrainConfig) -> TrainingData:
+    """Open what the config names.
 
     Raises:
         MissingInputError: it is not there.
         DataError: it is damaged.
     """
-    return _open_images(recipe) if recipe.data.data_dir else _open_synthetic(recipe)
+    return _open_images(config) if config.data.data_dir else _open_synthetic(config)
 
 
-def _open_images(recipe: Recipe) -> TrainingData:
+def _open_images(config: TrainConfig) -> TrainingData:
     from gaudi_datasets.classification.augmentation import ColorRange, CropRange
     from gaudi_datasets.classification.pipeline import train_dataset
     from gaudi_datasets.tf_input import read_batches
 
-    source, options = open_source(recipe.data.data_dir, recipe.data.train_splits), input_options(recipe)
-    if recipe.data.caches_encoded:
-        options = keep_if_it_fits(source, options, recipe.run.distribution.rank_info.local_size)
+    source, options = open_source(config.data.data_dir, config.data.train_splits), input_options(config)
+    if config.data.caches_encoded:
+        options = keep_if_it_fits(source, options, config.run.distribution.rank_info.local_size)
     if len(source.class_names) < 2:
         raise DataError(f"{source.name}: has the class {source.class_names[0]} only; a classifier needs two or more")
-    if recipe.data.caches_decoded:
+    if config.data.caches_decoded:
         source = DecodedSource(source)
-    crops = CropRange(min_area=recipe.data.least_area)
-    colors = ColorRange(recipe.data.color_jitter, recipe.data.gray_probability)
+    crops = CropRange(min_area=config.data.least_area)
+    colors = ColorRange(config.data.color_jitter, config.data.gray_probability)
 
     def batches(first_step: int) -> Batches:
         dataset = train_dataset(source, options, first_step=first_step, crop_range=crops, color_range=colors)
@@ -75,11 +75,11 @@ def _open_images(recipe: Recipe) -> TrainingData:
     return TrainingData(note_classes(source.class_names), len(source), source.fingerprint, batches)
 
 
-def _open_synthetic(recipe: Recipe) -> TrainingData:
+def _open_synthetic(config: TrainConfig) -> TrainingData:
     from gaudi_datasets.classification.pipeline import synthetic_dataset
 
     def batches(first_step: int) -> Batches:
-        return iter(synthetic_dataset(input_options(recipe), num_classes=IMAGENET_CLASSES))
+        return iter(synthetic_dataset(input_options(config), num_classes=IMAGENET_CLASSES))
 
     names = [str(number) for number in range(1, IMAGENET_CLASSES + 1)]
     return TrainingData(note_classes(names), IMAGENET_TRAIN_IMAGES, "random images", batches)

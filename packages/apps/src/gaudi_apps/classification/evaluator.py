@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from gaudi_apps.classification.recipe import LISTED
+from gaudi_apps.classification.train_config import LISTED
 from gaudi_apps.inference.scores import Score
 from gaudi_apps.inference.scoring import Scorer, find_order, pack_arrays, unpack_arrays
 from gaudi_apps.inference.visualizer import add_title, decode_image, enlarge, write_image

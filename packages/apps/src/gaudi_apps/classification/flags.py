@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
-from gaudi_apps.classification.recipe import LISTED
+from gaudi_apps.classification.train_config import LISTED
 from gaudi_apps.cli.flag_rules import check_bounds, fixed, list_per_side, per_rank, resume_safe
 from gaudi_apps.cli.flags import check_distribution, check_parity
 from gaudi_apps.runtime.profiler import parse_step_range

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gaudi_apps.classification.recipe import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, RateRecipe, Recipe
+from gaudi_apps.classification.train_config import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, ScheduleConfig, TrainConfig
 from gaudi_apps.cli.launch import LaunchReport
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
@@ -25,20 +25,20 @@ from gaudi_models.architectures import RESNETS, measure_classifier
 from gaudi_ops import schedules
 
 
-def make_plan(recipe: Recipe, num_images: int) -> Plan:
+def make_plan(config: TrainConfig, num_images: int) -> Plan:
     """Plan the training of `num_images` images an epoch.
 
     An epoch is as many whole steps as its images fill. Where epochs are not whole, their steps are cut off once, from
     all epochs together.
     """
-    rate, batch = recipe.rate, recipe.data.global_batch
+    rate, batch = config.rate, config.data.global_batch
     steps_per_epoch = max(1, num_images // batch)
     exact = steps_per_epoch if rate.whole_epochs else num_images / batch
     length = rate.steps or max(1, rate.epochs * exact)
     total_steps = int(length)
     warmup_steps = int(rate.warmup_epochs * exact)
     drop_steps = tuple(int(epoch * exact) for epoch in rate.drop_epochs) if rate.kind == "piecewise" else ()
-    checkpoint_steps = total_steps if recipe.checkpoint_steps is None else recipe.checkpoint_steps or steps_per_epoch
+    checkpoint_steps = total_steps if config.checkpoint_steps is None else config.checkpoint_steps or steps_per_epoch
     return Plan(
         images=num_images,
         global_batch=batch,
@@ -50,16 +50,16 @@ def make_plan(recipe: Recipe, num_images: int) -> Plan:
         warmup_steps=warmup_steps,
         drop_steps=drop_steps,
         checkpoint_steps=checkpoint_steps,
-        evaluation_steps=count_steps(recipe.eval_epochs, steps_per_epoch) if recipe.run.scores else 0,
+        evaluation_steps=count_steps(config.eval_epochs, steps_per_epoch) if config.run.scores else 0,
         learning_rate=make_schedule(rate, length if rate.fractional_decay else total_steps, warmup_steps, drop_steps),
-        warnings=tuple(_list_warnings(recipe, num_images, total_steps, warmup_steps, drop_steps)),
-        workers=recipe.run.distribution.rank_info.size,
+        warnings=tuple(_list_warnings(config, num_images, total_steps, warmup_steps, drop_steps)),
+        workers=config.run.distribution.rank_info.size,
         drop_delay=rate.drop_delay,
     )
 
 
 def make_schedule(
-    rate: RateRecipe, length: float, warmup_steps: int, drop_steps: tuple[int, ...]
+    rate: ScheduleConfig, length: float, warmup_steps: int, drop_steps: tuple[int, ...]
 ) -> schedules.Schedule:
     """Return the learning rate of every step.
 
@@ -89,10 +89,10 @@ def decay_steps(length: float, warmup_steps: int) -> float:
 
 
 def _list_warnings(
-    recipe: Recipe, num_images: int, total_steps: int, warmup_steps: int, drop_steps: tuple[int, ...]
+    config: TrainConfig, num_images: int, total_steps: int, warmup_steps: int, drop_steps: tuple[int, ...]
 ) -> Iterator[str]:
     """Yield settings that are allowed but rarely meant, a line each."""
-    batch = recipe.data.global_batch
+    batch = config.data.global_batch
     if batch > num_images:
         yield describe_large_batch(batch, num_images)
     if warmup_steps >= total_steps:
@@ -100,11 +100,11 @@ def _list_warnings(
             f"the warm-up of {warmup_steps} steps is not over when the run ends at step {total_steps}: "
             "lower --warmup_epochs"
         )
-    # A drop at the very end, as that of epoch 90, is part of the originals' recipes.
+    # A drop at the very end, as that of epoch 90, is part of the schedules of the originals.
     late = [str(step) for step in drop_steps if step > total_steps]
     if late:
         yield f"the drop at step {', '.join(late)} is not reached: the run ends at step {total_steps}"
-    pruning = recipe.learning.pruning
+    pruning = config.learning.pruning
     if pruning is not None and pruning.end_step > total_steps:
         yield (
             f"pruning ends at step {pruning.end_step}, the run at step {total_steps}: it does not come to "
@@ -123,26 +123,26 @@ MOMENTUM_FORMS = {
 
 
 def print_plan(
-    recipe: Recipe, launch: LaunchReport | None = None, *, as_json: bool, console: Console | None = None
+    config: TrainConfig, launch: LaunchReport | None = None, *, as_json: bool, console: Console | None = None
 ) -> None:
     """Print the plan of a training and the processes to start, as tables or as one JSON object."""
-    training_set = describe_training_set(recipe)
-    plan = make_plan(recipe, training_set.images)
-    needs = estimate_needs(recipe, plan, training_set.num_classes)
+    training_set = describe_training_set(config)
+    plan = make_plan(config, training_set.images)
+    needs = estimate_needs(config, plan, training_set.num_classes)
     if as_json:
-        print_json(to_json(recipe, training_set, plan, needs), launch, console)
+        print_json(to_json(config, training_set, plan, needs), launch, console)
     else:
-        print_tables(recipe.run.model_dir, _list_rows(recipe, training_set, plan, needs), plan, launch, console)
+        print_tables(config.run.model_dir, _list_rows(config, training_set, plan, needs), plan, launch, console)
 
 
-def describe_training_set(recipe: Recipe) -> TrainingSet:
+def describe_training_set(config: TrainConfig) -> TrainingSet:
     """Count images and classes of the data, or of ImageNet without any; a number that is given wins.
 
     Raises:
         MissingInputError: the data is not there.
         DataError: it is damaged.
     """
-    data = recipe.data
+    data = config.data
     if data.data_dir is None:
         return TrainingSet(data.num_images or IMAGENET_TRAIN_IMAGES, IMAGENET_CLASSES)
     from gaudi_apps.classification.data import open_source
@@ -151,51 +151,53 @@ def describe_training_set(recipe: Recipe) -> TrainingSet:
     return TrainingSet(data.num_images or len(source), len(source.class_names))
 
 
-def estimate_needs(recipe: Recipe, plan: Plan, num_classes: int) -> Needs | None:
+def estimate_needs(config: TrainConfig, plan: Plan, num_classes: int) -> Needs | None:
     """Estimate disk and memory without building the network; None for networks of keras.applications."""
-    if recipe.model.name not in RESNETS:
+    if config.model.name not in RESNETS:
         return None
     return Needs(
         plan,
-        measure_classifier(RESNETS[recipe.model.name], num_classes, recipe.data.image_size),
-        recipe.run.keep_checkpoints,
-        BYTES_PER_VALUE[recipe.run.device.dtype],
-        averages=recipe.learning.ema_decay > 0,
+        measure_classifier(RESNETS[config.model.name], num_classes, config.data.image_size),
+        config.run.keep_checkpoints,
+        BYTES_PER_VALUE[config.run.device.dtype],
+        averages=config.learning.ema_decay > 0,
     )
 
 
-def to_json(recipe: Recipe, training_set: TrainingSet, plan: Plan, needs: Needs | None) -> dict[str, Any]:
+def to_json(config: TrainConfig, training_set: TrainingSet, plan: Plan, needs: Needs | None) -> dict[str, Any]:
     """Return what `--json` prints: names as in Plan, with optimizer, data set, disk (bytes) and memory (bytes)."""
     document = {
         **plan.as_json(),
-        "model": recipe.model.name,
-        "optimizer": recipe.learning.optimizer,
-        "label_smoothing": recipe.learning.label_smoothing,
-        "weight_decay": recipe.learning.weight_decay,
-        "momentum": recipe.learning.momentum,
-        "decay_form": recipe.learning.decay_form,
-        "momentum_form": recipe.learning.momentum_form,
+        "model": config.model.name,
+        "optimizer": config.learning.optimizer,
+        "label_smoothing": config.learning.label_smoothing,
+        "weight_decay": config.learning.weight_decay,
+        "momentum": config.learning.momentum,
+        "decay_form": config.learning.decay_form,
+        "momentum_form": config.learning.momentum_form,
         "data": {"images": training_set.images, "num_classes": training_set.num_classes},
-        "checkpoints_kept": plan.count_checkpoints(recipe.run.keep_checkpoints),
+        "checkpoints_kept": plan.count_checkpoints(config.run.keep_checkpoints),
     }
     if plan.lr_schedule == "polynomial":
         document["decay_steps"] = decay_steps(plan.total_steps, plan.warmup_steps)
     return document if needs is None else {**document, **needs.as_json()}
 
 
-def _list_rows(recipe: Recipe, training_set: TrainingSet, plan: Plan, needs: Needs | None) -> Iterator[tuple[str, str]]:
+def _list_rows(
+    config: TrainConfig, training_set: TrainingSet, plan: Plan, needs: Needs | None
+) -> Iterator[tuple[str, str]]:
     """Yield the rows of the table."""
-    learning = recipe.learning
+    learning = config.learning
     yield "images", f"{training_set.images}"
     yield "classes", f"{training_set.num_classes}"
-    yield "network", recipe.model.name if needs is None else f"{recipe.model.name}, {needs.size.parameters} parameters"
+    yield "network", config.model.name if needs is None else f"{config.model.name}, {needs.size.parameters} parameters"
     yield "optimizer", f"{learning.optimizer}, weight decay {learning.weight_decay:g}, momentum {learning.momentum:g}"
     if learning.optimizer != "LARS":
         yield "decay form", DECAY_FORMS[learning.decay_form]
     if learning.optimizer == "SGD":
         yield "momentum", MOMENTUM_FORMS[learning.momentum_form]
     yield "loss", f"label smoothing {learning.label_smoothing:g}, mixup {learning.mixup_alpha:g}"
-    yield from list_plan(plan, recipe.run.keep_checkpoints)
+    yield from list_plan(plan, config.run.keep_checkpoints)
     if plan.lr_schedule == "polynomial":
         yield "decay", f"over {decay_steps(plan.total_steps, plan.warmup_steps)} steps"
     if needs is not None:

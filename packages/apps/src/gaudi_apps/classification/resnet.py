@@ -1,4 +1,4 @@
-"""Flags of resnet_train that resnext_train does not have, and the recipe that they make."""
+"""Flags of resnet_train that resnext_train does not have, and the TrainConfig that they make."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tyro.conf import arg
 
 from gaudi_apps.classification import flags
 from gaudi_apps.classification.flags import Switch, check_common
-from gaudi_apps.classification.recipe import (
+from gaudi_apps.classification.train_config import (
     DecayForm,
-    LearningRecipe,
+    LearningConfig,
     OptimizerKind,
     RateKind,
-    RateRecipe,
-    Recipe,
-    data_recipe,
+    ScheduleConfig,
+    TrainConfig,
     for_version,
-    model_recipe,
-    pruning_recipe,
+    make_data_config,
+    make_network_config,
+    make_pruning_config,
+    make_use_config,
     run_settings,
-    use_recipe,
 )
 from gaudi_apps.cli.flag_rules import fixed, resume_safe
 from gaudi_apps.cli.flags import DistributionFlags, ParityFlags
@@ -174,8 +174,10 @@ def validate(config: ResNetConfig) -> None:
     check_common(config, steps=run.train_steps, mode=run.mode, skips_evaluation=skips)
 
 
-def make_recipe(config: ResNetConfig, distribution: Distribution | None = None, version: int = CURRENT) -> Recipe:
-    """The recipe of a validated configuration, for one of the processes that train together.
+def make_train_config(
+    config: ResNetConfig, distribution: Distribution | None = None, version: int = CURRENT
+) -> TrainConfig:
+    """Make the TrainConfig of validated flags, for one of the processes that train together.
 
     Args:
         config: validated.
@@ -185,10 +187,10 @@ def make_recipe(config: ResNetConfig, distribution: Distribution | None = None, 
     distribution = distribution or Distribution()
     run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
     preset = _find_preset(config)
-    data = data_recipe(config, distribution, least_area=0.05)
+    data = make_data_config(config, distribution, least_area=0.05)
     rate = for_version(_make_rate(config, preset, data.global_batch, distribution.rank_info.size), version)
     smoothing, dropout, exports = schedule.label_smoothing, weights.dropout, report.enable_checkpoint_and_export
-    return Recipe(
+    return TrainConfig(
         run=run_settings(
             config,
             distribution,
@@ -201,9 +203,9 @@ def make_recipe(config: ResNetConfig, distribution: Distribution | None = None, 
             steps_per_call=report.steps_per_loop,
         ),
         data=data,
-        model=model_recipe(config, SAME_MODELS.get(weights.model, weights.model)),
+        model=make_network_config(config, SAME_MODELS.get(weights.model, weights.model)),
         rate=rate,
-        learning=LearningRecipe(
+        learning=LearningConfig(
             optimizer=schedule.optimizer or preset.optimizer,
             momentum=schedule.momentum,
             weight_decay=schedule.weight_decay,
@@ -213,11 +215,11 @@ def make_recipe(config: ResNetConfig, distribution: Distribution | None = None, 
             dropout=preset.dropout if dropout is None else dropout,
             mixup_alpha=weights.mixup_alpha,
             ema_decay=weights.ema_decay,
-            pruning=pruning_recipe(config),
+            pruning=make_pruning_config(config),
             momentum_form="keras" if version > 1 else "tensorflow1",
             decay_form=_find_decay_form(config) if version > 1 else "half_squares",
         ),
-        use=use_recipe(config, export_at_end=f"{run.model_dir}/export" if exports else None),
+        use=make_use_config(config, export_at_end=f"{run.model_dir}/export" if exports else None),
         checkpoint_steps=report.save_checkpoint_steps,
         eval_epochs=0.0 if config.evaluation.skip_eval else config.evaluation.epochs_between_evals,
         config=config,
@@ -238,7 +240,7 @@ def _find_schedule(config: ResNetConfig) -> RateKind:
     return config.schedule.lr_schedule or _find_preset(config).lr_schedule
 
 
-def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -> RateRecipe:
+def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -> ScheduleConfig:
     """The rate for a global batch on so many processes."""
     schedule, kind = config.schedule, _find_schedule(config)
     own_rates = {"LARS": LARS_RATE if workers == 1 else LARS_RATE_OF_SEVERAL, "Adam": ADAM_RATE}
@@ -254,7 +256,7 @@ def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -
         peak, warmup = base or by_batch.base_rate, by_batch.warmup_epochs
     else:
         peak = (base or 0.1) * batch / IMAGES_OF_BASE_RATE
-    return RateRecipe(
+    return ScheduleConfig(
         kind=kind,
         peak=peak,
         end=schedule.initial_learning_rate if kind == "cyclical" else schedule.end_learning_rate,

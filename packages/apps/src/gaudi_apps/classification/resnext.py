@@ -1,4 +1,4 @@
-"""Flags of resnext_train that resnet_train does not have, and the recipe that they make."""
+"""Flags of resnext_train that resnet_train does not have, and the TrainConfig that they make."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tyro.conf import arg
 
 from gaudi_apps.classification import flags
 from gaudi_apps.classification.flags import Switch, check_common
-from gaudi_apps.classification.recipe import (
-    LearningRecipe,
+from gaudi_apps.classification.train_config import (
+    LearningConfig,
     RateKind,
-    RateRecipe,
-    Recipe,
-    data_recipe,
+    ScheduleConfig,
+    TrainConfig,
     for_version,
-    model_recipe,
-    pruning_recipe,
+    make_data_config,
+    make_network_config,
+    make_pruning_config,
+    make_use_config,
     run_settings,
-    use_recipe,
 )
 from gaudi_apps.cli.flag_rules import fixed, resume_safe
 from gaudi_apps.cli.flags import DistributionFlags, ParityFlags
@@ -170,8 +170,10 @@ def validate(config: ResNeXtConfig) -> None:
     check_common(config, steps=run.max_train_steps, mode=mode, skips_evaluation=skips)
 
 
-def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None, version: int = CURRENT) -> Recipe:
-    """The recipe of a validated configuration, for one of the processes that train together.
+def make_train_config(
+    config: ResNeXtConfig, distribution: Distribution | None = None, version: int = CURRENT
+) -> TrainConfig:
+    """Make the TrainConfig of validated flags, for one of the processes that train together.
 
     Args:
         config: validated.
@@ -181,13 +183,13 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None,
     distribution = distribution or Distribution()
     run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
     evaluation = config.evaluation
-    data = data_recipe(config, distribution, least_area=0.08, eval_steps=evaluation.max_eval_steps)
+    data = make_data_config(config, distribution, least_area=0.08, eval_steps=evaluation.max_eval_steps)
     warmup_epochs = _find_warmup(config, version)
     base_rate = _find_base_rate(config, warmup_epochs, distribution.rank_info.size, version)
     peak = base_rate * data.global_batch / IMAGES_OF_BASE_RATE
     rate = for_version(_make_rate(config, peak, warmup_epochs, version), version)
     resolved = replace(schedule, base_learning_rate=base_rate, warmup_epochs=warmup_epochs)
-    return Recipe(
+    return TrainConfig(
         run=run_settings(
             config,
             distribution,
@@ -199,9 +201,9 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None,
             steps=run.max_train_steps,
         ),
         data=data,
-        model=model_recipe(config, f"{weights.model_type}{weights.resnet_size}"),
+        model=make_network_config(config, f"{weights.model_type}{weights.resnet_size}"),
         rate=rate,
-        learning=LearningRecipe(
+        learning=LearningConfig(
             optimizer="LARS" if schedule.enable_lars else "SGD",
             momentum=schedule.momentum,
             weight_decay=schedule.weight_decay,
@@ -211,11 +213,11 @@ def make_recipe(config: ResNeXtConfig, distribution: Distribution | None = None,
             dropout=weights.dropout or 0.0,
             mixup_alpha=weights.mixup_alpha,
             ema_decay=weights.ema_decay,
-            pruning=pruning_recipe(config),
+            pruning=make_pruning_config(config),
             momentum_form="tensorflow1",
             decay_form="half_squares",
         ),
-        use=use_recipe(config, export_at_end=report.export_dir),
+        use=make_use_config(config, export_at_end=report.export_dir),
         checkpoint_steps=None if report.disable_checkpoints else report.save_checkpoint_steps,
         eval_epochs=0.0 if evaluation.disable_eval else evaluation.epochs_between_evals,
         config=replace(config, schedule=resolved),
@@ -241,11 +243,11 @@ def _find_base_rate(config: ResNeXtConfig, warmup_epochs: float, workers: int, v
     return WARMED_UP_RATE if is_warmed_up and workers <= MOST_OF_WARMED_UP_RATE else COLD_RATE
 
 
-def _make_rate(config: ResNeXtConfig, peak: float, warmup_epochs: float, version: int) -> RateRecipe:
+def _make_rate(config: ResNeXtConfig, peak: float, warmup_epochs: float, version: int) -> ScheduleConfig:
     """Make the rate with a peak, which LARS has of its own."""
     schedule = config.schedule
     after: RateKind = "cosine" if schedule.use_cosine_lr else "piecewise"
-    return RateRecipe(
+    return ScheduleConfig(
         kind="polynomial" if schedule.enable_lars else after,
         peak=schedule.start_learning_rate if schedule.enable_lars else peak,
         end=1e-4,

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gaudi_apps.classification.recipe import LearningRecipe
+from gaudi_apps.classification.train_config import LearningConfig
 from gaudi_apps.training.keras_task import MOMENTUM_NAME, Batch, KerasTask, Optimizer
 from gaudi_distributed import Communicator
 from gaudi_models.classifiers import LOGITS, feature_extractor, freeze_backbone
@@ -20,17 +20,17 @@ class ClassificationTask(KerasTask):
 
     Args:
         model: from `gaudi_models.classifiers.build_classifier`.
-        recipe: loss and optimizer.
+        config: loss and optimizer.
         seed: of what is drawn in mixup and dropout, with the place of a batch in the sequence of all images.
         head_only: whether only the head learns.
         communicator: of the processes that train together.
-        averages: whether an average of the weights is kept, if the recipe has one.
+        averages: whether an average of the weights is kept, if the config has one.
     """
 
     def __init__(
         self,
         model: Any,
-        recipe: LearningRecipe,
+        config: LearningConfig,
         *,
         seed: int,
         head_only: bool,
@@ -39,28 +39,28 @@ class ClassificationTask(KerasTask):
     ) -> None:
         if head_only:
             freeze_backbone(model)
-        self._recipe, self._seed = recipe, seed
+        self._config, self._seed = config, seed
         self._counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps")
-        self._features = feature_extractor(model) if recipe.dropout else None
+        self._features = feature_extractor(model) if config.dropout else None
         variables = model.trainable_variables
         self._pruning = (
-            None if recipe.pruning is None else MagnitudePruning(_prunable(variables), **vars(recipe.pruning))
+            None if config.pruning is None else MagnitudePruning(_prunable(variables), **vars(config.pruning))
         )
-        optimizer = _make_optimizer(variables, recipe, head_only=head_only)
+        optimizer = _make_optimizer(variables, config, head_only=head_only)
         self._adam = optimizer if isinstance(optimizer, Adam) else None
-        super().__init__(model, optimizer, communicator=communicator, ema_decay=recipe.ema_decay if averages else 0.0)
+        super().__init__(model, optimizer, communicator=communicator, ema_decay=config.ema_decay if averages else 0.0)
 
     def compute_loss(self, batch: Batch) -> dict[str, Any]:
         """The mean cross entropy, with the decay of the weights where it is a term of the loss, and top-1 accuracy."""
-        recipe, images, targets = self._recipe, batch["images"], batch["labels"]
-        if recipe.mixup_alpha:
+        config, images, targets = self._config, batch["images"], batch["labels"]
+        if config.mixup_alpha:
             drawn_by = {"seed": self._seed, "step": self._find_first(images)}
             classes = self.model.output_shape[-1]
-            images, targets = mixup(images, targets, num_classes=classes, alpha=recipe.mixup_alpha, **drawn_by)
+            images, targets = mixup(images, targets, num_classes=classes, alpha=config.mixup_alpha, **drawn_by)
         logits = self._compute_logits(images)
-        loss = tf.reduce_mean(smoothed_softmax_cross_entropy(logits, targets, recipe.label_smoothing))
-        if recipe.single_l2 and recipe.optimizer != "LARS":
-            loss += recipe.weight_decay * l2_loss(self.model.trainable_variables)
+        loss = tf.reduce_mean(smoothed_softmax_cross_entropy(logits, targets, config.label_smoothing))
+        if config.single_l2 and config.optimizer != "LARS":
+            loss += config.weight_decay * l2_loss(self.model.trainable_variables)
         right = tf.cast(tf.argmax(logits, axis=1, output_type=tf.int32) == batch["labels"], tf.float32)
         return {"loss": loss, "accuracy": tf.reduce_mean(right)}
 
@@ -71,7 +71,7 @@ class ClassificationTask(KerasTask):
         seed = tf.random.fold_in(tf.stack([tf.constant(self._seed, tf.int64), self._counter]), 1)
         features = self._features(images, training=True)
         dropped = drop_out(
-            features, self._recipe.dropout, seed, rank=self._communicator.rank, size=self._communicator.size
+            features, self._config.dropout, seed, rank=self._communicator.rank, size=self._communicator.size
         )
         return self.model.get_layer(LOGITS)(dropped)
 
@@ -119,30 +119,30 @@ def drop_out(features: Any, rate: float, seed: Any, *, rank: int, size: int) -> 
     return tf.where(draws >= rate, features * (1 / (1 - rate)), tf.zeros_like(features))
 
 
-def _make_optimizer(variables: list[Any], recipe: LearningRecipe, *, head_only: bool) -> Optimizer:
-    if recipe.optimizer == "LARS":
-        return LarsSGD(variables, recipe.momentum, recipe.weight_decay, epsilon=recipe.lars_epsilon)
-    decays = [find_decay(variable.name, recipe, head_only=head_only) for variable in variables]
-    if recipe.optimizer == "Adam":
+def _make_optimizer(variables: list[Any], config: LearningConfig, *, head_only: bool) -> Optimizer:
+    if config.optimizer == "LARS":
+        return LarsSGD(variables, config.momentum, config.weight_decay, epsilon=config.lars_epsilon)
+    decays = [find_decay(variable.name, config, head_only=head_only) for variable in variables]
+    if config.optimizer == "Adam":
         return Adam(variables, decays)
-    return MomentumSGD(variables, recipe.momentum, decays, rate_inside=recipe.momentum_form == "keras")
+    return MomentumSGD(variables, config.momentum, decays, rate_inside=config.momentum_form == "keras")
 
 
-def find_decay(name: str, recipe: LearningRecipe, *, head_only: bool) -> float:
+def find_decay(name: str, config: LearningConfig, *, head_only: bool) -> float:
     """Find the weight decay of a variable in the update, as a coefficient of half its squares.
 
     Args:
         name: of the variable.
-        recipe: with the form of the decay.
+        config: with the form of the decay.
         head_only: whether only the head learns. The original that trains a new head decays its kernel alone; the one
             that trains all decays the head's bias, too.
     """
-    if recipe.single_l2 or any(part in name for part in NORMALIZATIONS):
+    if config.single_l2 or any(part in name for part in NORMALIZATIONS):
         return 0.0
-    if recipe.decay_form == "half_squares":
-        return recipe.weight_decay
+    if config.decay_form == "half_squares":
+        return config.weight_decay
     is_l2 = "kernel" in name or (name.startswith(f"{LOGITS}/") and not head_only)
-    return 2 * recipe.weight_decay if is_l2 else 0.0
+    return 2 * config.weight_decay if is_l2 else 0.0
 
 
 def _prunable(variables: list[Any]) -> list[Any]:

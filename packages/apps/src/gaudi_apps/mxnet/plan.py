@@ -46,7 +46,7 @@ def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1, version
         config: validated.
         num_images: images of an epoch.
         workers: number of ranks.
-        version: of the recipe, see `gaudi_apps.training.plan`.
+        version: of the rules, see `gaudi_apps.training.plan`.
     """
     run, schedule, report = config.run, config.schedule, config.report
     batch = config.data.batch_size * workers

@@ -101,10 +101,10 @@ class Session:
             paths = (path for folder in folders for path in folder.rglob("*"))
             self.folder.own(*(path for path in paths if path.is_file()))
 
-    def choose_recipe(self) -> None:
-        """Have the program follow the recipe of the run in the folder, or the current one, alike on all ranks."""
+    def choose_version(self) -> None:
+        """Follow the rules of the run in the folder, or the current ones, alike on all ranks."""
         clean = self.settings.clean
-        self.app.use_recipe(from_root(self.communicator, lambda: find_recipe_version(self.folder, clean=clean)))
+        self.app.use_version(from_root(self.communicator, lambda: find_recipe_version(self.folder, clean=clean)))
 
     def build_task(self, facts: Facts, *, averages: bool) -> TrainableTask:
         """A network as the facts describe it, with new weights, that trains with the other processes."""

@@ -73,8 +73,8 @@ class Application(ABC):
     settings: RunSettings
     recipe_version: int = CURRENT
 
-    def use_recipe(self, version: int) -> None:
-        """Plan and train by a version of the recipes."""
+    def use_version(self, version: int) -> None:
+        """Plan and train by a version of the rules."""
         self.recipe_version = version
 
     @property

@@ -163,7 +163,7 @@ def prepare_training(session: Session) -> PreparedTraining:
     app, run, communicator = session.app, session.settings, session.communicator
     callbacks = load_callbacks(run.callbacks)
     data = app.open_training_data()
-    session.choose_recipe()
+    session.choose_version()
     plan = app.make_plan(data.num_images)
     require_equal_start(session, data.fingerprint)
     settings = list_run_settings(app, data, plan)

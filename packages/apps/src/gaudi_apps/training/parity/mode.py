@@ -86,7 +86,7 @@ class _ThisSide:
     def __init__(self, session: Session, steps: int) -> None:
         self._framework = session.app.framework
         self._data = session.app.open_training_data()
-        session.choose_recipe()
+        session.choose_version()
         self._plan = session.app.make_plan(self._data.num_images)
         self._steps = steps
         self._task, facts, weights = _begin(session, self._data)

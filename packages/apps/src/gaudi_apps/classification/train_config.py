@@ -1,4 +1,4 @@
-"""The recipe of a classifier, in one form for programs whose flags differ."""
+"""Configure the training of a classifier, in one form for programs whose flags differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DecayForm = Literal["l2", "half_squares"]
 
 
 @dataclass(frozen=True)
-class DataRecipe:
+class DataConfig:
     """Images.
 
     Attributes:
@@ -66,7 +66,7 @@ class DataRecipe:
 
 
 @dataclass(frozen=True)
-class ModelRecipe:
+class NetworkConfig:
     """The network: name, padding (None: as the original or the weights), what is trained, and forms of its parts."""
 
     name: str
@@ -77,7 +77,7 @@ class ModelRecipe:
 
 
 @dataclass(frozen=True)
-class RateRecipe:
+class ScheduleConfig:
     """The learning rate, and how long it is followed.
 
     Attributes:
@@ -115,7 +115,7 @@ class RateRecipe:
 
 
 @dataclass(frozen=True)
-class PruningRecipe:
+class PruningConfig:
     """See `gaudi_ops.tf.MagnitudePruning`."""
 
     initial_sparsity: float
@@ -126,7 +126,7 @@ class PruningRecipe:
 
 
 @dataclass(frozen=True)
-class LearningRecipe:
+class LearningConfig:
     """Loss and optimizer.
 
     Attributes:
@@ -154,13 +154,13 @@ class LearningRecipe:
     dropout: float
     mixup_alpha: float
     ema_decay: float
-    pruning: PruningRecipe | None
+    pruning: PruningConfig | None
     momentum_form: MomentumForm
     decay_form: DecayForm
 
 
 @dataclass(frozen=True)
-class UseRecipe:
+class UseConfig:
     """What is done with a trained network."""
 
     inference: tuple[str, ...]
@@ -173,7 +173,7 @@ class UseRecipe:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainConfig:
     """Everything that a run of a classifier depends on, whatever a program calls its flags.
 
     Attributes:
@@ -184,21 +184,21 @@ class Recipe:
     """
 
     run: RunSettings
-    data: DataRecipe
-    model: ModelRecipe
-    rate: RateRecipe
-    learning: LearningRecipe
-    use: UseRecipe
+    data: DataConfig
+    model: NetworkConfig
+    rate: ScheduleConfig
+    learning: LearningConfig
+    use: UseConfig
     checkpoint_steps: int | None
     eval_epochs: float
     config: Any
 
 
-def data_recipe(config: Any, distribution: Distribution, *, least_area: float, eval_steps: int = 0) -> DataRecipe:
+def make_data_config(config: Any, distribution: Distribution, *, least_area: float, eval_steps: int = 0) -> DataConfig:
     """Images, from the group `data`."""
     data, workers = config.data, distribution.rank_info.size
     whole = share_batch(config.distribution, data.batch_size, workers)
-    return DataRecipe(
+    return DataConfig(
         data_dir=data.data_dir or data.jpeg_data_dir,
         train_splits=data.train_splits,
         eval_split=data.eval_split,
@@ -262,10 +262,10 @@ def run_settings(
     )
 
 
-def model_recipe(config: Any, name: str) -> ModelRecipe:
+def make_network_config(config: Any, name: str) -> NetworkConfig:
     """The network, from the group `weights` and its form, from `device`."""
     weights = config.weights
-    return ModelRecipe(
+    return NetworkConfig(
         name=name,
         padding=weights.padding,
         zero_gamma=weights.zero_gamma,
@@ -274,17 +274,17 @@ def model_recipe(config: Any, name: str) -> ModelRecipe:
     )
 
 
-def for_version(rate: RateRecipe, version: int) -> RateRecipe:
-    """Return a rate as a version of the recipes has it, see `gaudi_apps.training.plan`."""
+def for_version(rate: ScheduleConfig, version: int) -> ScheduleConfig:
+    """Return a rate as a version of the rules has it, see `gaudi_apps.training.plan`."""
     return rate if version > 1 else replace(rate, drop_delay=0, cycle_decay=1.0, fractional_decay=False)
 
 
-def pruning_recipe(config: Any) -> PruningRecipe | None:
+def make_pruning_config(config: Any) -> PruningConfig | None:
     """Pruning, from the group of its name; None without a method."""
     pruning = config.pruning
     if pruning.pruning_method is None:
         return None
-    return PruningRecipe(
+    return PruningConfig(
         initial_sparsity=pruning.pruning_initial_sparsity,
         final_sparsity=pruning.pruning_final_sparsity,
         begin_step=pruning.pruning_begin_step,
@@ -293,10 +293,10 @@ def pruning_recipe(config: Any) -> PruningRecipe | None:
     )
 
 
-def use_recipe(config: Any, *, export_at_end: str | None) -> UseRecipe:
+def make_use_config(config: Any, *, export_at_end: str | None) -> UseConfig:
     """What is done with a trained network, from the group `use`."""
     use = config.use
-    return UseRecipe(
+    return UseConfig(
         use.inference,
         use.top,
         use.strict,

@@ -55,7 +55,7 @@ def find_difference(one: Any, other: Any) -> float:
 
 
 @pytest.mark.slow
-def test_a_run_keeps_its_recipe(train: Program, earlier: Earlier, tmp_path: Path) -> None:
+def test_a_run_keeps_its_version(train: Program, earlier: Earlier, tmp_path: Path) -> None:
     whole, broken, fresh = (tmp_path / name for name in ("whole", "broken", "fresh"))
     with earlier():
         assert train(whole, "--train_steps", 6, *RISING).status == 0
