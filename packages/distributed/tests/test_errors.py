@@ -21,7 +21,7 @@ def test_the_remedy_stands_behind_the_message() -> None:
         "is wrong", flag="--np", path=Path("a/b"), record="line 7", field="slots", remedy="fix it"
     )
     assert str(error) == "is wrong; fix it"
-    assert (error.flag, error.path, error.record, error.field) == ("--np", "a", "line 7", "slots")
+    assert (error.flag, error.path, error.record, error.field) == ("--np", "a/b", "line 7", "slots")
 
 
 @pytest.mark.parametrize(

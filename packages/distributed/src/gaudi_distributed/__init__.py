@@ -1,4 +1,7 @@
-"""Devices, precision and communication between ranks; imports neither TensorFlow nor a vendor module by itself."""
+"""Choose devices and precision, and let the ranks of a run communicate.
+
+Importing this package imports neither TensorFlow nor a vendor's module.
+"""
 
 from typing import TYPE_CHECKING
 

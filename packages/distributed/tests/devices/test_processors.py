@@ -36,7 +36,7 @@ def test_without_sys_every_processor_is_a_core(tmp_path: Path) -> None:
 
 
 def limit(root: Path, group: str, **limits: str) -> Path:
-    """A folder in which this process is in a control group, some of which have a limit; `_` is the outermost."""
+    """Make a folder in which this process is in a control group, some of which have a limit; `_` is the outermost."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(f"12:cpu:/old\n0::{group}\n")
     (root / "proc/self/mountinfo").write_text("29 22 0:25 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")

@@ -20,7 +20,7 @@ def make_detector(size: int = 3) -> FailureDetector:
 
 
 def pass_time(detector: FailureDetector, start: float, end: float, *, silent: int = -1) -> float | None:
-    """The time of the decision while ranks that are not silent stay where they are."""
+    """Return the time of the decision while ranks that are not silent stay where they are."""
     now = start
     while now < end:
         for rank in detector.present - {silent}:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gaudi_distributed.errors import MessageError
 from gaudi_distributed.failure.messages import (
     MAX_BYTES,
     MAX_TEXT,
@@ -15,7 +16,6 @@ from gaudi_distributed.failure.messages import (
     Hello,
     Left,
     Message,
-    MessageError,
     State,
     Stop,
     Welcome,

@@ -45,7 +45,7 @@ class Run:
         self._orders[worker].write(order)
 
     def assignment(self, number: int, worker: int) -> str:
-        """The rank of a worker in the round that is its own so many-th, once it has it."""
+        """Wait for the rank of a worker in its own n-th round, and return it."""
         beginning = f"worker {worker} in round {number}: "
         while not (found := [line for line in self._told.lines if line.startswith(beginning)]):
             self._told.read(self._process)

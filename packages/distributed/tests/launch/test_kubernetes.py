@@ -116,7 +116,7 @@ def container_of(job: Mapping[str, Any], replica: str) -> dict[str, Any]:
 
 
 def sources_of(job: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The source of what the workers' pods see at each path."""
+    """Return the source of what the workers' pods see at each path."""
     pod = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
     sources = {
         volume["name"]: {key: value for key, value in volume.items() if key != "name"} for volume in pod["volumes"]

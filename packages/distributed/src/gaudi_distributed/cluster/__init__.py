@@ -1,1 +1,1 @@
-"""The hosts of a run, and the rank of this process among its processes."""
+"""Find the hosts of a run, and the rank of this process."""

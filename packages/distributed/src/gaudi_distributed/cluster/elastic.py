@@ -1,4 +1,4 @@
-"""A worker of a run whose hosts come and go: it asks the launcher for its rank in the next round, and takes part in it.
+"""Take part in an elastic run: a worker asks the launcher for its rank in the next round.
 
 The launcher keeps Gloo's meeting point, a store of names and values over HTTP; what is said here goes through it, too.
 """
@@ -21,12 +21,12 @@ _POLL_SECONDS, _TIMEOUT = 0.1, 30.0
 
 
 def is_elastic(environ: Mapping[str, str]) -> bool:
-    """Whether this process is a worker of such a run."""
+    """Return whether this process is a worker of an elastic run."""
     return WORKER in environ
 
 
 class RendezvousClient:
-    """What a worker has to ask the launcher.
+    """Ask the launcher for this worker's next rank.
 
     Args:
         environ: of the process.
@@ -56,7 +56,9 @@ class RendezvousClient:
         self._round = 0
 
     def next_assignment(self) -> dict[str, str] | None:
-        """Wait for the next round; returns Horovod's variables of this worker's rank, None: it is no longer needed.
+        """Wait for the next round and return the environment variables of this worker's rank.
+
+        None means that the worker is no longer needed.
 
         Raises:
             PeerLostError: the launcher is gone.
@@ -71,11 +73,11 @@ class RendezvousClient:
             time.sleep(_POLL_SECONDS)
 
     def hosts_updated(self) -> bool:
-        """Whether other workers wait to take part, or some of these are to leave."""
+        """Return whether workers wait to join, or some are to leave."""
         return self._request("GET", f"{SCOPE}/changing") == b"1"
 
     def _request(self, method: str, path: str, content: bytes | None = None) -> bytes:
-        """The value, empty where there is none."""
+        """Return the value of a path; empty if there is none."""
         import http.client  # 15 ms, which --help does not need
 
         connection = http.client.HTTPConnection(*self._address, timeout=_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Hosts of a run: their names and slots, read strictly, from flags or the environment, and this machine's addresses."""
+"""Read the hosts of a run and their slots from flags or the environment, and find this machine's addresses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEVICES_PER_SERVER = 8
 
 @dataclass(frozen=True)
 class Host:
-    """A machine by name or address (IPv6 without brackets), and how many ranks run there, at least 1."""
+    """A machine by name or address (IPv6 without brackets), and the number of ranks on it."""
 
     name: str
     slots: int = 1
@@ -71,17 +71,17 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Return the number of ranks."""
         return sum(host.slots for host in self.hosts)
 
     @property
     def most_slots(self) -> int:
-        """Ranks of the host that has the most."""
+        """Return the largest number of ranks on one host."""
         return max(host.slots for host in self.hosts)
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """host:port of each rank, as TF_CONFIG names them."""
+        """Return host:port of each rank, as in TF_CONFIG."""
         return tuple(join_port(slot.host.name, self.first_port + slot.rank) for slot in self.assignments())
 
     def assignments(self) -> Iterator[SlotInfo]:
@@ -95,7 +95,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class HostRequest:
-    """What was asked for: each None where it was not.
+    """The flags that name hosts; None for those that were not given.
 
     Attributes:
         hosts: like "a:2,b:2".
@@ -114,7 +114,7 @@ class HostRequest:
 
 @dataclass(frozen=True)
 class HostSource:
-    """Hosts by what named them."""
+    """The hosts that one flag, variable or file names."""
 
     name: str
     entries: tuple[Entry, ...]
@@ -154,7 +154,7 @@ def find_cluster(
 
 
 def list_sources(request: HostRequest, environ: Mapping[str, str], read: Callable[[Path], str]) -> list[HostSource]:
-    """Return all that names hosts, in the order in which they count."""
+    """Return the sources that name hosts; the first one decides."""
     sources = []
     if request.hosts is not None:
         sources.append(HostSource("--hosts", parse_hosts(request.hosts)))
@@ -192,7 +192,7 @@ def _read_slurm(environ: Mapping[str, str]) -> tuple[Entry, ...]:
 
 
 def _with_slots(source: HostSource, request: HostRequest) -> list[Host]:
-    """Return the hosts with slots: their own, or those asked for, or an equal part of the ranks each."""
+    """Return the hosts with slots: their own, those of the flag, or an equal share of the ranks."""
     given = [slots for _, slots in source.entries if slots is not None]
     if given:
         if request.slots is not None and set(given) != {request.slots}:
@@ -274,7 +274,7 @@ def check_host(name: str, source: str) -> None:
 
 
 def is_ipv6(name: str) -> bool:
-    """Tell whether it is an IPv6 address, without brackets and without a zone."""
+    """Return whether it is an IPv6 address, without brackets and without a zone."""
     try:
         return "%" not in name and bool(ipaddress.IPv6Address(name))
     except ValueError:
@@ -392,7 +392,7 @@ def _expand_ranges(text: str, source: str) -> list[str]:
 
 
 def _checked(entries: Iterable[Entry], source: str) -> tuple[Entry, ...]:
-    """Return the entries, of which there is one at least, without a host twice, and all or none with slots."""
+    """Return the entries; ConfigurationError if there is none, a host is named twice, or only some have slots."""
     checked: dict[str, Entry] = {}
     for name, slots in entries:
         check_host(name, source)
@@ -453,7 +453,7 @@ def find_local_hosts(cluster: Cluster) -> frozenset[str]:
 
 
 def is_this_machine(name: str) -> bool:
-    """Tell whether the host's address is one of this machine's; a name that is not known is not."""
+    """Return whether the host's address is one of this machine's; False for an unknown name."""
     if name == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""Which of the processes of a run this one is, as told by the environment of whatever started it."""
+"""Detect the rank of this process from the environment that its launcher set."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def detect_rank(environ: Mapping[str, str]) -> RankInfo:
 
 
 def is_launched(environ: Mapping[str, str]) -> bool:
-    """Tell whether a launcher made this process a rank, be it the only one; ConfigurationError as of `detect_rank`."""
+    """Return whether a launcher made this process a rank, even the only one; ConfigurationError as of `detect_rank`."""
     return bool(_find_places(environ, ""))
 
 
@@ -66,7 +66,7 @@ def write_tf_config(workers: Sequence[str], index: int) -> str:
 
 
 def _find_places(environ: Mapping[str, str], host: str) -> list[tuple[str, RankInfo]]:
-    """Return the rank_info by each launcher that names one, with the first of its variables; they agree."""
+    """Return what each launcher's variables say, with the name of the first variable; all agree."""
     found: list[tuple[str, RankInfo]] = []
     for names in (_HOROVOD, _OPEN_MPI):
         if _any_set(names, environ):
@@ -134,7 +134,7 @@ def _expand_counts(text: str) -> list[int]:
 
 
 def _read_tf_config(text: str, host: str) -> RankInfo:
-    """Return the place of a worker; chiefs, parameter servers and evaluators are none of ours."""
+    """Return the rank of a worker; chiefs, parameter servers and evaluators are errors."""
     try:
         content = json.loads(text)
         workers, kind, index = content["cluster"]["worker"], content["task"]["type"], content["task"]["index"]

@@ -1,4 +1,4 @@
-"""Rendezvous of an elastic run: which worker has which rank, and the store over HTTP where Gloo's ranks meet."""
+"""Assign ranks to the workers of an elastic run, and serve the store where Gloo's ranks find each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """A worker's part in a round, in Horovod's numbers."""
+    """The rank of a worker in one round, in Horovod's numbers."""
 
     host: str
     rank: int
@@ -24,13 +24,13 @@ class RankAssignment:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """The numbers by name, in the order in which Horovod reads them."""
+        """Return the numbers by name, in the order in which Horovod reads them."""
         names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
         return {name: getattr(self, name) for name in names}
 
 
 class Rendezvous:
-    """The workers, and their rounds.
+    """Form rounds of the workers that run.
 
     Args:
         min_size: ranks that a round needs.
@@ -46,54 +46,54 @@ class Rendezvous:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Workers of this round that still run, by rank."""
+        """Return the workers of this round that still run, by rank."""
         return tuple(self._members)
 
     @property
     def in_progress(self) -> bool:
-        """Whether some worker of this round does not wait for the next one."""
+        """Return whether some worker of this round does not wait for the next one."""
         return any(worker not in self._waiting for worker in self._members)
 
     def count_on(self, host: str) -> int:
-        """How many workers run on a host."""
+        """Return the number of workers on a host."""
         return Counter(self._hosts.values())[host]
 
     def host_of(self, worker: int) -> str:
-        """Where a worker runs."""
+        """Return the host of a worker."""
         return self._hosts[worker]
 
     @property
     def size(self) -> int:
-        """How many workers run."""
+        """Return the number of workers."""
         return len(self._hosts)
 
     def add(self, worker: int, host: str) -> None:
-        """A worker was started."""
+        """Add a worker that was started."""
         self._hosts[worker] = host
 
     def join(self, worker: int, now: float) -> None:
-        """A worker waits for the next round."""
+        """Let a worker wait for the next round."""
         if worker in self._hosts:
             self._waiting.setdefault(worker, now)
 
     def remove(self, worker: int) -> None:
-        """A worker has ended."""
+        """Remove a worker that has ended."""
         self._hosts.pop(worker, None)
         self._waiting.pop(worker, None)
         if worker in self._members:
             self._members.remove(worker)
 
     def find_unlisted(self, hosts: Iterable[str]) -> list[int]:
-        """Workers on hosts that are not named any more."""
+        """Return the workers on hosts that are no longer listed."""
         listed = set(hosts)
         return [worker for worker, host in self._hosts.items() if host not in listed]
 
     def is_changing(self, hosts: Iterable[str]) -> bool:
-        """Whether a new round would have other workers than this one."""
+        """Return whether a new round would have other workers than this one."""
         return self._choose(hosts) not in ([], self._members)
 
     def start_round(self, hosts: Iterable[str], now: float) -> dict[int, RankAssignment] | None:
-        """Begin the next round once all of this one wait for it, or all that were started for the first one.
+        """Start the next round if all workers of this one wait for it, or for the first one all that were started.
 
         Returns:
             the assignments by worker; None: not yet, or there are too few.
@@ -109,12 +109,12 @@ class Rendezvous:
         return self._assign(chosen)
 
     def find_late(self, now: float, patience: float) -> list[int]:
-        """Workers of this round that others have waited for so many seconds."""
+        """Return the workers of this round that others have waited for longer than `patience` seconds."""
         since = min((self._waiting[worker] for worker in self._members if worker in self._waiting), default=now)
         return [worker for worker in self._members if worker not in self._waiting and now - since > patience]
 
     def _choose(self, hosts: Iterable[str]) -> list[int]:
-        """Those of the next round, by rank: first those of this one, then those that wait; none if too few."""
+        """Return the workers of the next round by rank: those of this one, then waiting ones; none if too few."""
         listed = set(hosts)
         known = [*self._members, *sorted(self._waiting.keys() - set(self._members))]
         able = [worker for worker in known if self._hosts[worker] in listed]
@@ -142,7 +142,7 @@ _MAX_KEYS = 1 << 20
 
 
 class RendezvousServer(ThreadingHTTPServer):
-    """Listens from when it is entered until it is left; ranks put, get and delete `/scope/key`.
+    """Serve names and values over HTTP while it is entered; ranks put, get and delete `/scope/key`.
 
     Raises:
         OSError: the address is not one of this machine.
@@ -158,7 +158,7 @@ class RendezvousServer(ThreadingHTTPServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which Horovod finds it."""
+        """Return the environment variables by which Horovod finds it."""
         host, port = self.server_address[:2]
         return {"HOROVOD_GLOO_RENDEZVOUS_ADDR": str(host), "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
 
@@ -193,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(507 if full else 200)
 
     def do_DELETE(self) -> None:
-        """A rank is done with a scope; what it stored goes with the launcher, as ranks of one run meet once."""
+        """Accept that a rank is done with a scope; its values are kept until the launcher ends."""
         self._answer(200)
 
     def _answer(self, status: int, content: bytes = b"") -> None:

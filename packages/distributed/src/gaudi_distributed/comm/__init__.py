@@ -1,1 +1,1 @@
-"""Communication between ranks: one communicator, whatever engine carries it."""
+"""Communicate between ranks, through Horovod or tf.distribute."""

@@ -1,4 +1,4 @@
-"""Ranks that talk through tf.distribute, with one replica a process: MultiWorkerMirroredStrategy, or Gaudi's own.
+"""Communicate through tf.distribute with one replica per process: MultiWorkerMirroredStrategy, or Gaudi's own.
 
 Only its collective operations are used. Variables are made outside the strategy's scope and are plain ones.
 """
@@ -15,7 +15,7 @@ from gaudi_distributed.errors import ConfigurationError
 
 
 class CollectiveCommunicator:
-    """A rank of a strategy with one replica in each process; see `Communicator`."""
+    """A communicator over a strategy with one replica in each process; see `Communicator`."""
 
     def __init__(self, strategy: Any, rank_info: RankInfo, bucket_config: BucketConfig) -> None:
         import tensorflow as tf
@@ -30,22 +30,22 @@ class CollectiveCommunicator:
 
     @property
     def rank(self) -> int:
-        """This worker's index."""
+        """Return the index of this worker."""
         return self._rank_info.rank
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """Return the number of workers."""
         return self._rank_info.size
 
     @property
     def local_rank(self) -> int:
-        """This worker among those of its host."""
+        """Return the index of this worker on its host."""
         return self._rank_info.local_rank
 
     @property
     def local_size(self) -> int:
-        """How many of the workers run on this host."""
+        """Return the number of workers on this host."""
         return self._rank_info.local_size
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
@@ -91,7 +91,7 @@ class CollectiveCommunicator:
         self.gather(b"")
 
     def close(self) -> None:
-        """See `Communicator.close`: wait for the others, for a worker that is gone is a failure to tf.distribute."""
+        """See `Communicator.close`; waits for the others, since tf.distribute takes an absent worker for a failure."""
         self.barrier()
 
     def _exchange(self, rows: list[bytes], width: int) -> list[Any]:

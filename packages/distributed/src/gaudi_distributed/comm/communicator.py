@@ -1,4 +1,4 @@
-"""The communicator between ranks, sums within groups of ranks, and the buckets that tensors are packed into."""
+"""Define the communicator between ranks, sums within groups of ranks, and buckets of tensors."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Communicator(Protocol):
 
     @property
     def rank(self) -> int:
-        """This process, 0 to size - 1."""
+        """Return the rank of this process, 0 to size - 1."""
 
     @property
     def size(self) -> int:
-        """How many processes train together, at least 1."""
+        """Return the world size, at least 1."""
 
     @property
     def local_rank(self) -> int:
-        """This process among those of its host, 0 to local_size - 1."""
+        """Return the rank of this process on its host, 0 to local_size - 1."""
 
     @property
     def local_size(self) -> int:
-        """How many of the processes run on this host, at least 1."""
+        """Return the number of processes on this host, at least 1."""
 
     def allreduce(self, tensors: Sequence[Tensor], *, average: bool = True, compressed: bool = False) -> list[Tensor]:
         """Return, on every rank, the mean over the ranks of each tensor, or its sum without `average`.
@@ -49,33 +49,33 @@ class Communicator(Protocol):
         """Return, on every rank, the content of each rank, by rank; contents may differ in length."""
 
     def barrier(self) -> None:
-        """Return once every rank has come here."""
+        """Block until every rank has called it."""
 
     def close(self) -> None:
         """End the communication of this rank; nothing else is called afterwards."""
 
 
 class SingleProcess:
-    """The communicator of one process alone: everything is its own already."""
+    """The communicator of a single process."""
 
     @property
     def rank(self) -> int:
-        """0."""
+        """Return 0."""
         return 0
 
     @property
     def size(self) -> int:
-        """1."""
+        """Return 1."""
         return 1
 
     @property
     def local_rank(self) -> int:
-        """0."""
+        """Return 0."""
         return 0
 
     @property
     def local_size(self) -> int:
-        """1."""
+        """Return 1."""
         return 1
 
     def allreduce(self, tensors: Sequence[Tensor], *, average: bool = True, compressed: bool = False) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Ranks that talk through Horovod, by Open MPI, Gloo, NCCL or HCCL: the one module that imports it for TensorFlow."""
+"""Communicate through Horovod for TensorFlow, over Open MPI, Gloo, NCCL or HCCL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def require_horovod() -> None:
 
 
 class HorovodRank(ABC):
-    """A rank; its operations are matched between ranks by their names.
+    """A rank of Horovod, whatever the framework; operations are matched between ranks by name.
 
     Args:
         hvd: Horovod's module for the framework.
@@ -57,22 +57,22 @@ class HorovodRank(ABC):
 
     @property
     def rank(self) -> int:
-        """This process, as Horovod counts."""
+        """Return the rank of this process, as Horovod counts."""
         return int(self._hvd.rank())
 
     @property
     def size(self) -> int:
-        """How many processes Horovod has."""
+        """Return the world size, as Horovod counts."""
         return int(self._hvd.size())
 
     @property
     def local_rank(self) -> int:
-        """This process among those of its host."""
+        """Return the rank of this process on its host."""
         return int(self._hvd.local_rank())
 
     @property
     def local_size(self) -> int:
-        """How many of the processes run on this host."""
+        """Return the number of processes on this host."""
         return int(self._hvd.local_size())
 
     def gather(self, content: bytes) -> list[bytes]:
@@ -96,16 +96,16 @@ class HorovodRank(ABC):
 
     @abstractmethod
     def _join_arrays(self, array: Any, name: str) -> Any:
-        """NumPy arrays [n], that of each rank after the other."""
+        """Return the concatenation of each rank's NumPy array [n]."""
 
     def _next_name(self, kind: str) -> str:
-        """Return a name that this process has not used, and that is the same on all ranks: calls are in one order."""
+        """Return an unused name, equal on all ranks because all make the same calls in the same order."""
         self._calls += 1
         return f"gaudi_{kind}_{self._calls}"
 
 
 class HorovodCommunicator(HorovodRank):
-    """A rank of Horovod's with TensorFlow's tensors; see `Communicator`."""
+    """A communicator for tensors of TensorFlow; see `Communicator`."""
 
     def __init__(self, rank_info: RankInfo, bucket_config: BucketConfig) -> None:
         super().__init__(load_horovod(), rank_info)
@@ -141,7 +141,7 @@ class HorovodCommunicator(HorovodRank):
 
 
 def lacks_headers(tensorflow: str) -> bool:
-    """Tell whether a version of TensorFlow, like "2.15.1", comes without headers that Horovod needs; "" does not."""
+    """Return whether a version of TensorFlow, like "2.15.1", lacks headers that Horovod needs; False for ""."""
     numbers = tensorflow.split(".")[:2]
     return all(number.isdigit() for number in numbers) and tuple(map(int, numbers)) >= FIRST_WITHOUT_HEADERS
 
@@ -156,14 +156,14 @@ def make_headers_error(tensorflow: str) -> ConfigurationError:
 
 
 def is_rank_lost(error: BaseException) -> bool:
-    """Whether an error is Horovod's about its communication: a rank is gone, or the way to it."""
+    """Return whether an error of Horovod says that a rank, or the connection to it, is lost."""
     # By name: the error may be that the library, which would have to be imported, is not there.
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return "HorovodInternalError" in kinds or ("OpError" in kinds and "Horovod" in str(error))
 
 
 def end_horovod() -> None:
-    """End this rank's part, so that it can begin anew as another rank; `HorovodCommunicator` does that."""
+    """Shut Horovod down, so that this process can start again as another rank."""
     load_horovod().shutdown()
 
 

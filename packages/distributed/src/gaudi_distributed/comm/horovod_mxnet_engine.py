@@ -1,4 +1,4 @@
-"""Ranks of MXNet that talk through Horovod: the one module that imports it for MXNet."""
+"""Communicate through Horovod for MXNet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gaudi_distributed.errors import ConfigurationError
 
 
 class HorovodMXNetCommunicator(HorovodRank):
-    """A rank of Horovod's with tensors of MXNet's; see `Communicator`.
+    """A communicator for arrays of MXNet and NumPy; see `Communicator`.
 
     Tensors are arrays of MXNet or of NumPy, and so is what comes back.
     """
@@ -21,7 +21,7 @@ class HorovodMXNetCommunicator(HorovodRank):
         super().__init__(load_horovod(), rank_info)
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
-        """See `Communicator.allreduce`; nothing is compressed, for gradients travel by `open_trainer`."""
+        """See `Communicator.allreduce`; nothing is compressed, because gradients travel by `open_trainer`."""
         del compressed
         name, kind = self._next_name("allreduce"), self._hvd.Average if average else self._hvd.Sum
         return self._apply(lambda tensor, i: self._hvd.allreduce(tensor, op=kind, name=f"{name}_{i}"), tensors)

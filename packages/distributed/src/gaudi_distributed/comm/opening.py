@@ -1,4 +1,4 @@
-"""Open the communicator of a run: its environment first, then its engine, then the check that all ranks agree."""
+"""Open the communicator of a run, and verify that all ranks have the same configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COMPRESSED_DTYPES: Mapping[str, str | None] = {"none": None, "fp16": "float16",
 
 @dataclass(frozen=True)
 class CommunicationOptions:
-    """How the ranks of a run talk.
+    """Configure how the ranks of a run communicate.
 
     `engine`: "horovod", "horovod_mxnet" for programs of MXNet, or tf.distribute as "multi_worker"
     (MultiWorkerMirroredStrategy) or "hpu" (HPUStrategy).
@@ -46,7 +46,7 @@ class CommunicationOptions:
 
 
 def find_engine(environ: Mapping[str, str]) -> Engine | None:
-    """Return the engine that gaudi-run started this process for; None: it did not start it.
+    """Return the engine that gaudi-run started this process for; None if it did not.
 
     Raises:
         ConfigurationError: the variable names none.
@@ -68,7 +68,7 @@ def communication_environment(
     """Return the variables that the engine reads, to be set before TensorFlow is imported.
 
     Raises:
-        ConfigurationError: options that contradict each other or the rank_info, a run of several processes for which no
+        ConfigurationError: options that contradict each other or the rank, a run of several processes for which no
             engine was chosen, or several hosts without TF_CONFIG.
     """
     _check_options(options, rank_info)
@@ -101,7 +101,7 @@ def polling_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def open_communicator(options: CommunicationOptions) -> Communicator:
-    """Return this rank's communicator, once all ranks are there.
+    """Return this rank's communicator; blocks until all ranks are there.
 
     Call it after `apply_environment` of `communication_environment` and after `open_device`, and before TensorFlow
     computes anything.
@@ -215,7 +215,7 @@ def _name_ranks(ranks: list[int]) -> str:
 
 
 def _shorten(value: str, same: int) -> str:
-    """Cut a value to what a line has room for, around its first character that others have not."""
+    """Cut a long value around the first character that differs from the others."""
     start = max(0, same - _SHOWN // 2) if len(value) > _SHOWN else 0
     end = start + _SHOWN
     return f"{'...' if start else ''}{value[start:end]}{'...' if end < len(value) else ''}"

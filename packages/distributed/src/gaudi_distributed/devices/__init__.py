@@ -1,1 +1,1 @@
-"""The machine: which device computes, in which precision, on which processor cores."""
+"""Choose the device, the precision and the processor cores of a rank."""

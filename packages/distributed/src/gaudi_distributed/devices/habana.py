@@ -1,4 +1,7 @@
-"""Habana's libraries: the one module that imports the vendor's package, and the environment of its collectives."""
+"""Load the vendor's package for Gaudi, and set up the environment of its collectives.
+
+No other module imports the vendor's package.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ MAX_BYTES = 1 << 23  # of a file; /proc/cpuinfo of 2000 processors is smaller
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine, or a folder that plays one: `root` holds its /proc, /sys, /dev and so on."""
+    """A machine, whose /proc, /sys and /dev are below `root`."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Mount:
-    """A line of the list: which folder of a file system is seen at which point, the file system's kind and options."""
+    """A mounted file system: its folder that is mounted, the mount point, its type and options."""
 
     folder: PurePosixPath
     point: PurePosixPath
@@ -84,20 +84,20 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """Bytes that a group may use, and those that it has left (pages of files that can be dropped count as left)."""
+    """The memory limit of a control group, and what is left of it, in bytes; droppable file pages count as left."""
 
     limit: int
     left: int
 
 
 def read_memory_limit(machine: Machine) -> MemoryLimit | None:
-    """Return the limit that leaves least, of the group and those above it; None without any."""
+    """Return the tightest limit of the group and those above it; None if unlimited."""
     limits = [limit for group, version in _list_groups(machine, "memory") for limit in _read_memory(group, version)]
     return min(limits, key=lambda limit: limit.left, default=None)
 
 
 def read_processor_quota(machine: Machine) -> float | None:
-    """Return how many processors' time the groups give at most; None where they do not limit it."""
+    """Return the limit of processor time, in processors, that the control groups set; None if unlimited."""
     return min(
         (quota for group, version in _list_groups(machine, "cpu") for quota in _read_quota(group, version)),
         default=None,
@@ -164,13 +164,13 @@ def _read_quota(group: _Group, version: int) -> Iterator[float]:
 
 @dataclass(frozen=True)
 class Topology:
-    """Sockets, each with its physical cores, each with its logical processors by number."""
+    """The processor sockets: each a list of physical cores, each a list of numbers of logical processors."""
 
     sockets: tuple[tuple[tuple[int, ...], ...], ...]
 
     @property
     def cores(self) -> int:
-        """How many physical cores there are."""
+        """Return the number of physical cores."""
         return sum(len(socket) for socket in self.sockets)
 
 
@@ -198,7 +198,7 @@ def read_topology(root: Path = Path("/"), usable: Collection[int] | None = None)
 
 
 def count_processors(root: Path = Path("/"), usable: Collection[int] | None = None) -> int:
-    """Return how many processors this process may keep busy: those it may run on, or fewer by a container's limit.
+    """Return the number of processors that this process may keep busy, within a container's limit.
 
     More threads than that are stopped by the kernel, all at once, until the limit's period is over.
     """
@@ -236,12 +236,12 @@ def _read_number(path: Path, default: int) -> int:
 
 @dataclass(frozen=True)
 class Processor:
-    """What the kernel says of it.
+    """The processor, as the kernel describes it.
 
     Attributes:
         architecture: like "x86_64".
-        model: its name; "" where that is not told.
-        flags: names of its instructions; empty where they are not told.
+        model: its name; "" if unknown.
+        flags: names of its instruction sets; empty if unknown.
         logical: logical processors of the machine.
         usable: those that this process may use.
         cores: physical cores that these are of.
@@ -283,14 +283,14 @@ FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 
 
 def find_jemalloc(environ: Mapping[str, str], root: Path = Path("/")) -> Path | None:
-    """The library, version 2 before 1, in LD_LIBRARY_PATH and then in the usual folders; None: it is nowhere."""
+    """Return the path of jemalloc, version 2 before 1, from LD_LIBRARY_PATH or the usual folders; None if absent."""
     folders = [*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), *FOLDERS]
     paths = (root / folder.lstrip("/") / name for name in NAMES for folder in folders)
     return next((path for path in paths if path.is_file()), None)
 
 
 def describe_jemalloc(environ: Mapping[str, str], root: Path = Path("/")) -> str:
-    """A line that says whether it is used, and how it would be."""
+    """Describe in one line whether jemalloc is used, and how to use it."""
     if "libjemalloc" in environ.get("LD_PRELOAD", ""):
         return f"jemalloc: used, by LD_PRELOAD={environ['LD_PRELOAD']}"
     found = find_jemalloc(environ, root)
@@ -300,7 +300,7 @@ def describe_jemalloc(environ: Mapping[str, str], root: Path = Path("/")) -> str
 
 
 def preload_jemalloc(environ: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
-    """The variable that preloads it before what is preloaded already; empty where it is nowhere, or loaded already."""
+    """Return the variable that preloads jemalloc first; empty if it is absent or preloaded already."""
     before = environ.get("LD_PRELOAD", "")
     found = find_jemalloc(environ, root)
     if found is None or "libjemalloc" in before:

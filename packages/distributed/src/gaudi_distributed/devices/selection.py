@@ -68,7 +68,7 @@ def choose_device(
 
 
 def count_devices(kind: DeviceKind, *, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> int:
-    """Return how many devices of a kind this machine shows; a CPU is one. Arguments as of `choose_device`."""
+    """Return the number of devices of a kind; 1 for the CPU. Arguments as of `choose_device`."""
     environ = os.environ if environ is None else environ
     if kind == "cpu":
         return 1
@@ -174,7 +174,7 @@ def _open_hpu() -> DeviceKind:
 
 
 def _only_tensorflow_cpu() -> bool:
-    """Tell whether the TensorFlow that is installed is the build without any GPU code."""
+    """Return whether the installed TensorFlow is the build without GPU code."""
     names = {name for name in ("tensorflow", "tensorflow-cpu") if _is_installed(name)}
     return names == {"tensorflow-cpu"}
 
@@ -197,7 +197,7 @@ _KERAS_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16"}
 
 @dataclass(frozen=True)
 class Precision:
-    """How a run computes: the Keras policy, and the environment variables to set before TensorFlow is imported.
+    """A precision: the Keras policy, and environment variables to set before TensorFlow is imported.
 
     `name` is that of TensorFlow's precisions, or what a program of MXNet calls its own. `keras_policy` is "float32" or
     "mixed_bfloat16" (variables and losses stay float32 in both), and empty where Keras does not compute.

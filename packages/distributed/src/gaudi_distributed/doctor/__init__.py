@@ -1,4 +1,4 @@
-"""`gaudi-run doctor`: what a machine has and what a run would meet. It reads, and changes nothing.
+"""Check a machine for a run, as `gaudi-run doctor`; nothing is changed.
 
-Each module gathers facts, from files below a root that tests choose, and judges them by rules that are pure functions.
+Each module gathers facts, from files below a root that tests choose, and checks them by pure functions.
 """

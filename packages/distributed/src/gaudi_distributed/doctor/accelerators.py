@@ -1,4 +1,4 @@
-"""Gaudis and GPUs: drivers, devices, and whether driver, SynapseAI and TensorFlow are of one release."""
+"""Check Gaudis and GPUs: drivers, devices, and the releases of driver, SynapseAI and TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Gaudi:
-    """What there is of Gaudis and their software.
+    """The Gaudis of a machine, and their software.
 
     Attributes:
         cards: cards on the PCI bus.
@@ -39,7 +39,7 @@ class Gaudi:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What there is of GPUs.
+    """The GPUs of a machine, and their drivers.
 
     Attributes:
         cards: NVIDIA's display and compute cards on the PCI bus.

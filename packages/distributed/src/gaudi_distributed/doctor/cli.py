@@ -22,7 +22,7 @@ from gaudi_distributed.launch.processes import BACKENDS, Backend
 
 
 def examine(machine: Machine, request: Request) -> list[Finding]:
-    """Return what was found: of this machine, then of each other host. Takes seconds, and more for hosts far away."""
+    """Return the findings of this machine, then of each other host; it takes seconds."""
     device, finding = accelerators.judge_device(request.device, machine)
     cpu = gather_processor(machine, os.sched_getaffinity(0))
     found = [
@@ -48,7 +48,7 @@ def examine(machine: Machine, request: Request) -> list[Finding]:
 
 
 def _examine_memory(machine: Machine, request: Request, device: DeviceKind, logical: int) -> Iterator[Finding]:
-    """Yield what is said of memory, files and disk."""
+    """Yield the findings about memory, files and disk."""
     available = storage.gather_memory(machine)
     yield storage.judge_memory(available)
     if request.data_dir is not None:
@@ -63,7 +63,7 @@ def _examine_memory(machine: Machine, request: Request, device: DeviceKind, logi
 
 
 def _examine_ways(machine: Machine, request: Request, device: DeviceKind) -> Iterator[Finding]:
-    """Yield what is said of the ways that ranks talk by."""
+    """Yield the findings about how ranks communicate."""
     mpi = engines.gather_mpi(machine, request.mpi_root)
     yield engines.judge_mpi(mpi, request)
     yield engines.judge_horovod(engines.gather_horovod(machine.environ), mpi, request)
@@ -94,7 +94,7 @@ With the flags of a run it looks at what that run needs, and at its hosts."""
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags by their names; None where one was not given."""
+    """The values of the flags; None for one that was not given."""
 
     device: DeviceChoice
     data_dir: Path | None

@@ -1,4 +1,4 @@
-"""What ranks start and talk by: Open MPI, and Horovod as it was built."""
+"""Check Open MPI and the build of Horovod."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print(json.dumps({name: bool(library[f"horovod_{part}_built"]()) for name, part 
 
 @dataclass(frozen=True)
 class Mpi:
-    """mpirun's path, None where it is not found, the first line of what it says of its version, and its complaint."""
+    """The path of mpirun (None if not found), the first line of its version, and its error message."""
 
     path: str | None
     version: str = ""
@@ -51,13 +51,13 @@ class Mpi:
 
     @property
     def is_open_mpi(self) -> bool:
-        """Whether it is Open MPI's: gaudi-run's flags are for that one."""
+        """Return whether it is Open MPI; gaudi-run's flags are for that one."""
         return "Open MPI" in self.version
 
 
 @dataclass(frozen=True)
 class Horovod:
-    """How Horovod was built.
+    """The build of Horovod.
 
     Attributes:
         distribution: name and version; "" where it is not installed.

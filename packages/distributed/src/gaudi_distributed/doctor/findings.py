@@ -1,4 +1,4 @@
-"""Findings of an examination: level, line and remedy; the request, the programs asked, and the table printed."""
+"""Define the findings of the doctor, run programs that it asks, and print the table."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ _MAX_LINE = 300
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program said.
+    """The output of a program.
 
     Attributes:
         status: its exit status; None where it could not be started or did not end in time.
@@ -168,7 +168,7 @@ def ask(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Answ
 
 @dataclass(frozen=True)
 class Request:
-    """What is known of the run.
+    """The run that a machine is checked for.
 
     Attributes:
         device: as the programs take it.
@@ -196,16 +196,16 @@ class Request:
 
     @property
     def ranks_here(self) -> int:
-        """Ranks of this machine; where it is none of the hosts, of the host with most, for hosts are alike."""
+        """Return the number of ranks on this machine, or on the largest host if it is none of the hosts."""
         here = [host.slots for host in self.cluster.hosts if host.name in self.local_hosts]
         return sum(here) or self.cluster.most_slots
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The hosts that are not this machine."""
+        """Return the hosts other than this machine."""
         return tuple(host.name for host in self.cluster.hosts if host.name not in self.local_hosts)
 
     @property
     def needs_horovod(self) -> bool:
-        """Whether the ranks talk by Horovod: gaudi-run's choice where there are several."""
+        """Return whether the ranks communicate through Horovod, the default for several ranks."""
         return self.backend in ("openmpi", "gloo") or (self.backend is None and self.cluster.size > 1)

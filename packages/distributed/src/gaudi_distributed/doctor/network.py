@@ -1,4 +1,4 @@
-"""Examine network interfaces, and the other hosts of a run over ssh."""
+"""Check network interfaces, and the other hosts of a run over ssh."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SLOW_MBPS = 10_000
 
 @dataclass(frozen=True)
 class Interface:
-    """An interface by its name.
+    """A network interface.
 
     Attributes:
         is_up: it is switched on and has a carrier.
@@ -177,7 +177,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Starter:
-    """What has to be on another host for ranks to be started: its name, the command that asks for it, and a remedy."""
+    """The program that starts ranks on another host: its name, the command that asks for it, and a remedy."""
 
     name: str
     command: tuple[str, ...]
@@ -186,7 +186,7 @@ class Starter:
 
 @dataclass(frozen=True)
 class RemoteHost:
-    """What a host said.
+    """The answers of a host.
 
     Attributes:
         name: as it was given.

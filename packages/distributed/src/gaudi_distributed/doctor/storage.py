@@ -1,4 +1,4 @@
-"""Examine memory, huge pages, file systems and shared memory."""
+"""Check memory, huge pages, file systems and shared memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VOLATILE = ("tmpfs", "ramfs", "overlay")
 
 @dataclass(frozen=True)
 class Space:
-    """A folder, which may not be there yet, and the file system that it is on or will be on.
+    """The file system of a folder, which may not exist yet.
 
     Attributes:
         folder: it.
@@ -116,7 +116,7 @@ class Memory:
 
     @property
     def left(self) -> int | None:
-        """Bytes that this process and its children may still take."""
+        """Return the bytes that this process and its children may still take."""
         known = [self.available, None if self.limit is None else self.limit.left]
         return min((count for count in known if count is not None), default=None)
 

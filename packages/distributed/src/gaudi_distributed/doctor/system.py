@@ -1,4 +1,4 @@
-"""Examine processor, libraries, limits and clock of this machine."""
+"""Check processor, libraries, limits and clock of this machine."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Clock:
-    """Whether the kernel takes it for synchronised (None: it does not tell), and services that seem to run."""
+    """The clock: whether the kernel takes it for synchronised (None: unknown), and time services that run."""
 
     is_synchronised: bool | None
     services: tuple[str, ...] = ()

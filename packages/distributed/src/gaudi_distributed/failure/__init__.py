@@ -1,4 +1,4 @@
-"""Watches over the ranks of a run: the first thing that goes wrong ends all of them, and is said once.
+"""Detect failures of ranks: the first one ends all ranks, and is reported once.
 
 One `Coordinator` listens, in gaudi-run or else in rank 0; every rank is a `RankClient`, which says where it is and
 leaves the process when the run is over. It needs the standard library only.

@@ -1,4 +1,4 @@
-"""The one process that listens to all ranks, decides which failure ended the run, and tells all of them."""
+"""Listen to all ranks, decide which failure ended the run, and tell all ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STRANGERS = 64
 
 
 class Coordinator:
-    """Listens from when it is made until it is closed, in a thread of its own.
+    """Accept connections of ranks in a thread of its own, until it is closed.
 
     Who does not begin with the token is dropped without an answer, as are lines that are no messages.
 
@@ -78,23 +78,23 @@ class Coordinator:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which ranks find it; the token is a secret, so never part of a command line."""
+        """Return the variables by which ranks find it; the token is a secret, so never part of a command line."""
         host = f"[{self._address}]" if ":" in self._address else self._address
         return {COORDINATOR: f"{host}:{self.port}", TOKEN: self.token}
 
     @property
     def cause(self) -> FailureCause | None:
-        """What ended the run, or None: nothing did, so far."""
+        """Return what ended the run; None so far."""
         return self._cause
 
     @property
     def has_ranks(self) -> bool:
-        """Whether a rank is there that can be told something."""
+        """Return whether any rank is connected."""
         return bool(self._writers)
 
     @property
     def present(self) -> frozenset[int]:
-        """The ranks that are under supervision now."""
+        """Return the ranks that are connected."""
         return frozenset(self._detector.present)
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -134,7 +134,7 @@ class Coordinator:
             self._loop.run_until_complete(self._watch())
 
     async def _watch(self) -> None:
-        """Decide once a beat, and give a sign of life."""
+        """Send a heartbeat and check for a failure, once per interval."""
         while not self._closing.is_set():
             self._tell(Heartbeat())
             self._decide()
@@ -161,7 +161,7 @@ class Coordinator:
             self._decide()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
-        """The rank of who connected, and -1 for who is none; strangers that wait are few, and not for long."""
+        """Return the rank that connected, -1 for a stranger; few strangers may wait, and not for long."""
         if self._strangers >= _STRANGERS:
             return -1
         self._strangers += 1
@@ -237,14 +237,14 @@ class _Rank:
 
     @property
     def patience(self) -> float:
-        """How many times as long as usual it may stay where it is."""
+        """Return the factor by which the rank's timeout is extended in its phase."""
         if self.seen.get(self.phase, 0) < 2 or self.phase == "start":
             return math.inf
         return PATIENCE if self.phase in PATIENT_PHASES else 1
 
 
 class FailureDetector:
-    """The ranks that are there, and the first cause. Times are seconds of one clock that only rises.
+    """Find the first failure among ranks from their heartbeats. Times are seconds of a monotonic clock.
 
     Args:
         timeouts: see `Timeouts`.
@@ -267,18 +267,18 @@ class FailureDetector:
 
     @property
     def present(self) -> set[int]:
-        """Ranks that joined, and did not leave."""
+        """Return the ranks that joined and did not leave."""
         return set(self._ranks)
 
     def on_join(self, rank: int, host: str, now: float) -> bool:
-        """A rank is there; False if it was before."""
+        """Add a rank; False if it joined before."""
         if rank in self._ranks or rank in self.left:
             return False
         self._ranks[rank] = _Rank(host, heard=now, moved=now)
         return True
 
     def on_heartbeat(self, rank: int, step: int, phase: str, reports: int, now: float) -> None:
-        """A rank says where it is, and how often it said so."""
+        """Note the progress of a rank, and the number of its reports."""
         state = self._ranks[rank]
         state.heard = now
         if reports != state.reports:
@@ -286,7 +286,7 @@ class FailureDetector:
             state.step, state.phase, state.reports, state.moved = step, phase, reports, now
 
     def on_failure(self, rank: int, status: int, text: str, now: float, *, certain: bool) -> None:
-        """A rank reports an error; one that is not certain may follow from what happened to another."""
+        """Note an error of a rank; one that is not certain may follow from another rank's failure."""
         cause = self._cause(rank, status, text)
         self._ranks.pop(rank)
         self.left.add(rank)
@@ -296,14 +296,14 @@ class FailureDetector:
             self._doubtful = self._doubtful or (now, cause)
 
     def on_leave(self, rank: int, status: int, text: str) -> None:
-        """A rank is done; with a status other than 0 all others will be, too, as soon as they have saved."""
+        """Note that a rank is done; with a nonzero status the others are about to stop, too."""
         if status:
             self._stopped = self._stopped or self._cause(rank, status, text)
         self._ranks.pop(rank)
         self.left.add(rank)
 
     def on_disconnect(self, rank: int) -> None:
-        """The connection of a rank is gone."""
+        """Note that the connection of a rank is gone."""
         if rank in self._ranks:
             text = f"its process ended without a word, killed or crashed; see its output and the kernel's; {CONTINUE}"
             self._certain = self._certain or self._cause(rank, LOST, text)
@@ -311,11 +311,11 @@ class FailureDetector:
             self.left.add(rank)
 
     def abort(self, status: int, text: str) -> None:
-        """The launcher itself has a reason to end the run."""
+        """End the run for a reason of the launcher."""
         self._certain = self._certain or FailureCause(-1, "", 0, "", status, text)
 
     def check(self, now: float) -> FailureCause | None:
-        """The cause that ends the run, if there is one by now; call it once a beat at least."""
+        """Return the failure that ends the run, if there is one; call it at least once per heartbeat."""
         # Where this process itself was stopped for a while, ranks were not silent: nobody listened.
         if (deaf := now - self._looked) > 2 * self._timeouts.heartbeat_seconds:
             self.was_given_up = self.was_given_up or deaf > self._timeouts.stall_seconds
@@ -330,12 +330,12 @@ class FailureDetector:
         return self._certain
 
     def conclude(self) -> FailureCause | None:
-        """The cause once all have left: what `check` held back, or the request to stop that they followed."""
+        """Return the failure once all ranks have left: one that `check` held back, or the request to stop."""
         doubtful = None if self._doubtful is None else self._doubtful[1]
         return self._certain or doubtful or self._stopped
 
     def _is_any_quiet(self, now: float) -> bool:
-        """Whether a rank misses signs of life: it may be the one that others cannot reach."""
+        """Return whether a rank misses heartbeats; it may be the one that others cannot reach."""
         return any(
             now - state.heard > _MISSED_HEARTBEATS * self._timeouts.heartbeat_seconds for state in self._ranks.values()
         )
@@ -350,7 +350,7 @@ class FailureDetector:
         return self._cause(rank, LOST, text)
 
     def _find_still(self, now: float) -> FailureCause | None:
-        """The rank that all wait for, if none has got any further."""
+        """Return the stall of the rank that all wait for, if no rank makes progress."""
         if not self._ranks or self.left or self._is_any_quiet(now):
             return None
         patience = max(state.patience for state in self._ranks.values())

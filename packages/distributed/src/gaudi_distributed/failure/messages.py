@@ -1,4 +1,4 @@
-"""Messages between ranks and coordinator: JSON, one a line, of bounded length; causes and timeouts of a run."""
+"""Encode messages between ranks and coordinator as bounded lines of JSON; define failure causes and timeouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_NUMBER = 2**53
 
 @dataclass(frozen=True)
 class Hello:
-    """A client's first word."""
+    """The first message of a rank."""
 
     token: str
     rank: int
@@ -26,7 +26,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The answer to it: the timeouts that hold."""
+    """The answer to `Hello`: the timeouts in force."""
 
     stall_seconds: float
     leave_seconds: float
@@ -35,7 +35,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class State:
-    """Where a rank is, at least once a beat; `reports` is how often it said where."""
+    """The progress of a rank, sent with every heartbeat; `reports` counts the calls that reported it."""
 
     step: int
     phase: str
@@ -61,17 +61,17 @@ class Left:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The coordinator's sign of life."""
+    """The heartbeat of the coordinator."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """All are asked to save and end."""
+    """The request that all ranks save and end."""
 
 
 @dataclass(frozen=True)
 class End:
-    """The run is over, and why."""
+    """The end of the run, and its cause."""
 
     rank: int
     host: str
@@ -89,13 +89,13 @@ _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 def encode_message(message: Message) -> bytes:
-    """One line, at most `MAX_BYTES` long; texts are made one line that can be shown, and cut."""
+    """Return one line, at most `MAX_BYTES` long; texts are made printable and cut."""
     content = {name: show(value) if isinstance(value, str) else value for name, value in asdict(message).items()}
     return json.dumps([type(message).__name__, content]).encode("ascii") + b"\n"
 
 
 def decode_message(line: bytes) -> Message:
-    """The message of a line.
+    """Return the message of a line.
 
     Raises:
         MessageError: it is longer than `MAX_BYTES`, or no message.
@@ -116,7 +116,7 @@ def decode_message(line: bytes) -> Message:
 
 
 def show(text: str) -> str:
-    """A text as one line without control characters, at most `MAX_TEXT` long."""
+    """Return a text as one line without control characters, at most `MAX_TEXT` long."""
     line = "".join(character if character.isprintable() else " " for character in text)
     line = " ".join(line.split())
     return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 3]}..."
@@ -138,7 +138,7 @@ CONTINUE = "the same command continues from the last checkpoint"
 
 @dataclass(frozen=True)
 class FailureCause:
-    """The first thing that went wrong.
+    """The failure that ended a run.
 
     Attributes:
         rank: where; -1: in the launcher.
@@ -157,7 +157,7 @@ class FailureCause:
     text: str
 
     def describe(self) -> str:
-        """One line that names rank, host and step."""
+        """Return one line that names rank, host and step."""
         if self.rank < 0:
             return self.text
         return f"rank {self.rank} on {self.host} at step {self.step} ({self.phase}): {self.text}"
@@ -171,11 +171,11 @@ class Timeouts:
     """Timeouts of a supervised run, in seconds.
 
     Attributes:
-        stall_seconds: after so long without a word of a rank, or without a step of any, the run is over. With the time
-            to leave and a launcher's to kill what did not, all has ended within a minute by default.
-        leave_seconds: what a rank has to leave by itself once the run is over; then its process is ended.
-        heartbeat_seconds: between two signs of life.
-        settle_seconds: how long an error that may only follow from another waits for that other to be known.
+        stall_seconds: without a heartbeat of a rank, or progress of any rank, for this long the run is over. By default
+            all processes have ended within a minute.
+        leave_seconds: time for a rank to leave by itself once the run is over; then its process is killed.
+        heartbeat_seconds: between two heartbeats.
+        settle_seconds: time that an uncertain error waits for the failure that it may follow from.
     """
 
     stall_seconds: float = 40.0
@@ -185,7 +185,7 @@ class Timeouts:
 
 
 def read_timeouts(environ: Mapping[str, str]) -> Timeouts:
-    """The timeouts, with those that the environment sets.
+    """Return the timeouts, with those that the environment sets.
 
     Raises:
         ConfigurationError: a variable is no positive number, or silence would be found before signs of life can come.

@@ -1,4 +1,4 @@
-"""A rank's connection to the coordinator: it reports where the rank is, and ends its process when the run is over."""
+"""Connect a rank to the coordinator: report its progress, and end its process when the run is over."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _CONNECT_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class CoordinatorInfo:
-    """Who has the coordinator.
+    """The process that holds the coordinator.
 
     Attributes:
         host: address at which it listens.
         port: the same.
         rank: of the process; -1: the launcher.
         name: of its machine.
-        reporter: the rank that says so if the info's connection closes.
-        timeout_reporter: the rank that says so if it no longer answers, which may be for the loss of its machine.
+        reporter: the rank that reports it if the coordinator's connection closes.
+        timeout_reporter: the rank that reports it if the coordinator no longer answers.
     """
 
     host: str
@@ -59,16 +59,16 @@ class CoordinatorInfo:
 
 
 class RankClient:
-    """One rank's end of the connection, kept by two daemon threads.
+    """Keep a rank's connection to the coordinator, in two daemon threads.
 
     Once the run is over, the main thread leaves at its next report, or has some seconds to leave by itself; then the
     process is ended from here, whatever the main thread waits in.
 
     Args:
         rank_info: of the rank.
-        info: who has the coordinator.
-        token: what it expects to hear.
-        announce: called with a line about the loss of the info, on the rank that has to say so.
+        info: where the coordinator is.
+        token: the secret that it expects.
+        announce: called with a line about the loss of the coordinator, on the rank that reports it.
 
     Raises:
         PeerLostError: nobody answers there, or not to this token.
@@ -90,16 +90,16 @@ class RankClient:
 
     @property
     def cause(self) -> FailureCause | None:
-        """What ended the run, or None: it goes on."""
+        """Return what ended the run; None while it goes on."""
         return self._cause
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the launcher asks all ranks to save and end; they learn of it at different steps."""
+        """Return whether the launcher asks all ranks to save and end; ranks learn of it at different steps."""
         return self._stop_requested
 
     def set_progress(self, step: int, phase: str) -> None:
-        """Say that so many steps are done, and what comes next; it takes microseconds and never waits.
+        """Report the number of steps done and the next phase; it takes microseconds and never blocks.
 
         Once the run is over, the process ends here: what it would compute is not wanted.
 
@@ -125,7 +125,7 @@ class RankClient:
         return self._cause or FailureCause(rank_info.rank, rank_info.host, state.step, state.phase, status, text)
 
     def leave(self, text: str = "", status: int = 0) -> FailureCause | None:
-        """Say that this rank is done, or stopped as all ranks do; returns what ended the run before."""
+        """Report that this rank is done, or stopped as all ranks do; return what ended the run before."""
         if self._cause is None:
             self._has_left = True
             self._send(Left(status, text))
@@ -135,7 +135,7 @@ class RankClient:
         exit_now(cause.status)
 
     def _send(self, message: State | Failed | Left) -> None:
-        """Send what the connection takes; where the other end no longer reads, where this rank is is not news."""
+        """Send what the connection takes; progress is dropped while the other end does not read."""
         with self._sending, contextlib.suppress(OSError):  # of a loss the listening thread knows
             if not self._unsent or not isinstance(message, State):
                 self._unsent += encode_message(message)
@@ -199,7 +199,7 @@ def exit_now(status: int) -> None:
 
 
 def _connect(info: CoordinatorInfo, hello: Hello) -> tuple[socket.socket, BinaryIO, Welcome]:
-    """Connect, which others on the same port may keep from succeeding at once."""
+    """Connect, and try again while others on the same port are in the way."""
     limit = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
@@ -225,7 +225,7 @@ Announce = Callable[[str], None]
 
 
 def join_coordinator(rank_info: RankInfo, environ: Mapping[str, str], announce: Announce) -> RankClient | None:
-    """Join the coordinator that gaudi-run's variables name; None: there are none of them.
+    """Join the coordinator that gaudi-run's variables name; None if they are not set.
 
     It needs no communication between ranks, so join before that is opened: a rank lost meanwhile is seen, too.
 
@@ -255,7 +255,7 @@ def join_coordinator(rank_info: RankInfo, environ: Mapping[str, str], announce: 
 def start_coordinator(
     communicator: Communicator, rank_info: RankInfo, environ: Mapping[str, str], announce: Announce
 ) -> RankClient | None:
-    """Without gaudi-run, rank 0 opens the coordinator; all ranks call this together. None: a rank that is alone.
+    """Start a coordinator in rank 0 for a run without gaudi-run; all ranks call this together. None for a single rank.
 
     Rank 0 shows what ended the run. If it is rank 0 that is lost, the next rank does: rank 1, or, where rank 0 fell
     silent and its machine may be lost with others, the first rank of another machine.
@@ -301,7 +301,7 @@ def start_coordinator(
 
 
 def _find_address(others: list[str]) -> str:
-    """Address of the interface from which packets go to the first of the other machines."""
+    """Return the address of the interface through which the first of the other machines is reached."""
     family, kind, _, _, address = socket.getaddrinfo(others[0], 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # sends nothing
@@ -309,7 +309,7 @@ def _find_address(others: list[str]) -> str:
 
 
 class _CoordinatorRankClient(RankClient):
-    """Rank 0, whose process stays until no other rank needs its coordinator."""
+    """The client of rank 0, whose process stays until no other rank needs its coordinator."""
 
     def __init__(
         self, rank_info: RankInfo, info: CoordinatorInfo, announce: Announce, coordinator: Coordinator
@@ -324,7 +324,7 @@ class _CoordinatorRankClient(RankClient):
         return cause
 
     def leave(self, text: str = "", status: int = 0) -> FailureCause | None:
-        """Say that this rank is done, and wait for the others."""
+        """Report that this rank is done, and wait for the others."""
         super().leave(text, status)
         self._hosted.wait()
         return self._hosted.cause

@@ -1,1 +1,1 @@
-"""Start a program as many ranks, on this machine or on others: the program `gaudi-run`."""
+"""Start a program as several ranks, on this machine or on others, by the program `gaudi-run`."""

@@ -1,4 +1,4 @@
-"""`python -m gaudi_distributed.launch` is the program `gaudi-run`."""
+"""Run `gaudi-run` as `python -m gaudi_distributed.launch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What flags leave open, chosen from the preset, the environment and the machine; what contradicts is refused."""
+"""Complete the flags of a launch from the preset, the environment and the machine, and refuse contradictions."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class ReachFlags(Protocol):
 
     @property
     def interface(self) -> str | None:
-        """Network interface, or network, between the hosts."""
+        """Return the network interface, or network, between the hosts."""
 
     @property
     def ssh_port(self) -> int | None:
-        """Where sshd listens."""
+        """Return the port of sshd."""
 
     @property
     def ssh_config(self) -> str | None:
-        """A configuration file of ssh's."""
+        """Return the path of ssh's configuration file."""
 
     @property
     def mpi_root(self) -> str | None:
-        """Where Open MPI is installed on all hosts."""
+        """Return the folder of Open MPI on all hosts."""
 
 
 def choose_preset(options: Options) -> tuple[Preset | None, tuple[str, ...]]:
-    """Return the preset, if one was named, and the command; FlagError where there is none to run."""
+    """Return the preset, if one is named, and the command; FlagError if there is no command."""
     preset = None if options.preset is None else find_preset(options.preset)
     command = options.command if preset is None else preset.complete(options.command, str(options.preset))
     if not command:
@@ -97,7 +97,7 @@ def choose_cluster(options: Options, preset: Preset | None, environ: Mapping[str
 
 
 def choose_shape(options: Options, preset: Preset | None) -> tuple[int, int]:
-    """Return how many hosts, and ranks on each, a job is to ask for whose hosts are not known yet."""
+    """Return the number of hosts, and of ranks on each, that a scheduler's job asks for."""
     if options.hosts is not None or options.hostfile is not None:
         raise FlagError(
             "--slurm_script and --mpijob: the scheduler gives hosts",
@@ -124,7 +124,7 @@ def choose_shape(options: Options, preset: Preset | None) -> tuple[int, int]:
 
 
 def choose_backend(options: Options, preset: Preset | None, environ: Mapping[str, str]) -> Backend:
-    """Return what starts the ranks: what was asked for, the preset's, or Open MPI where mpirun is found, else Gloo."""
+    """Return what starts the ranks: the flag's, the preset's, Open MPI if mpirun is found, or Gloo."""
     backend = options.backend or (preset.backend if preset is not None else None)
     if backend is not None:
         return backend
@@ -132,7 +132,7 @@ def choose_backend(options: Options, preset: Preset | None, environ: Mapping[str
 
 
 def choose_mpi_root(options: ReachFlags, environ: Mapping[str, str]) -> str | None:
-    """Return where Open MPI is installed, if that was said: a whole path."""
+    """Return the absolute path of Open MPI from flag or environment; None if not given."""
     root = options.mpi_root or environ.get("MPI_ROOT") or None
     if root is not None and (not root.startswith("/") or not root.isprintable() or set(root) & set(" \"'\\$`;&|")):
         raise ConfigurationError(
@@ -144,7 +144,7 @@ def choose_mpi_root(options: ReachFlags, environ: Mapping[str, str]) -> str | No
 
 
 def choose_interface(options: ReachFlags, environ: Mapping[str, str]) -> str | None:
-    """Return the network between the hosts, if that was said, by --interface or MPI_TCP_INCLUDE."""
+    """Return the network between the hosts, from --interface or MPI_TCP_INCLUDE; None if not given."""
     given = {"--interface": options.interface, "MPI_TCP_INCLUDE": environ.get("MPI_TCP_INCLUDE")}
     found = {source: value for source, value in given.items() if value is not None}
     for source, value in found.items():
@@ -178,7 +178,7 @@ def choose_ssh(options: ReachFlags, source: str, environ: Mapping[str, str]) -> 
 
 
 def choose_cores(options: Options, cluster: Cluster) -> Binding:
-    """Return the cores of each rank: so many as were asked for, or an equal part of this machine's."""
+    """Return the cores of each rank: the number of the flag, or an equal share of this machine's."""
     topology = read_topology()
     asked = options.cores_per_rank
     binding = choose_binding(topology, cluster.most_slots, asked)

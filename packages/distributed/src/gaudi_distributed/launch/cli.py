@@ -1,4 +1,4 @@
-"""The program `gaudi-run`: from flags and environment to processes, or to a text that says what would run."""
+"""Run `gaudi-run`: parse its flags, then start processes, write a job or show what would run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def launch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Do what the arguments say and return the exit status; errors are told on standard error."""
+    """Run the command line and return the exit status; errors are printed on standard error."""
     try:
         if list(arguments[:1]) == [DOCTOR]:
             return _examine(arguments[1:], environ)
@@ -87,10 +87,10 @@ def _status_of(error: BaseException) -> int:
 
 
 class _Pipe(io.FileIO):
-    """A pipe that swallows what is written once nobody reads it any more."""
+    """A pipe that drops what is written once nobody reads it."""
 
     def write(self, content: Any) -> int:
-        """Write bytes; return how many were taken."""
+        """Write bytes and return their number."""
         try:
             return super().write(content)
         except BrokenPipeError:
@@ -102,7 +102,7 @@ class _Pipe(io.FileIO):
 
 
 def tolerate_closed_readers() -> None:
-    """Make sys.stdout and sys.stderr drop what nobody reads any more, in place of raising BrokenPipeError.
+    """Make sys.stdout and sys.stderr drop what nobody reads, in place of raising BrokenPipeError.
 
     A program then does its work to the end, and its exit status is that of its work. A stream that is closed from the
     beginning drops everything. Streams that are no pipes, and those that somebody has replaced already, are left alone.

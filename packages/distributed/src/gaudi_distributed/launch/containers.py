@@ -1,4 +1,4 @@
-"""Docker and Singularity around a launch, by their own arguments; images are those that containers/ builds."""
+"""Wrap a launch in Docker or Singularity; the default images are those that containers/ builds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOUNT = re.compile(r"/[^:,\n\r]*:/[^:,\n\r]*(?::r[ow])?")
 
 @dataclass(frozen=True)
 class Container:
-    """An image and what it sees of this machine.
+    """A container: its image, and what it sees of this machine.
 
     Attributes:
         kind: what runs it.
@@ -88,7 +88,7 @@ def lane_of(image: str) -> str:
 
 
 def choose_inside(kind: ContainerKind, forwarded: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of those forwarded variables that mean something inside."""
+    """Return the names of the forwarded variables that have a meaning inside."""
     outside = {"none": frozenset[str](), "singularity": _OUTSIDE, "docker": _OUTSIDE | _OUTER}[kind]
     return tuple(name for name in forwarded if name not in outside)
 

@@ -1,7 +1,7 @@
-"""A run whose hosts come and go, in Horovod's elastic mode: workers that are lost cost the steps since the last commit.
+"""Run workers on hosts that come and go, in Horovod's elastic mode.
 
-Horovod's own driver is not used: it reads pickles from whoever reaches its port, and switches host key checks off. What
-its workers ask for is answered through the store of names and values that they meet at.
+A lost worker costs the steps since the last commit. Horovod's own driver is not used: it reads pickles from whoever
+reaches its port, and switches host key checks off. Workers poll the rendezvous server instead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RESUME = "the same command continues from the last checkpoint"
 
 
 class HostList:
-    """The hosts that a program names, asked once a second in a thread.
+    """The hosts that a program prints, which is run once a second in a thread.
 
     Args:
         script: the program.
@@ -83,7 +83,7 @@ class HostList:
 
 
 def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
-    """Plan such a run and run it.
+    """Plan an elastic run and run it.
 
     Raises:
         FlagError: flags are missing, or contradict each other.
@@ -125,7 +125,7 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
 
 
 class ElasticRun:
-    """The workers, from the first to the last.
+    """Start, watch and end the workers of an elastic run.
 
     Args:
         plan: what they run, and how hosts are reached.
@@ -156,7 +156,7 @@ class ElasticRun:
         self._has_succeeded = False
 
     def run(self) -> None:
-        """Run until the workers of a round are done; raise RunEndedError if there is no way to go on."""
+        """Run until the workers of a round are done; raise RunEndedError if the run cannot go on."""
         asked: list[int] = []
         handlers = {number: signal.signal(number, lambda number, frame: asked.append(number)) for number in _SIGNALS}
         try:
@@ -195,7 +195,7 @@ class ElasticRun:
         self._dismiss()
 
     def _dismiss(self) -> None:
-        """Tell those that waited to take part that they need not, and let them leave."""
+        """Tell waiting workers that they are not needed, and let them leave."""
         told = json.dumps({"round": self._rendezvous.number + 1, "variables": None}).encode()
         with self._server.lock:
             self._server.values.update({f"{SCOPE}/assignment_{worker}": told for worker in self._running})
@@ -209,7 +209,7 @@ class ElasticRun:
         return RunEndedError(f"too few hosts for {_WAIT_SECONDS:g} s; {_RESUME}", _LOST)
 
     def _reap(self) -> None:
-        """Note who has ended; raise RunEndedError where the others would end alike."""
+        """Remove workers that have ended; raise RunEndedError if the others would fail in the same way."""
         for worker, running in list(self._running.items()):
             status = running.guard.poll()
             if status is None:
@@ -248,7 +248,7 @@ class ElasticRun:
                 self._rendezvous.add(self._started, host)
 
     def _answer(self, now: float) -> None:
-        """Hear who asks, and begin a round when it can begin."""
+        """Read which workers wait, and start a round if it can start."""
         hosts = self._hosts.hosts
         store = self._server
         with store.lock:
@@ -267,7 +267,7 @@ class ElasticRun:
             self._running[worker].end(0.0)
 
     def _write(self, assignments: Mapping[int, RankAssignment]) -> None:
-        """Answer all who ask; nothing of the last round stays."""
+        """Write the assignments of a round; nothing of the last round stays."""
         leaving = dict.fromkeys(self._rendezvous.find_unlisted(self._hosts.hosts))
         answers: dict[int, RankAssignment | None] = {**leaving, **assignments}
         values = {f"{SCOPE}/changing": b"0"}

@@ -28,14 +28,14 @@ _CLEAR_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Experiment:
-    """One launch of a submission.
+    """One launch of a series of experiments.
 
     Attributes:
-        options: what is launched.
-        number: which it is, from 1.
-        count: of how many.
-        log: the file that gets all that it prints.
-        clears_caches: whether the caches of all hosts are to be cleared before.
+        options: of the launch.
+        number: index of the experiment, from 1.
+        count: number of experiments.
+        log: file that gets all of its output.
+        clears_caches: clear the page caches of all hosts before it.
     """
 
     options: Options
@@ -95,7 +95,7 @@ def list_clearing(plan: LaunchPlan, environ: Mapping[str, str]) -> list[tuple[st
 
 
 def clear_caches(plan: LaunchPlan, environ: Mapping[str, str]) -> str | None:
-    """Clear the caches of all hosts of a launch; return None, or a line that says what kept one from being cleared."""
+    """Clear the caches of all hosts of a launch; return None, or the line of the first error."""
     for host, argv in list_clearing(plan, environ):
         try:
             done = subprocess.run(
@@ -122,7 +122,7 @@ def _reach_host(plan: LaunchPlan, host: str, argv: Sequence[str], environ: Mappi
 
 
 def _find_system_program(name: str, environ: Mapping[str, str]) -> str:
-    """Return a program of the system's, which lies where only root looks."""
+    """Return the path of a system program, which may be in folders that only root has in PATH."""
     path = os.pathsep.join((environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
     return shutil.which(name, path=path) or f"/sbin/{name}"
 

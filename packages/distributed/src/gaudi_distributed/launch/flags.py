@@ -1,4 +1,4 @@
-"""The flags of `gaudi-run`; what stands behind them is the program with its arguments, and is left as it is."""
+"""Parse the flags of `gaudi-run`; the program and its arguments behind them are left as they are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ All after the flags is the program and its arguments: gaudi-run --np 2 ssd_train
 
 @dataclass(frozen=True)
 class Options:
-    """The flags by their names; None where one was not given. `words` are all of them as they were given."""
+    """The values of the flags; None for one that was not given. `words` are the flags as given."""
 
     words: tuple[str, ...]
     command: tuple[str, ...]
@@ -73,7 +73,7 @@ class Options:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are raised, in one line that names the nearest flag."""
+    """A parser that raises its errors, in one line that names the nearest flag."""
 
     def error(self, message: str) -> NoReturn:
         """Raise FlagError in place of leaving."""

@@ -1,4 +1,4 @@
-"""A process that stands between the launcher and a program, on this host or at the other end of ssh.
+"""Start a program for the launcher, on this host or at the other end of ssh, and end it with the launcher.
 
 It reads what to start as one line of JSON on standard input, so that no argument passes a shell and no value of a
 variable is on a command line. Once standard input ends, for whatever reason, the program and all that it started are
@@ -28,7 +28,7 @@ _TICK = 0.05
 
 @dataclass(frozen=True)
 class Order:
-    """What to start.
+    """The program to start.
 
     Attributes:
         argv: the program and its arguments.
@@ -47,12 +47,12 @@ class Order:
     grace: float
 
     def to_line(self) -> bytes:
-        """The line of JSON that orders it."""
+        """Return the order as a line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
 def main() -> int:
-    """Do what standard input orders, and return the program's exit status (128 + n where signal n ended it)."""
+    """Run the program that standard input describes, and return its exit status (128 + n if signal n ended it)."""
     order = Order(**json.loads(_read_line(0)))
     # Whoever loses its parent below becomes a child of this process, however it was detached.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -79,13 +79,13 @@ def end_children() -> None:
 
 
 def list_children() -> list[int]:
-    """The processes whose parent this process is, ended ones that nobody waited for among them."""
+    """Return the child processes, including those that have ended and were not waited for."""
     tasks = Path("/proc/self/task")
     return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
 
 
 def _read_line(descriptor: int) -> bytes:
-    """A line, read without buffering so that what follows stays in the pipe."""
+    """Read a line without buffering, so that what follows stays in the pipe."""
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(descriptor, 65536)
@@ -146,7 +146,7 @@ def _wait(program: subprocess.Popen[bytes], grace: float, asked: list[int]) -> i
 
 
 def _read_seconds() -> float | None:
-    """The least number of the lines that are there to be read; None at the end of input."""
+    """Return the smallest number of the lines that can be read; None at the end of input."""
     return min(map(float, os.read(0, 4096).split()), default=None)
 
 

@@ -161,7 +161,7 @@ _MAX_LINE = 300
 
 @dataclass(frozen=True)
 class Build:
-    """What a wheel is made of.
+    """The configuration of a wheel.
 
     Attributes:
         environment: what it is compiled against.
@@ -187,7 +187,7 @@ class Build:
 
     @property
     def key(self) -> str:
-        """Name of the folder for wheels of this kind: all that they are compiled against."""
+        """Return the name of the folder for such wheels: all that they are compiled against."""
         owners = {name for framework in self.frameworks for name in DISTRIBUTIONS[framework]} | {"numpy"}
         versions = {name: version for name, version in self.environment.versions.items() if name in owners}
         left_out = [name for name, is_in in (("mpi", self.mpi), ("gloo", self.gloo)) if not is_in]
@@ -205,7 +205,7 @@ class Build:
 
     @property
     def build_environment(self) -> dict[str, str]:
-        """Variables that Horovod's build reads."""
+        """Return the environment variables that Horovod's build reads."""
         parts: dict[str, bool] = {name: name in self.frameworks for name in FRAMEWORKS}
         parts |= {"mpi": self.mpi, "gloo": self.gloo}
         switches = {f"HOROVOD_{'WITH' if is_in else 'WITHOUT'}_{part.upper()}": "1" for part, is_in in parts.items()}
@@ -214,7 +214,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Tools:
-    """Programs that the build needs from the system; no cmake where the build has to bring one."""
+    """The programs that the build needs from the system; cmake is None if pip has to install it."""
 
     compiler: str
     mpicxx: str | None
@@ -250,7 +250,7 @@ def find_wheel(build: Build, environ: Mapping[str, str]) -> Path | None:
 
 
 def find_tools(build: Build, environ: Mapping[str, str]) -> Tools:
-    """Return what the system has of what the build needs.
+    """Return the programs that the build needs from the system.
 
     Raises:
         MissingProgramError: there is no C++ compiler, no make, or no Open MPI with headers.
@@ -417,7 +417,7 @@ def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path, fa
 
 
 def find_reason(output: str) -> str:
-    """Return what tells most of a failed build: the first error of the compiler or CMake, else pip's last line."""
+    """Return the most telling line of a failed build: the compiler's or CMake's first error, or pip's last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for number, line in enumerate(lines):
         # Of the compiler, or of its driver: "g++: fatal error: Killed signal terminated program cc1plus".
@@ -456,7 +456,7 @@ print("\\n" + json.dumps(answers))
 
 @dataclass(frozen=True)
 class Check:
-    """What an installed Horovod says of itself.
+    """The parts that an installed Horovod was built with.
 
     Attributes:
         parts: for each framework whether MPI, Gloo and so on are built in, by the names of `PARTS`.

@@ -1,4 +1,4 @@
-"""The subcommand `gaudi-run install-horovod`: from its flags to a Horovod that was checked, and a report."""
+"""Run the subcommand `gaudi-run install-horovod`: build, install and check Horovod, and report it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ It needs a C++ compiler, make and, for MPI, Open MPI: apt-get install g++ make o
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags by their names; of the frameworks None where neither `--with_` nor `--without_` was given."""
+    """The values of the flags; a framework is None if neither `--with_` nor `--without_` was given."""
 
     python: Path
     tensorflow: bool | None
@@ -53,7 +53,7 @@ class Flags:
 
 
 def run_install(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Do what the flags say, print the report, and return 0.
+    """Build and install as the flags say, print the report, and return 0.
 
     Raises:
         FlagError: an unknown flag, or a value that it does not take.

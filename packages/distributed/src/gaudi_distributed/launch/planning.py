@@ -1,4 +1,4 @@
-"""From flags and environment to the processes of a launch, their variables, and their description."""
+"""Plan the processes of a launch and their variables from flags and environment, and describe them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OUTSIDE = ("--container", *(f"--{kind}" for kind in CONTAINER_KINDS), "--image"
 
 @dataclass(frozen=True)
 class Launch:
-    """What is started.
+    """A planned launch.
 
     Attributes:
         plan: for whom.
@@ -58,18 +58,18 @@ class Launch:
 
     @property
     def command_lines(self) -> tuple[CommandLine, ...]:
-        """The command lines, host by host."""
+        """Return the command lines, host by host."""
         return list_command_lines(self.plan, self.processes)
 
     def describe(self) -> str:
-        """What would be written and run, for `--dry-run`."""
+        """Return the text of `--dry-run`: what would be written and run."""
         notes = "".join(f"{note}\n" for note in self.notes)
         files = "".join(f"file {path}\n{text}\n" for path, text in self.files.items())
         return f"{notes}\n{files}{describe_processes(self.processes)}"
 
 
 def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
-    """Return what is started; an error carries its exit status (64, 66, 77 or 78)."""
+    """Return the planned launch; an error carries its exit status (64, 66, 77 or 78)."""
     refuse_ranks(environ)
     preset, command = choices.choose_preset(options)
     container = _make_container(options, preset, command)
@@ -126,7 +126,7 @@ def _plan_docker(
 def _plan_ranks(
     plan: LaunchPlan, options: Options, environ: Mapping[str, str], notes: list[str], files: Mapping[Path, str]
 ) -> Launch:
-    """Plan the ranks by what the machine has; what it lacks is an error, and a note where nothing is to run here."""
+    """Plan the ranks by what the machine has; what it lacks is an error, or a note with `--dry_run`."""
 
     def look(find: Callable[[], str], otherwise: str) -> str:
         try:
@@ -149,7 +149,7 @@ def _plan_ranks(
 
 
 def _make_container(options: Options, preset: Preset | None, command: Sequence[str]) -> Container | None:
-    """Return the container, if one was asked for; FlagError where nothing is to run an image that was named."""
+    """Return the container, if any; FlagError if flags of containers are given without one."""
     if options.container == "none":
         if options.image or options.mount or options.workdir:
             raise FlagError(
@@ -257,7 +257,7 @@ def choose_local(environ: Mapping[str, str], *, ssh: bool) -> tuple[str, ...]:
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether a variable of this name may hold something that must not travel."""
+    """Return whether a variable of this name may hold a secret."""
     return _SECRET.search(name) is not None
 
 

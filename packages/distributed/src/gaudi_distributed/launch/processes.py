@@ -1,4 +1,4 @@
-"""The processes of a launch, as arguments and environments: by Open MPI, by gaudi-run itself, here or over ssh."""
+"""Make the processes of a launch by Open MPI, Gloo or tf.distribute, here or over ssh."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Ssh:
-    """Port, and ssh's own configuration file where another than the user's is meant (for keys and known hosts).
+    """The port of sshd, and ssh's configuration file if it is not the user's.
 
     Raises:
         ConfigurationError: no such port, or a file name that mpirun would take apart.
@@ -52,7 +52,7 @@ class Ssh:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Arguments that say so to ssh, whatever its configuration files say."""
+        """Return the arguments of ssh, which take precedence over its configuration files."""
         config = () if self.config is None else ("-F", self.config)
         return (*config, "-p", str(self.port), *(word for option in _OPTIONS for word in ("-o", option)))
 
@@ -73,7 +73,7 @@ RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Everything that a back end needs to know.
+    """The settings of a launch, from which a back end makes processes.
 
     Attributes:
         cluster: hosts and ranks.
@@ -111,12 +111,12 @@ class LaunchPlan:
 
     @property
     def is_local(self) -> bool:
-        """Whether all ranks run on this machine."""
+        """Return whether all ranks run on this machine."""
         return all(host.name in self.local_hosts for host in self.cluster.hosts)
 
     @property
     def mpirun(self) -> str:
-        """Open MPI's program, as it is found."""
+        """Return the name or path of mpirun."""
         return "mpirun" if self.mpi_root is None else f"{self.mpi_root}/bin/mpirun"
 
 

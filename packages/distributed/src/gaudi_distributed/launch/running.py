@@ -1,4 +1,4 @@
-"""Run the processes of a launch until all have ended; one that fails ends the others, and is named once."""
+"""Run the processes of a launch until all have ended; the first that fails ends the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RESUME = "the same command continues from the last checkpoint"
 
 
 class OutputLog:
-    """A file that gets lines of several threads; those of one writer stay whole."""
+    """A log file that several threads write whole lines to."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -49,14 +49,14 @@ class OutputLog:
 
 @dataclass
 class Running:
-    """A process that was started, and the guard that stands between it and this launcher."""
+    """A started process, and the guard that ends it with this launcher."""
 
     process: Process
     guard: subprocess.Popen[bytes]
     copiers: list[threading.Thread] = field(default_factory=list)
 
     def end(self, seconds: float) -> None:
-        """Tell it to end within so many seconds."""
+        """Ask it to end within a number of seconds."""
         self.tell(f"{seconds}\n".encode())
 
     def tell(self, line: bytes) -> None:
@@ -194,14 +194,14 @@ def _find_failed(running: Sequence[Running]) -> Running | None:
 
 
 def _ask(waiting: Sequence[Running], seconds: float, *, heard: bool) -> None:
-    """Pass on that the user wants an end; mpirun would leave ranks a second, so it is spared where they have heard."""
+    """Pass on the user's request to end; not to mpirun if ranks have heard of it, since it gives them a second only."""
     for each in waiting:
         if each.process.rank is not None or not heard:
             each.end(seconds)
 
 
 def make_error(failed: Running) -> RunEndedError:
-    """The error that says how a process failed."""
+    """Return the error that says how a process failed."""
     status, name = failed.guard.returncode, failed.process.name
     if status == _SSH_FAILED and failed.process.reach:
         return RunEndedError(f"{name}: ssh could not reach the host, or lost it; see what it said above", _LOST)
@@ -212,7 +212,7 @@ def make_error(failed: Running) -> RunEndedError:
 
 
 def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = None) -> None:
-    """Run it, its output to the log, too; RunEndedError, with the exit status, says what ended it other than well."""
+    """Run a launch, and copy its output to the log; RunEndedError says what ended it, with its exit status."""
     for note in launch.notes:
         say(note, log)
     for path, text in launch.files.items():

@@ -1,4 +1,4 @@
-"""Files for schedulers, which start gaudi-run themselves: a script for sbatch, an MPIJob for Kubernetes."""
+"""Write files for schedulers, which start gaudi-run themselves: scripts for sbatch, and MPIJobs for Kubernetes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POD = ("job_cpus", "job_memory", "job_shm", "job_hugepages", "job_ssh")
 
 
 def is_job_file(options: Options) -> bool:
-    """Tell whether a file is to be written in place of a run; FlagError for flags that have no meaning then."""
+    """Return whether to write a file instead of running; FlagError for flags that have no meaning then."""
     if options.slurm_script is not None and options.mpijob is not None:
         raise FlagError(
             "--slurm_script and --mpijob: give one of them",
@@ -49,7 +49,7 @@ def is_job_file(options: Options) -> bool:
 
 
 def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
-    """Return its text."""
+    """Return the text of the script or the manifest."""
     preset, command = choices.choose_preset(list_experiments(options, environ)[0].options)
     hosts, slots = choices.choose_shape(options, preset)
     accelerator = choices.choose_accelerator(options, preset)
@@ -117,7 +117,7 @@ _TAKEN = ("--export", "--job-name", "--nodes", "--ntasks", "--ntasks-per-node", 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What is asked of SLURM.
+    """The request of a job to SLURM.
 
     Attributes:
         name: of the job.
@@ -207,7 +207,7 @@ class Mount:
 
     @property
     def volume(self) -> dict[str, Any]:
-        """The source as Kubernetes writes it."""
+        """Return the volume's source as Kubernetes writes it."""
         if self.source.startswith("/"):
             return {"hostPath": {"path": self.source, "type": "Directory"}}
         claim: dict[str, Any] = {"claimName": self.source}
@@ -216,7 +216,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Pod:
-    """What each worker's pod has, besides its devices.
+    """The resources of a worker's pod, besides its devices.
 
     Attributes:
         image: that it runs.
@@ -275,7 +275,7 @@ class Pod:
 
     @property
     def port(self) -> int:
-        """Where the workers' sshd listens."""
+        """Return the port of the workers' sshd."""
         return self.ssh_port or (22 if self.ssh_folder == ROOT_SSH else IMAGE_SSH_PORT)
 
 
@@ -347,7 +347,7 @@ def write_mpi_job(name: str, cluster: Cluster, pod: Pod, accelerator: Accelerato
 
 
 def choose_limits(pod: Pod, slots: int, accelerator: Accelerator) -> dict[str, str | int]:
-    """Return the limits of a worker with so many ranks, by resource; requests are the same where none are given."""
+    """Return the limits of a worker, by resource, for its number of ranks; requests are the same unless given."""
     is_gaudi = accelerator == "hpu"
     huge_pages = pod.huge_pages or (f"{_GAUDI_HUGE_PAGES_MIB * slots}Mi" if is_gaudi else None)
     memory = pod.memory or (f"{_GAUDI_MEMORY_GIB * slots}Gi" if is_gaudi else None)
