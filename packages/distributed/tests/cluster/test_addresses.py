@@ -1,4 +1,4 @@
-"""Which hosts are this machine, and where the others reach it."""
+"""Find the hosts that are this machine, and the address where others reach it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where hosts come from, and how ranks fill them."""
+"""Find the hosts of a run, and fill them with ranks."""
 
 from __future__ import annotations
 

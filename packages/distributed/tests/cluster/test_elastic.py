@@ -1,4 +1,4 @@
-"""What a worker asks, and what it hears."""
+"""A worker asks for its next rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and as which rank."""
+"""Rounds of workers, and their ranks."""
 
 from __future__ import annotations
 

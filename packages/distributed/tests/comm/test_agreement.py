@@ -1,4 +1,4 @@
-"""Where ranks differ, one line says in what, which of them, and how."""
+"""Differences between ranks: one line names the field, the ranks and their values."""
 
 from __future__ import annotations
 

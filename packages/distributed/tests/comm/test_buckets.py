@@ -1,4 +1,4 @@
-"""Which tensors travel together depends on the list alone."""
+"""The buckets of tensors depend on the list alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Horovod cannot be, one line says why and what else there is; with it: tests/scaleout at the root."""
+"""Without Horovod, one line says why and what to do; tests with it are in tests/scaleout."""
 
 from __future__ import annotations
 

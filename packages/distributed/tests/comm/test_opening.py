@@ -1,4 +1,4 @@
-"""What an engine reads comes from options and rank alone; what cannot work is refused before TensorFlow is there."""
+"""The environment of an engine follows from options and rank; errors come before TensorFlow is imported."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from gaudi_distributed.devices import selection as devices
 from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.doctor.accelerators import (
     Gaudi,
+    check_device,
+    check_gaudi,
+    check_gpu,
+    check_synapse,
     gather_gaudi,
     gather_gpu,
-    judge_device,
-    judge_gaudi,
-    judge_gpu,
-    judge_synapse,
 )
 from gaudi_distributed.doctor.findings import Finding
 
@@ -74,8 +74,8 @@ def test_gaudis_that_the_driver_shows(make_machine: MakeMachine) -> None:
     machine = make_machine(GAUDI)
     gaudi = gather_gaudi(machine)
     assert gaudi == Gaudi(1, "1.14.0-6ecd8aa", {"accel0": "Operational", "accel1": "Operational"}, True, "1.14.0-493")
-    assert show(judge_gaudi(gaudi, "hpu")) == ("ok", "driver 1.14.0-6ecd8aa, 2 devices")
-    device, finding = judge_device("auto", machine)
+    assert show(check_gaudi(gaudi, "hpu")) == ("ok", "driver 1.14.0-6ecd8aa, 2 devices")
+    device, finding = check_device("auto", machine)
     assert (device, finding.level) == ("hpu", "ok")
 
 
@@ -84,24 +84,24 @@ def test_an_older_driver_shows_them_elsewhere(make_machine: MakeMachine) -> None
     gaudi = gather_gaudi(make_machine(files))
     assert (gaudi.driver, gaudi.devices) == ("", {"hl0": "Malfunction"})
     text = "driver of unknown version, 1 devices, hl0 is Malfunction"
-    assert show(judge_gaudi(gaudi, "hpu")) == ("fault", text)
-    assert show(judge_gaudi(gaudi, "cpu")) == ("warning", text)
+    assert show(check_gaudi(gaudi, "hpu")) == ("fault", text)
+    assert show(check_gaudi(gaudi, "cpu")) == ("warning", text)
 
 
 def test_a_card_without_a_driver(make_machine: MakeMachine) -> None:
     gaudi = gather_gaudi(make_machine(CARD_WITHOUT_DRIVER))
-    assert show(judge_gaudi(gaudi, "cpu")) == ("warning", "1 cards on the PCI bus, and no driver habanalabs")
-    assert judge_gaudi(gaudi, "hpu").level == "fault"
+    assert show(check_gaudi(gaudi, "cpu")) == ("warning", "1 cards on the PCI bus, and no driver habanalabs")
+    assert check_gaudi(gaudi, "hpu").level == "fault"
     loaded = replace(gaudi, driver="1.14.0")
-    assert show(judge_gaudi(loaded, "hpu")) == ("fault", "driver 1.14.0, 0 devices")
+    assert show(check_gaudi(loaded, "hpu")) == ("fault", "driver 1.14.0, 0 devices")
 
 
 def test_nothing_is_there(make_machine: MakeMachine) -> None:
     machine = make_machine({})
     assert gather_gaudi(machine) == NONE
-    assert judge_gaudi(NONE, "cpu").level == "ok"
-    assert show(judge_device("auto", machine)[1])[0] == "ok"
-    assert judge_gpu(gather_gpu(machine), machine, "cpu").level == "ok"
+    assert check_gaudi(NONE, "cpu").level == "ok"
+    assert show(check_device("auto", machine)[1])[0] == "ok"
+    assert check_gpu(gather_gpu(machine), machine, "cpu").level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -119,22 +119,22 @@ def test_nothing_is_there(make_machine: MakeMachine) -> None:
 def test_driver_synapse_and_tensorflow(
     gaudi: Gaudi, habana: str | None, tensorflow: str, level: str, words: str
 ) -> None:
-    finding = judge_synapse(gaudi, habana, {"tensorflow": tensorflow}, "hpu")
+    finding = check_synapse(gaudi, habana, {"tensorflow": tensorflow}, "hpu")
     assert finding.level == level
     assert words in finding.text
 
 
 def test_without_a_gaudi_synapse_does_not_matter() -> None:
-    assert judge_synapse(NONE, None, {"tensorflow": "2.21.0"}, "cpu").level == "ok"
-    assert judge_synapse(NONE, "1.14.0.493", {"tensorflow": "2.15.1"}, "cpu").level == "ok"
-    assert judge_synapse(NONE, None, {}, "hpu").level == "fault"
+    assert check_synapse(NONE, None, {"tensorflow": "2.21.0"}, "cpu").level == "ok"
+    assert check_synapse(NONE, "1.14.0.493", {"tensorflow": "2.15.1"}, "cpu").level == "ok"
+    assert check_synapse(NONE, None, {}, "hpu").level == "fault"
 
 
 def test_gpus_that_the_driver_shows(make_machine: MakeMachine) -> None:
     machine = make_machine(NVIDIA)
     gpu = gather_gpu(machine)
     assert (gpu.cards, gpu.driver, gpu.models, gpu.listed) == (1, "535.129.03", ("NVIDIA A10G",), None)
-    assert show(judge_gpu(gpu, machine, "gpu")) == ("ok", "NVIDIA's driver 535.129.03, NVIDIA A10G")
+    assert show(check_gpu(gpu, machine, "gpu")) == ("ok", "NVIDIA's driver 535.129.03, NVIDIA A10G")
     assert gather_gpu(make_machine({"proc/driver/nvidia/version": OPEN_DRIVER})).driver == "540.4.0"
     assert gather_gpu(make_machine({"proc/driver/nvidia/version": "?"})).driver == ""
 
@@ -155,7 +155,7 @@ def test_nvidia_smi_is_asked(make_machine: MakeMachine, script: str, level: str,
     machine = make_machine({**NVIDIA, "bin/nvidia-smi": f"#!/bin/sh\n{script}\n"})
     machine.path("bin/nvidia-smi").chmod(0o755)
     asked = make_machine({}, PATH=str(machine.path("bin")))
-    finding = judge_gpu(gather_gpu(asked), asked, "gpu")
+    finding = check_gpu(gather_gpu(asked), asked, "gpu")
     assert finding.level == level
     assert words in finding.text
 
@@ -163,15 +163,15 @@ def test_nvidia_smi_is_asked(make_machine: MakeMachine, script: str, level: str,
 def test_a_gpu_without_a_driver_or_hidden(make_machine: MakeMachine) -> None:
     cards = {name: text for name, text in NVIDIA.items() if "pci" in name}
     machine = make_machine(cards)
-    assert show(judge_gpu(gather_gpu(machine), machine, "cpu")) == (
+    assert show(check_gpu(gather_gpu(machine), machine, "cpu")) == (
         "warning",
         "1 card of NVIDIA on the PCI bus, no driver",
     )
-    assert show(judge_device("gpu", machine)[1])[0] == "fault"
+    assert show(check_device("gpu", machine)[1])[0] == "fault"
     hidden = make_machine(NVIDIA, CUDA_VISIBLE_DEVICES="-1")
-    assert judge_gpu(gather_gpu(hidden), hidden, "gpu").level == "fault"
+    assert check_gpu(gather_gpu(hidden), hidden, "gpu").level == "fault"
 
 
 def test_amds_driver_is_seen(make_machine: MakeMachine) -> None:
     machine = make_machine({"dev/kfd": ""})
-    assert show(judge_gpu(gather_gpu(machine), machine, "gpu"))[1].startswith("AMD's driver (/dev/kfd) is there")
+    assert show(check_gpu(gather_gpu(machine), machine, "gpu"))[1].startswith("AMD's driver (/dev/kfd) is there")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_distributed.devices.machine import Machine
-from gaudi_distributed.doctor.cli import examine, parse_flags
+from gaudi_distributed.doctor.cli import parse_flags, run_checks
 from gaudi_distributed.doctor.findings import Request, exit_status, format_table
 from gaudi_distributed.errors import FlagError
 from gaudi_distributed.launch.cli import launch
@@ -86,7 +86,7 @@ def test_it_says_all_and_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_fault_is_status_78_with_its_remedy(tmp_path: Path) -> None:
-    findings = examine(Machine(tmp_path, {}), Request(device="hpu"))
+    findings = run_checks(Machine(tmp_path, {}), Request(device="hpu"))
     assert exit_status(findings) == 78
     table = format_table(findings, "node1").splitlines()
     at = next(number for number, line in enumerate(table) if line.startswith("fault    device"))

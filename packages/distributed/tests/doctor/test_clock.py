@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from gaudi_distributed.devices.machine import Machine
-from gaudi_distributed.doctor.system import Clock, gather_clock, judge_clock
+from gaudi_distributed.doctor.system import Clock, check_clock, gather_clock
 
 MakeMachine = Callable[..., Machine]
 
@@ -26,6 +26,6 @@ def test_the_kernel_is_asked_and_services_are_seen(make_machine: MakeMachine) ->
     ],
 )
 def test_clock(clock: Clock, hosts: int, level: str, words: str) -> None:
-    finding = judge_clock(clock, hosts)
+    finding = check_clock(clock, hosts)
     assert finding.level == level
     assert words in finding.text

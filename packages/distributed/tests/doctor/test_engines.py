@@ -13,11 +13,11 @@ from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.doctor.engines import (
     Horovod,
     Mpi,
+    check_horovod,
+    check_mpi,
     choose_backend,
     gather_horovod,
     gather_mpi,
-    judge_horovod,
-    judge_mpi,
 )
 from gaudi_distributed.doctor.findings import Request
 from gaudi_distributed.launch.processes import Backend
@@ -33,7 +33,7 @@ OTHERS = replace(BUILT, installed={"tensorflow": "2.16.0", "mxnet": ""})
 
 
 @pytest.mark.parametrize(
-    ("script", "version", "complaint", "is_open_mpi"),
+    ("script", "version", "error_message", "is_open_mpi"),
     [
         ("echo 'mpirun (Open MPI) 4.1.4'; echo; echo Report bugs", "mpirun (Open MPI) 4.1.4", "", True),
         ("echo 'Intel(R) MPI Library for Linux'", "Intel(R) MPI Library for Linux", "", False),
@@ -41,14 +41,14 @@ OTHERS = replace(BUILT, installed={"tensorflow": "2.16.0", "mxnet": ""})
     ],
 )
 def test_mpirun_says_what_it_is(
-    make_machine: MakeMachine, script: str, version: str, complaint: str, is_open_mpi: bool
+    make_machine: MakeMachine, script: str, version: str, error_message: str, is_open_mpi: bool
 ) -> None:
     machine = make_machine({"opt/bin/mpirun": f"#!/bin/sh\n{script}\n"})
     machine.path("opt/bin/mpirun").chmod(0o755)
     mpi = gather_mpi(machine, str(machine.path("opt")))
-    assert mpi == Mpi(str(machine.path("opt/bin/mpirun")), version, complaint)
+    assert mpi == Mpi(str(machine.path("opt/bin/mpirun")), version, error_message)
     assert mpi.is_open_mpi == is_open_mpi
-    assert judge_mpi(mpi, FOUR).level == ("ok" if is_open_mpi else "fault")
+    assert check_mpi(mpi, FOUR).level == ("ok" if is_open_mpi else "fault")
     assert gather_mpi(replace(machine, environ={"PATH": str(machine.path("opt"))}), None) == Mpi(None)
 
 
@@ -58,7 +58,7 @@ def test_mpirun_says_what_it_is(
 )
 def test_without_mpirun(ranks: Request, backend: Backend | None, level: str) -> None:
     request = replace(ranks, backend=backend)
-    assert judge_mpi(Mpi(None), request).level == level
+    assert check_mpi(Mpi(None), request).level == level
     assert choose_backend(request, Mpi(None)) == (backend or "gloo")
     assert choose_backend(request, OPEN_MPI) == (backend or "openmpi")
 
@@ -73,7 +73,7 @@ def test_without_mpirun(ranks: Request, backend: Backend | None, level: str) -> 
         (replace(BUILT, installed={**VERSIONS, "mxnet": ""}), FOUR, "warning", "mxnet is not installed"),
         (OTHERS, FOUR, "fault", "installed: tensorflow 2.16.0, mxnet none"),
         (OTHERS, ALONE, "warning", "installed: tensorflow 2.16.0, mxnet none"),
-        (replace(BUILT, parts={}, complaint="undefined symbol"), FOUR, "fault", "does not load: undefined symbol"),
+        (replace(BUILT, parts={}, error_message="undefined symbol"), FOUR, "fault", "does not load: undefined symbol"),
         (replace(BUILT, parts={"Gloo": True}), FOUR, "fault", "--backend openmpi needs MPI"),
         (replace(BUILT, parts={"Gloo": True}), replace(FOUR, backend="gloo"), "ok", "with Gloo"),
         (replace(BUILT, parts={"MPI": True}), replace(FOUR, backend="gloo"), "fault", "--backend gloo needs Gloo"),
@@ -81,7 +81,7 @@ def test_without_mpirun(ranks: Request, backend: Backend | None, level: str) -> 
     ],
 )
 def test_horovod(horovod: Horovod, request_: Request, level: str, words: str) -> None:
-    finding = judge_horovod(horovod, OPEN_MPI, request_)
+    finding = check_horovod(horovod, OPEN_MPI, request_)
     assert finding.level == level
     assert words in finding.text
 

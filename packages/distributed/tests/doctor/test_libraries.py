@@ -1,4 +1,4 @@
-"""What is installed, judged by versions."""
+"""Check installed libraries by their versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.devices.selection import DeviceKind
-from gaudi_distributed.doctor.system import judge_jemalloc, judge_python, judge_tensorflow, read_versions
+from gaudi_distributed.doctor.system import check_jemalloc, check_python, check_tensorflow, read_versions
 
 MakeMachine = Callable[..., Machine]
 
@@ -21,7 +21,7 @@ def test_versions_are_read_without_importing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_python() -> None:
-    assert [judge_python(version).level for version in ((3, 9), (3, 10), (3, 13), (3, 14))] == [
+    assert [check_python(version).level for version in ((3, 9), (3, 10), (3, 13), (3, 14))] == [
         "warning",
         "ok",
         "ok",
@@ -43,14 +43,14 @@ def test_python() -> None:
     ],
 )
 def test_tensorflow(versions: dict[str, str], device: DeviceKind, level: str, words: str) -> None:
-    finding = judge_tensorflow(versions, device)
+    finding = check_tensorflow(versions, device)
     assert finding.level == level
     assert words in finding.text
 
 
 def test_jemalloc(make_machine: MakeMachine) -> None:
-    assert judge_jemalloc(make_machine({})).level == "warning"
+    assert check_jemalloc(make_machine({})).level == "warning"
     machine = make_machine({"usr/lib64/libjemalloc.so.2": ""})
-    assert judge_jemalloc(machine).text == f"{machine.root}/usr/lib64/libjemalloc.so.2, which gaudi-run preloads"
-    loaded = judge_jemalloc(make_machine({}, LD_PRELOAD="/x/libjemalloc.so.2"))
+    assert check_jemalloc(machine).text == f"{machine.root}/usr/lib64/libjemalloc.so.2, which gaudi-run preloads"
+    loaded = check_jemalloc(make_machine({}, LD_PRELOAD="/x/libjemalloc.so.2"))
     assert (loaded.level, loaded.text) == ("ok", "preloaded, by LD_PRELOAD=/x/libjemalloc.so.2")

@@ -12,11 +12,11 @@ from gaudi_distributed.devices.machine import Machine, MemoryLimit
 from gaudi_distributed.doctor.storage import (
     DataSet,
     Memory,
+    check_data_set,
+    check_huge_pages,
+    check_memory,
     gather_data_set,
     gather_memory,
-    judge_data_set,
-    judge_huge_pages,
-    judge_memory,
 )
 
 MakeMachine = Callable[..., Machine]
@@ -36,19 +36,19 @@ MEMORY = Memory(total=24 * GIB, available=20 * GIB, limit=None)
 def test_what_the_kernel_tells(make_machine: MakeMachine) -> None:
     memory = gather_memory(make_machine({"proc/meminfo": MEMINFO}))
     assert memory == Memory(24684092 << 10, 23427400 << 10, None, 12000, 9000, 2 << 20)
-    assert judge_memory(memory).text == "22.3 GiB available of 23.5 GiB, not limited by a control group"
+    assert check_memory(memory).text == "22.3 GiB available of 23.5 GiB, not limited by a control group"
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "MemTotal:       24684092 kB\n", "\x00\x01"])
 def test_a_kernel_that_tells_little(make_machine: MakeMachine, text: str) -> None:
-    finding = judge_memory(gather_memory(make_machine({"proc/meminfo": text})))
+    finding = check_memory(gather_memory(make_machine({"proc/meminfo": text})))
     assert (finding.level, finding.text) == ("warning", "the kernel does not tell what is available")
 
 
 def test_a_control_group_limits() -> None:
     limited = replace(MEMORY, limit=MemoryLimit(2 * GIB, GIB // 2))
     assert limited.left == GIB // 2
-    finding = judge_memory(limited)
+    finding = check_memory(limited)
     assert finding.level == "warning"
     assert finding.text == "512.0 MiB available of 24.0 GiB, limited to 2.0 GiB by a control group"
 
@@ -74,7 +74,7 @@ def test_folders_that_hold_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     troubles = {name: gather_data_set(tmp_path / name).trouble for name in ("file", "empty", "none")}
     assert troubles == {"file": "is a file", "empty": "is empty", "none": "is not there"}
-    finding = judge_data_set(gather_data_set(tmp_path / "none"), MEMORY, 1)
+    finding = check_data_set(gather_data_set(tmp_path / "none"), MEMORY, 1)
     assert (finding.level, finding.text) == ("fault", f"{tmp_path / 'none'}: is not there")
 
 
@@ -88,7 +88,7 @@ def test_folders_that_hold_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_records_against_memory(size: int, ranks: int, level: str, words: str) -> None:
-    finding = judge_data_set(DataSet(Path("records"), "train", size * GIB, 256), MEMORY, ranks)
+    finding = check_data_set(DataSet(Path("records"), "train", size * GIB, 256), MEMORY, ranks)
     assert finding.level == level
     assert finding.text.startswith(f"{size}.0 GiB in 256 records 'train'")
     assert words in finding.text
@@ -96,11 +96,11 @@ def test_records_against_memory(size: int, ranks: int, level: str, words: str) -
 
 def test_huge_pages_by_the_vendors_rule() -> None:
     # 96 logical processors: 96 x 2 x 110 MiB in pages of 2 MiB, and one.
-    assert judge_huge_pages(MEMORY, "cpu", 96).level == "ok"
-    finding = judge_huge_pages(replace(MEMORY, huge_pages=12000, huge_pages_free=9000), "hpu", 96)
+    assert check_huge_pages(MEMORY, "cpu", 96).level == "ok"
+    finding = check_huge_pages(replace(MEMORY, huge_pages=12000, huge_pages_free=9000), "hpu", 96)
     assert (finding.level, finding.facts["needed"]) == ("warning", 10561)
     assert finding.remedy == "sysctl -w vm.nr_hugepages=13561"
-    assert judge_huge_pages(replace(MEMORY, huge_pages=10561, huge_pages_free=10561), "hpu", 96).level == "ok"
-    assert judge_huge_pages(MEMORY, "hpu", 96).remedy == "sysctl -w vm.nr_hugepages=10561"
+    assert check_huge_pages(replace(MEMORY, huge_pages=10561, huge_pages_free=10561), "hpu", 96).level == "ok"
+    assert check_huge_pages(MEMORY, "hpu", 96).remedy == "sysctl -w vm.nr_hugepages=10561"
     # 1 GiB pages.
-    assert judge_huge_pages(replace(MEMORY, huge_page_size=GIB), "hpu", 96).facts["needed"] == 21
+    assert check_huge_pages(replace(MEMORY, huge_page_size=GIB), "hpu", 96).facts["needed"] == 21

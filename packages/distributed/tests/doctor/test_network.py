@@ -13,9 +13,9 @@ from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.findings import Request
 from gaudi_distributed.doctor.network import (
     Interface,
+    check_interfaces,
+    check_sockets,
     gather_interfaces,
-    judge_interfaces,
-    judge_sockets,
     match_interfaces,
     prefer_by_nccl,
 )
@@ -85,14 +85,14 @@ def test_the_loopback_of_this_machine() -> None:
     ],
 )
 def test_between_hosts(interface: str | None, route: str | None, level: str, words: str) -> None:
-    finding = judge_interfaces(ALL, replace(TWO, interface=interface), route)
+    finding = check_interfaces(ALL, replace(TWO, interface=interface), route)
     assert finding.level == level
     assert words in finding.text
 
 
 def test_alone_none_is_needed() -> None:
-    assert judge_interfaces([LO], ONE, None).text == "none but the loopback; a run on this machine alone needs none"
-    assert judge_interfaces([LO, ETH0], ONE, None).level == "ok"
+    assert check_interfaces([LO], ONE, None).text == "none but the loopback; a run on this machine alone needs none"
+    assert check_interfaces([LO, ETH0], ONE, None).level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def test_what_nccl_takes_by_itself() -> None:
     ],
 )
 def test_sockets(device: DeviceKind, environ: dict[str, str], level: str, words: str) -> None:
-    finding = judge_sockets(ALL, Machine(environ=environ), TWO, device)
+    finding = check_sockets(ALL, Machine(environ=environ), TWO, device)
     assert finding is not None
     assert finding.level == level
     assert words in finding.text
 
 
 def test_a_cpu_uses_neither_library() -> None:
-    assert judge_sockets(ALL, Machine(), TWO, "cpu") is None
-    finding = judge_sockets(ALL, Machine(environ={"NCCL_SOCKET_IFNAME": "x"}), ONE, "gpu")
+    assert check_sockets(ALL, Machine(), TWO, "cpu") is None
+    finding = check_sockets(ALL, Machine(environ={"NCCL_SOCKET_IFNAME": "x"}), ONE, "gpu")
     assert finding is not None
     assert finding.level == "warning"

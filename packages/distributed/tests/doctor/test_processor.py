@@ -10,7 +10,7 @@ import pytest
 
 from gaudi_distributed.devices.machine import Machine, Processor, gather_processor
 from gaudi_distributed.devices.selection import DeviceKind
-from gaudi_distributed.doctor.system import judge_bf16, judge_cores, judge_processor
+from gaudi_distributed.doctor.system import check_bf16, check_cores, check_processor
 
 MakeMachine = Callable[..., Machine]
 
@@ -34,21 +34,21 @@ def test_what_the_kernel_tells(make_machine: MakeMachine) -> None:
     topology = {f"sys/devices/system/cpu/cpu{number}/topology/core_id": "0\n" for number in (0, 1)}
     found = gather_processor(make_machine({"proc/cpuinfo": CPUINFO, **topology}), {0, 1}, "x86_64")
     assert (found.model, found.logical, found.usable, found.cores, found.quota) == ("AMD EPYC", 2, 2, 1, None)
-    assert judge_processor(found).text == "AMD EPYC, x86_64: avx avx2 fma avx512f avx512_bf16"
-    assert judge_processor(found).level == "ok"
+    assert check_processor(found).text == "AMD EPYC, x86_64: avx avx2 fma avx512f avx512_bf16"
+    assert check_processor(found).level == "ok"
 
 
 def test_processors_that_tell_little(make_machine: MakeMachine) -> None:
     arm = gather_processor(make_machine({"proc/cpuinfo": ARM}), {0}, "aarch64")
-    assert judge_processor(arm).level == "ok"
-    assert judge_processor(arm).text == "a processor without a name, aarch64: no AVX"
+    assert check_processor(arm).level == "ok"
+    assert check_processor(arm).text == "a processor without a name, aarch64: no AVX"
     hidden = gather_processor(make_machine({"proc/cpuinfo": "\x00:"}), {0, 3}, "x86_64")
-    assert judge_processor(hidden).level == "warning"
+    assert check_processor(hidden).level == "warning"
     assert (hidden.logical, hidden.cores) == (2, 2)
 
 
 def test_without_avx_tensorflow_does_not_start() -> None:
-    finding = judge_processor(replace(SERVER, flags=frozenset({"sse2"})))
+    finding = check_processor(replace(SERVER, flags=frozenset({"sse2"})))
     assert finding.level == "fault"
     assert "no AVX" in finding.text
 
@@ -64,7 +64,7 @@ def test_without_avx_tensorflow_does_not_start() -> None:
     ],
 )
 def test_cores(changes: dict[str, Any], ranks: int, level: str, words: str) -> None:
-    finding = judge_cores(replace(SERVER, **changes), ranks)
+    finding = check_cores(replace(SERVER, **changes), ranks)
     assert finding.level == level
     assert words in finding.text
     assert bool(finding.remedy) == (level != "ok")
@@ -82,7 +82,7 @@ def test_cores(changes: dict[str, Any], ranks: int, level: str, words: str) -> N
     ],
 )
 def test_bf16(flags: str, device: DeviceKind, onednn: bool, level: str, words: str) -> None:
-    finding = judge_bf16(replace(SERVER, flags=frozenset(flags.split()), onednn=onednn), device)
+    finding = check_bf16(replace(SERVER, flags=frozenset(flags.split()), onednn=onednn), device)
     assert finding.level == level
     assert words in finding.text
 

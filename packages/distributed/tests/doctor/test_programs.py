@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from gaudi_distributed.doctor.findings import ask
+from gaudi_distributed.doctor.findings import run_program
 
 
 @pytest.mark.parametrize(
-    ("script", "status", "output", "complaint"),
+    ("script", "status", "output", "error_message"),
     [
         ("echo yes; echo warning >&2", 0, "yes", ""),
         ("echo first >&2; echo 'second ' >&2; exit 3", 3, "", "second"),
@@ -22,14 +22,14 @@ from gaudi_distributed.doctor.findings import ask
         ("echo $WORD", 0, "a b", ""),
     ],
 )
-def test_what_a_program_says(script: str, status: int, output: str, complaint: str) -> None:
-    answer = ask(["/bin/sh", "-c", script], {"WORD": "a b", "PATH": "/usr/bin:/bin"}, 600)
-    assert (answer.status, answer.output, answer.complaint) == (status, output, complaint)
+def test_what_a_program_says(script: str, status: int, output: str, error_message: str) -> None:
+    answer = run_program(["/bin/sh", "-c", script], {"WORD": "a b", "PATH": "/usr/bin:/bin"}, 600)
+    assert (answer.status, answer.output, answer.error_message) == (status, output, error_message)
     assert answer.began <= answer.ended
 
 
 def test_one_that_does_not_end_or_start() -> None:
     endless = [sys.executable, "-c", "import signal; signal.pause()"]
-    assert ask(endless, {}, 0.2).complaint == "no answer within 0 s"
-    missing = ask(["/nowhere/program"], {}, 600)
-    assert (missing.status, missing.complaint) == (None, "No such file or directory")
+    assert run_program(endless, {}, 0.2).error_message == "no answer within 0 s"
+    missing = run_program(["/nowhere/program"], {}, 600)
+    assert (missing.status, missing.error_message) == (None, "No such file or directory")

@@ -9,12 +9,12 @@ import pytest
 
 from gaudi_distributed.cluster.hosts import Cluster, Host
 from gaudi_distributed.devices.machine import Machine
-from gaudi_distributed.doctor.findings import Answer, Request
+from gaudi_distributed.doctor.findings import ProgramOutput, Request
 from gaudi_distributed.doctor.network import (
     RemoteHost,
+    check_remote_host,
     find_starter,
-    gather_hosts,
-    judge_host,
+    gather_remote_hosts,
     measure_skew,
 )
 from gaudi_distributed.launch.processes import Ssh
@@ -41,7 +41,7 @@ GOOD = RemoteHost("b", "", 0.25, 0.01, MPI)
 def test_clocks_are_compared_at_the_middle_of_question_and_answer(
     said: str, skew: float | None, uncertainty: float
 ) -> None:
-    assert measure_skew(Answer(0, said, "", 1000.0, 1002.0)) == (skew, uncertainty)
+    assert measure_skew(ProgramOutput(0, said, "", 1000.0, 1002.0)) == (skew, uncertainty)
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def test_clocks_are_compared_at_the_middle_of_question_and_answer(
             "fault",
             "it has mpirun (Open MPI) 5.0.3, and here is mpirun (Open MPI) 4.1.4",
         ),
-        ({"starter_complaint": "bash: line 1: mpirun: command not found"}, "fault", "no mpirun: bash: line 1"),
-        ({"complaint": "Host key verification failed."}, "fault", "ssh does not reach it: Host key"),
+        ({"starter_error_message": "bash: line 1: mpirun: command not found"}, "fault", "no mpirun: bash: line 1"),
+        ({"error_message": "Host key verification failed."}, "fault", "ssh does not reach it: Host key"),
     ],
 )
 def test_a_host(changes: dict[str, object], level: str, words: str) -> None:
-    finding = judge_host(replace(GOOD, **changes), MPIRUN, MPI, Ssh())  # type: ignore[arg-type]
+    finding = check_remote_host(replace(GOOD, **changes), MPIRUN, MPI, Ssh())  # type: ignore[arg-type]
     assert finding.level == level
     assert words in finding.text
 
 
 @pytest.mark.parametrize(
-    ("complaint", "remedy"),
+    ("error_message", "remedy"),
     [
         ("Host key verification failed.", "add it to known_hosts"),
         ("me@b: Permission denied (publickey).", "authorized_keys"),
@@ -76,8 +76,8 @@ def test_a_host(changes: dict[str, object], level: str, words: str) -> None:
         ("no answer within 40 s", "try ssh -p 3022 by hand"),
     ],
 )
-def test_each_trouble_has_its_remedy(complaint: str, remedy: str) -> None:
-    assert remedy in judge_host(RemoteHost("b", complaint), MPIRUN, MPI, Ssh(3022)).remedy
+def test_each_trouble_has_its_remedy(error_message: str, remedy: str) -> None:
+    assert remedy in check_remote_host(RemoteHost("b", error_message), MPIRUN, MPI, Ssh(3022)).remedy
 
 
 def test_what_starts_ranks_is_asked_for() -> None:
@@ -86,12 +86,15 @@ def test_what_starts_ranks_is_asked_for() -> None:
     assert GUARD.command[:4] == ("/opt/python3", "-I", "-B", "-c")
     assert GUARD.command[-1].endswith("guard.py")
     python = RemoteHost("b", "", 0.0, 0.1, "3.11")
-    assert judge_host(python, GUARD, "", Ssh()).level == "ok"
+    assert check_remote_host(python, GUARD, "", Ssh()).level == "ok"
 
 
 def test_a_host_that_is_not_there() -> None:
-    (host,) = gather_hosts(Machine(environ=dict(os.environ)), TWO, MPIRUN)
+    (host,) = gather_remote_hosts(Machine(environ=dict(os.environ)), TWO, MPIRUN)
     assert host.name == "gone.invalid"
-    assert host.complaint
-    assert gather_hosts(Machine(environ={"PATH": "/nowhere"}), TWO, MPIRUN)[0].complaint == "ssh is not installed here"
-    assert gather_hosts(Machine(), Request(), MPIRUN) == []
+    assert host.error_message
+    assert (
+        gather_remote_hosts(Machine(environ={"PATH": "/nowhere"}), TWO, MPIRUN)[0].error_message
+        == "ssh is not installed here"
+    )
+    assert gather_remote_hosts(Machine(), Request(), MPIRUN) == []

@@ -1,4 +1,4 @@
-"""Where a run writes."""
+"""Check the disk that a run writes to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_distributed.devices.machine import Machine
-from gaudi_distributed.doctor.storage import Space, gather_space, judge_disk, judge_shared_memory
+from gaudi_distributed.doctor.storage import Space, check_disk, check_shared_memory, gather_space
 
 MakeMachine = Callable[..., Machine]
 GIB = 1 << 30
@@ -53,14 +53,14 @@ def test_a_folder_below_a_file_and_one_behind_a_link(tmp_path: Path, make_machin
     ],
 )
 def test_disk(space: Space | None, level: str, words: str) -> None:
-    finding = judge_disk(space, Path("runs"))
+    finding = check_disk(space, Path("runs"))
     assert finding.level == level
     assert words in finding.text
 
 
 @pytest.mark.parametrize(("ranks", "level"), [(1, "ok"), (2, "warning")])
 def test_shared_memory_of_a_container(ranks: int, level: str) -> None:
-    assert judge_shared_memory(SHM, ranks).level == level
-    assert judge_shared_memory(replace(SHM, free=2 * GIB), ranks).level == "ok"
-    assert judge_shared_memory(replace(SHM, existing=Path("/dev")), ranks).level == level
-    assert judge_shared_memory(None, ranks).text.startswith("/dev/shm is not there")
+    assert check_shared_memory(SHM, ranks).level == level
+    assert check_shared_memory(replace(SHM, free=2 * GIB), ranks).level == "ok"
+    assert check_shared_memory(replace(SHM, existing=Path("/dev")), ranks).level == level
+    assert check_shared_memory(None, ranks).text.startswith("/dev/shm is not there")

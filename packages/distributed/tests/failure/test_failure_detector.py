@@ -71,7 +71,7 @@ def test_silent_rank() -> None:
 
 
 def test_doubtful_error_waits_for_a_quiet_rank_to_be_found_silent() -> None:
-    """What rank 0 could not do may come of that rank 1 does not answer."""
+    """An error of rank 0 may follow from the silence of rank 1."""
     detector = make_detector()
     assert pass_time(detector, 0, 5, silent=1) is None
     detector.on_failure(0, 75, "deadline exceeded", 5.0, certain=False)

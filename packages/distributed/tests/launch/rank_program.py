@@ -1,4 +1,4 @@
-"""What a rank of the tests does: `python rank_program.py MARK FOLDER WAY...`, the way of each rank by its number.
+"""Be a rank of the tests: `python rank_program.py MARK FOLDER WAY...`, the way of each rank by its number.
 
 It says on the channel `told` of the folder what it does, and waits at the folder's gates `all_here` and `disk`.
 """

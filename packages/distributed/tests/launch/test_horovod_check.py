@@ -1,4 +1,4 @@
-"""What an installed Horovod says of itself: modules that stand for it, imported by a real interpreter."""
+"""Ask an installed Horovod how it was built: modules that stand for it, imported by a real interpreter."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_framework_is_asked(make_build: MakeBuild) -> None:
 def test_a_library_that_is_missing_is_named(make_build: MakeBuild) -> None:
     build = make_build(tensorflow="raise ImportError('libmpi.so.40: cannot open\\nmore')\n")
     check = ask_horovod(build, os.environ)
-    assert (check.parts, list(check.complaints)) == ({}, ["tensorflow"])
+    assert (check.parts, list(check.error_messages)) == ({}, ["tensorflow"])
     with pytest.raises(ConfigurationError, match=r"libmpi\.so\.40: cannot open;"):
         require_parts(build, check)
 

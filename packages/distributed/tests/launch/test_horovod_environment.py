@@ -1,4 +1,4 @@
-"""What an environment holds, as its own interpreter tells, and which frameworks Horovod is built for there."""
+"""Ask an environment's interpreter for its packages, and choose the frameworks that Horovod is built for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is hostile or contradicts itself is refused, or reaches the program as it is; no shell ever reads it."""
+"""Hostile or contradictory values are refused, or reach the program as they are; no shell ever reads them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ Plan = Callable[..., str]
 
 
 def test_the_launcher_finds_its_hosts_in_the_pod(plan: Plan, tmp_path: Path) -> None:
-    """What the manifest runs, run where the operator runs it."""
+    """Run the command of the manifest where the operator runs it."""
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("ssd-worker-0.ssd slots=2\nssd-worker-1.ssd slots=2\n")
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "OMPI_MCA_orte_default_hostfile": str(hostfile)}

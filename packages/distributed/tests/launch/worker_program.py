@@ -1,4 +1,4 @@
-"""What a worker of the tests does: `python worker_program.py FOLDER`, as it reads from its channel in the folder."""
+"""Be a worker of the tests: `python worker_program.py FOLDER`, as it reads from its channel in the folder."""
 
 from __future__ import annotations
 

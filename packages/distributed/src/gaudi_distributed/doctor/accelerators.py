@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.devices.selection import DeviceChoice, DeviceKind, choose_device, find_gpu_error, find_hpu_error
-from gaudi_distributed.doctor.findings import Finding, ask, fault, ok, warning_or_fault
+from gaudi_distributed.doctor.findings import Finding, fault, ok, run_program, warning_or_fault
 from gaudi_distributed.errors import DeviceError
 
 # The last release of the vendor's package for TensorFlow, and what it is made for.
@@ -46,7 +46,7 @@ class Gpu:
         driver: version of NVIDIA's kernel module; None: it is not loaded.
         models: names of NVIDIA's devices, by the driver.
         listed: what nvidia-smi lists, a line a device; None: it was not asked or does not answer.
-        complaint: what nvidia-smi complains about.
+        error_message: what nvidia-smi complains about.
         has_kfd: whether AMD's driver for computing is there.
     """
 
@@ -54,7 +54,7 @@ class Gpu:
     driver: str | None
     models: tuple[str, ...]
     listed: tuple[str, ...] | None
-    complaint: str
+    error_message: str
     has_kfd: bool
 
 
@@ -85,19 +85,19 @@ def gather_gpu(machine: Machine) -> Gpu:
     for name in machine.names("/proc/driver/nvidia/gpus"):
         model = re.search(r"^Model:\s*(.+)$", machine.read(f"/proc/driver/nvidia/gpus/{name}/information") or "", re.M)
         models.append(model[1].strip() if model else name)
-    listed, complaint = None, ""
+    listed, error_message = None, ""
     program = shutil.which("nvidia-smi", path=machine.environ.get("PATH", ""))
     if text is not None and program is not None:
         query = ["--query-gpu=name,memory.total", "--format=csv,noheader"]
-        answer = ask([program, *query], machine.environ, _SECONDS)
-        complaint = answer.complaint
+        answer = run_program([program, *query], machine.environ, _SECONDS)
+        error_message = answer.error_message
         listed = tuple(answer.output.splitlines()) if answer.status == 0 else None
     driver = None if text is None else version[1] if version else ""
     has_kfd = machine.path("/dev/kfd").exists()
-    return Gpu(_count_cards(machine, _NVIDIA_VENDOR, "0x03"), driver, tuple(models), listed, complaint, has_kfd)
+    return Gpu(_count_cards(machine, _NVIDIA_VENDOR, "0x03"), driver, tuple(models), listed, error_message, has_kfd)
 
 
-def judge_device(asked: DeviceChoice, machine: Machine) -> tuple[DeviceKind, Finding]:
+def check_device(asked: DeviceChoice, machine: Machine) -> tuple[DeviceKind, Finding]:
     """Return the device that a run would use, and whether it gets the one that was asked for."""
     try:
         device = choose_device(asked, root=machine.root, environ=machine.environ)
@@ -109,8 +109,8 @@ def judge_device(asked: DeviceChoice, machine: Machine) -> tuple[DeviceKind, Fin
     return device, ok("device", f"{device}, {reason}", device=device, asked=asked)
 
 
-def judge_gaudi(gaudi: Gaudi, device: DeviceKind) -> Finding:
-    """Judge driver and devices of Gaudis."""
+def check_gaudi(gaudi: Gaudi, device: DeviceKind) -> Finding:
+    """Check driver and devices of Gaudis."""
     facts = {"cards": gaudi.cards, "driver": gaudi.driver, "devices": dict(gaudi.devices)}
     wanted = device == "hpu"
     if gaudi.driver is None and not gaudi.devices:
@@ -127,10 +127,10 @@ def judge_gaudi(gaudi: Gaudi, device: DeviceKind) -> Finding:
     return ok("Gaudi", text, **facts)
 
 
-def judge_synapse(
+def check_synapse(
     gaudi: Gaudi, habana_tensorflow: str | None, tensorflow: Mapping[str, str], device: DeviceKind
 ) -> Finding:
-    """Judge whether driver, SynapseAI, the vendor's package for TensorFlow and TensorFlow belong together.
+    """Check whether driver, SynapseAI, the vendor's package for TensorFlow and TensorFlow belong together.
 
     `habana_tensorflow` is the package's version, `tensorflow` versions by the names of TensorFlow's distributions.
     """
@@ -165,8 +165,8 @@ def judge_synapse(
     return ok("SynapseAI", shown, **facts)
 
 
-def judge_gpu(gpu: Gpu, machine: Machine, device: DeviceKind) -> Finding:
-    """Judge driver and devices of GPUs."""
+def check_gpu(gpu: Gpu, machine: Machine, device: DeviceKind) -> Finding:
+    """Check driver and devices of GPUs."""
     facts = {"cards": gpu.cards, "driver": gpu.driver, "models": gpu.models, "nvidia_smi": gpu.listed}
     wanted = device == "gpu"
     hidden = find_gpu_error(machine.root, machine.environ)
@@ -178,9 +178,9 @@ def judge_gpu(gpu: Gpu, machine: Machine, device: DeviceKind) -> Finding:
             return warning_or_fault(wanted, "GPU", text, "install NVIDIA's driver, or choose --device cpu", **facts)
         return ok("GPU", text, **facts)
     text = f"NVIDIA's driver {gpu.driver or 'of unknown version'}, {', '.join(gpu.listed or gpu.models) or 'no device'}"
-    if gpu.complaint:
+    if gpu.error_message:
         remedy = "reboot, or install driver and nvidia-smi of one version"
-        return warning_or_fault(wanted, "GPU", f"{text}; nvidia-smi: {gpu.complaint}", remedy, **facts)
+        return warning_or_fault(wanted, "GPU", f"{text}; nvidia-smi: {gpu.error_message}", remedy, **facts)
     if wanted and hidden is not None:
         return fault("GPU", hidden.message.removeprefix("device gpu: "), hidden.remedy or "", **facts)
     return ok("GPU", text, **facts)

@@ -21,60 +21,60 @@ from gaudi_distributed.launch.flags import DOCTOR, PROGRAM, Parser, add_hosts, a
 from gaudi_distributed.launch.processes import BACKENDS, Backend
 
 
-def examine(machine: Machine, request: Request) -> list[Finding]:
+def run_checks(machine: Machine, request: Request) -> list[Finding]:
     """Return the findings of this machine, then of each other host; it takes seconds."""
-    device, finding = accelerators.judge_device(request.device, machine)
+    device, finding = accelerators.check_device(request.device, machine)
     cpu = gather_processor(machine, os.sched_getaffinity(0))
     found = [
-        system.judge_processor(cpu),
-        system.judge_cores(cpu, request.ranks_here),
+        system.check_processor(cpu),
+        system.check_cores(cpu, request.ranks_here),
         finding,
-        system.judge_bf16(cpu, device),
+        system.check_bf16(cpu, device),
     ]
     tensorflow = system.read_versions(*DISTRIBUTIONS["tensorflow"])
     habana = system.read_versions("habana-tensorflow").get("habana-tensorflow")
     gaudi = accelerators.gather_gaudi(machine)
     found += [
-        accelerators.judge_gaudi(gaudi, device),
-        accelerators.judge_synapse(gaudi, habana, tensorflow, device),
-        accelerators.judge_gpu(accelerators.gather_gpu(machine), machine, device),
-        system.judge_python(sys.version_info[:2]),
-        system.judge_tensorflow(tensorflow, device),
-        system.judge_jemalloc(machine),
+        accelerators.check_gaudi(gaudi, device),
+        accelerators.check_synapse(gaudi, habana, tensorflow, device),
+        accelerators.check_gpu(accelerators.gather_gpu(machine), machine, device),
+        system.check_python(sys.version_info[:2]),
+        system.check_tensorflow(tensorflow, device),
+        system.check_jemalloc(machine),
     ]
-    found += _examine_memory(machine, request, device, cpu.logical)
-    found += _examine_ways(machine, request, device)
+    found += _check_memory(machine, request, device, cpu.logical)
+    found += _check_communication(machine, request, device)
     return found
 
 
-def _examine_memory(machine: Machine, request: Request, device: DeviceKind, logical: int) -> Iterator[Finding]:
+def _check_memory(machine: Machine, request: Request, device: DeviceKind, logical: int) -> Iterator[Finding]:
     """Yield the findings about memory, files and disk."""
     available = storage.gather_memory(machine)
-    yield storage.judge_memory(available)
+    yield storage.check_memory(available)
     if request.data_dir is not None:
-        yield storage.judge_data_set(storage.gather_data_set(request.data_dir), available, request.ranks_here)
-    yield storage.judge_huge_pages(available, device, logical)
-    yield storage.judge_shared_memory(storage.gather_space(machine, Path("/dev/shm")), request.ranks_here)
+        yield storage.check_data_set(storage.gather_data_set(request.data_dir), available, request.ranks_here)
+    yield storage.check_huge_pages(available, device, logical)
+    yield storage.check_shared_memory(storage.gather_space(machine, Path("/dev/shm")), request.ranks_here)
     mine = system.gather_limits()
-    yield system.judge_files(mine)
-    yield system.judge_locked(mine, device)
-    yield storage.judge_disk(storage.gather_space(machine, request.model_dir), request.model_dir)
-    yield system.judge_clock(system.gather_clock(machine), len(request.cluster.hosts))
+    yield system.check_files(mine)
+    yield system.check_locked(mine, device)
+    yield storage.check_disk(storage.gather_space(machine, request.model_dir), request.model_dir)
+    yield system.check_clock(system.gather_clock(machine), len(request.cluster.hosts))
 
 
-def _examine_ways(machine: Machine, request: Request, device: DeviceKind) -> Iterator[Finding]:
+def _check_communication(machine: Machine, request: Request, device: DeviceKind) -> Iterator[Finding]:
     """Yield the findings about how ranks communicate."""
     mpi = engines.gather_mpi(machine, request.mpi_root)
-    yield engines.judge_mpi(mpi, request)
-    yield engines.judge_horovod(engines.gather_horovod(machine.environ), mpi, request)
+    yield engines.check_mpi(mpi, request)
+    yield engines.check_horovod(engines.gather_horovod(machine.environ), mpi, request)
     interfaces = network.gather_interfaces(machine)
-    yield network.judge_interfaces(interfaces, request, _find_route(request))
-    sockets = network.judge_sockets(interfaces, machine, request, device)
+    yield network.check_interfaces(interfaces, request, _find_route(request))
+    sockets = network.check_sockets(interfaces, machine, request, device)
     if sockets is not None:
         yield sockets
     starter = network.find_starter(request, engines.choose_backend(request, mpi))
-    for host in network.gather_hosts(machine, request, starter):
-        yield network.judge_host(host, starter, mpi.version, request.ssh)
+    for host in network.gather_remote_hosts(machine, request, starter):
+        yield network.check_remote_host(host, starter, mpi.version, request.ssh)
 
 
 def _find_route(request: Request) -> str | None:
@@ -120,7 +120,7 @@ def run_doctor(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         ConfigurationError: hosts that are none, or contradict each other.
     """
     flags = parse_flags(arguments)
-    findings = examine(Machine(Path("/"), dict(environ)), _make_request(flags, environ))
+    findings = run_checks(Machine(Path("/"), dict(environ)), _make_request(flags, environ))
     host = os.uname().nodename
     sys.stdout.write(format_json(findings, host) if flags.json else format_table(findings, host))
     return exit_status(findings)

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from gaudi_distributed.comm.horovod_engine import DISTRIBUTIONS
 from gaudi_distributed.devices.machine import Machine
-from gaudi_distributed.doctor.findings import Finding, Request, ask, fault, ok, warning, warning_or_fault
+from gaudi_distributed.doctor.findings import Finding, Request, fault, ok, run_program, warning, warning_or_fault
 from gaudi_distributed.doctor.system import read_versions
 from gaudi_distributed.launch.processes import Backend
 
@@ -47,7 +47,7 @@ class Mpi:
 
     path: str | None
     version: str = ""
-    complaint: str = ""
+    error_message: str = ""
 
     @property
     def is_open_mpi(self) -> bool:
@@ -64,14 +64,14 @@ class Horovod:
         built_for: version of each framework that it was built for, by module.
         installed: version of those that is installed now.
         parts: of the first of them, whether MPI, Gloo, NCCL and so on are built in; empty where it does not load.
-        complaint: why it does not load.
+        error_message: why it does not load.
     """
 
     distribution: str = ""
     built_for: Mapping[str, str] = field(default_factory=dict)
     installed: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, bool] = field(default_factory=dict)
-    complaint: str = ""
+    error_message: str = ""
 
 
 def gather_mpi(machine: Machine, root: str | None) -> Mpi:
@@ -80,8 +80,8 @@ def gather_mpi(machine: Machine, root: str | None) -> Mpi:
     path = shutil.which("mpirun", path=folders)
     if path is None:
         return Mpi(None)
-    answer = ask([path, "--version"], machine.environ, _MPI_SECONDS)
-    return Mpi(path, next(iter(answer.output.splitlines()), ""), answer.complaint)
+    answer = run_program([path, "--version"], machine.environ, _MPI_SECONDS)
+    return Mpi(path, next(iter(answer.output.splitlines()), ""), answer.error_message)
 
 
 def gather_horovod(environ: Mapping[str, str]) -> Horovod:
@@ -102,9 +102,9 @@ def gather_horovod(environ: Mapping[str, str]) -> Horovod:
         return facts
     needed = [_find_file(owners[usable][0], library) for library in FRAMEWORKS[usable][1]]
     paths = [*filter(None, needed), _find_file(name, f"horovod/{usable}/mpi_lib*.so")]
-    answer = ask([sys.executable, "-I", "-B", "-c", _PROBE, *map(str, paths)], environ, _LOAD_SECONDS)
+    answer = run_program([sys.executable, "-I", "-B", "-c", _PROBE, *map(str, paths)], environ, _LOAD_SECONDS)
     parts = {key: value is True for key, value in _parse_object(answer.output).items()}
-    return replace(facts, parts=parts, complaint=answer.complaint)
+    return replace(facts, parts=parts, error_message=answer.error_message)
 
 
 def choose_backend(request: Request, mpi: Mpi) -> Backend:
@@ -112,8 +112,8 @@ def choose_backend(request: Request, mpi: Mpi) -> Backend:
     return request.backend or ("gloo" if mpi.path is None else "openmpi")
 
 
-def judge_mpi(mpi: Mpi, request: Request) -> Finding:
-    """Judge Open MPI: gaudi-run needs it with --backend openmpi alone."""
+def check_mpi(mpi: Mpi, request: Request) -> Finding:
+    """Check Open MPI: gaudi-run needs it with --backend openmpi alone."""
     wanted = request.backend == "openmpi"
     remedy = "install Open MPI (openmpi-bin), or name it by --mpi_root, or choose --backend gloo"
     if mpi.path is None:
@@ -123,13 +123,13 @@ def judge_mpi(mpi: Mpi, request: Request) -> Finding:
         return ok("MPI", f"{text}; a run of one rank or by tf.distribute needs none")
     facts = {"path": mpi.path, "version": mpi.version}
     if not mpi.is_open_mpi:
-        text = f"{mpi.path}: {mpi.complaint or mpi.version or 'says no version'}; it is not Open MPI"
+        text = f"{mpi.path}: {mpi.error_message or mpi.version or 'says no version'}; it is not Open MPI"
         return warning_or_fault(wanted or request.needs_horovod, "MPI", text, remedy, **facts)
     return ok("MPI", f"{mpi.version}, {mpi.path}", **facts)
 
 
-def judge_horovod(horovod: Horovod, mpi: Mpi, request: Request) -> Finding:
-    """Judge Horovod against the frameworks that are installed and against what is to start the ranks."""
+def check_horovod(horovod: Horovod, mpi: Mpi, request: Request) -> Finding:
+    """Check Horovod against the frameworks that are installed and against what is to start the ranks."""
     wanted = request.needs_horovod
     facts = {"built_for": dict(horovod.built_for), "parts": dict(horovod.parts)}
     if not horovod.distribution:
@@ -144,7 +144,7 @@ def judge_horovod(horovod: Horovod, mpi: Mpi, request: Request) -> Finding:
         here = ", ".join(f"{name} {version or 'none'}" for name, version in others.items())
         return warning_or_fault(wanted, "Horovod", f"{text}; installed: {here or 'none'}", remedy, **facts)
     if not horovod.parts:
-        why = horovod.complaint or "says nothing"
+        why = horovod.error_message or "says nothing"
         return warning_or_fault(wanted, "Horovod", f"{text}; does not load: {why}", remedy, **facts)
     text += f"; with {', '.join(name for name, is_in in horovod.parts.items() if is_in) or 'nothing to talk by'}"
     backend = choose_backend(request, mpi)

@@ -123,24 +123,24 @@ _MAX_LINE = 300
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProgramOutput:
     """The output of a program.
 
     Attributes:
         status: its exit status; None where it could not be started or did not end in time.
         output: its standard output, stripped.
-        complaint: a line that says what went wrong; empty with status 0.
+        error_message: a line that says what went wrong; empty with status 0.
         began, ended: seconds since 1970.
     """
 
     status: int | None
     output: str
-    complaint: str
+    error_message: str
     began: float
     ended: float
 
 
-def ask(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Answer:
+def run_program(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> ProgramOutput:
     """Run a program and return what it says; whatever goes wrong is part of the answer."""
     began = time.time()
     try:
@@ -153,17 +153,17 @@ def ask(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Answ
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Answer(None, "", f"no answer within {seconds:.0f} s", began, time.time())
+        return ProgramOutput(None, "", f"no answer within {seconds:.0f} s", began, time.time())
     except OSError as error:
-        return Answer(None, "", str(error.strerror), began, time.time())
+        return ProgramOutput(None, "", str(error.strerror), began, time.time())
     ended = time.time()
     output, errors = (text.decode(errors="replace").strip() for text in (done.stdout, done.stderr))
-    complaint = ""
+    error_message = ""
     if done.returncode:
         # Some programs complain on standard output.
         lines = (errors or output).splitlines()
-        complaint = lines[-1].strip()[:_MAX_LINE] if lines else f"status {done.returncode}"
-    return Answer(done.returncode, output, complaint, began, ended)
+        error_message = lines[-1].strip()[:_MAX_LINE] if lines else f"status {done.returncode}"
+    return ProgramOutput(done.returncode, output, error_message, began, ended)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,16 @@ from typing import Any
 from gaudi_distributed.cluster.hosts import interface_address
 from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.devices.selection import DeviceKind
-from gaudi_distributed.doctor.findings import Answer, Finding, Request, ask, fault, ok, warning, warning_or_fault
+from gaudi_distributed.doctor.findings import (
+    Finding,
+    ProgramOutput,
+    Request,
+    fault,
+    ok,
+    run_program,
+    warning,
+    warning_or_fault,
+)
 from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.launch import guard
 from gaudi_distributed.launch.processes import Backend, Ssh
@@ -73,8 +82,8 @@ def gather_interfaces(machine: Machine, find_address: Callable[[str], str | None
     return interfaces
 
 
-def judge_interfaces(interfaces: Sequence[Interface], request: Request, route: str | None) -> Finding:
-    """Judge the interface between the hosts; `route` is this machine's address on the way to another host."""
+def check_interfaces(interfaces: Sequence[Interface], request: Request, route: str | None) -> Finding:
+    """Check the interface between the hosts; `route` is this machine's address on the way to another host."""
     shown = "; ".join(interface.describe() for interface in interfaces if not interface.is_loopback)
     facts: dict[str, Any] = {"interfaces": [asdict(interface) for interface in interfaces]}
     if len(request.cluster.hosts) == 1 and not request.others:
@@ -94,10 +103,10 @@ def judge_interfaces(interfaces: Sequence[Interface], request: Request, route: s
     return ok("network", text, **facts)
 
 
-def judge_sockets(
+def check_sockets(
     interfaces: Sequence[Interface], machine: Machine, request: Request, device: DeviceKind
 ) -> Finding | None:
-    """Judge what HCCL or NCCL would take for its connections between hosts; None where neither is used."""
+    """Check what HCCL or NCCL would take for its connections between hosts; None where neither is used."""
     if device == "cpu":
         return None
     library = "HCCL" if device == "hpu" else "NCCL"
@@ -190,19 +199,19 @@ class RemoteHost:
 
     Attributes:
         name: as it was given.
-        complaint: why it could not be reached; empty where it could.
+        error_message: why it could not be reached; empty where it could.
         skew: seconds that its clock is ahead of this one's; None where it did not tell.
         uncertainty: seconds that the skew may be off.
         starter: what the starter says of its version.
-        starter_complaint: why that does not start there.
+        starter_error_message: why that does not start there.
     """
 
     name: str
-    complaint: str = ""
+    error_message: str = ""
     skew: float | None = None
     uncertainty: float = 0.0
     starter: str = ""
-    starter_complaint: str = ""
+    starter_error_message: str = ""
 
 
 def find_starter(request: Request, backend: Backend) -> Starter:
@@ -216,7 +225,7 @@ def find_starter(request: Request, backend: Backend) -> Starter:
     return Starter(f"{request.remote_python} with gaudi-distributed", command, "install it there, where it lies here")
 
 
-def gather_hosts(machine: Machine, request: Request, starter: Starter) -> list[RemoteHost]:
+def gather_remote_hosts(machine: Machine, request: Request, starter: Starter) -> list[RemoteHost]:
     """Ask each host that is not this machine, several at once, each twice: for its time, and for the starter."""
     if not request.others:
         return []
@@ -224,30 +233,30 @@ def gather_hosts(machine: Machine, request: Request, starter: Starter) -> list[R
         return [RemoteHost(name, "ssh is not installed here") for name in request.others]
 
     def ask_host(name: str) -> RemoteHost:
-        def reach(command: tuple[str, ...]) -> Answer:
-            return ask(request.ssh.reach(name, command), machine.environ, _SECONDS)
+        def reach(command: tuple[str, ...]) -> ProgramOutput:
+            return run_program(request.ssh.reach(name, command), machine.environ, _SECONDS)
 
         answer = reach(("date", "+%s.%N"))
         if answer.status != 0:
-            return RemoteHost(name, answer.complaint)
+            return RemoteHost(name, answer.error_message)
         said = reach(starter.command)
-        return RemoteHost(name, "", *measure_skew(answer), said.output.partition("\n")[0], said.complaint)
+        return RemoteHost(name, "", *measure_skew(answer), said.output.partition("\n")[0], said.error_message)
 
     with ThreadPoolExecutor(min(_AT_ONCE, len(request.others))) as pool:
         return list(pool.map(ask_host, request.others))
 
 
-def judge_host(host: RemoteHost, starter: Starter, mpi_version: str, ssh: Ssh) -> Finding:
-    """Judge the way to a host, and what is there; `mpi_version` is what mpirun says of its own here."""
+def check_remote_host(host: RemoteHost, starter: Starter, mpi_version: str, ssh: Ssh) -> Finding:
+    """Check the way to a host, and what is there; `mpi_version` is what mpirun says of its own here."""
     check = f"host {host.name}"
     facts = {"skew": host.skew, "uncertainty": host.uncertainty, "starter": host.starter}
-    if host.complaint:
+    if host.error_message:
         by_hand = f"try ssh -p {ssh.port} by hand, and look at sshd there"
-        remedy = next((text for words, text in _REMEDIES.items() if words in host.complaint), by_hand)
-        return fault(check, f"ssh does not reach it: {host.complaint}", remedy, **facts)
+        remedy = next((text for words, text in _REMEDIES.items() if words in host.error_message), by_hand)
+        return fault(check, f"ssh does not reach it: {host.error_message}", remedy, **facts)
     text = "ssh reaches it"
-    if host.starter_complaint:
-        return fault(check, f"{text}; no {starter.name}: {host.starter_complaint}", starter.remedy, **facts)
+    if host.starter_error_message:
+        return fault(check, f"{text}; no {starter.name}: {host.starter_error_message}", starter.remedy, **facts)
     if starter.command[-1] == "--version" and host.starter != mpi_version:
         return fault(check, f"{text}; it has {host.starter}, and here is {mpi_version}", starter.remedy, **facts)
     if host.skew is None:
@@ -259,7 +268,7 @@ def judge_host(host: RemoteHost, starter: Starter, mpi_version: str, ssh: Ssh) -
     return ok(check, text, **facts)
 
 
-def measure_skew(answer: Answer) -> tuple[float | None, float]:
+def measure_skew(answer: ProgramOutput) -> tuple[float | None, float]:
     """Return the seconds that a clock is ahead, and how far that may be off, from what `date +%s.%N` said.
 
     The middle of question and answer is taken for the moment that the clock was read at. Where `date` knows no %N, the

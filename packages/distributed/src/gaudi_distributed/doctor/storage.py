@@ -58,8 +58,8 @@ def gather_space(machine: Machine, folder: Path) -> Space | None:
     )
 
 
-def judge_disk(space: Space | None, folder: Path) -> Finding:
-    """Judge the space for checkpoints; `--mode plan` of a program says how much its run writes."""
+def check_disk(space: Space | None, folder: Path) -> Finding:
+    """Check the space for checkpoints; `--mode plan` of a program says how much its run writes."""
     if space is None:
         return fault("disk", f"{folder}: its file system does not answer", "choose another --model_dir")
     facts = {"folder": str(space.existing), "kind": space.kind, "size": space.size, "free": space.free}
@@ -78,8 +78,8 @@ def judge_disk(space: Space | None, folder: Path) -> Finding:
     return ok("disk", text, **facts)
 
 
-def judge_shared_memory(space: Space | None, ranks: int) -> Finding:
-    """Judge /dev/shm, by which ranks on one machine talk; containers get 64 MiB by default."""
+def check_shared_memory(space: Space | None, ranks: int) -> Finding:
+    """Check /dev/shm, by which ranks on one machine talk; containers get 64 MiB by default."""
     if space is None or space.existing != Path(os.path.realpath(space.folder)):
         text = "/dev/shm is not there"
         if ranks == 1:
@@ -167,8 +167,8 @@ def gather_data_set(folder: Path) -> DataSet:
     return DataSet(folder, name, sum(counts), len(counts))
 
 
-def judge_memory(memory: Memory) -> Finding:
-    """Judge what is available; a process that takes more is killed."""
+def check_memory(memory: Memory) -> Finding:
+    """Check what is available; a process that takes more is killed."""
     if memory.total is None or memory.left is None:
         return warning("memory", "the kernel does not tell what is available", "mount /proc")
     facts = {"total": memory.total, "available": memory.left}
@@ -183,8 +183,8 @@ def judge_memory(memory: Memory) -> Finding:
     return ok("memory", text, **facts)
 
 
-def judge_data_set(data: DataSet, memory: Memory, ranks: int) -> Finding:
-    """Judge the data set against the memory that is left; each rank on this machine keeps all of it, or nothing."""
+def check_data_set(data: DataSet, memory: Memory, ranks: int) -> Finding:
+    """Check the data set against the memory that is left; each rank on this machine keeps all of it, or nothing."""
     if data.trouble:
         remedy = "name the folder that gaudi-datasets wrote records to"
         return fault("data set", f"{data.folder}: {data.trouble}", remedy)
@@ -204,8 +204,8 @@ def judge_data_set(data: DataSet, memory: Memory, ranks: int) -> Finding:
     return ok("data set", f"{text}, kept in memory (half of what is available: {format_bytes(allowed)})", **facts)
 
 
-def judge_huge_pages(memory: Memory, device: DeviceKind, logical: int) -> Finding:
-    """Judge the reserved huge pages by the vendor's rule; devices other than a Gaudi need none."""
+def check_huge_pages(memory: Memory, device: DeviceKind, logical: int) -> Finding:
+    """Check the reserved huge pages by the vendor's rule; devices other than a Gaudi need none."""
     needed = HUGE_BYTES_PER_PROCESSOR * logical // memory.huge_page_size + 1
     size = format_bytes(memory.huge_page_size)
     text = f"{memory.huge_pages} of {size} reserved, {memory.huge_pages_free} free"

@@ -16,8 +16,8 @@ from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.findings import Finding, fault, format_bytes, ok, warning
 
 
-def judge_processor(processor: Processor) -> Finding:
-    """Judge its instructions: TensorFlow's packages for x86-64 are built with AVX."""
+def check_processor(processor: Processor) -> Finding:
+    """Check its instructions: TensorFlow's packages for x86-64 are built with AVX."""
     name = processor.model or "a processor without a name"
     known = [flag for flag in ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16") if flag in processor.flags]
     facts = {"model": processor.model, "architecture": processor.architecture, "instructions": known}
@@ -31,8 +31,8 @@ def judge_processor(processor: Processor) -> Finding:
     return ok("processor", f"{name}, {processor.architecture}: {' '.join(known) or 'no AVX'}", **facts)
 
 
-def judge_cores(processor: Processor, ranks: int) -> Finding:
-    """Judge the number of cores against the ranks on this machine."""
+def check_cores(processor: Processor, ranks: int) -> Finding:
+    """Check the number of cores against the ranks on this machine."""
     facts = {
         "logical": processor.logical,
         "usable": processor.usable,
@@ -51,8 +51,8 @@ def judge_cores(processor: Processor, ranks: int) -> Finding:
     return ok("cores", f"{text}, for {ranks} {'rank' if ranks == 1 else 'ranks'}", **facts)
 
 
-def judge_bf16(processor: Processor, device: DeviceKind) -> Finding:
-    """Judge whether --dtype bf16 is faster than fp32 where the processor computes.
+def check_bf16(processor: Processor, device: DeviceKind) -> Finding:
+    """Check whether --dtype bf16 is faster than fp32 where the processor computes.
 
     oneDNN computes in bfloat16 with AMX (by tiles) or AVX512_BF16 (by dot products); with other AVX-512 it converts to
     fp32 and back, and without AVX-512 TensorFlow does that one value after another.
@@ -90,16 +90,16 @@ def read_versions(*names: str) -> dict[str, str]:
     return found
 
 
-def judge_python(version: tuple[int, int]) -> Finding:
-    """Judge Python's version by those that are tested."""
+def check_python(version: tuple[int, int]) -> Finding:
+    """Check Python's version by those that are tested."""
     text = f"{platform.python_version()}, {sys.executable}"
     if not _FIRST_PYTHON <= version <= _LAST_PYTHON:
         return warning("Python", f"{text}: not tested", "install Python 3.10 to 3.13", version=list(version))
     return ok("Python", text, version=list(version))
 
 
-def judge_tensorflow(versions: Mapping[str, str], device: DeviceKind) -> Finding:
-    """Judge the distributions of TensorFlow by name: there is to be one, of a version that is tested."""
+def check_tensorflow(versions: Mapping[str, str], device: DeviceKind) -> Finding:
+    """Check the distributions of TensorFlow by name: there is to be one, of a version that is tested."""
     shown = ", ".join(f"{name} {version}" for name, version in versions.items())
     if not versions:
         remedy = 'pip install "gaudi-apps[tensorflow]", or [tensorflow-cpu]'
@@ -116,8 +116,8 @@ def judge_tensorflow(versions: Mapping[str, str], device: DeviceKind) -> Finding
     return ok("TensorFlow", shown, versions=dict(versions))
 
 
-def judge_jemalloc(machine: Machine) -> Finding:
-    """Judge whether jemalloc is used: gaudi-run preloads it where it is found."""
+def check_jemalloc(machine: Machine) -> Finding:
+    """Check whether jemalloc is used: gaudi-run preloads it where it is found."""
     found = find_jemalloc(machine.environ, machine.root)
     loaded = machine.environ.get("LD_PRELOAD", "")
     facts = {"found": None if found is None else str(found), "preloaded": "libjemalloc" in loaded}
@@ -149,8 +149,8 @@ def gather_limits() -> Limits:
     return Limits(_number(files), _number(most_files), _number(locked))
 
 
-def judge_files(limits: Limits) -> Finding:
-    """Judge how many files may be open at once."""
+def check_files(limits: Limits) -> Finding:
+    """Check how many files may be open at once."""
     text = f"{limits.files or 'any number'} may be open at once, {limits.most_files or 'any number'} if asked for"
     facts = {"soft": limits.files, "hard": limits.most_files}
     if limits.files is not None and limits.files < _FILES_WANTED:
@@ -158,8 +158,8 @@ def judge_files(limits: Limits) -> Finding:
     return ok("open files", text, **facts)
 
 
-def judge_locked(limits: Limits, device: DeviceKind) -> Finding:
-    """Judge how much memory may be locked: a Gaudi's driver and RDMA between hosts lock what they send from."""
+def check_locked(limits: Limits, device: DeviceKind) -> Finding:
+    """Check how much memory may be locked: a Gaudi's driver and RDMA between hosts lock what they send from."""
     text = "no limit" if limits.locked is None else format_bytes(limits.locked)
     if limits.locked is not None and device == "hpu":
         remedy = "ulimit -l unlimited, or start the container with --ulimit memlock=-1"
@@ -212,8 +212,8 @@ def gather_clock(machine: Machine) -> Clock:
     return Clock(None if state < 0 else not timex.status & _STA_UNSYNC, services)
 
 
-def judge_clock(clock: Clock, hosts: int) -> Finding:
-    """Judge it: logs and files of several hosts can be compared by their times only if the clocks agree."""
+def check_clock(clock: Clock, hosts: int) -> Finding:
+    """Check it: logs and files of several hosts can be compared by their times only if the clocks agree."""
     facts = {"synchronised": clock.is_synchronised, "services": list(clock.services)}
     service = f"{', '.join(clock.services)} running" if clock.services else "no service for it seen"
     if clock.is_synchronised:

@@ -30,7 +30,7 @@ def launch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command line and return the exit status; errors are printed on standard error."""
     try:
         if list(arguments[:1]) == [DOCTOR]:
-            return _examine(arguments[1:], environ)
+            return _run_doctor(arguments[1:], environ)
         if list(arguments[:1]) == [INSTALL_HOROVOD]:
             return _install_horovod(arguments[1:], environ)
         return _launch(parse_flags(arguments), environ)
@@ -54,7 +54,7 @@ def _launch(options: Options, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _examine(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+def _run_doctor(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     # Not even bytecode is written of the modules that are imported now.
     sys.dont_write_bytecode = True
     from gaudi_distributed.doctor.cli import run_doctor

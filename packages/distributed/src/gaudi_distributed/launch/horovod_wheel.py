@@ -460,11 +460,11 @@ class Check:
 
     Attributes:
         parts: for each framework whether MPI, Gloo and so on are built in, by the names of `PARTS`.
-        complaints: for each framework that does not work, why.
+        error_messages: for each framework that does not work, why.
     """
 
     parts: Mapping[Framework, Mapping[str, bool]] = field(default_factory=dict)
-    complaints: Mapping[Framework, str] = field(default_factory=dict)
+    error_messages: Mapping[Framework, str] = field(default_factory=dict)
 
 
 def ask_horovod(build: Build, environ: Mapping[str, str]) -> Check:
@@ -496,14 +496,14 @@ def ask_horovod(build: Build, environ: Mapping[str, str]) -> Check:
         ) from error
     return Check(
         parts={name: answers[name] for name in build.frameworks if isinstance(answers[name], dict)},
-        complaints={name: answers[name] for name in build.frameworks if isinstance(answers[name], str)},
+        error_messages={name: answers[name] for name in build.frameworks if isinstance(answers[name], str)},
     )
 
 
 def require_parts(build: Build, check: Check) -> None:
     """Raise ConfigurationError unless Horovod works with every framework and has what the build asked for."""
-    for framework, complaint in check.complaints.items():
-        first = next(iter(complaint.splitlines()), "")
+    for framework, error_message in check.error_messages.items():
+        first = next(iter(error_message.splitlines()), "")
         raise ConfigurationError(
             f"Horovod was installed, but does not work with {TITLES[framework]}: {first}",
             remedy="install what is missing, or build it anew with --rebuild",
