@@ -57,13 +57,13 @@ def test_a_truncated_image_is_named(tmp_path: Path, kind: str, share: float, dec
         read_image(path, decode=decode)
 
 
-PICTURES = {kind: encode("RGB", kind) for kind in ("JPEG", "PNG")}
+IMAGES = {kind: encode("RGB", kind) for kind in ("JPEG", "PNG")}
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["JPEG", "PNG"]), st.integers(3, 2000))
 def test_without_decoding_no_cut_image_passes_that_decoding_refuses(kind: str, cut: int) -> None:
-    encoded = PICTURES[kind][:-cut]
+    encoded = IMAGES[kind][:-cut]
 
     def passes(decode: bool) -> bool:
         try:

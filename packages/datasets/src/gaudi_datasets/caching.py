@@ -1,4 +1,4 @@
-"""Whether encoded images are kept in memory: only where all of them fit into what is measured to be free.
+"""Decide whether encoded images are kept in memory: only if all of them fit into the free memory.
 
 Decoded images would take ten times as much; the originals kept those, and filled whole machines.
 """
@@ -18,7 +18,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class CacheDecision:
-    """Whether a data set is kept in memory.
+    """A decision whether a data set is kept in memory.
 
     Attributes:
         keeps: whether it is.

@@ -17,7 +17,7 @@ PADDING_ID = -1
 
 @dataclass(frozen=True)
 class InputOptions:
-    """How a pipeline batches.
+    """Options of an input pipeline.
 
     Args:
         batch_size: images of one rank in a step.

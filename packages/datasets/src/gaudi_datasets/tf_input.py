@@ -1,4 +1,4 @@
-"""What input pipelines in tf.data share: Python inside them, decoding, full batches, and faults named."""
+"""Share code of input pipelines in tf.data: Python calls, decoding, full batches, and errors."""
 
 from __future__ import annotations
 

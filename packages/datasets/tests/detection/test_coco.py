@@ -135,7 +135,7 @@ def test_what_is_no_annotation_document_is_refused(document: object, message: st
         ([10, -0.1, 5, 5], PAST_EDGE),
     ],
 )
-def test_boxes_that_cannot_be_stored_are_set_aside(box: list[float], rule: str) -> None:
+def test_boxes_that_cannot_be_stored_are_left_out(box: list[float], rule: str) -> None:
     coco = parse_coco(changed("annotations", 0, bbox=box), PATH)
     assert coco.faults == (BoxFault(0, 0, rule, (box[0], box[1], box[2], box[3])),)
     assert coco.annotation_ids.tolist() == [3, 2]

@@ -175,6 +175,6 @@ def test_boxes_up_to_the_edge_stay_inside_however_they_are_rounded(data: st.Data
         assert first + extent == pytest.approx(stop, abs=2e-4 * side)
 
 
-def test_boxes_past_the_edge_are_set_aside(folder: Path) -> None:
+def test_boxes_past_the_edge_are_left_out(folder: Path) -> None:
     write_labels(folder, "train/a", "0 0.1 0.5 0.21 0.5\n")
     assert [fault.rule for fault in read(folder).faults] == ["past the image edge"]

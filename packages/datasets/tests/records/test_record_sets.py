@@ -16,7 +16,7 @@ from gaudi_datasets.records.record_sets import RecordKind, RecordSet, find_kind
 from gaudi_datasets.records.tfrecords import encode_features, frame_record
 
 
-class Numbers:
+class CountingJob:
     """Records that are their own number, as text."""
 
     def __init__(self, count: int) -> None:
@@ -30,7 +30,9 @@ class Numbers:
 
 
 def write(folder: Path, count: int, shards: int, kind: str = "detection") -> None:
-    write_shards(Numbers(count), folder, "val", manifest={"kind": kind}, fingerprint="", shards=shards, overwrite=True)
+    write_shards(
+        CountingJob(count), folder, "val", manifest={"kind": kind}, fingerprint="", shards=shards, overwrite=True
+    )
 
 
 def write_bare(folder: Path, shards: Sequence[Sequence[bytes]]) -> None:

@@ -1,1 +1,1 @@
-"""How fast training gets its images from a data set, measured stage by stage on the data itself."""
+"""Measure how fast training gets the images of a data set, stage by stage."""

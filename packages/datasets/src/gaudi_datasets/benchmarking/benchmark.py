@@ -32,7 +32,7 @@ _QUALITY = 95
 
 @dataclass(frozen=True)
 class SmallerImages:
-    """What the same images take to decode when they are stored smaller, or as JPEG in place of PNG.
+    """Decoding of the same images stored smaller, or as JPEG in place of PNG.
 
     Attributes:
         short_side: in pixels that none exceeds.
@@ -49,7 +49,7 @@ class SmallerImages:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What was measured.
+    """Measurements of the input of a data set.
 
     Attributes:
         name: of the data set.

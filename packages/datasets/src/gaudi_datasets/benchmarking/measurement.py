@@ -18,7 +18,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Clocks:
-    """What time is measured by.
+    """Clocks that measure wall time and processor time.
 
     Attributes:
         wall: seconds that pass.
@@ -35,7 +35,7 @@ _WARM_UP = 0.2  # of the time of the input, at the beginning, which is not count
 
 
 class EncodedExample(Protocol):
-    """What all examples have."""
+    """Fields that examples of both kinds have."""
 
     @property
     def encoded(self) -> bytes:
@@ -69,7 +69,7 @@ class FileSource(Protocol):
 
 @dataclass(frozen=True)
 class Rate:
-    """How many images came in how many seconds, and their encoded bytes.
+    """A number of images, their encoded bytes, and the seconds that they took.
 
     Attributes:
         images: that were counted.

@@ -1,4 +1,4 @@
-"""What bounds a training input, and what to change: concluded from measurements, and from nothing else."""
+"""Conclude from measurements what bounds a training input, and what to change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What bounds the input.
+    """The bound of an input, and changes that raise it.
 
     Attributes:
         bound: storage; the processors; or one thread, when more threads make no more images.

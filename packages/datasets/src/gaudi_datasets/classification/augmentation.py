@@ -46,7 +46,7 @@ RESNEXT_CROPS = CropRange(min_area=0.08)
 
 @dataclass(frozen=True)
 class Draws:
-    """What was drawn for n images.
+    """Draws for n images.
 
     Attributes:
         windows: int32 [n, 4], top, left, height, width of the crops in pixels.

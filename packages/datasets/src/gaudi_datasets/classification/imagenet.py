@@ -29,7 +29,7 @@ _TRAIN_IMAGE = re.compile(r"(n\d{8})_\d+\.JPEG")
 _VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_\d{8}\.JPEG")
 _TAR_LIMITS = Limits(members=100_000, member_bytes=2**31, total_bytes=2**38)  # the train tar has 138 GiB
 
-_Found = list[tuple[str, str, int, int, int]]  # synset, file name, size, time of change, and offset in a tar or 0
+_Listing = list[tuple[str, str, int, int, int]]  # synset, file name, size, time of change, and offset in a tar or 0
 
 
 def open_imagenet(root: str | Path, split: Split) -> ListedSource:
@@ -135,7 +135,7 @@ def open_validation_images(folder: Path, root: Path, synsets: Sequence[str] | No
 
 
 def _make_source(
-    path: Path, found: _Found, synsets: Sequence[str], *, tar: Path | None = None, flat: bool = False
+    path: Path, found: _Listing, synsets: Sequence[str], *, tar: Path | None = None, flat: bool = False
 ) -> ListedSource:
     found = sorted(found)
     label_of = {synset: label for label, synset in enumerate(synsets)}
@@ -160,7 +160,7 @@ def _list_synset_tars(tar: Path) -> list[Member]:
     return members
 
 
-def _list_synset_tar(tar: Path, member: Member) -> _Found:
+def _list_synset_tar(tar: Path, member: Member) -> _Listing:
     synset, time_ns, found = member.name.removesuffix(".tar"), tar.stat().st_mtime_ns, []
     for image in list_members(tar, _TAR_LIMITS, within=member):
         _check_train_image(f"{tar}: {member.name}: member {shorten(image.name)}", image.name, synset)
@@ -168,7 +168,7 @@ def _list_synset_tar(tar: Path, member: Member) -> _Found:
     return found
 
 
-def _list_synset_folders(folder: Path) -> _Found:
+def _list_synset_folders(folder: Path) -> _Listing:
     files, found = list_folders(folder), []
     for row in range(len(files)):
         synset, _, name = files.name(row).partition("/")

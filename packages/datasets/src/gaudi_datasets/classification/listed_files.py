@@ -139,12 +139,12 @@ class ListedSource:
             kept[rows[:count]] = True
         self.keep(kept)
 
-    def keep_named(self, names: Sequence[str], place: object) -> None:
+    def keep_named(self, names: Sequence[str], path: str | Path) -> None:
         """Leave out all images but those of these file names, whatever folder stands before them.
 
         Args:
             names: of the files.
-            place: what messages call the list of names.
+            path: the file that lists the names.
 
         Raises:
             DataError: there is no image of a name, or there are no names.
@@ -153,7 +153,7 @@ class ListedSource:
         unknown = np.flatnonzero(~np.isin(wanted, self.files.names))
         if unknown.size or not names:
             first = f"names {shorten(names[unknown[0]])}, no image of {self.name}" if names else "names no image"
-            raise DataError(f"{first}", path=place, remedy="correct the list")
+            raise DataError(first, path=path, remedy="correct the list")
         self.keep(np.isin(self.files.names, wanted))
 
 

@@ -19,7 +19,7 @@ _IMAGES_PER_SHARD = 256
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What went into the records of a split."""
+    """A report on the records of a split."""
 
     split: str
     images: int
@@ -96,8 +96,8 @@ def write_records(
 
 def _identify(source: ListedSource, decode: bool) -> str:
     """Hash the data, its files' times of change, and how it is read: shards of an equal hash can be kept."""
-    facts = f"{source.fingerprint} {source.only_jpeg} {decode}".encode()
-    return hashlib.sha256(facts + source.files.times_ns[source.rows].astype("<i8").tobytes()).hexdigest()
+    settings = f"{source.fingerprint} {source.only_jpeg} {decode}".encode()
+    return hashlib.sha256(settings + source.files.times_ns[source.rows].astype("<i8").tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -193,8 +193,8 @@ def print_catalogue(catalogue: Sequence[dict[str, Any]], console: Console | None
 
 
 def _describe_file(file: WeightsFile) -> dict[str, Any]:
-    facts = {"url": file.url, "bytes": file.size or None, "sha256": file.sha256, "md5": file.md5}
-    return {name: value for name, value in facts.items() if value or name == "bytes"}
+    entry = {"url": file.url, "bytes": file.size or None, "sha256": file.sha256, "md5": file.md5}
+    return {name: value for name, value in entry.items() if value or name == "bytes"}
 
 
 def _name_checks(files: Sequence[dict[str, Any]]) -> str:

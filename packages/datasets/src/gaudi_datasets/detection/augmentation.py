@@ -35,7 +35,7 @@ WHOLE_IMAGE = np.array([0.0, 0.0, 1.0, 1.0], np.float32)
 
 @dataclass(frozen=True)
 class Draws:
-    """What was drawn for one image in one epoch.
+    """Draws for one image in one epoch.
 
     Attributes:
         window_yxyx: float32 [4], the crop as fractions of the image.

@@ -1,7 +1,7 @@
 """COCO annotation files as typed arrays.
 
 Faults of structure end the reading, and the first is named with the number of all. Boxes that the record format does
-not take (of no size, or past the image edge) are no such fault: they are set aside, to be counted and told.
+not take (of no size, or past the image edge) are no such fault: they are left out and counted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Category:
 
 @dataclass(frozen=True)
 class BoxFault:
-    """A box that was set aside, and the rule that it breaks: one of BOX_RULES."""
+    """A box that is left out, and the rule that it breaks: one of BOX_RULES."""
 
     annotation_id: int
     image_id: int
@@ -46,7 +46,7 @@ class BoxFault:
 
 @dataclass(frozen=True, eq=False)
 class CocoAnnotations:
-    """What a COCO annotation file says, images in the file's order, and the boxes of each image together.
+    """A COCO annotation file as arrays: images in the file's order, and the boxes of each image together.
 
     Image i has the boxes in rows box_splits[i] to box_splits[i + 1]. Boxes are left, top, width, height in pixels.
     """

@@ -24,7 +24,7 @@ _IMAGES_PER_SHARD = 64
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """How much of a data set went into the records, why the rest did not, and what was fixed."""
+    """A report on the records of a split: images and boxes in them, those left out, and those that were fixed."""
 
     split: str
     images_kept: int
@@ -85,7 +85,7 @@ def write_records(
     source = CocoSource(annotations, image_dir, keep_empty=keep_empty, decode=decode)
     boxes_total = len(annotations.boxes_xywh) + len(annotations.faults)
     dropped = _count_dropped(annotations, source.num_boxes)
-    facts = {
+    metadata = {
         "kind": "detection",
         "images": {"kept": len(source), "of": len(annotations.image_ids)},
         "boxes": {"kept": source.num_boxes, "of": boxes_total, "dropped": dropped},
@@ -95,7 +95,7 @@ def write_records(
         _DetectionJob(source),
         output_dir,
         split,
-        manifest=facts,
+        manifest=metadata,
         fingerprint=f"{source.hash_state()} {decode}",
         shards=shards or min(_MAX_SHARDS, -(-len(source) // _IMAGES_PER_SHARD)),
         processes=processes,

@@ -1,4 +1,4 @@
-"""What training makes of an image in an epoch, before any pixel is decoded: drawn in NumPy, alike in all pipelines."""
+"""Draw the crop and the targets of an image in an epoch in NumPy, before any pixel is decoded, for all pipelines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gaudi_ops import DefaultBoxSpec, encode_targets
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """What was drawn for an image, and what the network should say of it then.
+    """Draws for an image, and the targets that follow from them.
 
     Attributes:
         window: int32 [4], the crop: y0, x0, height, width in pixels.
@@ -59,7 +59,7 @@ def draw_sample(
 
 @dataclass(frozen=True, eq=False)
 class Crop:
-    """What was drawn for an image, before there are targets.
+    """Draws for an image, without targets.
 
     Attributes:
         window: int32 [4], y0, x0, height and width in pixels.

@@ -39,7 +39,7 @@ _WITHOUT_EFFECT = ("parallel_calls", "threads", "dtype")  # options on which the
 
 @dataclass(frozen=True)
 class StaticReport:
-    """What a call of `write_static_batches` did for one worker."""
+    """A report of `write_static_batches` on one worker."""
 
     folder: Path
     steps: int
@@ -101,9 +101,9 @@ def write_static_batches(
     """
     _require_sizes(options, steps, spec)
     folder = Path(output_dir) / f"worker_{options.rank}"
-    facts = _facts(source, options, spec)
+    settings = _list_settings(source, options, spec)
     names = [f"train-{options.batch_size}-{step + 1:06d}.tfrecord" for step in range(steps)]
-    identities = [_identify(facts, step) for step in range(steps)]
+    identities = [_identify(settings, step) for step in range(steps)]
     missing = [step for step in range(steps) if not _is_there(folder / names[step], identities[step], overwrite)]
     done = steps - len(missing)
     with staging_folder(folder) as staging:
@@ -119,7 +119,7 @@ def write_static_batches(
             {"name": name, "identity": identity, "bytes": (folder / name).stat().st_size}
             for name, identity in zip(names, identities, strict=True)
         ]
-        write_json(folder / _manifest_name(options), {**facts, "files": listed})
+        write_json(folder / _manifest_name(options), {**settings, "files": listed})
     return StaticReport(folder, steps, steps - len(missing))
 
 
@@ -146,7 +146,7 @@ def open_static_batches(data_dir: str | Path, options: InputOptions, *, spec: De
     manifest = load_json(path)
     if not isinstance(manifest, Mapping) or manifest.get("format") != MANIFEST_FORMAT:
         raise DataError("is no manifest of static batches", path=path, remedy="give another folder or make them again")
-    expected = {"version": MANIFEST_VERSION, **_shape_facts(options, spec)}
+    expected = {"version": MANIFEST_VERSION, **_reading_settings(options, spec)}
     for name, value in expected.items():
         if manifest.get(name) != value:
             raise DataError(
@@ -213,7 +213,7 @@ def _manifest_name(options: InputOptions) -> str:
     return f"train-{options.batch_size}.json"
 
 
-def _shape_facts(options: InputOptions, spec: DefaultBoxSpec) -> dict[str, int]:
+def _reading_settings(options: InputOptions, spec: DefaultBoxSpec) -> dict[str, int]:
     """Return the settings that reading has to agree with."""
     return {
         "batch_size": options.batch_size,
@@ -224,14 +224,14 @@ def _shape_facts(options: InputOptions, spec: DefaultBoxSpec) -> dict[str, int]:
     }
 
 
-def _facts(source: DetectionSource, options: InputOptions, spec: DefaultBoxSpec) -> dict[str, Any]:
+def _list_settings(source: DetectionSource, options: InputOptions, spec: DefaultBoxSpec) -> dict[str, Any]:
     """Return all that the batches of a rank depend on, as the manifest begins."""
     drawn = {name: value for name, value in asdict(options).items() if name not in _WITHOUT_EFFECT}
     return {
         "format": MANIFEST_FORMAT,
         "version": MANIFEST_VERSION,
         **drawn,
-        **_shape_facts(options, spec),
+        **_reading_settings(options, spec),
         "spec": asdict(spec),
         "data": source.fingerprint,
         "num_images": len(source),
@@ -241,10 +241,10 @@ def _facts(source: DetectionSource, options: InputOptions, spec: DefaultBoxSpec)
 
 def _identify_run(manifest: Mapping[str, Any], options: InputOptions, steps: int) -> str:
     """Hash all that the batches of all ranks together depend on."""
-    of_rank = (*_shape_facts(options, SSD300), "files")
-    facts = {name: value for name, value in manifest.items() if name not in of_rank}
-    facts |= {"global_batch": options.batch_size * options.size, "image_size": options.image_size, "steps": steps}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    of_rank = (*_reading_settings(options, SSD300), "files")
+    settings = {name: value for name, value in manifest.items() if name not in of_rank}
+    settings |= {"global_batch": options.batch_size * options.size, "image_size": options.image_size, "steps": steps}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _require_sizes(options: InputOptions, steps: int, spec: DefaultBoxSpec) -> None:
@@ -259,9 +259,9 @@ def _require_sizes(options: InputOptions, steps: int, spec: DefaultBoxSpec) -> N
         raise FlagError(f"--steps {steps}: must be at least 1", flag="--steps")
 
 
-def _identify(facts: Mapping[str, Any], step: int) -> str:
+def _identify(settings: Mapping[str, Any], step: int) -> str:
     """Hash all that the batch of a step depends on."""
-    return hashlib.sha256(json.dumps({**facts, "step": step}).encode()).hexdigest()
+    return hashlib.sha256(json.dumps({**settings, "step": step}).encode()).hexdigest()
 
 
 def _is_there(path: Path, identity: str, overwrite: bool) -> bool:

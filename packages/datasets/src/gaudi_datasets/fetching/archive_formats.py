@@ -104,12 +104,12 @@ def open_archive(path: Path, part: tuple[int, int] | None = None, *, called: str
         raise MissingInputError("there is no such archive", path=path, remedy="give the path of a zip or tar file")
     with contextlib.ExitStack() as stack, naming_damage(called or str(path)):
         file: BinaryIO = stack.enter_context(path.open("rb"))
-        beginning = file.read(2)
+        first_bytes = file.read(2)
         if part is not None:
             yield _Tar(_TarContent(file, *part), offset=part[0])
-        elif beginning == b"PK":
+        elif first_bytes == b"PK":
             yield _Zip(stack.enter_context(zipfile.ZipFile(file)))
-        elif beginning == b"\x1f\x8b":
+        elif first_bytes == b"\x1f\x8b":
             file.seek(0)
             yield _Tar(_TarContent(stack.enter_context(gzip.GzipFile(fileobj=file))), offset=None)
         else:
@@ -200,7 +200,7 @@ class _Tar:
 
 
 class _TarContent:
-    """What tarfile reads from: a part of a file, and no more at once than a sound header can ask for."""
+    """A part of a file for tarfile, which reads no more at once than a sound header can ask for."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile, start: int = 0, size: int | None = None) -> None:
         self._file, self._start, self._size = file, start, size

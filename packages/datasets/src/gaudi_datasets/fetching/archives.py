@@ -28,7 +28,7 @@ _RATIO_FROM = 2**20  # bytes; less than that unpacked harms nobody
 
 @dataclass(frozen=True)
 class Limits:
-    """What an archive may hold at most; the defaults leave COCO's archives room to spare."""
+    """Limits of the content of an archive; COCO's archives are well within the defaults."""
 
     members: int = 250_000
     """files and folders together"""

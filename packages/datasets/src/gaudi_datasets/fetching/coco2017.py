@@ -26,7 +26,7 @@ COCO_URL = "http://images.cocodataset.org"
 
 _ANNOTATIONS = "annotations"
 _THREADS = 8  # an image is mostly waiting for the server
-_MOST_PICTURE_BYTES = 2**26
+_MOST_IMAGE_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class CocoFetcher:
                 f"{self._url}/{name}/{quote(file_name)}",
                 self._output_dir / name / file_name,
                 check=_expect_size(int(height), int(width)),
-                most_bytes=_MOST_PICTURE_BYTES,
+                most_bytes=_MOST_IMAGE_BYTES,
             )
             for file_name, height, width in zip(coco.file_names, coco.heights, coco.widths, strict=True)
         ]

@@ -72,7 +72,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a server is waited for."""
+    """Timeouts and numbers of retries."""
 
     attempts: int = 6
     """failures in a row, none of which brought a byte"""

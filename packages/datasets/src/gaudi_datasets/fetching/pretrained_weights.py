@@ -52,13 +52,13 @@ class WeightsFetcher:
         weights = self._weights[name]
         folder = self._output_dir / weights.folder
         with hold_lock(self._output_dir / ".fetch.lock", waiting=self._say_waiting):
-            facts = [self._fetch_file(file, folder) for file in weights.files]
+            entries = [self._fetch_file(file, folder) for file in weights.files]
             record = {
                 "name": name,
                 "purpose": weights.purpose,
                 "licence": weights.licence,
                 "verified": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "files": facts,
+                "files": entries,
             }
             path = self._output_dir / f"{name}.fetched.json"
             write_json(path, record, durable=True)
@@ -76,7 +76,7 @@ class WeightsFetcher:
         download = Download(url, path, file.sha256, file.size or None, check, _MOST_BYTES)
         state = "fetched" if self._fetcher.fetch(download) else "there already"
         md5 = hash_file(path, hashlib.md5(usedforsecurity=False))
-        facts: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "path": str(path.relative_to(self._output_dir)),
             "url": url,
             "bytes": path.stat().st_size,
@@ -86,11 +86,11 @@ class WeightsFetcher:
         }
         how = "SHA-256 verified"
         if not file.sha256:
-            facts["md5_is_published"] = md5 == file.md5
+            entry["md5_is_published"] = md5 == file.md5
             how = "checked by its content (there is no public SHA-256); its MD5 is "
             how += "the published one" if md5 == file.md5 else f"{md5}, and {file.md5 or 'none'} was published"
-        self._report.finished(f"{path}: {state}, {facts['bytes']} bytes, {how}")
-        return facts
+        self._report.finished(f"{path}: {state}, {entry['bytes']} bytes, {how}")
+        return entry
 
 
 def _check_content(name: str, folder: Path, path: Path) -> None:

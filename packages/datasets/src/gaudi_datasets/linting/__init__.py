@@ -1,1 +1,1 @@
-"""What is wrong with a data set, found before any training: a report as table, JSON and image sheet."""
+"""Check a data set before any training, and report as a table, JSON and an image sheet."""

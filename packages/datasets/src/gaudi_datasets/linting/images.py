@@ -62,7 +62,7 @@ class ImageSet(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ImageCheck:
-    """What was found; where the first image of each content is, by its SHA-256; and the sizes in pixels."""
+    """Findings; the place of the first image of each content, by its SHA-256; and the sizes in pixels."""
 
     findings: list[Finding]
     contents: dict[bytes, str]
@@ -70,8 +70,8 @@ class ImageCheck:
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """What decoding says of one image; there is no digest when it cannot even be read."""
+class _Inspection:
+    """The result of decoding one image; the digest is empty when it cannot be read."""
 
     findings: list[Finding]
     digest: bytes = b""
@@ -86,14 +86,14 @@ def check_images(images: ImageSet, progress: Progress | None = None) -> ImageChe
         progress: called with the images done and their number.
     """
     check = ImageCheck([], {}, np.zeros((len(images), 2), np.int32))
-    for index, facts in enumerate(_map_images(lambda index: _inspect(images, index), len(images), progress)):
-        check.findings.extend(facts.findings)
-        check.sizes_hw[index] = facts.size_hw
-        if facts.digest in check.contents:
-            first = check.contents[facts.digest]
+    for index, inspection in enumerate(_map_images(lambda index: _inspect(images, index), len(images), progress)):
+        check.findings.extend(inspection.findings)
+        check.sizes_hw[index] = inspection.size_hw
+        if inspection.digest in check.contents:
+            first = check.contents[inspection.digest]
             check.findings.append(Finding(DUPLICATE, images.where(index), f"has the content of {first}"))
-        elif facts.digest:
-            check.contents[facts.digest] = images.where(index)
+        elif inspection.digest:
+            check.contents[inspection.digest] = images.where(index)
     return check
 
 
@@ -127,16 +127,16 @@ def _map_images(work: Callable[[int], Result], count: int, progress: Progress | 
                     progress(done, count)
 
 
-def _inspect(images: ImageSet, index: int) -> _Facts:
+def _inspect(images: ImageSet, index: int) -> _Inspection:
     where, stored = images.where(index), _read(images, index)
     if isinstance(stored, Finding):
-        return _Facts([stored])
+        return _Inspection([stored])
     digest = hashlib.sha256(stored.encoded).digest()
     try:
         image = check_image(stored.encoded, where)
     except DataError as error:
-        return _Facts([_fault(UNREADABLE, where, error)], digest)
-    return _Facts(_judge(where, stored, image), digest, (image.height, image.width))
+        return _Inspection([_fault(UNREADABLE, where, error)], digest)
+    return _Inspection(_judge(where, stored, image), digest, (image.height, image.width))
 
 
 def _read(images: ImageSet, index: int) -> StoredImage | Finding:

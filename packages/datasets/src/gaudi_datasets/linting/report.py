@@ -19,7 +19,7 @@ SHOWN_FINDINGS = 10  # of a rule, in the table; JSON has all
 
 @dataclass(frozen=True, eq=False)
 class LintReport:
-    """What a data set holds, and what was found.
+    """A report on the content of a data set, and on its faults.
 
     Attributes:
         name: what the data set is called.

@@ -115,7 +115,7 @@ def image_rows(annotations: CocoAnnotations) -> npt.NDArray[np.int64]:
 
 
 def find_box_faults(annotations: CocoAnnotations) -> list[Finding]:
-    """Find boxes that are set aside or doubled, images without one, and classes without one."""
+    """Find boxes that are left out or doubled, images without one, and classes without one."""
     row_of = {int(image_id): row for row, image_id in enumerate(annotations.image_ids)}
     findings = []
     for fault in annotations.faults:

@@ -39,7 +39,7 @@ _JOB, _PLAN = "job.json", "plan.json"
 
 
 class RecordJob(Protocol):
-    """What the records of a split are made of. Worker processes get it pickled."""
+    """A source of the records of a split. Worker processes get it pickled."""
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -155,8 +155,8 @@ class _Task:
         return _Shard(path.name, records, size, f"{checksum:08x}", dict(fixed))
 
 
-def _identify(*facts: object) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+def _identify(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _find_finished(output_dir: Path, split: str, identity: str) -> dict[str, Any] | None:

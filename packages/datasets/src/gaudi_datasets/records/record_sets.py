@@ -205,10 +205,10 @@ def _shard_size(record: Record) -> tuple[str, int]:
 
 def _hash_records(manifest: dict[str, Any] | None, paths: Sequence[Path]) -> str:
     """Hash the manifest, which holds the checksum of each shard; without one, the names and sizes of the shards."""
-    facts: object = [(path.name, path.stat().st_size) for path in paths]
+    identity: object = [(path.name, path.stat().st_size) for path in paths]
     if manifest is not None:
-        facts = {name: value for name, value in manifest.items() if name != JOB_IDENTITY}
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        identity = {name: value for name, value in manifest.items() if name != JOB_IDENTITY}
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
 def _index_shards(paths: Sequence[Path]) -> npt.NDArray[np.int64]:
