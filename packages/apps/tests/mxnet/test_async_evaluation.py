@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from gaudi_apps.errors import BackgroundError
-from gaudi_apps.mxnet.async_evaluation import BackgroundScoring, Job
+from gaudi_apps.mxnet.async_evaluation import BackgroundScoring
 from gaudi_apps.training.checkpoint import Checkpoint
 
 
@@ -29,15 +30,29 @@ def open_scoring(gate: Path) -> Callable[[Mapping[str, Any]], Any]:
     return score
 
 
-def make_job(step: int, value: float) -> Job:
-    return Job(Checkpoint(step, {"value": np.array(value)}, {}, ""))
+def open_half_an_answer() -> Callable[[Mapping[str, Any]], Any]:
+    """Return a function whose process ends while it sends the result."""
+
+    def send_half(self: Connection, content: Any, write: Any = os.write) -> None:
+        write(self.fileno(), bytes(content)[: len(content) // 2])
+        os._exit(3)
+
+    def score(tensors: Mapping[str, Any]) -> Any:
+        Connection._send = send_half  # type: ignore[attr-defined]
+        return bytes(10_000)
+
+    return score
+
+
+def make_checkpoint(step: int, value: float) -> Checkpoint:
+    return Checkpoint(step, {"value": np.array(value)}, {}, "")
 
 
 def test_scores_come_in_order_and_nobody_waits_for_them(make_gate: Callable[[str], Any]) -> None:
     gate = make_gate("gate")
     with closing(BackgroundScoring(partial(open_scoring, gate.path))) as scoring:
         for step in (2, 4, 6):
-            scoring.submit(make_job(step, step))
+            scoring.submit(make_checkpoint(step, step))
         assert list(scoring.take()) == []  # none can be done yet
         assert scoring.pending_steps == [2, 4, 6]
         gate.open()
@@ -56,7 +71,7 @@ def test_an_error_of_one_does_not_keep_the_next_from_being_scored(tmp_path: Path
     gate.touch()  # and open
     with closing(BackgroundScoring(partial(open_scoring, gate))) as scoring:
         for value in (-1, 1, 99, 2):
-            scoring.submit(make_job(value, value))
+            scoring.submit(make_checkpoint(value, value))
         wrong, right, last, after = scoring.take(wait=True)
         with pytest.raises(ValueError, match="value is -1"):
             wrong.result.result()
@@ -64,3 +79,24 @@ def test_an_error_of_one_does_not_keep_the_next_from_being_scored(tmp_path: Path
         for job in (last, after):
             with pytest.raises(BackgroundError, match="has ended"):
                 job.result.result()
+
+
+def test_a_process_that_ends_while_it_answers_is_an_error() -> None:
+    with closing(BackgroundScoring(open_half_an_answer)) as scoring:
+        for step in (1, 2):
+            scoring.submit(make_checkpoint(step, step))
+        for job in scoring.take(wait=True):
+            with pytest.raises(BackgroundError, match="has ended"):
+                job.result.result()
+        assert scoring.pending_steps == []
+
+
+def test_closing_ends_what_is_being_scored(make_gate: Callable[[str], Any]) -> None:
+    """The gate stays closed, so the first job would never be done."""
+    scoring = BackgroundScoring(partial(open_scoring, make_gate("gate").path))
+    for step in (1, 2):
+        scoring.submit(make_checkpoint(step, step))
+    scoring.close()
+    first, second = scoring.take(wait=True)
+    assert isinstance(first.result.exception(), BackgroundError)
+    assert second.result.done()

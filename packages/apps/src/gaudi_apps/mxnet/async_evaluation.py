@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import queue
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
@@ -21,95 +20,89 @@ from gaudi_apps.training.callbacks import Evaluation, Heartbeat
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
 
 Tensors: TypeAlias = Mapping[str, Any]
-# Opened in the process that scores; gives what is called there with the weights.
-OpenScoring: TypeAlias = Callable[[], Callable[[Tensors], Any]]
-
+Score: TypeAlias = Callable[[Tensors], Any]  # scores weights
+OpenScoring: TypeAlias = Callable[[], Score]  # called in the process that scores; can be pickled
 
 SECONDS_BETWEEN_CALLS = 5.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """Weights to be scored.
-
-    Attributes:
-        checkpoint: has them.
-        result: of the scoring, once it is there.
-    """
+    """A checkpoint and the future result of scoring its weights."""
 
     checkpoint: Checkpoint
-    result: futures.Future[Any] = field(default_factory=futures.Future)
+    result: futures.Future[Any]
 
 
 class BackgroundScoring:
-    """A process that scores; `close` ends it, whatever it does.
+    """Score checkpoints in another process, one after the other; `close` ends it at once.
+
+    It is a process and a pipe, and no ProcessPoolExecutor, because that waits forever for a process that was killed
+    while it sent a result: it keeps the sending end of the pipe open, too.
 
     Args:
-        open_scoring: a function that can be pickled.
+        open_scoring: called in the process, returns the function that scores weights.
     """
 
     def __init__(self, open_scoring: OpenScoring) -> None:
-        # A process of its own, for MXNet's graphs are not to be used by two threads; and not a fork, which would
-        # inherit threads in any state.
+        # Two threads must not use MXNet's graphs, so this is a process; and a fork would inherit threads in any state.
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, open_scoring), daemon=True)
         self._process.start()
         theirs.close()
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._exchanges = futures.ThreadPoolExecutor(max_workers=1)
         self._pending: deque[Job] = deque()
-        threading.Thread(target=self._exchange, daemon=True).start()
 
     @property
     def pending_steps(self) -> list[int]:
-        """Steps whose scores are not there yet, or were not taken."""
+        """Return the steps whose results were not taken yet."""
         return [job.checkpoint.step for job in self._pending]
 
-    def submit(self, job: Job) -> None:
-        """Have weights scored after those before; returns at once."""
-        self._pending.append(job)
-        self._jobs.put(job)
+    def submit(self, checkpoint: Checkpoint) -> None:
+        """Have a checkpoint scored after those before; return at once."""
+        self._pending.append(Job(checkpoint, self._exchanges.submit(self._exchange, checkpoint.tensors)))
 
-    def take(self, *, wait: bool = False, waiting: Callable[[], None] = lambda: None) -> Iterator[Job]:
-        """Those of the jobs that are done, in the order of their steps, whose results may be errors.
+    def take(self, *, wait: bool = False, on_wait: Callable[[], None] | None = None) -> Iterator[Job]:
+        """Yield the jobs that are done, in the order of their submission; their results may be errors.
 
         Args:
-            wait: take all of them.
-            waiting: called every now and then meanwhile.
+            wait: wait for all jobs.
+            on_wait: called every few seconds while waiting.
         """
         while self._pending and (wait or self._pending[0].result.done()):
             while not self._pending[0].result.done():
-                waiting()
+                if on_wait is not None:
+                    on_wait()
                 futures.wait([self._pending[0].result], timeout=SECONDS_BETWEEN_CALLS)
             yield self._pending.popleft()
 
-    def _exchange(self) -> None:
-        while True:
-            job = self._jobs.get()
-            try:
-                self._connection.send(job.checkpoint.tensors)
-                error, value = self._connection.recv()
-            except (EOFError, OSError):
-                error = BackgroundError(
-                    "the process that validates in the background has ended; see above, or leave out --async_val"
-                )
-            if error is None:
-                job.result.set_result(value)
-            else:
-                job.result.set_exception(error)
-
     def close(self) -> None:
-        """End the process."""
+        """Kill the process; jobs that are not done get a BackgroundError or are cancelled."""
         self._process.kill()
         self._process.join()
+        self._exchanges.shutdown(cancel_futures=True)
+
+    def _exchange(self, tensors: Tensors) -> Any:
+        """Send weights to the process, and return its result or raise its error."""
+        try:
+            self._connection.send(tensors)
+            error, result = self._connection.recv()
+        except (EOFError, OSError):
+            raise BackgroundError(
+                "the process that validates in the background has ended; see above, or leave out --async_val"
+            ) from None
+        if error is not None:
+            raise error
+        return result
 
 
 def _serve(connection: Connection, open_scoring: OpenScoring) -> None:
     """Score what comes, until the other process ends."""
-    # Ctrl-C is sent to this process, too; it is for the other one to say what follows.
+    # Ctrl-C is sent to this process, too; the training process reacts to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    score: Callable[[Tensors], Any] | None = None
+    score: Score | None = None
     while True:
         try:
             tensors = connection.recv()
@@ -125,7 +118,7 @@ def _serve(connection: Connection, open_scoring: OpenScoring) -> None:
 
 
 def _end_with_parent() -> None:
-    """However the other process ends, this one is not left behind."""
+    """End this process when the other one ends, however it does."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -138,8 +131,9 @@ class AsyncEvaluation(Evaluation):
     Args:
         evaluation: the callback that this one replaces.
         checkpoints: of the run; the last one is written again when all scores are there.
-        heartbeat: tells that the run goes on while scores are waited for.
-        open_scoring: opens, in that process, the scoring for a model's configuration; can be pickled.
+        heartbeat: reports progress while the end of training waits for scores.
+        open_scoring: returns, in that process, the function that scores weights of a model's configuration; can be
+            pickled.
     """
 
     def __init__(
@@ -147,7 +141,7 @@ class AsyncEvaluation(Evaluation):
         evaluation: Evaluation,
         checkpoints: CheckpointFolder,
         heartbeat: Heartbeat,
-        open_scoring: Callable[[Mapping[str, Any]], Callable[[Tensors], Any]],
+        open_scoring: Callable[[Mapping[str, Any]], Score],
     ) -> None:
         super().__init__(evaluation.evaluator, evaluation.early_stopping, evaluation.best)
         self._checkpoints, self._heartbeat, self._open_scoring = checkpoints, heartbeat, open_scoring
@@ -160,18 +154,18 @@ class AsyncEvaluation(Evaluation):
             self._background = BackgroundScoring(partial(self._open_scoring, self.trainer.model_config))
 
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
-        """Have the weights scored if it is time, and take in the scores that are there."""
+        """Submit the weights if an evaluation is due, and take the scores that are there."""
         if self.is_due(step):
             self.trainer.begin_evaluation(step)
             checkpoint = self.trainer.make_checkpoint()
             if self._background is not None:
-                self._background.submit(Job(checkpoint))
+                self._background.submit(checkpoint)
         self._take_scores()
         if self._background is not None and self.early_stopping.reason is not None:
             self.trainer.request_stop()
 
     def on_checkpoint(self, step: int) -> None:
-        """At the end, wait for the scores, and write the last checkpoint again with them."""
+        """Wait for the scores after the last step, and write its checkpoint again with them."""
         if step < self.trainer.plan.total_steps:
             return
         self._heartbeat.report("scoring")
@@ -194,8 +188,7 @@ class AsyncEvaluation(Evaluation):
     def _take_scores(self, *, wait: bool = False) -> None:
         if self._background is None:
             return
-        # At the end nobody gets any further meanwhile, so that it goes on is said.
-        for job in self._background.take(wait=wait, waiting=partial(self._heartbeat.report, "scoring")):
+        for job in self._background.take(wait=wait, on_wait=partial(self._heartbeat.report, "scoring")):
             self._latest_result = job.result.result()
             checkpoint = job.checkpoint
             self.trainer.end_evaluation(checkpoint.step, self.evaluator.summarize(self._latest_result))
