@@ -109,7 +109,8 @@ def _condense(box: str) -> str:
         elif row:
             parts[-1].append(row)
     # Where the terminal is ASCII, the title has a rule of its own below it.
-    texts = [" ".join(part) for part in parts if part]
+    parts = [part for part in parts if part]
+    texts = [" ".join(part) for part in parts]
     for text in texts:
         if re.match(r"Unrecognized (or misplaced )?options: ", text):
             return _unknown(text.partition(": ")[2], [other for other in texts if other is not text])
