@@ -140,8 +140,8 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """What a training goes by: images of a step, rate, steps of an epoch, of the warm-up and in all, and the drops."""
+class ExpectedPlan:
+    """Numbers of a training: images of a step, rate, steps of an epoch, of the warm-up and in all, and the drops."""
 
     batch: int
     rate: float
@@ -151,51 +151,51 @@ class Numbers:
     drops: tuple[int, ...] = ()
 
 
-ONE_SSD = Numbers(128, 0.012, 917, 4585, 58688, (36680, 45850))
-EIGHT_SSD = Numbers(1024, 0.096, 115, 575, 7360, (4600, 5750))
-SGD_90 = Numbers(256, 0.1, 5004, 25020, 450360, (150120, 300240, 400320))
+ONE_SSD = ExpectedPlan(128, 0.012, 917, 4585, 58688, (36680, 45850))
+EIGHT_SSD = ExpectedPlan(1024, 0.096, 115, 575, 7360, (4600, 5750))
+SGD_90 = ExpectedPlan(256, 0.1, 5004, 25020, 450360, (150120, 300240, 400320))
 # What 40 epochs of LARS are on eight, sixteen and thirty-two devices.
-LARS_8 = Numbers(2048, 9.5, 625, 1875, 25000)
-LARS_16 = Numbers(4096, 9.5, 312, 936, 12480)
+LARS_8 = ExpectedPlan(2048, 9.5, 625, 1875, 25000)
+LARS_16 = ExpectedPlan(4096, 9.5, 312, 936, 12480)
 # The recipes' numbers, computed from their rules: 117266 or 1281167 images, batches of all devices together.
 NUMBERS = {
     "S5": ONE_SSD,
     "S6": ONE_SSD,
     "S7": EIGHT_SSD,
-    "S10": Numbers(128, 0.012, 917, 4585, 100, (36680, 45850)),
-    "K5": Numbers(32, 0.0125, 40036, 200180, 40036, (1201080, 2402160, 3202880)),
+    "S10": ExpectedPlan(128, 0.012, 917, 4585, 100, (36680, 45850)),
+    "K5": ExpectedPlan(32, 0.0125, 40036, 200180, 40036, (1201080, 2402160, 3202880)),
     "K6": SGD_90,
     "K7": SGD_90,
-    "K8": Numbers(32, 2.5, 40036, 120108, 40036),
-    "K9": Numbers(32, 9.5, 40036, 120108, 40036),
-    "K10": Numbers(128, 2.5, 10009, 30027, 10009),
+    "K8": ExpectedPlan(32, 2.5, 40036, 120108, 40036),
+    "K9": ExpectedPlan(32, 9.5, 40036, 120108, 40036),
+    "K10": ExpectedPlan(128, 2.5, 10009, 30027, 10009),
     "K11": LARS_8,
     "K12": LARS_8,
     "K13": LARS_8,
     "K14": LARS_8,
     "K15": LARS_8,
-    "K16": Numbers(256, 0.1, 5004, 25020, 5004, (150120, 300240, 400320)),
-    "K17": Numbers(512, 9.5, 2502, 7506, 100080),
+    "K16": ExpectedPlan(256, 0.1, 5004, 25020, 5004, (150120, 300240, 400320)),
+    "K17": ExpectedPlan(512, 9.5, 2502, 7506, 100080),
     "K18": LARS_16,
-    "K19": Numbers(4096, 1.6, 312, 1560, 312, (9360, 18720, 24960)),
+    "K19": ExpectedPlan(4096, 1.6, 312, 1560, 312, (9360, 18720, 24960)),
     "K20": LARS_16,
     "K21": LARS_8,
-    "K22": Numbers(8192, 9.5, 156, 468, 6240),
-    "X4": Numbers(128, 0.128, 10009, 80072, 900820),
-    "X5": Numbers(256, 0.256, 5004, 40036, 450410),
-    "X6": Numbers(1024, 1.024, 1251, 10009, 112602),
-    "X7": Numbers(2048, 2.048, 625, 5004, 56301),
-    "X8": Numbers(8192, 8.192, 156, 1251, 14075),
-    "X9": Numbers(32, 0.032, 40036, 320291, 400364),
-    "X11": Numbers(128, 0.128, 10009, 80072, 10),
-    "M5": Numbers(1024, 0.1875, 115, 572, 9162, (5039, 6299)),
+    "K22": ExpectedPlan(8192, 9.5, 156, 468, 6240),
+    "X4": ExpectedPlan(128, 0.128, 10009, 80072, 900820),
+    "X5": ExpectedPlan(256, 0.256, 5004, 40036, 450410),
+    "X6": ExpectedPlan(1024, 1.024, 1251, 10009, 112602),
+    "X7": ExpectedPlan(2048, 2.048, 625, 5004, 56301),
+    "X8": ExpectedPlan(8192, 8.192, 156, 1251, 14075),
+    "X9": ExpectedPlan(32, 0.032, 40036, 320291, 400364),
+    "X11": ExpectedPlan(128, 0.128, 10009, 80072, 10),
+    "M5": ExpectedPlan(1024, 0.1875, 115, 572, 9162, (5039, 6299)),
 }
 # Systems of the submission: numbers, hosts and ranks.
 SYSTEMS = {
-    "M7": (Numbers(1024, 0.1875, 115, 572, 9162), 1, 8),
-    "M9": (Numbers(512, 0.0475, 229, 1202, 18323), 1, 4),
-    "M10": (Numbers(1024, 0.1875, 115, 601, 9162), 2, 8),
-    "M11": (Numbers(896, 0.09, 131, 654, 10471), 4, 16),
+    "M7": (ExpectedPlan(1024, 0.1875, 115, 572, 9162), 1, 8),
+    "M9": (ExpectedPlan(512, 0.0475, 229, 1202, 18323), 1, 4),
+    "M10": (ExpectedPlan(1024, 0.1875, 115, 601, 9162), 2, 8),
+    "M11": (ExpectedPlan(896, 0.09, 131, 654, 10471), 4, 16),
 }
 DEVICES = {
     **dict.fromkeys(("S7", "K11", "K12", "K13", "K14", "K15", "K16", "K21", "X6", "X7", "M5"), 8),

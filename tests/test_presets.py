@@ -20,8 +20,8 @@ PRESETS = load_presets()
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """What an original's run goes by; `decay_steps` of a polynomial."""
+class ExpectedPlan:
+    """The numbers of an original run; `decay_steps` is for a polynomial."""
 
     global_batch: int
     rate: float
@@ -36,21 +36,21 @@ class Numbers:
 
 COCO, IMAGENET = 117266, 1281167
 # 25000 = 40 x 625 steps, of which 1875 = 3 x 625 warm up.
-LARS = Numbers(2048, 9.5, 625, 1875, 25000, 1e-4, decay_steps=23126, schedule="polynomial")
+LARS = ExpectedPlan(2048, 9.5, 625, 1875, 25000, 1e-4, decay_steps=23126, schedule="polynomial")
 NUMBERS = {
     # 64 epochs of ceil(117266 / 1024) steps; .003 for each 32 images; drops at epochs 40 and 50.
-    "ssd-habana-8": Numbers(1024, 0.096, 115, 575, 7360, 5e-4, (4600, 5750)),
+    "ssd-habana-8": ExpectedPlan(1024, 0.096, 115, 575, 7360, 5e-4, (4600, 5750)),
     "resnet-habana-8": LARS,
     "resnet-habana-8-tf": LARS,
     # The rate of several devices is one, whatever their number; an epoch is 312 steps of 4096 images.
-    "resnet-habana-16-tcp": Numbers(4096, 9.5, 312, 936, 12480, 1e-4, decay_steps=11545, schedule="polynomial"),
+    "resnet-habana-16-tcp": ExpectedPlan(4096, 9.5, 312, 936, 12480, 1e-4, decay_steps=11545, schedule="polynomial"),
     # .256 for 256 images; all steps and those of the warm-up over 8 epochs are cut off once.
-    "resnext-habana-8": Numbers(1024, 1.024, 1251, 10009, 112602, 6.103515625e-05, schedule="cosine"),
+    "resnext-habana-8": ExpectedPlan(1024, 1.024, 1251, 10009, 112602, 6.103515625e-05, schedule="cosine"),
     # Whole multiples of .0025; epochs 80, and drops at 44 and 55, each with the step that sees its last image.
-    "dss8440": Numbers(1024, 0.1875, 115, 572, 9162, 1.6e-4, (5039, 6299)),
-    "c4140": Numbers(512, 0.0475, 229, 1202, 18323, 1.6e-4, (10078, 12597)),
-    "2xc4140": Numbers(1024, 0.1875, 115, 601, 9162, 1.6e-4, (5039, 6299)),
-    "4xc4140": Numbers(896, 0.09, 131, 654, 10471, 1.3e-4, (5759, 7199)),
+    "dss8440": ExpectedPlan(1024, 0.1875, 115, 572, 9162, 1.6e-4, (5039, 6299)),
+    "c4140": ExpectedPlan(512, 0.0475, 229, 1202, 18323, 1.6e-4, (10078, 12597)),
+    "2xc4140": ExpectedPlan(1024, 0.1875, 115, 601, 9162, 1.6e-4, (5039, 6299)),
+    "4xc4140": ExpectedPlan(896, 0.09, 131, 654, 10471, 1.3e-4, (5759, 7199)),
 }
 # Flags of the originals' command lines that no number of the plan shows.
 CLASSIFIER = ("--dtype bf16", "--data_loader_image_type bf16", "--epochs_between_evals 40", "--label_smoothing 0.1")

@@ -89,15 +89,15 @@ class SSDMXNetApplication(Application):
         reduce_statistics: ReduceStatistics | None,
     ) -> TrainableTask:
         """A detector of these classes."""
-        from gaudi_apps.mxnet.task import Descent, MXNetTask, Numbers
+        from gaudi_apps.mxnet.task import ComputeConfig, MXNetTask, SGDConfig
 
         flags, group = self.config.distribution, self.settings.distribution.batch_norm_group
         device, precision, layout = self._mxnet.device, self._mxnet.precision, self._mxnet.layout
         among: Any = communicator
         return MXNetTask(
             len(categories_of(facts)) + 1,
-            numbers=Numbers(device, precision, layout, self._mxnet.loss_scale),
-            descent=Descent(
+            compute=ComputeConfig(device, precision, layout, self._mxnet.loss_scale),
+            sgd=SGDConfig(
                 self.config.schedule.momentum,
                 self.config.schedule.weight_decay,
                 flags.gradient_predivide_factor,

@@ -27,7 +27,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ComputeConfig:
     """Where and in what the network computes.
 
     Attributes:
@@ -44,7 +44,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Descent:
+class SGDConfig:
     """How the weights move.
 
     Attributes:
@@ -65,8 +65,8 @@ class MXNetTask:
 
     Args:
         num_classes: with the background.
-        numbers: where and in what to compute.
-        descent: how the weights move.
+        compute: where and in what to compute.
+        sgd: how the weights move.
         communicator: of the processes that train together: with several, one of `horovod_mxnet_engine`.
         pool_padding: see `gaudi_models.mxnet.ssd.build_ssd`.
         reduce_statistics: the same.
@@ -77,22 +77,22 @@ class MXNetTask:
         self,
         num_classes: int,
         *,
-        numbers: Numbers,
-        descent: Descent,
+        compute: ComputeConfig,
+        sgd: SGDConfig,
         communicator: Any,
         pool_padding: PoolPadding = "symmetric",
         reduce_statistics: ReduceStatistics | None = None,
         seed: int = 0,
     ) -> None:
-        self._numbers, self._communicator = numbers, communicator
+        self._compute, self._communicator = compute, communicator
         self.model = build_ssd(
             num_classes,
             pool_padding=pool_padding,
-            layout=numbers.layout,
-            precision=numbers.precision,
+            layout=compute.layout,
+            precision=compute.precision,
             reduce_statistics=reduce_statistics,
         )
-        self.model.initialize(ctx=numbers.device)
+        self.model.initialize(ctx=compute.device)
         assign_weights(self.model, draw_weights(self.model, seed))
         self.model.hybridize(static_alloc=True, static_shape=True)
         named = name_parameters(self.model)
@@ -100,8 +100,8 @@ class MXNetTask:
         self._statistics = [one.data() for one in named.values() if one.grad_req == "null"]
         self._trained = {name: one for name, one in sorted(named.items()) if one.grad_req != "null"}
         self._gradients = [one.grad() for one in self._trained.values()]
-        self._compute_loss = SSDLoss(numbers.loss_scale)
-        self._trainer, self._velocities = self._open_trainer(descent)
+        self._compute_loss = SSDLoss(compute.loss_scale)
+        self._trainer, self._velocities = self._open_trainer(sgd)
         self._votes = [0.0, 0.0]
 
     def train_step(self, batch: Batch, learning_rate: float) -> Mapping[str, Any]:
@@ -123,7 +123,7 @@ class MXNetTask:
 
     def compute_gradients(self, batch: Batch) -> Any:
         """The loss and its two parts, float32 [3]; the gradients are in the parameters then."""
-        device = self._numbers.device
+        device = self._compute.device
         images, classes, offsets = (mx.nd.array(batch[name], ctx=device) for name in ("images", "classes", "offsets"))
         with mx.autograd.record():
             logits, boxes = self.model(images)
@@ -133,7 +133,7 @@ class MXNetTask:
 
     def read_gradients(self) -> dict[str, npt.NDArray[Any]]:
         """Copies of the gradients by the names of their variables, as `compute_gradients` left them, unscaled."""
-        scale, layout = self._numbers.loss_scale, self._numbers.layout
+        scale, layout = self._compute.loss_scale, self._compute.layout
         return {name: to_numpy(one.grad(), layout) / scale for name, one in self._trained.items()}
 
     def update(self, learning_rate: float) -> None:
@@ -162,11 +162,11 @@ class MXNetTask:
 
     def read_weights(self) -> dict[str, npt.NDArray[Any]]:
         """Copies of weights and moving statistics by name."""
-        return {name: to_numpy(array, self._numbers.layout) for name, array in self._weights.items()}
+        return {name: to_numpy(array, self._compute.layout) for name, array in self._weights.items()}
 
     def read_state(self) -> dict[str, npt.NDArray[Any]]:
         """Copies of weights and momentum by name, kernels as the TensorFlow programs have them."""
-        return {name: to_numpy(array, self._numbers.layout) for name, array in self._state().items()}
+        return {name: to_numpy(array, self._compute.layout) for name, array in self._state().items()}
 
     def write_state(self, tensors: Tensors) -> None:
         """Set weights and momentum.
@@ -190,26 +190,26 @@ class MXNetTask:
 
     def _write(self, tensors: Tensors, arrays: Mapping[str, Any]) -> None:
         require_names(tensors, arrays)
-        values = {name: to_mxnet(tensors[name], self._numbers.layout) for name in arrays}
+        values = {name: to_mxnet(tensors[name], self._compute.layout) for name in arrays}
         for name, array in arrays.items():
             require_shape(name, values[name].shape, array.shape)
         for name, array in arrays.items():
             array[:] = values[name].as_in_context(array.context)
 
-    def _open_trainer(self, descent: Descent) -> tuple[Any, dict[str, Any]]:
+    def _open_trainer(self, sgd: SGDConfig) -> tuple[Any, dict[str, Any]]:
         """The trainer, and the velocities of the trained parameters by name."""
         optimizer = mx.optimizer.SGD(
-            momentum=descent.momentum, wd=descent.weight_decay, rescale_grad=1 / self._numbers.loss_scale
+            momentum=sgd.momentum, wd=sgd.weight_decay, rescale_grad=1 / self._compute.loss_scale
         )
         if self._communicator.size > 1:
             trainer = self._communicator.open_trainer(
-                self._trained, optimizer, predivide=descent.predivide, groups=descent.groups
+                self._trained, optimizer, predivide=sgd.predivide, groups=sgd.groups
             )
         else:
             trainer = mx.gluon.Trainer(self._trained, optimizer, kvstore=None)
         # Gluon makes them at the first step, by the places of the names in their order; here they are part of the state
         # from the start.
-        velocities = {name: mx.nd.zeros(one.shape, ctx=self._numbers.device) for name, one in self._trained.items()}
+        velocities = {name: mx.nd.zeros(one.shape, ctx=self._compute.device) for name, one in self._trained.items()}
         (updater,) = trainer._updaters
         updater.states = dict(enumerate(velocities.values()))
         updater.states_synced = dict.fromkeys(updater.states, True)
