@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -66,12 +66,6 @@ def read_mounts(machine: Machine) -> list[Mount]:
             options = frozenset([*words[5].split(","), *system[2].split(",")])
             mounts.append(Mount(folder, point, system[0], options))
     return mounts
-
-
-def find_mount(mounts: Sequence[Mount], path: PurePosixPath) -> Mount | None:
-    """Return the mount that an absolute path without links lies on: the last one of the deepest point."""
-    holding = [mount for mount in mounts if path.is_relative_to(mount.point)]
-    return max(reversed(holding), key=lambda mount: len(mount.point.parts), default=None)
 
 
 def _unescape(text: str) -> str:

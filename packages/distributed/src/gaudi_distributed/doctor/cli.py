@@ -54,11 +54,11 @@ def _check_memory(machine: Machine, request: Request, device: DeviceKind, logica
     if request.data_dir is not None:
         yield storage.check_data_set(storage.gather_data_set(request.data_dir), available, request.ranks_here)
     yield storage.check_huge_pages(available, device, logical)
-    yield storage.check_shared_memory(storage.gather_space(machine, Path("/dev/shm")), request.ranks_here)
+    yield storage.check_shared_memory(storage.gather_space(Path("/dev/shm")), request.ranks_here)
     mine = system.gather_limits()
     yield system.check_files(mine)
     yield system.check_locked(mine, device)
-    yield storage.check_disk(storage.gather_space(machine, request.model_dir), request.model_dir)
+    yield storage.check_disk(storage.gather_space(request.model_dir), request.model_dir)
     yield system.check_clock(system.gather_clock(machine), len(request.cluster.hosts))
 
 
@@ -67,7 +67,7 @@ def _check_communication(machine: Machine, request: Request, device: DeviceKind)
     mpi = engines.gather_mpi(machine, request.mpi_root)
     yield engines.check_mpi(mpi, request)
     yield engines.check_horovod(engines.gather_horovod(machine.environ), mpi, request)
-    interfaces = network.gather_interfaces(machine)
+    interfaces = network.gather_interfaces()
     yield network.check_interfaces(interfaces, request, _find_route(request))
     sockets = network.check_sockets(interfaces, machine, request, device)
     if sockets is not None:

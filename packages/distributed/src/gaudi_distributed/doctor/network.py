@@ -5,12 +5,12 @@ from __future__ import annotations
 import ipaddress
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gaudi_distributed.cluster.hosts import interface_address
+from gaudi_distributed.cluster.hosts import find_address
 from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.findings import (
@@ -23,11 +23,9 @@ from gaudi_distributed.doctor.findings import (
     warning,
     warning_or_fault,
 )
-from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.launch import guard
 from gaudi_distributed.launch.processes import Backend, Ssh
 
-_UP, _LOOPBACK = 0x1, 0x8  # of the kernel's interface flags
 _SLOW_MBPS = 10_000
 
 
@@ -58,28 +56,21 @@ class Interface:
         return f"{self.name} up, {self.address or 'without IPv4 address'}, {speed}, MTU {self.mtu}"
 
 
-def gather_interfaces(machine: Machine, find_address: Callable[[str], str | None] | None = None) -> list[Interface]:
-    """Return all interfaces; `find_address` gives the IPv4 address of one by name (default: asks the kernel)."""
-    find_address = find_address or _find_address
-    interfaces = []
-    for name in machine.names("/sys/class/net"):
-        place = f"/sys/class/net/{name}"
-        found = re.fullmatch("0x[0-9a-f]{1,8}", machine.read(f"{place}/flags") or "")
-        flags = int(found[0], 16) if found else 0
-        # "unknown" is what drivers say that do not watch their carrier, as that of the loopback.
-        is_up = bool(flags & _UP) and machine.read(f"{place}/operstate") in ("up", "unknown")
-        speed = machine.read_number(f"{place}/speed")
-        interfaces.append(
-            Interface(
-                name,
-                is_up,
-                bool(flags & _LOOPBACK),
-                find_address(name) if is_up else None,
-                speed if speed is not None and speed > 0 else None,
-                machine.read_number(f"{place}/mtu"),
-            )
+def gather_interfaces() -> list[Interface]:
+    """Return all network interfaces of this machine, sorted by name."""
+    import psutil
+
+    return [
+        Interface(
+            name=name,
+            is_up=each.isup,
+            is_loopback="loopback" in each.flags.split(","),
+            address=find_address(name) if each.isup else None,
+            speed_mbps=each.speed or None,
+            mtu=each.mtu or None,
         )
-    return interfaces
+        for name, each in sorted(psutil.net_if_stats().items())
+    ]
 
 
 def check_interfaces(interfaces: Sequence[Interface], request: Request, route: str | None) -> Finding:
@@ -163,13 +154,6 @@ def _choose(interfaces: Sequence[Interface], asked: str | None, route: str | Non
     if route is None:
         return "no way leads to the other hosts", None
     return "the way to the other hosts", next((each for each in interfaces if each.address == route), None)
-
-
-def _find_address(name: str) -> str | None:
-    try:
-        return interface_address(name)
-    except ConfigurationError:
-        return None
 
 
 _SECONDS = 40.0  # ssh itself gives up after 30

@@ -6,9 +6,9 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from gaudi_distributed.devices.machine import Machine, MemoryLimit, find_mount, read_memory_limit, read_mounts
+from gaudi_distributed.devices.machine import Machine, MemoryLimit, read_memory_limit
 from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.findings import Finding, fault, format_bytes, ok, warning
 
@@ -38,22 +38,29 @@ class Space:
     is_writable: bool
 
 
-def gather_space(machine: Machine, folder: Path) -> Space | None:
-    """Return the facts of where a folder is or will be; None where the file system does not answer."""
+def gather_space(folder: Path) -> Space | None:
+    """Return the file system on which a folder is or will be; None if it does not answer."""
+    import psutil
+
     existing = Path(os.path.realpath(folder))
     try:
         while not existing.exists():
             existing = existing.parent
-        status = os.statvfs(existing)
+        usage = psutil.disk_usage(str(existing))
     except OSError:
         return None
-    mount = find_mount(read_mounts(machine), PurePosixPath(existing))
+    try:
+        mounts = [each for each in psutil.disk_partitions(all=True) if existing.is_relative_to(each.mountpoint)]
+    except OSError:  # without /proc
+        mounts = []
+    # Of several mounts at one point, the last one is seen.
+    mount = max(reversed(mounts), key=lambda each: len(Path(each.mountpoint).parts), default=None)
     return Space(
         folder=folder,
         existing=existing,
-        kind="" if mount is None else mount.kind,
-        size=status.f_frsize * status.f_blocks,
-        free=status.f_frsize * status.f_bavail,
+        kind="" if mount is None else mount.fstype,
+        size=usage.total,
+        free=usage.free,
         is_writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
     )
 
