@@ -8,7 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
+import docstring_parser
 import pytest
+from tyro.conf import arg
 
 from gaudi_apps import resnet_train, resnext_train, ssd_mxnet_train, ssd_train
 from gaudi_apps.cli.flag_rules import (
@@ -161,7 +163,9 @@ def test_ranks_may_differ_in_the_flags_that_are_declared_so(name: str, monkeypat
     assert {flag: fault is None for flag, fault in faults.items()} == {
         flag: rule.per_rank for flag, rule in rules.items()
     }
-    assert all(fault is None or fault.field == f"configuration.{flag}" for flag, fault in faults.items())
+    assert {fault.field: flag for flag, fault in faults.items() if fault is not None} == {
+        f"configuration.{flag}": flag for flag, rule in rules.items() if not rule.per_rank
+    }
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -190,8 +194,56 @@ def test_flags_without_rules_are_an_error_of_the_program() -> None:
     class Bare:
         size: int = 1
 
+    bare: Any = Bare
     with pytest.raises(TypeError, match="size"):
-        find_rules(Bare)
+        find_rules(bare)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Shared flags."""
+
+    size: Annotated[int, resume_safe(minimum=1)] = 1
+    """Number of things."""
+
+
+@dataclass(frozen=True)
+class Special(Group):
+    """Shared flags, with another default and a short form."""
+
+    size: Annotated[int, arg(aliases=["-s"])] = 7
+
+
+def test_a_flag_that_is_declared_again_inherits_its_rules_and_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert find_rules(Special) == find_rules(Group)
+    assert parse_flags(Special, ["-s", "3"], prog="x") == Special(3)
+    with pytest.raises(SystemExit):
+        parse_flags(Special, ["--help"], prog="x")
+    assert "Number of things" in capsys.readouterr().out
+
+
+def test_no_help_is_written_twice() -> None:
+    owners: dict[str, set[tuple[str, str]]] = {}
+    for config in CLASSES.values():
+        for group in typing.get_type_hints(config).values():
+            for entry in fields(group):
+                owner, text = next(
+                    (f"{base.__module__}.{base.__name__}", helps[entry.name])
+                    for base in group.__mro__
+                    if entry.name in (helps := list_helps(base))
+                )
+                owners.setdefault(text, set()).add((owner, entry.name))
+    # Apart from flags that are named after the same thing in programs of different words.
+    repeated = {text: found for text, found in owners.items() if len({name for _, name in found}) < len(found)}
+    assert repeated == {}
+
+
+def list_helps(group: type[Any]) -> dict[str, str]:
+    """Return the help of the flags that a class itself describes."""
+    if not is_dataclass(group):
+        return {}
+    found = {param.args[1]: param.description or "" for param in docstring_parser.parse_from_object(group).params}
+    return {name: " ".join(text.split()) for name, text in found.items()}
 
 
 @pytest.mark.parametrize(

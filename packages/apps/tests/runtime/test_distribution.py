@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gaudi_apps.classification.resnet import ResNetConfig, make_train_config
+from gaudi_apps.cli.flag_rules import check_bounds
 from gaudi_apps.cli.flags import DistributionFlags, check_distribution
 from gaudi_apps.detection import config as ssd_config
 from gaudi_apps.detection.plan import make_plan
@@ -37,6 +38,7 @@ def cpu() -> DeviceKind:
 
 def read(text: str) -> DistributionFlags:
     flags: DistributionFlags = parse_flags(DistributionFlags, text.split(), prog="program")
+    check_bounds(flags)
     check_distribution(flags)
     return flags
 

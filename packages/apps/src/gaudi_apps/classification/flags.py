@@ -6,206 +6,157 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from tyro.conf import FlagCreatePairsOff, arg
+from tyro.conf import arg
 
 from gaudi_apps.classification.train_config import LISTED
-from gaudi_apps.cli.flag_rules import check_bounds, fixed, list_per_side, per_rank, resume_safe
+from gaudi_apps.cli import flags
+from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, list_per_side, per_rank, resume_safe
 from gaudi_apps.cli.flags import check_distribution, check_parity
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import ThreadFlag
 from gaudi_datasets.arguments import OFF, ON, FormerFlag, rename
 from gaudi_datasets.errors import FlagError
 
-Switch = FlagCreatePairsOff[bool]
-
 
 @dataclass(frozen=True)
-class RunFlags:
-    """What to do, and where its results go."""
+class RunFlags(flags.TensorFlowRunFlags):
+    """What to do, for how long, and where the results go."""
 
-    mode: Annotated[
-        Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"], resume_safe(per_command=True)
-    ] = "train"
-    """eval: score checkpoints; predict: name what is on images; export: for deployment; plan: print what train would
-    do; verify-resume: prove on a few steps of this configuration that a killed run ends as an uninterrupted one;
+    mode: Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"] = "train"
+    """eval: evaluate checkpoints; predict: classify images; export: export for deployment; plan: print what train would
+    do; verify-resume: check on a few steps of this configuration that a killed run ends like an uninterrupted one;
     parity: compute the first steps in two ways, and name the first tensor that differs."""
-    model_dir: Annotated[str, arg(aliases=["-md"]), resume_safe(per_side=True)] = "runs/classifier"
-    """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
-    clean: Annotated[Switch, resume_safe(per_command=True)] = False
-    """Remove the run in --model_dir first: what it wrote, and nothing else."""
-    checkpoint: Annotated[str, resume_safe(per_side=True)] = "newest"
-    """Which one eval, predict, export and parity take: newest, best, a step, or for eval all, in the order of steps."""
-    kills: Annotated[int, resume_safe()] = 3
-    """How often verify-resume kills its run."""
-    seed: Annotated[int, arg(aliases=["--global_seed"]), fixed(minimum=0)] = 0
-    """Where weights, data order and augmentation start from."""
-    deterministic: Annotated[Switch, fixed(per_side=True, short_run=True)] = False
-    """Same bits at every run on the same machine; slower."""
-    config: Annotated[str | None, per_rank(per_command=True)] = None
-    """YAML file of flags (name: value); flags of the command line win."""
-    json: Annotated[Switch, resume_safe(per_command=True)] = False
-    """Print the plan, or what parity found, as JSON."""
-    debug: Annotated[Switch, per_rank(per_command=True)] = False
-    """Show a traceback with an error."""
+    model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/classifier"
+    checkpoint: str = "newest"
+    """Checkpoint to use for eval, predict, export and parity: newest, best, a step, or, for eval, all, in the order of
+    steps."""
+    seed: Annotated[int, arg(aliases=["--global_seed"])] = 0
+    train_epochs: Annotated[float, arg(aliases=["-te"]), resume_safe(length="epochs", above=0)] = 1.0
+    """Number of passes over the training images."""
 
 
 @dataclass(frozen=True)
-class DataFlags:
+class DataFlags(flags.DataFlags):
     """Training and validation images."""
 
     data_dir: Annotated[str | None, arg(aliases=["-dd"]), per_rank()] = None
-    """Folder of records (train-*, validation-*), or of folders train/ and validation/ (or img_train/ and img_val/) with
-    records or with a folder for each class."""
+    """Folder of records (train-*, validation-*), or of folders train/ and validation/ (or img_train/ and img_val/) that
+    hold records or one folder per class."""
     train_splits: Annotated[tuple[str, ...], fixed()] = ("train",)
-    """Records or folders in --data_dir to train on, one or more."""
+    """One or more names of records or folders in --data_dir to train on."""
     eval_split: Annotated[str, resume_safe()] = "validation"
-    """Records or folder in --data_dir to evaluate on; validation and val mean each other."""
+    """Name of the records or the folder in --data_dir to evaluate on; validation and val mean each other."""
     jpeg_data_dir: Annotated[str | None, arg(aliases=["-jpdd"]), per_rank()] = None
-    """Folder of JPEG files, train/ and val/ with a folder for each class: read in place of --data_dir where that is not
-    given. The media loader of Gaudi2 does not read them: it is not part of this version, and a run says so."""
+    """Folder of JPEG files, train/ and val/ with one folder per class, to read if --data_dir is not given. This version
+    reads them without the media loader of Gaudi2, and says so."""
     use_synthetic_data: Annotated[Switch, arg(aliases=["-synth"]), fixed()] = False
-    """Random images in place of a data set, to measure speed."""
-    batch_size: Annotated[int, arg(aliases=["-bs"]), fixed(sets_batch=True, minimum=1)] = 32
-    """Images a step: of one process; of all with --distribution_strategy."""
+    """Train on random images instead of a data set, to measure speed."""
+    batch_size: Annotated[int, arg(aliases=["-bs"])] = 32
     image_size: Annotated[int, fixed(minimum=32)] = 224
-    """Side of the square that the network sees, in pixels."""
+    """Side of the square images that the network sees, in pixels."""
     num_examples_per_epoch: Annotated[int, fixed(minimum=0)] = 0
-    """Training images an epoch; 0: as many as there are (1281167 with --use_synthetic_data)."""
+    """Number of training images per epoch; 0: all (1281167 with --use_synthetic_data)."""
     least_crop_area: Annotated[float | None, fixed(above=0, maximum=1)] = None
-    """Least share of an image that a training crop shows; by default .05, and .08 of a resnext. Crops that show less
+    """Minimum share of an image that a training crop shows; by default .05, and .08 for a resnext. Crops that show less
     than .1 are drawn again in any case."""
-    flip_probability: Annotated[float, fixed(minimum=0, maximum=1)] = 0.5
-    """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
     color_jitter: Annotated[float, fixed(minimum=0, maximum=1)] = 0.0
-    """Brightness, contrast and saturation of training images are multiplied by 1 minus to 1 plus this, and the hue is
-    turned by up to as many quarter turns; for small data sets whose classes are not told by colour."""
+    """Strength of color changes: multiply brightness, contrast and saturation of training images by 1 minus to 1 plus
+    this, and turn the hue by up to this number of quarter turns. For small data sets of classes that color does not
+    tell apart."""
     gray_probability: Annotated[float, fixed(minimum=0, maximum=1)] = 0.0
-    """Share of the training images that lose all colour."""
+    """Share of the training images to turn gray."""
     training_dataset_cache: Annotated[Switch, resume_safe()] = False
-    """Keep encoded images in memory, if all of them fit into half of what is free."""
+    """Keep encoded images in memory if all of them fit into half of the free memory."""
     cache_decoded_image: Annotated[Switch, fixed()] = False
-    """Keep decoded images in memory, as many as fit into half of what is free."""
+    """Keep decoded images in memory, up to half of the free memory."""
     data_loader_image_type: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dlit"]), fixed()] = "fp32"
-    """Precision of the images that the input pipeline gives."""
+    """Precision of the images from the input pipeline."""
     dataset_parallel_calls: Annotated[int, per_rank(minimum=1)] = 64
-    """Images decoded and augmented at once."""
+    """Number of images to decode and augment at the same time."""
     datasets_num_private_threads: Annotated[int, per_rank(minimum=0)] = 0
-    """Threads that do it; 0: as many as processors."""
+    """Number of threads to decode and augment images with; 0: one per processor."""
 
 
 @dataclass(frozen=True)
-class WeightFlags:
-    """Where weights come from, what of them is trained, and their average."""
+class WeightFlags(flags.WeightFlags):
+    """Initial weights, which of them are trained, and the average of the weights."""
 
     padding: Annotated[Literal["same", "symmetric", "symmetric_stem", "same_pool"] | None, fixed()] = None
-    """How strided layers pad; by default as the weights that are loaded, or as the original."""
+    """Padding of strided layers; by default that of the loaded weights, or of the original."""
     zero_gamma: Annotated[Switch, fixed()] = False
-    """Begin with every residual block as the identity."""
+    """Initialize every residual block as the identity."""
     fine_tune: Annotated[Switch, arg(aliases=["-ft"]), fixed()] = False
     """Train only a new head on the features of loaded weights."""
     dropout: Annotated[float | None, fixed(minimum=0, below=1)] = None
-    """Share of the pooled features that is dropped in training; by default 0."""
-    ema_decay: Annotated[float, fixed(minimum=0, below=1)] = 0.0
-    """Average the weights over the steps with this decay, as .9998, and use the average; 0: no average."""
+    """Share of the pooled features to drop in training; by default 0."""
     mixup_alpha: Annotated[float, fixed(minimum=0)] = 0.0
-    """Mix pairs of training images by shares drawn from Beta(alpha, alpha), as .2; 0: none."""
+    """Mix pairs of training images by shares drawn from Beta(alpha, alpha), with an alpha such as .2; 0: do not mix."""
 
 
 @dataclass(frozen=True)
-class EvaluationFlags:
-    """Scoring during and after training."""
+class EvaluationFlags(flags.EvaluationFlags):
+    """Evaluation during and after training."""
 
     epochs_between_evals: Annotated[float, arg(aliases=["-ebe"]), resume_safe(minimum=0, short_run=0.0)] = 1.0
-    """Epochs between two evaluations during training; 0: none. The best checkpoint by top-1 is kept."""
-    eval_samples: Annotated[int, resume_safe(minimum=0)] = 0
-    """Validation images to evaluate; 0: all. Fewer are the first ones, and the result says how many of how many."""
+    """Epochs between two evaluations during training; 0: none. The checkpoint with the best top-1 accuracy is kept."""
     stop_threshold: Annotated[float, arg(aliases=["-st"]), resume_safe(minimum=0, maximum=1, short_run=0.0)] = 0.0
-    """End training when an evaluation reaches this top-1 accuracy, in 0..1; 0: no threshold."""
-    patience: Annotated[int, resume_safe(minimum=0, short_run=0)] = 0
-    """End training after so many evaluations without a better accuracy; 0: never."""
+    """Stop training when an evaluation reaches this top-1 accuracy, in 0..1; 0: no threshold."""
 
 
 @dataclass(frozen=True)
 class PruningFlags:
-    """Pruning by magnitude, on a schedule of sparsity."""
+    """Pruning by magnitude, with a schedule of the sparsity."""
 
     pruning_method: Annotated[Literal["polynomial_decay"] | None, fixed()] = None
-    """polynomial_decay: set the smallest weights of each layer to zero, more and more of them; by default none."""
+    """polynomial_decay: set a growing share of the smallest weights of each layer to zero; by default none."""
     pruning_initial_sparsity: Annotated[float, fixed(minimum=0, below=1)] = 0.0
-    """Share of zeros at the first of the steps."""
+    """Share of zeros at --pruning_begin_step."""
     pruning_final_sparsity: Annotated[float, fixed(minimum=0, below=1)] = 0.5
-    """Share of zeros from the last of the steps on."""
+    """Share of zeros from --pruning_end_step on."""
     pruning_begin_step: Annotated[int, fixed(minimum=0)] = 0
-    """The first step."""
+    """First step of pruning."""
     pruning_end_step: Annotated[int, fixed()] = 100000
-    """The last step."""
+    """Step from which the sparsity stays the same."""
     pruning_frequency: Annotated[int, fixed(minimum=1)] = 100
-    """Steps between two changes of which weights are zero."""
+    """Steps between two choices of the weights to set to zero."""
 
 
 @dataclass(frozen=True)
-class UseFlags:
+class UseFlags(flags.ExportFlags):
     """Images for --mode predict, and --mode export."""
 
-    inference: Annotated[tuple[str, ...], resume_safe()] = ()
-    """Images, videos, folders, or patterns such as 'in/*.jpg', to predict on, or to check an export on."""
     top: Annotated[int, resume_safe(minimum=1, maximum=LISTED)] = 5
-    """Classes to list of an image, the likeliest first, 5 at most."""
-    strict: Annotated[Switch, resume_safe()] = False
-    """End with the first file that cannot be read, in place of naming and skipping it."""
-    output_dir: Annotated[str | None, resume_safe()] = None
-    """Folder of the results; predictions or export in --model_dir when not given."""
-    export_format: Annotated[tuple[Literal["saved_model", "onnx", "tflite", "safetensors"], ...], resume_safe()] = (
-        "saved_model",
-    )
-    """One or more formats; onnx needs the extra gaudi-apps[export]."""
+    """Number of classes to list for each image, the most likely first; at most 5."""
     export_features: Annotated[Switch, resume_safe()] = False
-    """Export the network without its head besides, which gives the pooled features."""
+    """Also export the network without its head, which returns the pooled features."""
 
 
 @dataclass(frozen=True)
-class DeviceFlags:
+class DeviceFlags(flags.DeviceFlags):
     """Device, precision and processors."""
 
-    device: Annotated[Literal["auto", "cpu", "gpu", "hpu"], resume_safe(per_side=True)] = "auto"
-    """auto: hpu, else gpu, else cpu."""
-    no_hpu: Annotated[Switch, resume_safe()] = False
-    """Do not use Gaudi even where there is one."""
-    dtype: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dt"]), fixed(per_side=True)] = "fp32"
-    """Precision of the computation; weights are float32 in both."""
-    max_cpus: Annotated[int, arg(aliases=["-mc"]), per_rank(minimum=0)] = 16
-    """Processors the program may use at most; 0: all."""
-    recipe_cache: Annotated[str | None, per_rank()] = None
-    """Folder of compiled graphs on Gaudi, kept between runs; TF_RECIPE_CACHE_PATH of the environment wins."""
-    check_static_shapes: Annotated[Switch, resume_safe()] = False
-    """End, naming the tensor, where a training step has a shape that is not static or is traced again; always on
-    Gaudi, which compiles anew for every shape."""
+    dtype: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dt"])] = "fp32"
+    max_cpus: Annotated[int, arg(aliases=["-mc"])] = 16
     grouped_convolution: Annotated[Literal["auto", "native", "split", "block_diagonal"], resume_safe(per_side=True)] = (
         "auto"
     )
-    """Form of convolutions in groups: native, TensorFlow's own; split, one for each group; block_diagonal, dense ones
-    of neighbouring groups; auto: what suits the device."""
+    """Form of grouped convolutions. native: TensorFlow's own; split: one convolution per group; block_diagonal: dense
+    convolutions of neighboring groups; auto: the fastest for the device."""
     intra_op_parallelism_threads: Annotated[ThreadFlag, arg(aliases=["-intra"]), per_rank(minimum=0)] = 0
-    """Threads of TensorFlow within an operation; 0: as many as processors; auto: the fastest on this machine, measured
-    once, for some seconds."""
+    """Number of TensorFlow's threads within an operation; 0: one per processor; auto: the fastest number on this
+    machine, measured once, for some seconds."""
     inter_op_parallelism_threads: Annotated[ThreadFlag, arg(aliases=["-inter"]), per_rank(minimum=0)] = 0
-    """Threads of TensorFlow between operations; 0: as many as processors; auto: as above."""
+    """Number of TensorFlow's threads between operations; 0: one per processor; auto: as above."""
 
 
 @dataclass(frozen=True)
-class ReportFlags:
+class ReportFlags(flags.ReportFlags):
     """Log and checkpoints."""
 
     save_checkpoint_steps: Annotated[int, arg(aliases=["-cs"]), resume_safe(minimum=0, short_run=1)] = 0
-    """Steps between two checkpoints; 0: an epoch."""
-    save_checkpoints_minutes: Annotated[float, resume_safe(minimum=0)] = 0.0
-    """Minutes between two checkpoints, besides those by epochs or steps; 0: none."""
-    keep_ckpt_max: Annotated[int, resume_safe(minimum=1, short_run=2)] = 10
-    """Checkpoints to keep besides the best; older ones are removed."""
+    """Steps between two checkpoints; 0: one epoch."""
     profile_steps: Annotated[str, resume_safe(short_run="0,0")] = "0,0"
-    """Steps a,b: trace them, both included, for TensorBoard's profiler; 0,0: none."""
-    vis_dataloader: Annotated[Switch, resume_safe(short_run=False)] = False
-    """Draw what the network sees of the first training images, with their labels."""
+    """First and last step a,b to trace for TensorBoard's profiler; 0,0: none."""
 
 
 def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from gaudi_apps.classification import flags
-from gaudi_apps.classification.flags import Switch, check_common
+from gaudi_apps.classification.flags import check_common
 from gaudi_apps.classification.train_config import (
     DecayForm,
     LearningConfig,
@@ -23,7 +23,7 @@ from gaudi_apps.classification.train_config import (
     make_use_config,
     run_settings,
 )
-from gaudi_apps.cli.flag_rules import fixed, resume_safe
+from gaudi_apps.cli.flag_rules import Switch, fixed, resume_safe
 from gaudi_apps.cli.flags import DistributionFlags, ParityFlags
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.training.plan import CURRENT
@@ -59,67 +59,66 @@ ADAM_RATE = 1e-3
 
 @dataclass(frozen=True)
 class RunFlags(flags.RunFlags):
-    """What to do, how long, and where its results go."""
+    """What to do, for how long, and where the results go."""
 
-    model_dir: Annotated[str, arg(aliases=["-md"]), resume_safe(per_side=True)] = "runs/resnet_train"
-    """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
-    train_epochs: Annotated[float, arg(aliases=["-te"]), resume_safe(length="epochs", above=0)] = 1.0
-    """Passes over the training images."""
+    model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnet_train"
     train_steps: Annotated[int, resume_safe(length="steps", minimum=0)] = 0
-    """Steps in all, in place of --train_epochs; 0: as many as --train_epochs needs."""
+    """Number of steps to train, instead of --train_epochs; 0: by --train_epochs."""
 
 
 @dataclass(frozen=True)
 class WeightFlags(flags.WeightFlags):
-    """The network, where its weights come from, what of them is trained, and their average."""
+    """The network, its initial weights, which of them are trained, and the average of the weights."""
 
     model: Annotated[str, fixed()] = "resnet50_v1.5"
-    """resnet18, 34, 50, 101, 152, resnext50, 101, 152, or of keras.applications as resnet50v2_keras."""
+    """Network: resnet18, 34, 50, 101, 152, resnext50, 101, 152, or one of keras.applications, such as
+    resnet50v2_keras."""
     pretrained_filepath: Annotated[str | None, fixed(per_side=True)] = None
-    """Weights to begin with: torchvision .pth, Keras .h5, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint
-    of this program; what fits is loaded, and the rest is named."""
+    """File of initial weights: torchvision .pth, Keras .h5, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint
+    of this program. Weights that fit are loaded, the others are named."""
 
 
 @dataclass(frozen=True)
 class ScheduleFlags:
     """Optimizer, learning rate, weight decay and loss.
 
-    --optimizer LARS and --fine_tune are presets: what is not given follows from them.
+    --optimizer LARS and --fine_tune are presets, which set the defaults of other flags.
     """
 
     optimizer: Annotated[Literal["SGD", "LARS", "Adam"] | None, fixed()] = None
-    """By default SGD with momentum; Adam with --fine_tune."""
+    """Optimizer; by default SGD with momentum, and Adam with --fine_tune."""
     lr_schedule: Annotated[Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"] | None, fixed()] = None
-    """After the warm-up; by default piecewise, polynomial for LARS, cyclical with --fine_tune."""
+    """Learning rate after warm-up; by default piecewise, polynomial for LARS, cyclical with --fine_tune."""
     base_learning_rate: Annotated[float | None, fixed(above=0, finite=False)] = None
-    """Rate of 256 images a step, by default .1; of a polynomial, of LARS and of Adam it is the rate of the run, by
-    default 2.5 for LARS (9.5 on several processes), .001 for Adam, and else by the batch size."""
+    """Learning rate for 256 images per step, by default .1. For a polynomial, LARS and Adam, learning rate of the run,
+    by default 2.5 for LARS (9.5 on several processes), .001 for Adam, and by the batch size for a polynomial."""
     warmup_epochs: Annotated[float | None, fixed(minimum=0)] = None
-    """Epochs of linear warm-up; by default 5, 3 for LARS, 0 for Adam."""
+    """Number of epochs of linear warm-up; by default 5, 3 for LARS, 0 for Adam."""
     end_learning_rate: Annotated[float, fixed(minimum=0)] = 1e-4
-    """Where a polynomial ends."""
+    """Learning rate at the end of a polynomial schedule."""
     initial_learning_rate: Annotated[float, fixed(minimum=0)] = 1e-4
-    """Lowest rate of a cyclical schedule."""
+    """Lowest learning rate of a cyclical schedule."""
     maximal_learning_rate: Annotated[float, fixed(above=0)] = 4e-3
-    """Highest rate of a cyclical schedule."""
+    """Highest learning rate of a cyclical schedule."""
     step_size: Annotated[int, fixed(minimum=1)] = 40
-    """Steps from the lowest to the highest rate of a cyclical schedule."""
+    """Number of steps from the lowest to the highest learning rate of a cyclical schedule."""
     momentum: Annotated[float, fixed(minimum=0, below=1)] = 0.9
-    """Share of the velocity that SGD and LARS keep; the velocity holds the rate, as in Keras."""
+    """Momentum of SGD and LARS; the learning rate is part of the velocity, as in Keras."""
     weight_decay: Annotated[float, fixed(minimum=0)] = 1e-4
-    """Of SGD and --fine_tune it is Keras' L2: times the squares of the kernels and the head, so the gradient has it
-    twice. Of Adam and --single_l2_loss_op: times half the squares of all weights but those of batch norm."""
+    """Factor of the weight decay. For SGD and --fine_tune it is Keras' L2: the sum of the squares of kernels and head,
+    whose gradient is twice the weight. For Adam and --single_l2_loss_op it is half the sum of the squares of all
+    weights except those of batch norm."""
     single_l2_loss_op: Annotated[Switch, fixed()] = False
-    """The weight decay as one term of the loss, which is reported with it."""
+    """Add the weight decay to the loss as one term, which is reported as part of it."""
     lars_epsilon: Annotated[float, fixed(minimum=0)] = 0.0
-    """Added to the norms that LARS divides by; 0: 1e-7."""
+    """Number to add to the norms that LARS divides by; 0: 1e-7."""
     label_smoothing: Annotated[float | None, fixed(minimum=0, below=1)] = None
-    """Share of the truth that goes to all classes alike; by default 0, .1 for LARS and with --fine_tune."""
+    """Share of each label to spread over all classes; by default 0, and .1 for LARS and with --fine_tune."""
 
 
 @dataclass(frozen=True)
 class EvaluationFlags(flags.EvaluationFlags):
-    """Scoring during and after training."""
+    """Evaluation during and after training."""
 
     skip_eval: Annotated[Switch, resume_safe(short_run=True)] = False
     """Do not evaluate, neither during training nor after it."""
@@ -132,7 +131,8 @@ class ReportFlags(flags.ReportFlags):
     log_steps: Annotated[int, resume_safe(minimum=1, short_run=1)] = 100
     """Steps between two reports of loss and speed, and between two points in TensorBoard."""
     steps_per_loop: Annotated[int, resume_safe(minimum=1)] = 1
-    """Steps computed in one call, whose batches are in memory at once; a signal waits for the end of the call."""
+    """Number of steps to compute in one call, with all of their batches in memory; signals are answered between
+    calls."""
     enable_checkpoint_and_export: Annotated[Switch, resume_safe(short_run=False)] = False
     """Export a SavedModel at the end of training."""
 

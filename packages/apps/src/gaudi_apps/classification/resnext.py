@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from gaudi_apps.classification import flags
-from gaudi_apps.classification.flags import Switch, check_common
+from gaudi_apps.classification.flags import check_common
 from gaudi_apps.classification.train_config import (
     LearningConfig,
     RateKind,
@@ -21,8 +21,8 @@ from gaudi_apps.classification.train_config import (
     make_use_config,
     run_settings,
 )
-from gaudi_apps.cli.flag_rules import fixed, resume_safe
-from gaudi_apps.cli.flags import DistributionFlags, ParityFlags
+from gaudi_apps.cli.flag_rules import Switch, fixed, resume_safe
+from gaudi_apps.cli.flags import DistributionFlags, ParityFlags, SummaryFlags
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.training.plan import CURRENT
 from gaudi_datasets.errors import FlagError
@@ -40,29 +40,27 @@ HOOKS = ("LoggingTensorHook", PROFILER_HOOK, "ExamplesPerSecondHook", "LoggingMe
 
 @dataclass(frozen=True)
 class RunFlags(flags.RunFlags):
-    """What to do, how long, and where its results go."""
+    """What to do, for how long, and where the results go."""
 
-    model_dir: Annotated[str, arg(aliases=["-md"]), resume_safe(per_side=True)] = "runs/resnext_train"
-    """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
-    train_epochs: Annotated[float, arg(aliases=["-te"]), resume_safe(length="epochs", above=0)] = 10.0
-    """Passes over the training images."""
+    model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnext_train"
+    train_epochs: Annotated[float, arg(aliases=["-te"])] = 10.0
     max_train_steps: Annotated[int, arg(aliases=["-mts"]), resume_safe(length="steps", minimum=0)] = 0
-    """Steps in all, in place of --train_epochs; 0: as many as --train_epochs needs."""
+    """Number of steps to train, instead of --train_epochs; 0: by --train_epochs."""
     eval_only: Annotated[Switch, resume_safe(short_run=False)] = False
     """The same as --mode eval."""
 
 
 @dataclass(frozen=True)
 class WeightFlags(flags.WeightFlags):
-    """The network, where its weights come from, what of them is trained, and their average."""
+    """The network, its initial weights, which of them are trained, and the average of the weights."""
 
     model_type: Annotated[Literal["resnet", "resnext"], fixed()] = "resnext"
-    """With groups of channels (resnext), or without."""
+    """Network with groups of channels (resnext), or without (resnet)."""
     resnet_size: Annotated[Literal["18", "34", "50", "101", "152"], arg(aliases=["-rs"]), fixed()] = "101"
-    """Layers; a resnext has 50, 101 or 152."""
+    """Number of layers; 50, 101 or 152 for a resnext."""
     pretrained_model_checkpoint_path: Annotated[str | None, arg(aliases=["-pmcp"]), fixed(per_side=True)] = None
-    """Weights to begin with: torchvision .pth, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint of this
-    program; what fits is loaded, and the rest is named."""
+    """File of initial weights: torchvision .pth, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint of this
+    program. Weights that fit are loaded, the others are named."""
 
 
 @dataclass(frozen=True)
@@ -70,53 +68,53 @@ class ScheduleFlags:
     """Optimizer, learning rate, weight decay and loss."""
 
     base_learning_rate: Annotated[float | None, fixed(above=0, finite=False)] = None
-    """Rate of 256 images a step; by default .256 with a cosine, and without: .128, or .1 without warm-up and on more
-    than 16 processes."""
+    """Learning rate for 256 images per step; by default .256 with a cosine; without, .128, or .1 without warm-up and on
+    more than 16 processes."""
     use_cosine_lr: Annotated[bool, fixed()] = True
-    """Down to 0 at the end by half a cosine; else times .1, .01, .001 and .0001 after epochs 30, 60, 80 and 90."""
+    """Lower the learning rate to 0 at the end by half a cosine; else times .1, .01, .001 and .0001 after epochs 30, 60,
+    80 and 90."""
     warmup_epochs: Annotated[float | None, fixed(minimum=0)] = None
-    """Epochs of linear warm-up; by default 8, and 0 with --fine_tune."""
+    """Number of epochs of linear warm-up; by default 8, and 0 with --fine_tune."""
     disable_warmup: Annotated[Switch, fixed()] = False
-    """No warm-up."""
+    """Train without warm-up."""
     momentum: Annotated[float, fixed(minimum=0, below=1)] = 0.875
-    """Share of the velocity that is kept; the rate is outside of the velocity, as in TensorFlow 1."""
+    """Momentum of SGD and LARS; the learning rate is not part of the velocity, as in TensorFlow 1."""
     weight_decay: Annotated[float, fixed(minimum=0)] = 6.103515625e-05
-    """Times the sum of half squares of all weights but those of batch norm, in the gradient."""
+    """Factor of the weight decay: half the sum of the squares of all weights except those of batch norm, in the
+    gradient."""
     label_smoothing: Annotated[float, fixed(minimum=0, below=1)] = 0.1
-    """Share of the truth that goes to all classes alike."""
+    """Share of each label to spread over all classes."""
     enable_lars: Annotated[Switch, fixed()] = False
-    """LARS with a polynomial rate in place of SGD."""
+    """Train by LARS with a polynomial learning rate instead of SGD."""
     epochs_for_lars: Annotated[float, fixed(above=0)] = 38.0
-    """Epochs of training with LARS, in place of --train_epochs."""
+    """Number of epochs to train by LARS, instead of --train_epochs."""
     start_learning_rate: Annotated[float, fixed(above=0, finite=False)] = 9.5
-    """Highest rate with LARS, of the run."""
+    """Highest learning rate of a run by LARS."""
 
 
 @dataclass(frozen=True)
 class EvaluationFlags(flags.EvaluationFlags):
-    """Scoring during and after training."""
+    """Evaluation during and after training."""
 
     max_eval_steps: Annotated[int, arg(aliases=["-mes"]), resume_safe(minimum=0)] = 0
-    """Batches of all processes to evaluate, in place of --eval_samples; 0: all images."""
+    """Number of global batches to evaluate, instead of --eval_samples; 0: by --eval_samples."""
     disable_eval: Annotated[Switch, resume_safe(short_run=True)] = False
     """Do not evaluate, neither during training nor after it."""
 
 
 @dataclass(frozen=True)
-class ReportFlags(flags.ReportFlags):
+class ReportFlags(SummaryFlags, flags.ReportFlags):
     """Log and checkpoints."""
 
     display_steps: Annotated[int, arg(aliases=["-dis"]), resume_safe(minimum=1, short_run=1)] = 100
     """Steps between two reports of loss and speed."""
-    save_summary_steps: Annotated[int, resume_safe(minimum=1)] = 100
-    """Steps between two points in TensorBoard."""
     disable_checkpoints: Annotated[Switch, resume_safe(short_run=False)] = False
-    """A checkpoint only at the end."""
+    """Save a checkpoint only at the end."""
     export_dir: Annotated[str | None, arg(aliases=["-ed"]), resume_safe(short_run=None)] = None
-    """Export a SavedModel into this folder at the end of training."""
+    """Folder to export a SavedModel into at the end of training."""
     hooks: Annotated[str, arg(aliases=["-hk"]), resume_safe(short_run="LoggingTensorHook")] = "LoggingTensorHook"
-    """Hooks of the original program, with commas between: with ProfilerHook, --profile_steps is 7,10 where it is not
-    given; what the others report is always reported."""
+    """Hooks of the original program, separated by commas. ProfilerHook sets --profile_steps to 7,10 if it is not given;
+    the reports of the others are always made."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Rules of flags, declared beside the type of each flag, and everything that follows from them.
 
 A flag is a field of a dataclass: ``Annotated[int, resume_safe(minimum=1)] = 32``, with its help below. Which flags a
-resumed run may change, which ones ranks may differ in and which values are out of bounds is read from there.
+resumed run may change, which ones ranks may differ in and which values are out of bounds is read from there. A class
+that declares an inherited flag again, for another default or a short form, inherits its rules and its help.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
 from typing import Any, Literal
 
+from tyro.conf import FlagCreatePairsOff
+
 from gaudi_datasets.errors import FlagError
+
+# A flag without a value: --name, and --no_name where it is on by default.
+Switch = FlagCreatePairsOff[bool]
 
 _UNSET: Any = object()
 
@@ -95,16 +101,27 @@ def find_rules(config_class: type[Any]) -> Mapping[str, Flag]:
 
 
 def _walk(config_class: type[Any]) -> Iterator[tuple[str, Flag]]:
-    hints = typing.get_type_hints(config_class, include_extras=True)
     for entry in fields(config_class):
-        hint = hints[entry.name]
+        hint = _read_hints(config_class)[entry.name]
         if is_dataclass(hint):
             yield from _walk(typing.cast("type[Any]", hint))
-            continue
-        rules = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Flag)]
-        if len(rules) != 1:
-            raise TypeError(f"{config_class.__qualname__}.{entry.name}: declares {len(rules)} rules, must be 1 Flag")
-        yield entry.name, rules[0]
+        else:
+            yield entry.name, _find_rule(config_class, entry.name)
+
+
+def _find_rule(config_class: type[Any], name: str) -> Flag:
+    """Return the rules of a flag; those of a base class where the class itself declares none."""
+    for base in config_class.__mro__:
+        metadata = getattr(_read_hints(base).get(name), "__metadata__", ())
+        for rule in metadata:
+            if isinstance(rule, Flag):
+                return rule
+    raise TypeError(f"{config_class.__qualname__}.{name}: has no rules; declare them by Annotated[..., Flag(...)]")
+
+
+@cache
+def _read_hints(config_class: type[Any]) -> Mapping[str, Any]:
+    return typing.get_type_hints(config_class, include_extras=True)
 
 
 def list_resume_safe(config_class: type[Any], *, rate_needs_length: bool) -> frozenset[str]:

@@ -1,4 +1,8 @@
-"""Flags that all programs share: several processes, and `--mode parity`."""
+"""Flags that several programs share: groups to inherit from, several processes, and `--mode parity`.
+
+A program that inherits a group may declare a flag of it again with another default or a short form; rules and help are
+those of the group.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,146 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from tyro.conf import FlagCreatePairsOff, arg
+from tyro.conf import arg
 
-from gaudi_apps.cli.flag_rules import fixed, per_rank, resume_safe
+from gaudi_apps.cli.flag_rules import Switch, fixed, per_rank, resume_safe
 from gaudi_datasets.errors import FlagError
 
-Switch = FlagCreatePairsOff[bool]
+
+@dataclass(frozen=True)
+class RunFlags:
+    """What to do, and where the results go."""
+
+    mode: Annotated[str, resume_safe(per_command=True)] = "train"
+    """What to do."""
+    model_dir: Annotated[str, resume_safe(per_side=True)] = "runs"
+    """Folder for checkpoints, curves, images and figures; training continues from its newest checkpoint."""
+    clean: Annotated[Switch, resume_safe(per_command=True)] = False
+    """Remove the run in --model_dir first: what it wrote, and nothing else."""
+    checkpoint: Annotated[str | None, resume_safe(per_side=True)] = "newest"
+    """Checkpoint to use where --mode does not train: newest, best, a step, or, to evaluate, all."""
+    seed: Annotated[int, fixed(minimum=0)] = 0
+    """Seed of the initial weights, the order of the data and its augmentation."""
+    config: Annotated[str | None, per_rank(per_command=True)] = None
+    """YAML file of flags, one `name: value` per line; flags on the command line win."""
+    json: Annotated[Switch, resume_safe(per_command=True)] = False
+    """Print the plan, or the result of --mode parity, as JSON."""
+    debug: Annotated[Switch, per_rank(per_command=True)] = False
+    """Show a traceback with each error."""
+
+
+@dataclass(frozen=True)
+class TensorFlowRunFlags(RunFlags):
+    """What to do, and where the results go, in a program that TensorFlow computes."""
+
+    kills: Annotated[int, resume_safe()] = 3
+    """Number of times that --mode verify-resume kills its run."""
+    deterministic: Annotated[Switch, fixed(per_side=True, short_run=True)] = False
+    """Compute the same bits in every run on the same machine; slower."""
+
+
+@dataclass(frozen=True)
+class DataFlags:
+    """Training and validation images."""
+
+    batch_size: Annotated[int, fixed(sets_batch=True, minimum=1)] = 32
+    """Images per step and process; with --distribution_strategy, images per step of all processes."""
+    flip_probability: Annotated[float, fixed(minimum=0, maximum=1)] = 0.5
+    """Share of the training images to mirror; give 0 where left and right matter, as in text."""
+
+
+@dataclass(frozen=True)
+class WeightFlags:
+    """Initial weights, and the average of the weights."""
+
+    ema_decay: Annotated[float, fixed(minimum=0, below=1)] = 0.0
+    """Decay of a moving average of the weights, such as .9998, which replaces them in use; 0: no average."""
+
+
+@dataclass(frozen=True)
+class EvaluationFlags:
+    """Evaluation during and after training."""
+
+    eval_samples: Annotated[int, resume_safe(minimum=0)] = 0
+    """Number of validation images to evaluate, from the first one on; 0: all. The result names the number."""
+    patience: Annotated[int, resume_safe(minimum=0, short_run=0)] = 0
+    """Stop training after this number of evaluations without a better score; 0: never."""
+
+
+@dataclass(frozen=True)
+class UseFlags:
+    """Use of a trained network."""
+
+    inference: Annotated[tuple[str, ...], resume_safe()] = ()
+    """Images, videos, folders, or patterns such as 'in/*.jpg' to predict on, or to check an export with."""
+    strict: Annotated[Switch, resume_safe()] = False
+    """Stop at the first file that cannot be read, instead of skipping it with a warning."""
+    output_dir: Annotated[str | None, resume_safe()] = None
+    """Folder for the results; by default predictions or export in --model_dir."""
+
+
+@dataclass(frozen=True)
+class ExportFlags(UseFlags):
+    """Use of a trained network, and its export."""
+
+    export_format: Annotated[tuple[Literal["saved_model", "onnx", "tflite", "safetensors"], ...], resume_safe()] = (
+        "saved_model",
+    )
+    """One or more formats to export to; onnx needs the extra gaudi-apps[export]."""
+
+
+@dataclass(frozen=True)
+class DeviceFlags:
+    """Device, precision and processors."""
+
+    device: Annotated[Literal["auto", "cpu", "gpu", "hpu"], resume_safe(per_side=True)] = "auto"
+    """Device to compute on; auto: hpu, else gpu, else cpu."""
+    no_hpu: Annotated[Switch, resume_safe()] = False
+    """Do not use a Gaudi, even if the machine has one."""
+    dtype: Annotated[Literal["fp32", "bf16"], fixed(per_side=True)] = "fp32"
+    """Precision of the computation; weights are always float32."""
+    max_cpus: Annotated[int, per_rank(minimum=0)] = 16
+    """Maximum number of processors to use; 0: all."""
+    recipe_cache: Annotated[str | None, per_rank()] = None
+    """Folder for compiled graphs on Gaudi, kept between runs; the environment's TF_RECIPE_CACHE_PATH wins."""
+    check_static_shapes: Annotated[Switch, resume_safe()] = False
+    """Stop, naming the tensor, if a training step has a shape that is not static or is traced again. Always on with
+    Gaudi, which compiles every shape anew."""
+
+
+@dataclass(frozen=True)
+class ReportFlags:
+    """Log and checkpoints."""
+
+    save_checkpoints_minutes: Annotated[float, resume_safe(minimum=0)] = 0.0
+    """Minutes between two checkpoints, in addition to those by steps or epochs; 0: none."""
+    keep_ckpt_max: Annotated[int, resume_safe(minimum=1, short_run=2)] = 10
+    """Number of checkpoints to keep besides the best; older ones are removed."""
+    vis_dataloader: Annotated[Switch, resume_safe(short_run=False)] = False
+    """Draw the first training images as the network sees them, with their labels or boxes."""
+
+
+@dataclass(frozen=True)
+class SummaryFlags:
+    """Summaries for TensorBoard."""
+
+    save_summary_steps: Annotated[int, resume_safe(minimum=1)] = 100
+    """Steps between two points in TensorBoard."""
 
 
 @dataclass(frozen=True)
 class HorovodFlags:
-    """Ranks that train together by Horovod, one for each device; `DistributionFlags` adds tf.distribute."""
+    """Ranks that train together by Horovod, one per device; `DistributionFlags` adds tf.distribute."""
 
     use_horovod: Annotated[Switch, arg(aliases=["-hvd"]), resume_safe()] = False
-    """Train together by Horovod, as under gaudi-run without a flag; --batch_size is that of one process."""
+    """Train together by Horovod, as under gaudi-run; --batch_size is that of one process."""
     hvd_workers: Annotated[int, resume_safe(minimum=0)] = 0
-    """Processes in all, which are started through gaudi-run where none were launched; 0: those that were launched."""
+    """Number of processes to start through gaudi-run, if none were launched; 0: those that were launched."""
     num_workers_per_hls: Annotated[int, resume_safe(minimum=0)] = 0
-    """Processes on each machine of MULTI_HLS_IPS, or on this one, started through gaudi-run where none were
-    launched; 0: 8 with MULTI_HLS_IPS, else as --hvd_workers says."""
+    """Number of processes to start through gaudi-run on each machine of MULTI_HLS_IPS, or on this one, if none were
+    launched; 0: 8 with MULTI_HLS_IPS, else --hvd_workers."""
     horovod_hierarchical_allreduce: Annotated[Switch, resume_safe()] = False
-    """With --use_horovod: within each machine first, then between machines."""
+    """With Horovod, reduce within each machine first, then between machines."""
 
     @property
     def has_engine(self) -> bool:
@@ -40,33 +163,34 @@ class HorovodFlags:
 
 @dataclass(frozen=True)
 class DistributionFlags(HorovodFlags):
-    """Several processes that train together, one for each device."""
+    """Several processes that train together, one per device."""
 
     distribution_strategy: Annotated[
         Literal["off", "multi_worker", "mirrored", "hpu"], arg(aliases=["-ds"]), resume_safe()
     ] = "off"
-    """Train together by tf.distribute; --batch_size is that of all processes. mirrored: starts a process for each
-    device of this machine; hpu: on Gaudi."""
+    """Train together by tf.distribute; --batch_size is that of all processes. mirrored: start one process per device
+    of this machine; hpu: on Gaudi."""
     kubernetes_run: Annotated[Switch, resume_safe()] = False
-    """Kubernetes starts the processes, as the mpirun of an MPIJob does; none are started here."""
+    """Start no processes here: Kubernetes starts them, as the mpirun of an MPIJob does."""
     num_gpus: Annotated[int, arg(aliases=["-ng"]), resume_safe(minimum=0)] = 0
-    """Devices of this machine for --distribution_strategy mirrored; 0: all."""
+    """Number of devices of this machine for --distribution_strategy mirrored; 0: all."""
     worker_hosts: Annotated[str | None, resume_safe()] = None
-    """host:port of every process, with commas between, for --distribution_strategy multi_worker without TF_CONFIG."""
+    """host:port of every process, separated by commas, for --distribution_strategy multi_worker without TF_CONFIG."""
     task_index: Annotated[int, per_rank(per_command=True)] = -1
-    """The place of this process in --worker_hosts, from 0."""
+    """Position of this process in --worker_hosts, from 0."""
     global_batch_size: Annotated[int, fixed(sets_batch=True, minimum=0)] = 0
-    """Images a step of all processes, in place of --batch_size: a run can go on with more or fewer; 0: by that."""
+    """Images per step of all processes, instead of --batch_size, so that a run can continue on more or fewer
+    processes; 0: by --batch_size."""
     distributed_bn: Annotated[Switch, resume_safe()] = False
-    """Batch norm over the images of all processes, in place of each by itself."""
+    """Compute the statistics of batch norm over the images of all processes, instead of each process by itself."""
     bn_group: Annotated[Literal[0, 2, 4, 8, 16], resume_safe()] = 0
-    """With --distributed_bn: over groups of so many processes; 0: over all."""
+    """With --distributed_bn, size of the groups of processes that share statistics; 0: all processes."""
     commit_steps: Annotated[int, resume_safe(minimum=1)] = 10
-    """Under gaudi-run with hosts that come and go: steps between two copies of the state in memory."""
+    """Steps between two copies of the state in memory, under gaudi-run with hosts that come and go."""
     gradient_compression: Annotated[Literal["none", "fp16", "bf16"], resume_safe()] = "none"
-    """Type in which gradients travel between processes."""
+    """Type to send gradients in."""
     fusion_threshold_mb: Annotated[int | None, resume_safe(minimum=0)] = None
-    """MiB of gradients that travel together at most; 0: each by itself."""
+    """Maximum size, in MiB, of the gradients that are sent together; 0: send each tensor by itself."""
 
     @property
     def has_engine(self) -> bool:
@@ -126,19 +250,19 @@ MAX_STEPS = 100
 
 @dataclass(frozen=True)
 class ParityFlags:
-    """For --mode parity: compute the first training batches in two ways, and name the first tensor that differs."""
+    """For --mode parity: compute the first training steps in two ways, and name the first tensor that differs."""
 
     parity_against: Annotated[tuple[str, ...], resume_safe()] = ()
-    """The other side: flags with other values, as device=cpu checkpoint=best, or recorded=FOLDER."""
+    """Flags of the other side with their values, such as device=cpu checkpoint=best, or recorded=FOLDER."""
     parity_output: Annotated[str | None, resume_safe()] = None
-    """New folder for a recording of this side, to compare with later or on another machine."""
+    """New folder to record this side in, to compare it later or on another machine."""
     parity_steps: Annotated[int, resume_safe(minimum=1, maximum=MAX_STEPS)] = 2
-    """Steps to compute: the first ones of a training, with its batches and rates."""
+    """Number of steps to compute, from the first step of a training on."""
     parity_rtol: Annotated[float | None, resume_safe(minimum=0)] = None
-    """Difference that is tolerated, as a share of the largest value of a tensor. By default 1e-6 of the weights to
-    begin with; of what layers give 1e-4, or .05 where a side is bf16; of gradients and updates 1e-3, or .3."""
+    """Tolerated difference, as a share of the largest value of a tensor. By default 1e-6 for initial weights; 1e-4 for
+    outputs of layers, .05 if a side is bf16; 1e-3 for gradients and updates, .3 if a side is bf16."""
     parity_atol: Annotated[float | None, resume_safe(minimum=0)] = None
-    """Added to that; by default 1e-6, of weights at the start 1e-8."""
+    """Tolerated difference to add to that; by default 1e-6, and 1e-8 for initial weights."""
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class SSDApplication(Application):
 
         source = open_source(self.config, "val")
         options = input_options(self.config, self.settings)
-        limit = self.config.data.eval_samples or None
+        limit = self.config.evaluation.eval_samples or None
         return DetectionScorer(source, options, folder, categories_of(facts), communicator, num_images=limit)
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:

@@ -6,31 +6,24 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeAlias
 
-from tyro.conf import FlagCreatePairsOff, arg
+from tyro.conf import arg
 
-from gaudi_apps.cli.flag_rules import check_bounds, fixed, list_per_side, per_rank, resume_safe
-from gaudi_apps.cli.flags import DistributionFlags, ParityFlags, check_distribution, check_parity
+from gaudi_apps.cli import flags
+from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, list_per_side, per_rank, resume_safe
+from gaudi_apps.cli.flags import (
+    DistributionFlags,
+    ExportFlags,
+    ParityFlags,
+    SummaryFlags,
+    TensorFlowRunFlags,
+    UseFlags,
+    check_distribution,
+    check_parity,
+)
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import ThreadFlag
 from gaudi_datasets.arguments import ON, FormerFlag
 from gaudi_datasets.errors import FlagError
-
-Switch = FlagCreatePairsOff[bool]
-
-
-@dataclass(frozen=True)
-class ImageFlags:
-    """Images for --mode predict, and --mode export."""
-
-    inference: Annotated[tuple[str, ...], resume_safe()] = ()
-    """Images, videos, folders, or patterns such as 'in/*.jpg', to predict on, or to check an export on."""
-    score_threshold: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.3
-    """Least score of a detection that is drawn and listed."""
-    strict: Annotated[Switch, resume_safe()] = False
-    """End with the first file that cannot be read, in place of naming and skipping it."""
-    output_dir: Annotated[str | None, resume_safe()] = None
-    """Folder of the results; predictions or export in --model_dir when not given."""
-
 
 Mode: TypeAlias = Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"]
 
@@ -38,46 +31,52 @@ USING = ("predict", "export")  # modes that need no training or validation image
 
 
 @dataclass(frozen=True)
-class RunFlags:
-    """What to do, and where its results go."""
+class ImageFlags(UseFlags):
+    """Images for --mode predict, and --mode export."""
 
-    mode: Annotated[Mode, resume_safe(per_command=True)] = "train"
-    """eval: score checkpoints; predict: draw detections; export: for deployment; plan: print what train would
-    do; verify-resume: prove on a few steps of this configuration that a killed run ends as an uninterrupted one;
-    parity: compute the first steps in two ways, and name the first tensor that differs."""
-    model_dir: Annotated[str, resume_safe(per_side=True)] = "runs/ssd_train"
-    """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
-    clean: Annotated[Switch, resume_safe(per_command=True)] = False
-    """Remove the run in --model_dir first: what it wrote, and nothing else."""
-    checkpoint: Annotated[str | None, resume_safe(per_side=True)] = None
-    """Which one eval, predict, export and parity take: newest, best, a step, or for eval all, in the order of steps;
-    by default all for eval, and the newest else."""
-    epochs: Annotated[float, arg(aliases=["-e"]), resume_safe(length="epochs", above=0)] = 50.0
-    """Passes over the training images."""
-    steps: Annotated[int, arg(aliases=["-s"]), resume_safe(length="steps", minimum=0)] = 0
-    """Steps in all, in place of --epochs; 0: as many as --epochs needs."""
-    kills: Annotated[int, resume_safe()] = 3
-    """How often verify-resume kills its run."""
-    seed: Annotated[int, fixed(minimum=0)] = 0
-    """Where weights, data order and augmentation start from."""
-    deterministic: Annotated[Switch, fixed(per_side=True, short_run=True)] = False
-    """Same bits at every run on the same machine; slower."""
-    config: Annotated[str | None, per_rank(per_command=True)] = None
-    """YAML file of flags (name: value); flags of the command line win."""
-    json: Annotated[Switch, resume_safe(per_command=True)] = False
-    """Print the plan, or what parity found, as JSON."""
-    debug: Annotated[Switch, per_rank(per_command=True)] = False
-    """Show a traceback with an error."""
+    score_threshold: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.3
+    """Minimum score of a detection to draw and list it."""
 
 
 @dataclass(frozen=True)
-class DataFlags:
+class ImageExportFlags(ImageFlags, ExportFlags):
+    """Images for --mode predict, and --mode export."""
+
+
+@dataclass(frozen=True)
+class LengthFlags:
+    """Length of training."""
+
+    epochs: Annotated[float, resume_safe(length="epochs", above=0)] = 50.0
+    """Number of passes over the training images."""
+    steps: Annotated[int, resume_safe(length="steps", minimum=0)] = 0
+    """Number of steps to train, instead of --epochs; 0: by --epochs."""
+
+
+@dataclass(frozen=True)
+class RunFlags(LengthFlags, TensorFlowRunFlags):
+    """What to do, for how long, and where the results go."""
+
+    mode: Mode = "train"
+    """eval: evaluate checkpoints; predict: draw detections; export: export for deployment; plan: print what train would
+    do; verify-resume: check on a few steps of this configuration that a killed run ends like an uninterrupted one;
+    parity: compute the first steps in two ways, and name the first tensor that differs."""
+    model_dir: str = "runs/ssd_train"
+    checkpoint: str | None = None
+    """Checkpoint to use for eval, predict, export and parity: newest, best, a step, or, for eval, all, in the order of
+    steps; by default all for eval, otherwise newest."""
+    epochs: Annotated[float, arg(aliases=["-e"])] = 50.0
+    steps: Annotated[int, arg(aliases=["-s"])] = 0
+
+
+@dataclass(frozen=True)
+class DataFlags(flags.DataFlags):
     """Training and validation images."""
 
     data_dir: Annotated[str | None, per_rank()] = None
     """Folder of records (train-*, val-*) made by gaudi-datasets."""
     train_annotations: Annotated[str | None, per_rank()] = None
-    """COCO annotation file of the training images, read without records; needs --train_images."""
+    """COCO annotation file of the training images, to read them without records; needs --train_images."""
     train_images: Annotated[str | None, per_rank()] = None
     """Folder of the images that --train_annotations names."""
     val_annotations: Annotated[str | None, per_rank()] = None
@@ -85,124 +84,94 @@ class DataFlags:
     val_images: Annotated[str | None, per_rank()] = None
     """Folder of the images that --val_annotations names."""
     use_fake_data: Annotated[Switch, arg(aliases=["-f"]), fixed()] = False
-    """Random images in place of records, to measure speed."""
+    """Train on random images instead of records, to measure speed."""
     static: Annotated[Switch, fixed()] = False
-    """--data_dir holds static batches, worker_R/, made by gaudi-datasets make-static-batches."""
-    batch_size: Annotated[int, arg(aliases=["-b"]), fixed(sets_batch=True, minimum=1)] = 128
-    """Images a step: of one process; of all with --distribution_strategy."""
+    """Read static batches, made by gaudi-datasets make-static-batches, from worker_R/ in --data_dir."""
+    batch_size: Annotated[int, arg(aliases=["-b"])] = 128
     num_examples_per_epoch: Annotated[int, fixed(minimum=0)] = 0
-    """Training images an epoch; 0: as many as the records hold (117266 with --use_fake_data)."""
-    eval_samples: Annotated[int, resume_safe(minimum=0)] = 0
-    """Validation images to evaluate; 0: all. Fewer are the first ones, and the result says how many of how many."""
-    flip_probability: Annotated[float, fixed(minimum=0, maximum=1)] = 0.5
-    """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
+    """Number of training images per epoch; 0: all that the records hold (117266 with --use_fake_data)."""
     cache: Annotated[Literal["auto", "off"], resume_safe()] = "auto"
-    """auto: keep encoded training images in memory, if all of them fit into half of what is free."""
+    """auto: keep encoded training images in memory if all of them fit into half of the free memory."""
     num_parallel_calls: Annotated[int, per_rank(minimum=1)] = 64
-    """Images decoded and augmented at once."""
+    """Number of images to decode and augment at the same time."""
     threadpool_size: Annotated[int, per_rank(minimum=0)] = 0
-    """Threads that do it; 0: as many as processors."""
+    """Number of threads to decode and augment images with; 0: one per processor."""
 
 
 @dataclass(frozen=True)
-class WeightFlags:
-    """Where weights come from, and their average."""
+class WeightFlags(flags.WeightFlags):
+    """Initial weights, and the average of the weights."""
 
     resnet_checkpoint: Annotated[str | None, fixed(per_side=True)] = None
-    """Weights to begin with: TensorFlow checkpoint, torchvision .pth, .npz, .pickle, .safetensors, or a checkpoint of
-    this program; what fits is loaded, and the rest is named."""
-    ema_decay: Annotated[float, fixed(minimum=0, below=1)] = 0.0
-    """Average the weights over the steps with this decay, as .9998, and use the average; 0: no average."""
+    """File of initial weights: TensorFlow checkpoint, torchvision .pth, .npz, .pickle, .safetensors, or a checkpoint of
+    this program. Weights that fit are loaded, the others are named."""
 
 
 @dataclass(frozen=True)
-class EvaluationFlags:
-    """Scoring during and after training."""
+class EvaluationFlags(flags.EvaluationFlags):
+    """Evaluation during and after training."""
 
     eval_epochs: Annotated[float, resume_safe(minimum=0, short_run=0.0)] = 0.0
-    """Epochs between two evaluations during training; 0: none. The best checkpoint by AP is kept."""
+    """Epochs between two evaluations during training; 0: none. The checkpoint with the best AP is kept."""
     target_ap: Annotated[float, resume_safe(minimum=0, maximum=1, short_run=0.0)] = 0.0
-    """End training when an evaluation reaches this AP, in 0..1; 0: no target."""
-    patience: Annotated[int, resume_safe(minimum=0, short_run=0)] = 0
-    """End training after so many evaluations without a better AP; 0: never."""
+    """Stop training when an evaluation reaches this AP, in 0..1; 0: no target."""
     no_evaluate: Annotated[Switch, resume_safe(short_run=True)] = False
     """Do not evaluate after training."""
 
 
 @dataclass(frozen=True)
-class UseFlags(ImageFlags):
-    """Images for --mode predict, and --mode export."""
+class DecayFlags:
+    """Weight decay."""
 
-    export_format: Annotated[tuple[Literal["saved_model", "onnx", "tflite", "safetensors"], ...], resume_safe()] = (
-        "saved_model",
-    )
-    """One or more formats; onnx needs the extra gaudi-apps[export]."""
+    weight_decay: Annotated[float, fixed(minimum=0)] = 5e-4
+    """Factor of the weight decay: half the sum of the squares of all trainable variables, in the gradient."""
 
 
 @dataclass(frozen=True)
-class ScheduleFlags:
-    """Learning rate and weight decay. The rate of a run is base_lr times the images of a step / 32."""
+class ScheduleFlags(DecayFlags):
+    """Learning rate and weight decay. The learning rate of a run is --base_lr times the global batch / 32."""
 
     base_lr: Annotated[float, fixed(above=0, finite=False)] = 3e-3
-    """Learning rate of 32 images a step."""
+    """Learning rate for 32 images per step."""
     lr_schedule: Annotated[Literal["piecewise", "cosine"], fixed()] = "piecewise"
-    """After warm-up: piecewise, times .1 and .01 from the two --lr_drop_epochs; cosine, down to 0 at the end."""
+    """Learning rate after warm-up. piecewise: times .1 and .01 from the two --lr_drop_epochs; cosine: down to 0 at the
+    end."""
     lr_warmup_epoch: Annotated[float, fixed(minimum=0)] = 5.0
-    """Epochs of linear warm-up."""
+    """Number of epochs of linear warm-up."""
     lr_warmup_steps: Annotated[int, fixed(minimum=0)] = 0
-    """Steps of linear warm-up, in place of --lr_warmup_epoch; 0: from the epochs."""
+    """Number of steps of linear warm-up, instead of --lr_warmup_epoch; 0: by --lr_warmup_epoch."""
     lr_drop_epochs: Annotated[tuple[float, float], fixed()] = (40.0, 50.0)
     """Epochs of the two drops, before --k stretches them."""
     k: Annotated[int, fixed()] = 0
-    """Stretches the drop epochs by 1 + k/10."""
-    weight_decay: Annotated[float, fixed(minimum=0)] = 5e-4
-    """Times the sum of half squares of all trainable variables, in the gradient."""
+    """Stretch the drop epochs by 1 + k/10."""
 
 
 @dataclass(frozen=True)
-class DeviceFlags:
+class DeviceFlags(flags.DeviceFlags):
     """Device, precision and processors."""
 
-    device: Annotated[Literal["auto", "cpu", "gpu", "hpu"], resume_safe(per_side=True)] = "auto"
-    """auto: hpu, else gpu, else cpu."""
-    no_hpu: Annotated[Switch, resume_safe()] = False
-    """Do not use Gaudi even where there is one."""
-    dtype: Annotated[Literal["bf16", "fp32"], arg(aliases=["-d"]), fixed(per_side=True)] = "bf16"
-    """Precision of the computation; weights are float32 in both."""
-    max_cpus: Annotated[int, per_rank(minimum=0)] = 16
-    """Processors the program may use at most; 0: all."""
-    recipe_cache: Annotated[str | None, per_rank()] = None
-    """Folder of compiled graphs on Gaudi, kept between runs; TF_RECIPE_CACHE_PATH of the environment wins."""
-    check_static_shapes: Annotated[Switch, resume_safe()] = False
-    """End, naming the tensor, where a training step has a shape that is not static or is traced again; always on
-    Gaudi, which compiles anew for every shape."""
+    dtype: Annotated[Literal["bf16", "fp32"], arg(aliases=["-d"])] = "bf16"
     cross_entropy: Annotated[Literal["auto", "mme", "plain"], resume_safe(per_side=True)] = "auto"
-    """Form of the loss's cross entropy: mme, sums on the matrix engine; plain, a softmax; auto: mme on Gaudi."""
+    """Form of the cross entropy in the loss. mme: sums on the matrix engine; plain: a softmax; auto: mme on Gaudi."""
     threads: Annotated[ThreadFlag, per_rank(minimum=0)] = 0
-    """Threads of TensorFlow within and between operations; 0: as many as processors; auto: the fastest on this machine,
-    measured once, for some seconds."""
+    """Number of TensorFlow's threads within and between operations; 0: one per processor; auto: the fastest number on
+    this machine, measured once, for some seconds."""
 
 
 @dataclass(frozen=True)
-class ReportFlags:
+class ReportFlags(SummaryFlags, flags.ReportFlags):
     """Log, summaries and checkpoints."""
 
     log_step_count_steps: Annotated[int, arg(aliases=["-v"]), resume_safe(minimum=1, short_run=1)] = 1
     """Steps between two reports of loss and speed."""
-    save_summary_steps: Annotated[int, resume_safe(minimum=1)] = 1
-    """Steps between two points in TensorBoard."""
+    save_summary_steps: int = 1
     save_checkpoints_epochs: Annotated[float, arg(aliases=["-c"]), resume_safe(above=0)] = 5.0
     """Epochs between two checkpoints."""
     save_checkpoints_steps: Annotated[int, resume_safe(minimum=0, short_run=1)] = 0
-    """Steps between two checkpoints, in place of --save_checkpoints_epochs; 0: from the epochs."""
-    save_checkpoints_minutes: Annotated[float, resume_safe(minimum=0)] = 0.0
-    """Minutes between two checkpoints, besides; 0: none."""
-    keep_ckpt_max: Annotated[int, resume_safe(minimum=1, short_run=2)] = 20
-    """Checkpoints to keep besides the best; older ones are removed."""
+    """Steps between two checkpoints, instead of --save_checkpoints_epochs; 0: by --save_checkpoints_epochs."""
+    keep_ckpt_max: int = 20
     profile: Annotated[str, resume_safe(short_run="0,0")] = "0,0"
-    """Steps a,b: trace them, both included, for TensorBoard's profiler; 0,0: none."""
-    vis_dataloader: Annotated[Switch, resume_safe(short_run=False)] = False
-    """Draw what the network sees of the first training images, with the boxes that the targets stand for."""
+    """First and last step a,b to trace for TensorBoard's profiler; 0,0: none."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +183,7 @@ class SSDConfig:
     weights: WeightFlags = field(default_factory=WeightFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
-    use: UseFlags = field(default_factory=UseFlags)
+    use: ImageExportFlags = field(default_factory=ImageExportFlags)
     device: DeviceFlags = field(default_factory=DeviceFlags)
     distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
@@ -309,10 +278,10 @@ def _check_checkpoint(run: RunFlags) -> None:
 
 def _check_evaluation(config: SSDConfig) -> None:
     """Scores during training need images that have a truth, and what depends on scores needs them."""
-    flags = config.evaluation
-    if not flags.eval_epochs and (flags.target_ap or flags.patience):
+    evaluation = config.evaluation
+    if not evaluation.eval_epochs and (evaluation.target_ap or evaluation.patience):
         raise FlagError("--target_ap and --patience: need --eval_epochs, which says how often to evaluate")
-    if flags.eval_epochs and (config.data.use_fake_data or config.data.static):
+    if evaluation.eval_epochs and (config.data.use_fake_data or config.data.static):
         raise FlagError("--eval_epochs: needs records with a truth; random and static batches have none")
 
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from tyro.conf import FlagCreatePairsOff, arg
+from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from gaudi_apps.cli.flag_rules import fixed, per_rank, resume_safe
+from gaudi_apps.cli import flags
+from gaudi_apps.cli.flag_rules import Switch, fixed, per_rank, resume_safe
 from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags
-from gaudi_apps.detection.config import ImageFlags
+from gaudi_apps.detection.config import DecayFlags, ImageFlags, LengthFlags
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 
 
@@ -34,83 +35,69 @@ def choose_among(*choices: str) -> PrimitiveConstructorSpec[str]:
     )
 
 
-Switch = FlagCreatePairsOff[bool]
 Mode = Annotated[str, choose_among("train_val", "train", "val", "predict", "export", "plan", "parity")]
 
 
 @dataclass(frozen=True)
-class RunFlags:
-    """What to do, and where its results go."""
+class RunFlags(LengthFlags, flags.RunFlags):
+    """What to do, for how long, and where the results go."""
 
-    mode: Annotated[Mode, resume_safe(per_command=True)] = "train_val"
-    """train_val: train, and validate at some epochs; train: without that; val: score checkpoints; predict: draw
-    detections; export: write the weights for either framework; plan: print what train_val would do;
+    mode: Mode = "train_val"
+    """train_val: train, and validate at some epochs; train: train without validation; val: evaluate checkpoints;
+    predict: draw detections; export: write the weights for MXNet and TensorFlow; plan: print what train_val would do;
     parity: compute the first steps in two ways, and name the first tensor that differs."""
-    model_dir: Annotated[str, resume_safe(per_side=True)] = "runs/ssd_mxnet_train"
-    """Folder of checkpoints, curves, images and figures; training continues from its newest checkpoint."""
-    clean: Annotated[Switch, resume_safe(per_command=True)] = False
-    """Remove the run in --model_dir first: what it wrote, and nothing else."""
+    model_dir: str = "runs/ssd_mxnet_train"
     dry_run: Annotated[Switch, resume_safe()] = False
-    """Do all that train does up to its first step, and this step too, and write nothing."""
+    """Do all that train does up to the end of its first step, and write nothing."""
     submission: Annotated[Switch, resume_safe()] = False
-    """Run the submission's experiments by its scripts' variables (SYSTEM, ...), as does gaudi-run --submission."""
-    checkpoint: Annotated[str, resume_safe(per_side=True)] = "newest"
-    """Which one val, predict, export and parity take: newest, best, a step, or for val all, in the order of steps."""
+    """Run the experiments of the submission by the variables of its scripts (SYSTEM, ...), like gaudi-run
+    --submission."""
+    checkpoint: str = "newest"
+    """Checkpoint to use for val, predict, export and parity: newest, best, a step, or, for val, all, in the order of
+    steps."""
     epochs: Annotated[int, resume_safe(length="epochs", minimum=1)] = 80
-    """Passes over the training images."""
-    steps: Annotated[int, resume_safe(length="steps", minimum=0)] = 0
-    """Steps in all, in place of --epochs; 0: as many as --epochs needs."""
-    seed: Annotated[int, fixed(minimum=0)] = 0
-    """Where weights, data order and augmentation start from."""
-    config: Annotated[str | None, per_rank(per_command=True)] = None
-    """YAML file of flags (name: value); flags of the command line win."""
-    json: Annotated[Switch, resume_safe(per_command=True)] = False
-    """Print the plan, or what parity found, as JSON."""
-    debug: Annotated[Switch, per_rank(per_command=True)] = False
-    """Show a traceback with an error."""
 
 
 @dataclass(frozen=True)
-class DataFlags:
+class DataFlags(flags.DataFlags):
     """Training and validation images."""
 
     dataset: Annotated[str, choose_among("coco2017", "plain"), resume_safe()] = "coco2017"
-    """Names in --coco_root: annotations/instances_train2017.json and train2017/, or without the year."""
+    """Names in --coco_root. coco2017: annotations/instances_train2017.json and train2017/; plain: without the year."""
     coco_root: Annotated[str | None, per_rank()] = None
     """Folder of annotations and image files."""
     use_tfrecord: Annotated[Switch, resume_safe()] = False
-    """Read the records in --tfrecord_root in place of --coco_root."""
+    """Read the records in --tfrecord_root instead of --coco_root."""
     tfrecord_root: Annotated[str | None, per_rank()] = None
     """Folder of records (train-*, val-*) made by gaudi-datasets."""
     synthetic: Annotated[Switch, fixed()] = False
-    """Random images, to measure speed."""
+    """Train on random images, to measure speed."""
     dataset_size: Annotated[int | None, fixed(minimum=1)] = None
-    """Training images an epoch; none: as many as there are."""
+    """Number of training images per epoch; by default all."""
     eval_dataset_size: Annotated[int | None, resume_safe(minimum=1)] = None
-    """Validation images to score, the first ones; none: all."""
-    batch_size: Annotated[int, fixed(sets_batch=True, minimum=1)] = 32
-    """Images of a process in a step."""
+    """Number of validation images to evaluate, from the first one on; by default all."""
+    batch_size: int = 32
+    """Images per step and process."""
     eval_batch_size: Annotated[int | None, resume_safe(minimum=1)] = None
-    """Images of a process in a step of validation; none: --batch_size."""
-    flip_probability: Annotated[float, fixed(minimum=0, maximum=1)] = 0.5
-    """Share of the training images that are mirrored; 0 where left and right matter, as in text."""
+    """Images per step and process in validation; by default --batch_size."""
     dali_workers: Annotated[int, arg(aliases=["-j"]), per_rank(minimum=1)] = 6
-    """Threads that decode and augment."""
+    """Number of threads to decode and augment images with."""
 
 
 @dataclass(frozen=True)
 class NetworkFlags:
-    """The network, its precision, and where its weights come from."""
+    """The network, its precision, and its initial weights."""
 
     precision: Annotated[str, choose_among("auto", "fp32", "bf16", "fp16", "amp"), fixed(per_side=True)] = "auto"
-    """auto: fp16 on a GPU, else fp32; amp: fp16 on a GPU, else bf16. Weights are float32 in all."""
+    """Precision of the computation. auto: fp16 on a GPU, else fp32; amp: fp16 on a GPU, else bf16. Weights are always
+    float32."""
     fp16_loss_scale: Annotated[float, fixed(above=0)] = 128.0
-    """The loss is multiplied by it before the backward pass in fp16."""
+    """Factor of the loss before the backward pass in fp16."""
     data_layout: Annotated[str, choose_among("auto", "NHWC", "NCHW"), fixed(per_side=True)] = "auto"
-    """auto: NHWC on a GPU, else NCHW."""
+    """Order of the dimensions of images. auto: NHWC on a GPU, else NCHW."""
     pretrained_backbone: Annotated[str | None, fixed(per_side=True)] = None
-    """Weights to begin with: torchvision .pth, .pickle, .npz, .safetensors, or a checkpoint of this program or of
-    ssd_train; what fits is loaded, and the rest is named."""
+    """File of initial weights: torchvision .pth, .pickle, .npz, .safetensors, or a checkpoint of this program or of
+    ssd_train. Weights that fit are loaded, the others are named."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +105,7 @@ class DeviceFlags:
     """Device."""
 
     device: Annotated[Literal["auto", "cpu", "gpu"], resume_safe(per_side=True)] = "auto"
-    """auto: gpu, else cpu."""
+    """Device to compute on; auto: gpu, else cpu."""
 
     @property
     def no_hpu(self) -> bool:
@@ -141,60 +128,60 @@ SYSTEMS: Mapping[str, Mapping[str, float]] = {
 
 
 @dataclass(frozen=True)
-class ScheduleFlags:
-    """Learning rate and optimizer. The rate of a run is 2.5e-3 max(1, round(lr / 2.5e-3 * images of a step / 32))."""
+class ScheduleFlags(DecayFlags):
+    """Learning rate and optimizer. The rate of a run is 2.5e-3 max(1, round(lr / 2.5e-3 * images per step / 32))."""
 
     system: Annotated[str | None, resume_safe(presets=SYSTEMS)] = None
-    """DSS8440, C4140, 2xC4140 or 4xC4140: batch size, processes, warm-up, rate, weight decay and threads of the
-    submission on it, where no other flag gives them."""
+    """DSS8440, C4140, 2xC4140 or 4xC4140: use the batch size, processes, warm-up, learning rate, weight decay and
+    threads of the submission on it, where no other flag gives them."""
     lr: Annotated[float | None, fixed(above=0, finite=False)] = None
-    """Learning rate of 32 images a step; none: 2.5e-3."""
+    """Learning rate for 32 images per step; by default 2.5e-3."""
     lr_decay_factor: Annotated[float, fixed(above=0)] = 0.1
-    """The rate is multiplied by it at each of --lr_decay_epochs."""
+    """Factor of the learning rate at each of --lr_decay_epochs."""
     lr_decay_epochs: Annotated[tuple[int, ...], fixed()] = (44, 55)
-    """Epochs after which it is."""
+    """Epochs after which the learning rate is multiplied by --lr_decay_factor."""
     lr_warmup_epochs: Annotated[float | None, fixed(minimum=0)] = None
-    """Epochs of linear warm-up; none: no warm-up."""
+    """Number of epochs of linear warm-up; by default no warm-up."""
     lr_warmup_factor: Annotated[float, fixed(minimum=0)] = 0.0
-    """Warm-up begins at lr (1 - 1 / 2 ** factor)."""
+    """Start warm-up at lr (1 - 1 / 2 ** factor)."""
     momentum: Annotated[float, fixed(minimum=0, maximum=1)] = 0.9
-    """Of SGD."""
-    weight_decay: Annotated[float, fixed(minimum=0)] = 5e-4
-    """Times the sum of half squares of all trainable variables, in the gradient."""
+    """Momentum of SGD."""
 
 
 @dataclass(frozen=True)
 class ValidationFlags:
-    """Scoring during and after training."""
+    """Evaluation during and after training."""
 
     val_epochs: Annotated[tuple[int, ...], resume_safe()] = (40, 50, 55, 60, 65, 70, 75, 80)
     """Epochs after which train_val validates."""
     val_interval: Annotated[int | None, resume_safe(minimum=1)] = None
-    """Epochs between two validations, in place of --val_epochs."""
+    """Epochs between two validations, instead of --val_epochs."""
     async_val: Annotated[Switch, resume_safe()] = False
-    """Validate in a process of its own while training goes on."""
+    """Validate in a process of its own while training continues."""
     target_map: Annotated[float, arg(aliases=["-t"]), resume_safe(minimum=0, maximum=100)] = 23.0
-    """End training when a validation reaches this AP, in percent; 0: no target."""
+    """Stop training when a validation reaches this AP, in percent; 0: no target."""
     nms_valid_thresh: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.0
-    """Only scores above it count as detections."""
+    """Score that a detection has to exceed."""
     nms_overlap_thresh: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.5
-    """A box that overlaps a better one of its class by this IoU or more is dropped."""
+    """IoU with a better box of the same class from which on a box is dropped."""
     nms_topk: Annotated[int, resume_safe(minimum=1)] = 200
-    """How many of the best scores of a class are looked at."""
+    """Number of the best scores of each class to consider."""
     post_nms: Annotated[int, resume_safe(minimum=1)] = 200
-    """Detections of an image at most."""
+    """Maximum number of detections per image."""
 
 
 @dataclass(frozen=True)
 class MXNetHorovodFlags(HorovodFlags):
-    """Ranks that train together by Horovod, one for each device."""
+    """Ranks that train together by Horovod, one per device."""
 
+    use_horovod: Annotated[Switch, arg(aliases=["-hvd"])] = False
+    """Train together; processes that were launched together do so without it, too."""
     bn_group: Annotated[Literal[1, 2, 4, 8, 16], resume_safe()] = 1
-    """Ranks in a group whose batch norms share their statistics."""
+    """Size of the groups of ranks that share the statistics of batch norm."""
     gradient_predivide_factor: Annotated[float, resume_safe(above=0)] = 1.0
-    """Gradients are divided by it before they are summed over the ranks, and by the rest after."""
+    """Divide gradients by this before they are summed over the ranks, and by the rest afterwards."""
     horovod_num_groups: Annotated[int, resume_safe(minimum=0)] = 1
-    """Groups in which gradients travel; 0: each by itself."""
+    """Number of groups to send gradients in; 0: send each tensor by itself."""
 
     def to_distribution(self) -> DistributionFlags:
         """Return the same flags by the names of the programs in TensorFlow."""
@@ -204,41 +191,36 @@ class MXNetHorovodFlags(HorovodFlags):
 
 
 @dataclass(frozen=True)
-class ReportFlags:
+class ReportFlags(flags.ReportFlags):
     """Log and checkpoints."""
 
     log_interval: Annotated[int, resume_safe(minimum=1)] = 100
     """Steps between two reports of loss and speed."""
     save_interval: Annotated[int | None, resume_safe(minimum=1)] = None
-    """Epochs between two checkpoints; none: each epoch."""
+    """Epochs between two checkpoints; by default 1."""
     save_checkpoints_steps: Annotated[int, resume_safe(minimum=0)] = 0
-    """Steps between two checkpoints, in place of --save_interval; 0: from the epochs."""
-    save_checkpoints_minutes: Annotated[float, resume_safe(minimum=0)] = 0.0
-    """Minutes between two checkpoints, besides; 0: none."""
-    keep_ckpt_max: Annotated[int, resume_safe(minimum=1)] = 20
-    """Checkpoints to keep besides the best; older ones are removed."""
+    """Steps between two checkpoints, instead of --save_interval; 0: by --save_interval."""
+    keep_ckpt_max: int = 20
     profile_start: Annotated[int | None, resume_safe()] = None
     """First step to trace, counted from 1."""
     profile_stop: Annotated[int | None, resume_safe()] = None
     """Last step to trace."""
-    vis_dataloader: Annotated[Switch, resume_safe()] = False
-    """Draw what the network sees of the first training images, with the boxes that the targets stand for."""
 
 
 @dataclass(frozen=True)
 class MLPerfFlags:
-    """A log as MLPerf wants it, on standard output and as mlperf.log in --model_dir; needs gaudi-apps[mlperf]."""
+    """MLPerf's log, on standard output and as mlperf.log in --model_dir; needs gaudi-apps[mlperf]."""
 
     mlperf: Annotated[Switch, resume_safe()] = False
-    """Write it."""
+    """Write the log."""
     mlperf_org: Annotated[str, resume_safe()] = "none"
-    """Who submits."""
+    """Organization that submits."""
     mlperf_platform: Annotated[str, resume_safe()] = "none"
-    """On what."""
+    """Name of the machine."""
     mlperf_division: Annotated[Literal["open", "closed"], resume_safe()] = "open"
-    """In which division."""
+    """Division of the submission."""
     mlperf_status: Annotated[Literal["research", "preview", "onprem", "cloud"], resume_safe()] = "research"
-    """In which category."""
+    """Category of the system."""
 
 
 @dataclass(frozen=True)
