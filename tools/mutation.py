@@ -71,9 +71,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{DATASETS}/detection/test_scoring_oracle.py",
     ),
     "gaudi_apps.training.checkpoint": (f"{APPS}/training/test_checkpoints.py",),
-    "gaudi_apps.inference.scores": (f"{APPS}/inference/test_scoring.py", f"{APPS}/inference/test_coco_table.py"),
-    "gaudi_apps.inference.scoring": (
-        f"{APPS}/inference/test_scoring.py",
+    "gaudi_apps.inference.evaluator": (
+        f"{APPS}/inference/test_evaluator.py",
         f"{APPS}/training/test_training.py::test_the_best_checkpoint_is_kept_besides_the_newest",
     ),
 }

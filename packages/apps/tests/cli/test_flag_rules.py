@@ -126,7 +126,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def find_change(folder: RunFolder, settings: dict[str, Any]) -> str | None:
     """Return why a run of these settings may not go on; None: it may."""
     try:
-        folder.look(settings, files=(), folders=())
+        folder.validate(settings, files=(), folders=())
     except RunChangedError as error:
         return str(error)
     return None

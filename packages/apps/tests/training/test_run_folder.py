@@ -26,8 +26,8 @@ def begin(folder: Path, **changes: Any) -> bool:
     return RunFolder(folder).begin({**SETTINGS, **changes}, files=FILES, folders=FOLDERS)
 
 
-def look(folder: Path, **changes: Any) -> bool:
-    return RunFolder(folder).look({**SETTINGS, **changes}, files=FILES, folders=FOLDERS)
+def validate(folder: Path, **changes: Any) -> bool:
+    return RunFolder(folder).validate({**SETTINGS, **changes}, files=FILES, folders=FOLDERS)
 
 
 def list_files(folder: Path) -> list[str]:
@@ -45,14 +45,14 @@ def edit_record(folder: Path, **changes: Any) -> None:
 
 def test_a_run_is_begun_once_and_then_continued(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "run"
-    assert not look(folder)
+    assert not validate(folder)
     assert list(tmp_path.iterdir()) == []
     assert not begin(folder)
     assert list_files(folder) == [RUN_FILE]
     before = (folder / RUN_FILE).read_bytes()
     save_checkpoint(folder)
     (folder / "history.jsonl").touch()
-    assert look(folder)
+    assert validate(folder)
     assert begin(folder)
     assert (folder / RUN_FILE).read_bytes() == before
 
@@ -69,7 +69,7 @@ def test_a_run_is_begun_once_and_then_continued(tmp_path: Path) -> None:
 )
 def test_changed_settings_are_refused_and_named(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     begin(tmp_path)
-    for refuse in (begin, look):
+    for refuse in (begin, validate):
         with pytest.raises(RunChangedError, match=named) as caught:
             refuse(tmp_path, **changes)
     assert caught.value.exit_status == 78
@@ -85,7 +85,7 @@ def test_what_no_run_wrote_is_not_written_over(tmp_path: Path, name: str, kind: 
     else:
         (tmp_path / name).mkdir() if kind == "folder" else (tmp_path / name).write_text("mine")
     (tmp_path / "notes.txt").write_text("mine")
-    for refuse in (begin, look):
+    for refuse in (begin, validate):
         with pytest.raises(UnsafeError, match=f"{name}: is there, but by run.json no run wrote it") as caught:
             refuse(tmp_path)
     assert caught.value.exit_status == 77
@@ -110,7 +110,7 @@ def test_a_record_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / RUN_FILE).write_text(text, errors="surrogateescape")
     (tmp_path / "a").write_text("mine")
     run = RunFolder(tmp_path)
-    for act in (lambda: begin(tmp_path), run.clean, lambda: run.own(tmp_path / "a")):
+    for act in (lambda: begin(tmp_path), run.clean, lambda: run.register_files(tmp_path / "a")):
         with pytest.raises(DataError, match=r"run\.json: is no record of a run") as caught:
             act()
         assert "\n" not in str(caught.value)
@@ -126,8 +126,8 @@ def test_clean_removes_the_run_and_nothing_else(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     (tmp_path / "checkpoints" / "notes.txt").write_text("mine")
     run = RunFolder(tmp_path)
-    run.own(tmp_path / "pictures" / "1.png", tmp_path / "traces" / "a" / "b" / "c.pb")
-    run.own(tmp_path / "pictures" / "1.png")
+    run.register_files(tmp_path / "pictures" / "1.png", tmp_path / "traces" / "a" / "b" / "c.pb")
+    run.register_files(tmp_path / "pictures" / "1.png")
     assert json.loads((tmp_path / RUN_FILE).read_text())["files"] == [
         "curves.png",
         "history.jsonl",

@@ -18,7 +18,7 @@ from gaudi_distributed.devices.machine import describe_jemalloc
 from gaudi_models.architectures import RESNETS
 
 if TYPE_CHECKING:
-    from gaudi_apps.classification.evaluator import AccuracyScorer
+    from gaudi_apps.classification.evaluator import AccuracyEvaluator
     from gaudi_apps.inference.exporter import ExportFormat
     from gaudi_apps.training.run_dir import RunFolder
     from gaudi_models.weights import WeightsFile
@@ -110,16 +110,16 @@ class ClassificationApplication(Application):
             averages=averages,
         )
 
-    def open_scorer(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> AccuracyScorer:
+    def open_evaluator(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> AccuracyEvaluator:
         """Accuracy on the validation images."""
         from gaudi_apps.classification.data import open_source
-        from gaudi_apps.classification.evaluator import AccuracyScorer
+        from gaudi_apps.classification.evaluator import AccuracyEvaluator
 
         require_facts(facts)
         data, names = self.train_config.data, class_names_of(facts)
         source = open_source(data.data_dir, [data.eval_split], class_names=names)
         options = input_options(self.train_config, image_size=facts["image_size"])
-        return AccuracyScorer(source, options, folder, names, communicator, num_images=data.eval_images or None)
+        return AccuracyEvaluator(source, options, folder, names, communicator, num_images=data.eval_images or None)
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Training images with their labels."""

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gaudi_apps.classification.train_config import LISTED
+from gaudi_apps.inference.evaluator import Evaluator, find_order, pack_arrays, unpack_arrays
 from gaudi_apps.inference.scores import Score
-from gaudi_apps.inference.scoring import Scorer, find_order, pack_arrays, unpack_arrays
 from gaudi_apps.inference.visualizer import add_title, decode_image, enlarge, write_image
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.classification.examples import ClassificationSource
@@ -165,7 +165,7 @@ def unpack_predictions(content: bytes) -> Predictions:
 EVALUATION, IMAGES = "evaluation.json", "pictures"
 
 
-class AccuracyScorer(Scorer[Predictions, Predictions]):
+class AccuracyEvaluator(Evaluator[Predictions, Predictions]):
     """Scores classifiers by how often they are right.
 
     Args:
@@ -229,7 +229,7 @@ class AccuracyScorer(Scorer[Predictions, Predictions]):
         path, names = self._folder.folder / EVALUATION, self._source.class_names
         write_json(path, {"step": step, **as_json(result, names)})
         drawn = draw_report(self._folder.folder / IMAGES, self._source, result)
-        self._folder.own(*drawn)
+        self._folder.register_files(*drawn)
         print_figures(result, names)
         print(f"figures: {path}\nimages: {drawn[0].parent} ({len(drawn)})")
 

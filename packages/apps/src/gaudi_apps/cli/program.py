@@ -174,9 +174,8 @@ def _device_finder(config: Any) -> Callable[[], DeviceKind]:
 
 def _compute(mode: str, app: Application, supervised: Supervised, commits: Commits | None = None) -> int:
     # Imported here: help and plans need none of it.
-    from gaudi_apps.inference.scoring import run_evaluation
     from gaudi_apps.runtime.session import Session
-    from gaudi_apps.training.run import dry_run, open_training
+    from gaudi_apps.training.run import dry_run, open_training, run_evaluation
 
     with Session(app, supervised, commits or Commits()) as session:
         if mode == "train":

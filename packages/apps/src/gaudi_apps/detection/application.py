@@ -18,7 +18,7 @@ from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_distributed import Communicator
 
 if TYPE_CHECKING:
-    from gaudi_apps.detection.evaluator import DetectionScorer
+    from gaudi_apps.detection.evaluator import DetectionEvaluator
     from gaudi_apps.training.run_dir import RunFolder
     from gaudi_models.weights import WeightsFile
 
@@ -81,14 +81,14 @@ class SSDApplication(Application):
             ema_decay=self.config.weights.ema_decay if averages else 0.0,
         )
 
-    def open_scorer(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> DetectionScorer:
+    def open_evaluator(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> DetectionEvaluator:
         """COCO figures on the validation images."""
-        from gaudi_apps.detection.evaluator import DetectionScorer
+        from gaudi_apps.detection.evaluator import DetectionEvaluator
 
         source = open_source(self.config, "val")
         options = input_options(self.config, self.settings)
         limit = self.config.evaluation.eval_samples or None
-        return DetectionScorer(source, options, folder, categories_of(facts), communicator, num_images=limit)
+        return DetectionEvaluator(source, options, folder, categories_of(facts), communicator, num_images=limit)
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Training images with the boxes that their targets stand for."""

@@ -24,7 +24,7 @@ from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
 from gaudi_distributed import Communicator, SingleProcess
 
 if TYPE_CHECKING:
-    from gaudi_apps.detection.evaluator import DetectionScorer
+    from gaudi_apps.detection.evaluator import DetectionEvaluator
     from gaudi_apps.training.run_dir import RunFolder
     from gaudi_models.weights import WeightsFile
 
@@ -110,14 +110,14 @@ class SSDMXNetApplication(Application):
             seed=self.config.run.seed,
         )
 
-    def open_scorer(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> DetectionScorer:
+    def open_evaluator(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> DetectionEvaluator:
         """COCO figures on the validation images."""
-        from gaudi_apps.detection.evaluator import DetectionScorer
+        from gaudi_apps.detection.evaluator import DetectionEvaluator
         from gaudi_datasets.detection.batches import eval_batches
 
         data, source = self.config.data, open_source(self.config, "val")
         self._num_scored = min(len(source), data.eval_dataset_size or len(source))
-        return DetectionScorer(
+        return DetectionEvaluator(
             source,
             input_options(self.config, self.settings, data.eval_batch_size),
             folder,
@@ -195,18 +195,18 @@ class SSDMXNetApplication(Application):
 
 
 def open_scoring(config: SSDMXNetConfig, facts: Facts) -> Callable[[Mapping[str, Any]], Any]:
-    """In a process of its own: what scores weights, with the result of the scorer of `open_scorer`."""
+    """In a process of its own: what scores weights, with the result of the evaluator of `open_evaluator`."""
     from gaudi_apps.training.run_dir import RunFolder
 
     app = SSDMXNetApplication(config, Distribution())
     app.framework.start(app.settings.device)
     alone = SingleProcess()
     task = app.build_task(facts, "", averages=False, communicator=alone, reduce_statistics=None)
-    scorer = app.open_scorer(RunFolder(app.settings.model_dir), facts, alone)
+    evaluator = app.open_evaluator(RunFolder(app.settings.model_dir), facts, alone)
 
     def score(tensors: Mapping[str, Any]) -> Any:
         task.write_weights(tensors)
-        return scorer.join([scorer.evaluate(task)])
+        return evaluator.join([evaluator.evaluate(task)])
 
     return score
 

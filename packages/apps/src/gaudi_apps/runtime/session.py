@@ -99,7 +99,7 @@ class Session:
         if self.is_root:
             folders = [self.model_dir / SUMMARIES, *self.model_dir.glob(WORKER.format("*"))]
             paths = (path for folder in folders for path in folder.rglob("*"))
-            self.folder.own(*(path for path in paths if path.is_file()))
+            self.folder.register_files(*(path for path in paths if path.is_file()))
 
     def choose_version(self) -> None:
         """Follow the rules of the run in the folder, or the current ones, alike on all ranks."""

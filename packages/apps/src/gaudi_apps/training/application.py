@@ -33,7 +33,7 @@ class Restored:
     step: int
 
 
-class TaskScorer(Protocol):
+class TaskEvaluator(Protocol):
     """Scores a task on validation data."""
 
     def summarize(self, result: Any) -> Score:
@@ -128,7 +128,7 @@ class Application(ABC):
         """
 
     @abstractmethod
-    def open_scorer(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> TaskScorer:
+    def open_evaluator(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> TaskEvaluator:
         """What scores networks of these facts, each process a part of the images, and leaves the scores in the folder.
 
         Raises:

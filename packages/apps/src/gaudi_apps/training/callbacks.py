@@ -24,7 +24,7 @@ from gaudi_apps.runtime.failure_reporting import StopRequest, Supervised
 from gaudi_apps.runtime.framework import Framework, Summaries, Tracer
 from gaudi_apps.runtime.profiler import StepRange
 from gaudi_apps.runtime.session import from_root, warn
-from gaudi_apps.training.application import TaskScorer
+from gaudi_apps.training.application import TaskEvaluator
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunState
 from gaudi_apps.training.reports import HistoryWriter, TrainingProgress
 from gaudi_apps.training.trainer import Callback
@@ -353,7 +353,7 @@ class Evaluation(Callback):
         best: gets the best checkpoint.
     """
 
-    def __init__(self, evaluator: TaskScorer, early_stopping: EarlyStopping, best: CheckpointFolder) -> None:
+    def __init__(self, evaluator: TaskEvaluator, early_stopping: EarlyStopping, best: CheckpointFolder) -> None:
         self.evaluator, self.early_stopping, self.best = evaluator, early_stopping, best
 
     def is_due(self, step: int) -> bool:

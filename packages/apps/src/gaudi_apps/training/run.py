@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import yaml
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from gaudi_apps.cli.flag_rules import list_flags, list_per_command
 from gaudi_apps.errors import StoppedError
+from gaudi_apps.inference.scores import Score
 from gaudi_apps.runtime.failure_reporting import StopRequest
 from gaudi_apps.runtime.session import SUMMARIES, Session, from_root, warn
 from gaudi_apps.training.callbacks import (
@@ -26,6 +28,7 @@ from gaudi_apps.training.callbacks import (
     StopOnRequest,
     TensorBoard,
 )
+from gaudi_apps.training.checkpoint import Checkpoint, load_checkpoint
 from gaudi_apps.training.reports import plot_curves, read_history
 from gaudi_apps.training.setup import (
     CONFIG,
@@ -35,8 +38,11 @@ from gaudi_apps.training.setup import (
     HISTORY,
     PreparedTraining,
     prepare_training,
+    require_equal_start,
 )
 from gaudi_apps.training.trainer import Callback, Trainer, TrainingData, require_finite
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.output_files import write_json
 from gaudi_distributed import Communicator
 
 
@@ -78,8 +84,8 @@ def open_training(session: Session) -> Iterator[Trainer]:
         if name := _find_stop(communicator, stop):
             command = "the same command" + " without --clean" * run.clean
             raise StoppedError(f"stopped by {name} after step {trainer.step}, which is saved; {command} continues")
-    if start.scorer is not None and run.reports:
-        start.scorer.report(trainer.task, trainer.step)
+    if start.evaluator is not None and run.reports:
+        start.evaluator.report(trainer.task, trainer.step)
     session.supervised.at(trainer.step, "export")
     if session.is_root:
         session.app.finish(session.restore_newest)
@@ -121,8 +127,8 @@ def _make_callbacks(session: Session, start: PreparedTraining, stop: StopRequest
         start.early_stopping,
         Checkpoints(session.checkpoints, run.checkpoint_minutes),
     ]
-    if start.scorer is not None:
-        callbacks.append(Evaluation(start.scorer, start.early_stopping, session.best))
+    if start.evaluator is not None:
+        callbacks.append(Evaluation(start.evaluator, start.early_stopping, session.best))
     callbacks = [*session.app.make_callbacks(callbacks, start.plan), *start.callbacks]
     if session.commits.every:
         callbacks.append(ElasticCommits(session.commits))
@@ -166,5 +172,58 @@ def _write_config(session: Session) -> None:
 def _draw_input(session: Session, data: TrainingData) -> None:
     folder = session.model_dir / DATALOADER
     paths = session.app.draw_input(data, folder)
-    session.folder.own(*paths)
+    session.folder.register_files(*paths)
     print(f"images of the training input: {folder} ({len(paths)})")
+
+
+CHECKPOINT_SCORES = "checkpoint_scores.json"
+
+
+def run_evaluation(session: Session) -> None:
+    """Evaluate the checkpoints that --checkpoint names, in the order of steps, on all ranks together.
+
+    With ``all``, the metrics of each go into ``checkpoint_scores.json``, too, and a damaged checkpoint is named and
+    skipped.
+
+    Raises:
+        MissingInputError: there is no checkpoint.
+        DataError: no checkpoint can be read.
+    """
+    require_equal_start(session)
+    if session.settings.checkpoint != "all":
+        _evaluate_checkpoint(session, session.load_selected)
+        return
+    rows = []
+    # The paths are those of rank 0: other ranks count them, and load nothing.
+    paths = from_root(session.communicator, lambda: [str(path) for path in session.select_checkpoints()])
+    for path in map(Path, paths):
+        found: list[Checkpoint] = []
+        loaded = from_root(session.communicator, partial(_load_readable, path, found))
+        if loaded:
+            step, score = _evaluate_checkpoint(session, found.pop)
+            rows.append({"step": step, **score.figures})
+    if not rows:
+        raise DataError(
+            "none of its checkpoints can be read", path=session.checkpoints.folder, remedy="restore one from a copy"
+        )
+    if session.is_root:
+        table = session.model_dir / CHECKPOINT_SCORES
+        write_json(table, rows)
+        session.folder.register_files(table)
+
+
+def _load_readable(path: Path, found: list[Checkpoint]) -> bool:
+    """Add a checkpoint to those found; return False, having warned, if it cannot be read."""
+    try:
+        found.append(load_checkpoint(path))
+    except DataError as error:
+        warn(f"{error}")
+    return bool(found)
+
+
+def _evaluate_checkpoint(session: Session, load: Callable[[], Checkpoint]) -> tuple[int, Score]:
+    restored = session.restore_together(load)
+    print(f"step {restored.step}")
+    evaluator = session.app.open_evaluator(session.folder, restored.facts, session.communicator)
+    evaluator.watch(session.supervised.begin)
+    return restored.step, evaluator.report(restored.task, restored.step)

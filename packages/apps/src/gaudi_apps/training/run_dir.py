@@ -35,7 +35,7 @@ class RunFolder:
         self._checkpoint_folders = checkpoint_folders
         self._record_path = folder / RUN_FILE
 
-    def look(self, settings: Mapping[str, Any], *, files: Sequence[str], folders: Sequence[str]) -> bool:
+    def validate(self, settings: Mapping[str, Any], *, files: Sequence[str], folders: Sequence[str]) -> bool:
         """See whether a run can begin here, or go on; nothing is changed.
 
         Args:
@@ -64,7 +64,7 @@ class RunFolder:
 
     def begin(self, settings: Mapping[str, Any], *, files: Sequence[str], folders: Sequence[str]) -> bool:
         """Begin a run here, or go on with the one that is here; arguments, result and exceptions are as of `look`."""
-        if self.look(settings, files=files, folders=folders):
+        if self.validate(settings, files=files, folders=folders):
             return True
         self.folder.mkdir(parents=True, exist_ok=True)
         record = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "files": sorted(files)}
@@ -82,7 +82,7 @@ class RunFolder:
         settings: dict[str, Any] = self._read()["settings"]
         return settings
 
-    def own(self, *paths: Path) -> None:
+    def register_files(self, *paths: Path) -> None:
         """Note files as the run's own, as soon as their names are known; without a run here nothing is noted."""
         if not self._record_path.exists():
             return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gaudi_apps.cli.flag_rules import list_flags, list_per_rank, list_settings
 from gaudi_apps.runtime.session import SUMMARIES, Session, from_root, share_state, warn
 from gaudi_apps.runtime.threads import find_version
-from gaudi_apps.training.application import Application, Facts, TaskScorer
+from gaudi_apps.training.application import Application, Facts, TaskEvaluator
 from gaudi_apps.training.callbacks import EarlyStopping, load_callbacks
 from gaudi_apps.training.checkpoint import Checkpoint, RunState
 from gaudi_apps.training.plan import Plan, note_version
@@ -138,7 +138,7 @@ class PreparedTraining:
         own: files and folders that are the run's own, see `RunFolder.look`.
         initial: the network and how far it is, with the settings of this run.
         early_stopping: with the scores so far.
-        scorer: scores the network, if scores are wanted.
+        evaluator: scores the network, if scores are wanted.
         callbacks: of the user.
     """
 
@@ -147,7 +147,7 @@ class PreparedTraining:
     own: Mapping[str, Any]
     initial: InitialState
     early_stopping: EarlyStopping
-    scorer: TaskScorer | None
+    evaluator: TaskEvaluator | None
     callbacks: Sequence[Callback]
 
 
@@ -178,11 +178,11 @@ def prepare_training(session: Session) -> PreparedTraining:
     if state.early_stop is not None:
         early_stopping.load(state.early_stop)
     # Opened before training, so that missing validation data is no surprise after hours.
-    scorer = app.open_scorer(session.folder, initial.model_config, communicator) if run.scores else None
-    if scorer is not None:
-        scorer.watch(session.supervised.begin)
+    evaluator = app.open_evaluator(session.folder, initial.model_config, communicator) if run.scores else None
+    if evaluator is not None:
+        evaluator.watch(session.supervised.begin)
     initial = replace(initial, run_state=state)
-    return PreparedTraining(data, plan, own, initial, early_stopping, scorer, callbacks)
+    return PreparedTraining(data, plan, own, initial, early_stopping, evaluator, callbacks)
 
 
 def list_run_settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a scorer does, whatever it scores: here, how often each of some numbers was taken for itself, in plain NumPy."""
+"""An evaluator, whatever it evaluates: here, guesses of numbers, in plain NumPy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gaudi_apps.inference.evaluator import Evaluator, find_order, pack_arrays, unpack_arrays
 from gaudi_apps.inference.scores import Score
-from gaudi_apps.inference.scoring import Scorer, find_order, pack_arrays, unpack_arrays
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions, shard_indices
 from gaudi_distributed import ConfigurationError, SingleProcess
@@ -37,8 +37,8 @@ class Guess:
         self.guesses = kept
 
 
-class GuessScorer(Scorer[dict[str, Positions], Positions]):
-    """Scores guesses of seven images in batches of two, and notes what it is asked for."""
+class GuessEvaluator(Evaluator[dict[str, Positions], Positions]):
+    """Scores guesses of seven images in batches of two, and records its calls."""
 
     def __init__(self, communicator: Any, facts: Any = None) -> None:
         super().__init__(communicator, facts or {"images": 7})
@@ -78,8 +78,8 @@ def make_task() -> Guess:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_all_ranks_have_the_score_of_all_images(size: int) -> None:
     def score(communicator: Any) -> Any:
-        scorer, task = GuessScorer(communicator), make_task()
-        return scorer.report(task, 4), task.guesses.tolist(), scorer.calls
+        evaluator, task = GuessEvaluator(communicator), make_task()
+        return evaluator.report(task, 4), task.guesses.tolist(), evaluator.calls
 
     results = run_ranks(size, score)
     for rank, (found, guesses, calls) in enumerate(results):
@@ -89,18 +89,18 @@ def test_all_ranks_have_the_score_of_all_images(size: int) -> None:
 
 
 def test_a_step_is_evaluated_once() -> None:
-    scorer, task = GuessScorer(SingleProcess()), make_task()
-    assert [scorer.score(task, step).value for step in (2, 2)] == [5 / 7] * 2
-    assert scorer.calls == ["evaluation", "scoring"]
+    evaluator, task = GuessEvaluator(SingleProcess()), make_task()
+    assert [evaluator.score(task, step).value for step in (2, 2)] == [5 / 7] * 2
+    assert evaluator.calls == ["evaluation", "scoring"]
     better = Guess([9] * 7, TRUTH.tolist())
-    assert [scorer.score(better, step).value for step in (2, 3)] == [5 / 7, 1.0]
-    scorer.set_result(5, TRUTH + 1)
-    assert [scorer.score(better, step).value for step in (5, 4)] == [0.0, 1.0]
-    assert scorer.calls == ["evaluation", "scoring"] * 3
+    assert [evaluator.score(better, step).value for step in (2, 3)] == [5 / 7, 1.0]
+    evaluator.set_result(5, TRUTH + 1)
+    assert [evaluator.score(better, step).value for step in (5, 4)] == [0.0, 1.0]
+    assert evaluator.calls == ["evaluation", "scoring"] * 3
 
 
 def test_ranks_that_score_on_other_images_are_refused() -> None:
-    results = run_ranks(2, lambda communicator: GuessScorer(communicator, {"images": 7 + communicator.rank}))
+    results = run_ranks(2, lambda communicator: GuessEvaluator(communicator, {"images": 7 + communicator.rank}))
     assert [type(result) for result in results] == [ConfigurationError] * 2
 
 

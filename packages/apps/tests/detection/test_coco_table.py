@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gaudi_apps.inference.scores import MEANINGS, print_scores, write_evaluation
+from gaudi_apps.detection.evaluator import MEANINGS, print_scores, write_evaluation
 from gaudi_datasets.detection.scoring import FIGURES, ClassScore, CocoScores
 
 SCORES = CocoScores(
@@ -23,7 +23,7 @@ def test_every_figure_and_class_is_in_the_table() -> None:
     file = io.StringIO()
     print_scores(SCORES, Console(file=file, width=100))
     lines = [line.strip("│┃ ").replace("│", " ").split() for line in file.getvalue().splitlines()]
-    assert ["COCO", "figures,", "72/80", "images,", "345", "detections"] in lines
+    assert ["COCO", "metrics,", "72/80", "images,", "345", "detections"] in lines
     assert ["AP", "0.50:0.95", "all", "100", "0.500"] in lines
     assert ["AP_small", "0.50:0.95", "small", "100", "-"] in lines
     assert ["AR1", "0.50:0.95", "all", "1", "0.506"] in lines
