@@ -166,7 +166,7 @@ def test_clean_without_a_run(tmp_path: Path) -> None:
 
 
 def test_nothing_is_noted_where_no_run_is(tmp_path: Path) -> None:
-    RunFolder(tmp_path).own(tmp_path / "a")
+    RunFolder(tmp_path).register_files(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 
 
