@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gaudi_distributed.errors import ConfigurationError
-from gaudi_distributed.launch.horovod_wheel import PARTS, Build, ask_horovod, inspect_environment, require_parts
+from gaudi_distributed.launch.horovod_wheel import Build, inspect_environment
+from gaudi_distributed.launch.install_horovod import PARTS, ask_horovod, require_parts
 
 MakeEnvironment = Callable[..., Path]
 MakeBuild = Callable[..., Build]

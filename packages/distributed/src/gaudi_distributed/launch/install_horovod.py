@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from gaudi_distributed.comm.horovod_engine import FRAMEWORKS, TITLES, Framework
-from gaudi_distributed.errors import FlagError, MissingProgramError
+from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
 from gaudi_distributed.launch.flags import INSTALL_HOROVOD, PROGRAM, Parser, split_command
 from gaudi_distributed.launch.horovod_wheel import (
     HOROVOD,
-    PARTS,
+    NOWHERE,
     Build,
-    Check,
-    ask_horovod,
     build_wheel,
     cache_folder,
     choose_frameworks,
@@ -28,13 +27,97 @@ from gaudi_distributed.launch.horovod_wheel import (
     find_wheel,
     inspect_environment,
     install_wheel,
-    require_parts,
 )
 
 NAME = f"{PROGRAM} {INSTALL_HOROVOD}"
 _DESCRIPTION = f"""Build Horovod {HOROVOD} for an environment that has TensorFlow or MXNet, install it there, check it.
 A build takes minutes; its wheel is kept in ~/.cache/gaudi/horovod by the versions that it is compiled against.
 It needs a C++ compiler, make and, for MPI, Open MPI: apt-get install g++ make openmpi-bin libopenmpi-dev"""
+# Parts that Horovod can be built with, by the name of its function without "_built".
+PARTS: Mapping[str, str] = {
+    "mpi": "MPI",
+    "gloo": "Gloo",
+    "nccl": "NCCL",
+    "cuda": "CUDA",
+    "rocm": "ROCm",
+    "ccl": "oneCCL",
+    "ddl": "DDL",
+}
+_CHECK_SECONDS = 300.0
+_ASK_PARTS = """
+import importlib, json, sys
+names, answers = sys.argv[1].split(","), {}
+for framework in sys.argv[2:]:
+    try:
+        module = importlib.import_module(f"horovod.{framework}")
+        answers[framework] = {name: bool(getattr(module, f"{name}_built")()) for name in names}
+    except Exception as error:
+        answers[framework] = f"{type(error).__name__}: {error}"
+print("\\n" + json.dumps(answers))
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The parts that an installed Horovod was built with.
+
+    Attributes:
+        parts: for each framework whether MPI, Gloo and so on are built in, by the names of `PARTS`.
+        error_messages: for each framework that does not work, why.
+    """
+
+    parts: Mapping[Framework, Mapping[str, bool]] = field(default_factory=dict)
+    error_messages: Mapping[Framework, str] = field(default_factory=dict)
+
+
+def ask_horovod(build: Build, environ: Mapping[str, str]) -> Check:
+    """Import Horovod for each framework of the build in the build's environment, and return what it says.
+
+    Raises:
+        ConfigurationError: the interpreter did not answer.
+    """
+    python = build.environment.python
+    command = [str(python), "-E", "-c", _ASK_PARTS, ",".join(PARTS), *build.frameworks]
+    # The frameworks' notes about devices and instructions would hide what matters.
+    variables = {**environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=NOWHERE,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_CHECK_SECONDS,
+            env=variables,
+        )
+        answers = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise ConfigurationError(
+            f"{python} does not say how Horovod was built: {error}",
+            path=python,
+            remedy="try again",
+        ) from error
+    return Check(
+        parts={name: answers[name] for name in build.frameworks if isinstance(answers[name], dict)},
+        error_messages={name: answers[name] for name in build.frameworks if isinstance(answers[name], str)},
+    )
+
+
+def require_parts(build: Build, check: Check) -> None:
+    """Raise ConfigurationError unless Horovod works with every framework and has what the build asked for."""
+    for framework, error_message in check.error_messages.items():
+        first = next(iter(error_message.splitlines()), "")
+        raise ConfigurationError(
+            f"Horovod was installed, but does not work with {TITLES[framework]}: {first}",
+            remedy="install what is missing, or build it anew with --rebuild",
+        )
+    for framework, parts in check.parts.items():
+        for name, is_wanted in (("mpi", build.mpi), ("gloo", build.gloo)):
+            if is_wanted and not parts[name]:
+                raise ConfigurationError(
+                    f"Horovod was installed for {TITLES[framework]} without {PARTS[name]}",
+                    remedy="build it anew with --rebuild, or leave it out on purpose",
+                )
 
 
 @dataclass(frozen=True)
