@@ -169,7 +169,7 @@ def prepare_training(session: Session) -> PreparedTraining:
     settings = list_run_settings(app, data, plan)
     own = {"files": (*FILES, *app.files), "folders": (*FOLDERS, *app.folders)}
     if not run.clean:
-        from_root(communicator, partial(session.folder.look, settings, **own))
+        from_root(communicator, partial(session.folder.validate, settings, **own))
     # Before anything is written or removed: a wrong file of weights leaves all as it was.
     batch_norm_images = plan.global_batch // communicator.size * run.distribution.batch_norm_group
     initial = load_or_initialize(session, data, batch_norm_images)
