@@ -17,14 +17,14 @@ from typing import Any
 from failing_program import open_session  # type: ignore[import-not-found]
 
 from gaudi_apps import resnet_train
-from gaudi_apps.runtime.failure_reporting import Supervised
+from gaudi_apps.runtime.failure_reporting import FailureReporter
 from gaudi_apps.runtime.session import Session
 from gaudi_distributed.cluster.elastic import RendezvousClient
 
 
 def main(fault: dict[str, Any], arguments: list[str]) -> None:
     Session.__init__ = open_session  # type: ignore[method-assign]
-    Supervised.at = lambda self, step, phase: begin(fault, step, phase)  # type: ignore[method-assign]
+    FailureReporter.at = lambda self, step, phase: begin(fault, step, phase)  # type: ignore[method-assign]
     resnet_train.main(arguments)
 
 

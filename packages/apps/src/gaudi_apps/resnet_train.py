@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.classification.flags import RESNET
 from gaudi_apps.classification.resnet import ResNetConfig, make_train_config, validate
-from gaudi_apps.cli.program import Launch
+from gaudi_apps.cli.program import Program
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.training.plan import find_version_in
 from gaudi_distributed.cluster.rank_info import RankInfo
@@ -21,36 +21,40 @@ if TYPE_CHECKING:
     from gaudi_apps.training.application import Application
 
 
+class ResNetTrain(Program):
+    """Train and use ResNets."""
+
+    prog = "resnet_train"
+    description = "Train and evaluate image classifiers on ImageNet or folders of classes, on Gaudi, GPU or CPU."
+    config = ResNetConfig
+    former_flags = RESNET
+
+    def validate(self, config: ResNetConfig) -> None:
+        """Raise FlagError for a value that breaks a rule."""
+        validate(config)
+
+    def print_plan(self, config: ResNetConfig, workers: int, launch: LaunchReport | None) -> None:
+        """Print the plan of a training."""
+        from gaudi_apps.classification.plan import print_plan
+
+        version = find_version_in(config.run.model_dir)
+        train_config = make_train_config(config, Distribution(RankInfo(size=workers)), version)
+        print_plan(train_config, launch, as_json=config.run.json)
+
+    def open(self, config: ResNetConfig, distribution: Distribution) -> Application:
+        """Make the application."""
+        from gaudi_apps.classification.application import ClassificationApplication
+
+        return ClassificationApplication(self.module, config, partial(make_train_config, config, distribution))
+
+
+PROGRAM = ResNetTrain()
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the program with the given arguments (those of the command line when None) and leave the process."""
-    PROGRAM.main(argv)
+    """Run the program with the given arguments, those of the command line when None, and leave the process."""
+    PROGRAM.run(argv)
 
-
-def _print_plan(config: ResNetConfig, workers: int, launch: LaunchReport | None) -> None:
-    from gaudi_apps.classification.plan import print_plan
-
-    train_config = make_train_config(
-        config, Distribution(RankInfo(size=workers)), find_version_in(config.run.model_dir)
-    )
-    print_plan(train_config, launch, as_json=config.run.json)
-
-
-def _open(config: ResNetConfig, distribution: Distribution) -> Application:
-    from gaudi_apps.classification.application import ClassificationApplication
-
-    return ClassificationApplication(PROGRAM.program, config, partial(make_train_config, config, distribution))
-
-
-PROGRAM = Launch(
-    prog="resnet_train",
-    program=("-m", "gaudi_apps.resnet_train"),
-    description="Train and evaluate image classifiers on ImageNet or folders of classes, on Gaudi, GPU or CPU.",
-    config=ResNetConfig,
-    validate=validate,
-    print_plan=_print_plan,
-    open=_open,
-    former_flags=RESNET,
-)
 
 if __name__ == "__main__":
     main()

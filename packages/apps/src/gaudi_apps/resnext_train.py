@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.classification.flags import RESNEXT
 from gaudi_apps.classification.resnext import ResNeXtConfig, find_mode, make_train_config, validate
-from gaudi_apps.cli.program import Launch
+from gaudi_apps.cli.program import Program
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.training.plan import find_version_in
 from gaudi_distributed.cluster.rank_info import RankInfo
@@ -21,37 +21,44 @@ if TYPE_CHECKING:
     from gaudi_apps.training.application import Application
 
 
+class ResNeXtTrain(Program):
+    """Train and use ResNeXts."""
+
+    prog = "resnext_train"
+    description = "Train and evaluate ResNeXt classifiers on ImageNet or folders of classes, on Gaudi, GPU or CPU."
+    config = ResNeXtConfig
+    former_flags = RESNEXT
+
+    def validate(self, config: ResNeXtConfig) -> None:
+        """Raise FlagError for a value that breaks a rule."""
+        validate(config)
+
+    def find_mode(self, config: ResNeXtConfig) -> str:
+        """Return the mode that flags choose."""
+        return find_mode(config)
+
+    def print_plan(self, config: ResNeXtConfig, workers: int, launch: LaunchReport | None) -> None:
+        """Print the plan of a training."""
+        from gaudi_apps.classification.plan import print_plan
+
+        version = find_version_in(config.run.model_dir)
+        train_config = make_train_config(config, Distribution(RankInfo(size=workers)), version)
+        print_plan(train_config, launch, as_json=config.run.json)
+
+    def open(self, config: ResNeXtConfig, distribution: Distribution) -> Application:
+        """Make the application."""
+        from gaudi_apps.classification.application import ClassificationApplication
+
+        return ClassificationApplication(self.module, config, partial(make_train_config, config, distribution))
+
+
+PROGRAM = ResNeXtTrain()
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the program with the given arguments (those of the command line when None) and leave the process."""
-    PROGRAM.main(argv)
+    """Run the program with the given arguments, those of the command line when None, and leave the process."""
+    PROGRAM.run(argv)
 
-
-def _print_plan(config: ResNeXtConfig, workers: int, launch: LaunchReport | None) -> None:
-    from gaudi_apps.classification.plan import print_plan
-
-    train_config = make_train_config(
-        config, Distribution(RankInfo(size=workers)), find_version_in(config.run.model_dir)
-    )
-    print_plan(train_config, launch, as_json=config.run.json)
-
-
-def _open(config: ResNeXtConfig, distribution: Distribution) -> Application:
-    from gaudi_apps.classification.application import ClassificationApplication
-
-    return ClassificationApplication(PROGRAM.program, config, partial(make_train_config, config, distribution))
-
-
-PROGRAM = Launch(
-    prog="resnext_train",
-    program=("-m", "gaudi_apps.resnext_train"),
-    description="Train and evaluate ResNeXt classifiers on ImageNet or folders of classes, on Gaudi, GPU or CPU.",
-    config=ResNeXtConfig,
-    validate=validate,
-    print_plan=_print_plan,
-    open=_open,
-    former_flags=RESNEXT,
-    mode_of=find_mode,
-)
 
 if __name__ == "__main__":
     main()

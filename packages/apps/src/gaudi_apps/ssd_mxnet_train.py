@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.cli.launch import become_launcher
-from gaudi_apps.cli.program import Launch
+from gaudi_apps.cli.program import Program
 from gaudi_apps.mxnet.checks import TRAINING, validate
 from gaudi_apps.mxnet.config import FORMER_FLAGS, SSDMXNetConfig
 from gaudi_apps.runtime.process_group import Distribution
@@ -20,56 +20,55 @@ if TYPE_CHECKING:
     from gaudi_apps.training.application import Application
 
 
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the program with the given arguments (those of the command line when None) and leave the process."""
-    PROGRAM.main(argv)
+class SSDMXNetTrain(Program):
+    """Train and use SSD-ResNet34 in MXNet."""
 
+    prog = "ssd_mxnet_train"
+    description = "Train and validate SSD-ResNet34 in MXNet, as an MLPerf v0.7 submission did, on GPU or CPU."
+    config = SSDMXNetConfig
+    former_flags = FORMER_FLAGS
 
-def _print_plan(config: SSDMXNetConfig, workers: int, launch: LaunchReport | None) -> None:
-    from gaudi_apps.mxnet.plan import print_plan
+    def validate(self, config: SSDMXNetConfig) -> None:
+        """Raise FlagError for a value that breaks a rule."""
+        validate(config)
 
-    print_plan(config, workers, launch)
-
-
-def _open(config: SSDMXNetConfig, distribution: Distribution) -> Application:
-    from gaudi_apps.mxnet.application import SSDMXNetApplication
-
-    return SSDMXNetApplication(config, distribution)
-
-
-def _mode_of(config: SSDMXNetConfig) -> str:
-    if config.run.dry_run:
-        return "rehearse"
-    return "train" if config.run.mode in TRAINING else {"val": "eval"}.get(config.run.mode, config.run.mode)
-
-
-class SSDMXNetLaunch(Launch):
-    """The program on the command line, whose `--submission` starts `gaudi-run --submission`."""
+    def find_mode(self, config: SSDMXNetConfig) -> str:
+        """Return the mode that flags choose."""
+        if config.run.dry_run:
+            return "dry_run"
+        return "train" if config.run.mode in TRAINING else {"val": "eval"}.get(config.run.mode, config.run.mode)
 
     def start_ranks(self, config: SSDMXNetConfig, arguments: Sequence[str]) -> None:
         """Become the launcher of the submission's experiments or of several processes, if the flags ask for them."""
         if not config.run.submission:
             super().start_ranks(config, arguments)
             return
-        if config.schedule.system is not None:
-            raise FlagError(
-                f"--system {config.schedule.system}: with --submission SYSTEM names it; leave one of them out"
-            )
+        system = config.schedule.system
+        if system is not None:
+            raise FlagError(f"--system {system}: with --submission SYSTEM names it; leave one of them out")
         kept = [word for word in arguments if word.partition("=")[0] != "--submission"]
         become_launcher(["--submission", "--", self.prog, *kept])
 
+    def print_plan(self, config: SSDMXNetConfig, workers: int, launch: LaunchReport | None) -> None:
+        """Print the plan of a training."""
+        from gaudi_apps.mxnet.plan import print_plan
 
-PROGRAM = SSDMXNetLaunch(
-    prog="ssd_mxnet_train",
-    program=("-m", "gaudi_apps.ssd_mxnet_train"),
-    description="Train and validate SSD-ResNet34 in MXNet, as an MLPerf v0.7 submission did, on GPU or CPU.",
-    config=SSDMXNetConfig,
-    validate=validate,
-    print_plan=_print_plan,
-    open=_open,
-    former_flags=FORMER_FLAGS,
-    mode_of=_mode_of,
-)
+        print_plan(config, workers, launch)
+
+    def open(self, config: SSDMXNetConfig, distribution: Distribution) -> Application:
+        """Make the application."""
+        from gaudi_apps.mxnet.application import SSDMXNetApplication
+
+        return SSDMXNetApplication(config, distribution)
+
+
+PROGRAM = SSDMXNetTrain()
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the program with the given arguments, those of the command line when None, and leave the process."""
+    PROGRAM.run(argv)
+
 
 if __name__ == "__main__":
     main()

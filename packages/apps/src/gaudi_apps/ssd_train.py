@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from gaudi_apps.cli.program import Launch
+from gaudi_apps.cli.program import Program
 from gaudi_apps.detection.config import FORMER_FLAGS, SSDConfig, find_mode, validate
 from gaudi_apps.runtime.process_group import Distribution
 
@@ -17,34 +17,42 @@ if TYPE_CHECKING:
     from gaudi_apps.training.application import Application
 
 
+class SSDTrain(Program):
+    """Train and use SSD-ResNet34."""
+
+    prog = "ssd_train"
+    description = "Train and evaluate SSD-ResNet34 on records of images with boxes, on Gaudi, GPU or CPU."
+    config = SSDConfig
+    former_flags = FORMER_FLAGS
+
+    def validate(self, config: SSDConfig) -> None:
+        """Raise FlagError for a value that breaks a rule."""
+        validate(config)
+
+    def find_mode(self, config: SSDConfig) -> str:
+        """Return the mode that flags choose."""
+        return find_mode(config)
+
+    def print_plan(self, config: SSDConfig, workers: int, launch: LaunchReport | None) -> None:
+        """Print the plan of a training."""
+        from gaudi_apps.detection.plan import print_plan
+
+        print_plan(config, workers, launch)
+
+    def open(self, config: SSDConfig, distribution: Distribution) -> Application:
+        """Make the application."""
+        from gaudi_apps.detection.application import SSDApplication
+
+        return SSDApplication(config, distribution)
+
+
+PROGRAM = SSDTrain()
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the program with the given arguments (those of the command line when None) and leave the process."""
-    PROGRAM.main(argv)
+    """Run the program with the given arguments, those of the command line when None, and leave the process."""
+    PROGRAM.run(argv)
 
-
-def _print_plan(config: SSDConfig, workers: int, launch: LaunchReport | None) -> None:
-    from gaudi_apps.detection.plan import print_plan
-
-    print_plan(config, workers, launch)
-
-
-def _open(config: SSDConfig, distribution: Distribution) -> Application:
-    from gaudi_apps.detection.application import SSDApplication
-
-    return SSDApplication(config, distribution)
-
-
-PROGRAM = Launch(
-    prog="ssd_train",
-    program=("-m", "gaudi_apps.ssd_train"),
-    description="Train and evaluate SSD-ResNet34 on records of images with boxes, on Gaudi, GPU or CPU.",
-    config=SSDConfig,
-    validate=validate,
-    print_plan=_print_plan,
-    open=_open,
-    mode_of=find_mode,
-    former_flags=FORMER_FLAGS,
-)
 
 if __name__ == "__main__":
     main()

@@ -39,7 +39,7 @@ def small(monkeypatch: pytest.MonkeyPatch, small_network: Callable[..., Any]) ->
 
 
 def open_app(*flags: str, workers: int = 1) -> Any:
-    return PROGRAM.open(PROGRAM._parse([*FLAGS, *flags]), Distribution(RankInfo(size=workers)))
+    return PROGRAM.open(PROGRAM.parse([*FLAGS, *flags]), Distribution(RankInfo(size=workers)))
 
 
 def build_task(app: Any) -> Any:

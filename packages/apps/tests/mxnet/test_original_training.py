@@ -59,7 +59,7 @@ def batches() -> list[dict[str, Any]]:
 
 
 def open_app(*flags: str, workers: int = 1) -> Any:
-    return PROGRAM.open(PROGRAM._parse([*FLAGS, *flags]), Distribution(RankInfo(size=workers)))
+    return PROGRAM.open(PROGRAM.parse([*FLAGS, *flags]), Distribution(RankInfo(size=workers)))
 
 
 def build_task(app: Any) -> Any:

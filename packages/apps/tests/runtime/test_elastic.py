@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from gaudi_apps.cli.flags import DistributionFlags
-from gaudi_apps.runtime.elastic import Commits, check_elastic, train_in_rounds
+from gaudi_apps.runtime.elastic import ElasticState, RanksChangedError, check_elastic
 from gaudi_apps.training.checkpoint import Checkpoint
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.elastic import SCOPE, WORKER
@@ -34,11 +35,11 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
 
 
 def test_commits_are_due_by_steps() -> None:
-    commits = Commits(every=4)
-    assert [step for step in range(1, 10) if commits.is_due(step)] == [4, 5, 6, 7, 8, 9]
-    commits.newest = Checkpoint(5, {}, {}, "")
-    assert [step for step in range(6, 12) if commits.is_due(step)] == [9, 10, 11]
-    assert not Commits().is_due(1000)
+    elastic = ElasticState(every=4)
+    assert [step for step in range(1, 10) if elastic.is_due(step)] == [4, 5, 6, 7, 8, 9]
+    elastic.newest = Checkpoint(5, {}, {}, "")
+    assert [step for step in range(6, 12) if elastic.is_due(step)] == [9, 10, 11]
+    assert not ElasticState().is_due(1000)
 
 
 def test_elastic_needs() -> None:
@@ -53,22 +54,31 @@ def test_elastic_needs() -> None:
 
 def test_training_that_is_done(tell: Tell) -> None:
     tell(1, {"HOROVOD_RANK": "0"})
-    begun: list[int] = []
-    train_in_rounds(lambda commits: begun.append(commits.every), 7)
-    assert begun == [7]
+    elastic = ElasticState.connect(7)
+    assert elastic.every == 7
+    assert elastic.begin_round()
+    assert os.environ["HOROVOD_RANK"] == "0"
 
 
 def test_worker_that_is_not_needed(tell: Tell) -> None:
     tell(1, None)
-    train_in_rounds(lambda commits: pytest.fail("it trained"), 7)
+    assert not ElasticState.connect(7).begin_round()
+
+
+def test_ranks_that_change_begin_another_round(tell: Tell, capsys: pytest.CaptureFixture[str]) -> None:
+    tell(1, {"HOROVOD_RANK": "0"})
+    elastic = ElasticState.connect(7)
+    assert elastic.begin_round()
+    elastic.newest = Checkpoint(5, {}, {}, "")
+    with elastic.recovering():
+        raise RanksChangedError
+    assert "step 5" in capsys.readouterr().out
 
 
 def test_error_ends_training(tell: Tell) -> None:
     """Only the loss or the coming of ranks begins another round."""
     tell(1, {"HOROVOD_RANK": "0"})
-
-    def fail(commits: Commits) -> None:
+    elastic = ElasticState.connect(7)
+    assert elastic.begin_round()
+    with pytest.raises(ZeroDivisionError), elastic.recovering():
         raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train_in_rounds(fail, 7)

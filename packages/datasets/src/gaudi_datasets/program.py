@@ -7,7 +7,8 @@ import os
 import stat
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
 EX_SOFTWARE = 70
@@ -17,29 +18,41 @@ EX_CONFIG = 78
 
 
 def run_program(main: Callable[[], int | None], *, prog: str, debug: bool = False) -> NoReturn:
-    """Run `main` and leave the process with its exit status.
+    """Run `main` and leave the process with the status that it returns, None being 0, or with that of its error.
 
     Args:
-        main: the program; what it returns is the exit status, None being 0.
+        main: the program.
         prog: the name that error messages begin with.
         debug: show the traceback of an error before its message.
+    """
+    with exit_on_error(prog, debug=debug):
+        status = main() or 0
+    sys.exit(status)
+
+
+@contextmanager
+def exit_on_error(prog: str, *, debug: bool = False) -> Iterator[None]:
+    """Print an error that is raised within a context as one line, and leave the process with its exit status.
 
     An error with an integer `exit_status`, as every `GaudiError` has, ends the program with it; another OSError (disk
     full, no permission) ends it with 74, an interrupt with 75, a missing module with 78, any other error with 70. A
     reader that leaves early, as `head` does, changes nothing.
+
+    Args:
+        prog: the name that error messages begin with.
+        debug: show the traceback of an error before its message.
     """
     tolerate_closed_readers()
     try:
-        status = main() or 0
+        yield
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
         print(f"{prog}: error: {describe_error(error)}", file=sys.stderr)
-        status = exit_status_of(error)
         if not debug and not is_foreseen(error):
             print(f"{prog}: this was not foreseen; rerun with --debug for the traceback", file=sys.stderr)
-    sys.exit(status)
+        sys.exit(exit_status_of(error))
 
 
 def exit_status_of(error: BaseException) -> int:

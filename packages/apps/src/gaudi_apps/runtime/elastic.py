@@ -1,9 +1,10 @@
-"""Training on while processes come and go: a copy of the state in memory, and back to it when one is lost."""
+"""Elastic training: copies of the state in memory, to go back to when ranks are lost or come."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +18,59 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Commits:
-    """What a process keeps from one round to the next.
+class ElasticState:
+    """The state that a process keeps while ranks come and go.
 
     Attributes:
-        every: steps between two copies of the state; 0: none are made, for processes do not come and go.
+        every: steps between two copies of the state; 0: none are made, for ranks do not come and go.
         newest: the newest copy. All ranks have the same, so whoever is rank 0 next can give it to the others.
-        are_changing: whether the launcher has a new round in mind.
         precision: with which TensorFlow was started, once it was.
     """
 
     every: int = 0
     newest: Checkpoint | None = None
-    are_changing: Callable[[], bool] = lambda: False
     precision: Precision | None = field(default=None, repr=False)
+    _client: RendezvousClient | None = field(default=None, repr=False)
+    _is_later_round: bool = field(default=False, repr=False)
+
+    @classmethod
+    def connect(cls, every: int) -> ElasticState:
+        """Connect to the rendezvous of the launcher that started this process."""
+        return cls(every, _client=RendezvousClient(os.environ))
 
     def is_due(self, step: int) -> bool:
-        """Whether enough steps were made since the newest."""
+        """Return whether the newest copy is old enough for another one."""
         return self.every > 0 and step - (0 if self.newest is None else self.newest.step) >= self.every
+
+    def hosts_updated(self) -> bool:
+        """Return whether the launcher is about to begin a new round, with other ranks."""
+        return self._client is not None and self._client.hosts_updated()
+
+    def begin_round(self) -> bool:
+        """Wait for the next round, and set the variables of this process's rank; return False if it is not needed."""
+        from gaudi_distributed.comm.horovod_engine import end_horovod
+
+        if self._is_later_round:
+            end_horovod()
+        self._is_later_round = True
+        variables = None if self._client is None else self._client.next_assignment()
+        if variables is None:
+            return False
+        os.environ.update(variables)
+        return True
+
+    @contextmanager
+    def recovering(self) -> Iterator[None]:
+        """Suppress the loss of a rank and a change of ranks within a context; the next round goes back to the copy."""
+        from gaudi_distributed.comm.horovod_engine import is_rank_lost
+
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, RanksChangedError) and not is_rank_lost(error):
+                raise
+            step = 0 if self.newest is None else self.newest.step
+            print(f"the processes change: going back to step {step}", flush=True)
 
 
 def check_elastic(mode: str, flags: Any) -> None:
@@ -50,28 +86,4 @@ def check_elastic(mode: str, flags: Any) -> None:
         raise FlagError("--use_horovod and --global_batch_size: give both, for the number of processes changes")
 
 
-def train_in_rounds(train: Callable[[Commits], None], every: int) -> None:
-    """Train until it is done, from the newest commit in every round.
-
-    Args:
-        train: trains as the variables of the process say, and makes commits.
-        every: see `Commits`.
-    """
-    from gaudi_distributed.comm.horovod_engine import end_horovod, is_rank_lost
-
-    client = RendezvousClient(os.environ)
-    commits = Commits(every, are_changing=client.hosts_updated)
-    while (variables := client.next_assignment()) is not None:
-        os.environ.update(variables)
-        try:
-            train(commits)
-            return
-        except Exception as error:
-            if not isinstance(error, RanksChangedError) and not is_rank_lost(error):
-                raise
-            step = 0 if commits.newest is None else commits.newest.step
-            print(f"the processes change: going back to step {step}", flush=True)
-        end_horovod()
-
-
-__all__ = ["Commits", "RanksChangedError", "check_elastic", "is_elastic", "train_in_rounds"]
+__all__ = ["ElasticState", "RanksChangedError", "check_elastic", "is_elastic"]

@@ -16,8 +16,8 @@ from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank
 from gaudi_distributed.failure import RankClient, exit_now, join_coordinator, start_coordinator
 
 
-class Supervised:
-    """What the machinery says to the supervision of a run.
+class FailureReporter:
+    """Report to the failure detector where this rank is and what ends it; use it as a context manager.
 
     Args:
         prog: the name that error messages begin with.
@@ -43,28 +43,28 @@ class Supervised:
         """Say what comes next, after the same step."""
         self.at(self._step, phase)
 
-    def run(self, main: Callable[[], int]) -> int:
-        """Join gaudi-run's supervision, if it started this process, and do what `main` does; returns the exit status.
-
-        Of a watched process, an error is reported and does not come out of here: the process ends with the status of
-        what ended the run, be it this error or another that came first, and shows nothing.
-        """
+    def __enter__(self) -> FailureReporter:
+        """Connect to the coordinator of gaudi-run, if gaudi-run started this process."""
         self._client = join_coordinator(detect_rank(os.environ), os.environ, self._announce)
-        try:
-            status = main()
-        except SystemExit:  # after a help text
-            if self._client is not None:
-                self._client.leave()
-            raise
-        except (Exception, KeyboardInterrupt) as error:
-            if self._client is None:
-                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Report an error, or leave the run.
+
+        A rank of several ends here with the exit status of what ended the run, be it its own error or another rank's
+        that came first; its own error is not shown then. Of a process that is alone, the error goes on.
+        """
+        if self._client is None:
+            return
+        if isinstance(error, (Exception, KeyboardInterrupt)):
             if self._debug:
-                traceback.print_exc()
+                traceback.print_exception(error)
             exit_now(self._report(self._client, error))
-        if self._client is not None and (cause := self._client.leave()) is not None:
+        cause = self._client.leave()
+        if error is None and cause is not None:
             exit_now(cause.status)
-        return status
 
     def host(self, communicator: Communicator, rank_info: RankInfo) -> None:
         """Without gaudi-run, have rank 0 watch over all; every rank calls this."""

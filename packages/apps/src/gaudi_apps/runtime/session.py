@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gaudi_apps.errors import RootError
-from gaudi_apps.runtime.elastic import Commits
-from gaudi_apps.runtime.failure_reporting import Supervised
+from gaudi_apps.runtime.elastic import ElasticState
+from gaudi_apps.runtime.failure_reporting import FailureReporter
 from gaudi_apps.training.application import Application, Facts, Restored
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, load_checkpoint
 from gaudi_apps.training.plan import find_recipe_version
@@ -38,8 +38,8 @@ class Session:
 
     Args:
         app: the program, with validated flags.
-        supervised: hears where this process is.
-        commits: copies of the state, where processes come and go.
+        reporter: reports where this process is.
+        elastic: copies of the state, where ranks come and go.
 
     Attributes:
         communicator: of the processes that train together.
@@ -47,9 +47,9 @@ class Session:
         logs: where this process writes what only it knows: the folder of the run, or `worker_R` in it.
     """
 
-    def __init__(self, app: Application, supervised: Supervised, commits: Commits) -> None:
+    def __init__(self, app: Application, reporter: FailureReporter, elastic: ElasticState) -> None:
         self.app = app
-        self.supervised, self.commits = supervised, commits
+        self.reporter, self.elastic = reporter, elastic
         self.settings = app.settings
         self.model_dir = app.settings.model_dir
         self.folder = RunFolder(self.model_dir, (CHECKPOINTS, BEST))
@@ -59,11 +59,11 @@ class Session:
         apply_environment(distribution.environment)
         apply_environment(communication_environment(distribution.communication, distribution.rank_info, os.environ))
         # A process that has another rank than before keeps its device.
-        self.precision = commits.precision or app.framework.start(app.settings.device)
-        commits.precision = self.precision
+        self.precision = elastic.precision or app.framework.start(app.settings.device)
+        elastic.precision = self.precision
         self.communicator: Communicator = open_communicator(distribution.communication)
-        if not commits.every:
-            supervised.host(self.communicator, distribution.rank_info)
+        if not elastic.every:
+            reporter.host(self.communicator, distribution.rank_info)
         rank = self.communicator.rank
         self.is_root = rank == 0
         self.logs = self.model_dir / WORKER.format(rank) if rank else self.model_dir
@@ -167,7 +167,7 @@ class Session:
             restored = self._restore(loaded[0])
         else:
             restored = Restored(self._build_for_use(found["facts"]), found["facts"], found["step"])
-        self.supervised.begin("broadcast")
+        self.reporter.begin("broadcast")
         share_state(self.communicator, restored.task)
         return restored
 

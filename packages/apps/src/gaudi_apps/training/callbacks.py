@@ -19,8 +19,8 @@ from rich.console import Console
 
 from gaudi_apps.errors import RanksChangedError
 from gaudi_apps.inference.scores import Score
-from gaudi_apps.runtime.elastic import Commits
-from gaudi_apps.runtime.failure_reporting import StopRequest, Supervised
+from gaudi_apps.runtime.elastic import ElasticState
+from gaudi_apps.runtime.failure_reporting import FailureReporter, StopRequest
 from gaudi_apps.runtime.framework import Framework, Summaries, Tracer
 from gaudi_apps.runtime.profiler import StepRange
 from gaudi_apps.runtime.session import from_root, warn
@@ -38,7 +38,7 @@ class Heartbeat(Callback):
         reporter: gets them.
     """
 
-    def __init__(self, reporter: Supervised) -> None:
+    def __init__(self, reporter: FailureReporter) -> None:
         self._reporter = reporter
 
     def on_step_begin(self, step: int) -> None:
@@ -380,21 +380,21 @@ class ElasticCommits(Callback):
     """Copy the state into memory every so many steps, and end the round when ranks come or go.
 
     Args:
-        commits: gets the copies.
+        elastic: gets the copies.
     """
 
-    def __init__(self, commits: Commits) -> None:
-        self._commits = commits
+    def __init__(self, elastic: ElasticState) -> None:
+        self._elastic = elastic
 
     def on_train_begin(self) -> None:
         """Copy the state, so that every rank has it, whether it was there before or not."""
-        self._commits.newest = self.trainer.make_checkpoint()
+        self._elastic.newest = self.trainer.make_checkpoint()
 
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
         """Copy the state if it is time, and raise RanksChangedError if others wait for the next round."""
-        if self._commits.is_due(step):
-            self._commits.newest = self.trainer.make_checkpoint()
-            if from_root(self.trainer.communicator, self._commits.are_changing):
+        if self._elastic.is_due(step):
+            self._elastic.newest = self.trainer.make_checkpoint()
+            if from_root(self.trainer.communicator, self._elastic.hosts_updated):
                 raise RanksChangedError("the processes that train together change")
 
 

@@ -57,7 +57,7 @@ def open_training(session: Session) -> Iterator[Trainer]:
     run, communicator = session.settings, session.communicator
     start = prepare_training(session)
     from_root(communicator, partial(_begin_folder, session, start))
-    with session.showing(), StopRequest(session.supervised.find_requester) as stop:
+    with session.showing(), StopRequest(session.reporter.find_requester) as stop:
         if run.draws_input and session.is_root:
             _draw_input(session, start.data)
         trainer = Trainer(
@@ -86,7 +86,7 @@ def open_training(session: Session) -> Iterator[Trainer]:
             raise StoppedError(f"stopped by {name} after step {trainer.step}, which is saved; {command} continues")
     if start.evaluator is not None and run.reports:
         start.evaluator.report(trainer.task, trainer.step)
-    session.supervised.at(trainer.step, "export")
+    session.reporter.at(trainer.step, "export")
     if session.is_root:
         session.app.finish(session.restore_newest)
 
@@ -119,7 +119,7 @@ def _make_callbacks(session: Session, start: PreparedTraining, stop: StopRequest
     progress = ProgressBar(run.log_every, _make_console(session.communicator))
     hparams, register = start.initial.run_state.settings, session.register_logs
     callbacks: list[Callback] = [
-        Heartbeat(session.supervised),
+        Heartbeat(session.reporter),
         progress,
         History(logs / HISTORY, logs / EVALUATIONS, run.log_every),
         TensorBoard(framework, logs / SUMMARIES, progress, hparams, every=run.summary_every, register=register),
@@ -130,8 +130,8 @@ def _make_callbacks(session: Session, start: PreparedTraining, stop: StopRequest
     if start.evaluator is not None:
         callbacks.append(Evaluation(start.evaluator, start.early_stopping, session.best))
     callbacks = [*session.app.make_callbacks(callbacks, start.plan), *start.callbacks]
-    if session.commits.every:
-        callbacks.append(ElasticCommits(session.commits))
+    if session.elastic.every:
+        callbacks.append(ElasticCommits(session.elastic))
     return [*callbacks, StopOnRequest(stop)]
 
 
@@ -225,5 +225,5 @@ def _evaluate_checkpoint(session: Session, load: Callable[[], Checkpoint]) -> tu
     restored = session.restore_together(load)
     print(f"step {restored.step}")
     evaluator = session.app.open_evaluator(session.folder, restored.facts, session.communicator)
-    evaluator.watch(session.supervised.begin)
+    evaluator.watch(session.reporter.begin)
     return restored.step, evaluator.report(restored.task, restored.step)

@@ -56,7 +56,7 @@ def load_or_initialize(session: Session, data: TrainingData, batch_norm_images: 
     found = from_root(session.communicator, source.find)
     task = session.build_task(found["model_config"], averages=True)
     from_root(session.communicator, partial(source.fill, task))
-    session.supervised.at(found["step"], "broadcast")
+    session.reporter.at(found["step"], "broadcast")
     share_state(session.communicator, task)
     return InitialState(task, found["model_config"], RunState.from_json(found["step"], found["run_state"]))
 
@@ -72,8 +72,8 @@ class _StateSource:
     def find(self) -> dict[str, Any]:
         """Look for a checkpoint, or a file of weights; return JSON values of it for all ranks."""
         session = self._session
-        if session.commits.newest is not None:
-            self._checkpoint = session.commits.newest
+        if session.elastic.newest is not None:
+            self._checkpoint = session.elastic.newest
         elif not session.settings.clean and session.checkpoints.steps():
             self._checkpoint = session.checkpoints.load_newest(report=warn)
         if self._checkpoint is not None:
@@ -135,7 +135,7 @@ class PreparedTraining:
     Attributes:
         data: to train on.
         plan: of the training.
-        own: files and folders that are the run's own, see `RunFolder.look`.
+        own: files and folders that are the run's own, see `RunFolder.validate`.
         initial: the network and how far it is, with the settings of this run.
         early_stopping: with the scores so far.
         evaluator: scores the network, if scores are wanted.
@@ -180,7 +180,7 @@ def prepare_training(session: Session) -> PreparedTraining:
     # Opened before training, so that missing validation data is no surprise after hours.
     evaluator = app.open_evaluator(session.folder, initial.model_config, communicator) if run.scores else None
     if evaluator is not None:
-        evaluator.watch(session.supervised.begin)
+        evaluator.watch(session.reporter.begin)
     initial = replace(initial, run_state=state)
     return PreparedTraining(data, plan, own, initial, early_stopping, evaluator, callbacks)
 

@@ -56,13 +56,12 @@ class ResumeReport:
         )
 
 
-def verify_resume(app: Application) -> int:
-    """Prove it for the configuration of a program in a temporary folder; returns the exit status."""
+def verify_resume(app: Application) -> None:
+    """Prove it for the configuration of a program in a temporary folder, and print a report."""
     run = app.settings
     steps = run.steps or max(STEPS, run.kills + 1)
     with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
         print(compare_runs(app, Path(folder), steps=steps, kills=run.kills, seed=run.device.seed).describe())
-    return 0
 
 
 def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed: int) -> ResumeReport:
