@@ -9,7 +9,12 @@ import pytest
 
 from gaudi_apps.detection.detector import Detector
 from gaudi_apps.detection.task import SSDTask
+from gaudi_apps.inference.visualizer import decode_image
+from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.detection.pipeline import prepare_image
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_models.weights import WeightsMetadata
+from gaudi_models.weights.contents import write_tensors
 from gaudi_ops import iou
 
 
@@ -46,3 +51,51 @@ def test_detections_are_where_the_network_says(
     assert (labels[:, 1:] == 0).all()
     assert scores[0, 0] == pytest.approx(np.exp(6) / (np.exp(6) + 1), abs=1e-4)
     np.testing.assert_allclose(boxes[[0, 2], 0], [truth[4][0][0], truth[3][0][0]], atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def run_dir(task: SSDTask, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with a checkpoint of the network."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "run.json").write_text("{}")
+    categories = [{"id": 3, "name": "red", "supercategory": ""}, {"id": 5, "name": "blue", "supercategory": ""}]
+    CheckpointFolder(folder / "checkpoints").save(
+        7, task.read_state(), {"categories": categories, "pool_padding": "same"}
+    )
+    return folder
+
+
+def test_a_run_is_loaded_and_detects_in_files_bytes_and_pixels(task: SSDTask, run_dir: Path, image_dir: Path) -> None:
+    paths = [image_dir / "1.png", image_dir / "2.png"]
+    expected = Detector(task.model).detect(prepare(image_dir, 1, 2))
+    detector = Detector.load(run_dir)
+    found = detector.predict([paths[0], paths[1].read_bytes(), decode_image(paths[0].read_bytes())], batch_size=2)
+    assert detector.class_names == ("red", "blue")
+    for number, (boxes, labels, scores) in enumerate(zip(*expected, strict=True)):
+        rows = (labels > 0) & (scores >= 0.3)
+        np.testing.assert_allclose(found[number].boxes_yxyx, boxes[rows], atol=1e-5)
+        np.testing.assert_array_equal(found[number].labels, labels[rows])
+        np.testing.assert_allclose(found[number].scores, scores[rows], atol=1e-5)
+        assert found[number].names == tuple(("red", "blue")[label - 1] for label in labels[rows])
+    assert len(found[2].scores) == len(found[0].scores) > 0
+
+
+def test_files_of_another_kind_are_refused(run_dir: Path, image_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(MissingInputError) as missing:
+        Detector.load(tmp_path)
+    assert missing.value.path == str(tmp_path)
+    np.savez(tmp_path / "x.npz", **{"conv1/kernel": np.zeros([7, 7, 3, 64], np.float32)})
+    with pytest.raises(DataError) as unnamed:
+        Detector.load(tmp_path / "x.npz")
+    assert unnamed.value.path == str(tmp_path / "x.npz")
+    with pytest.raises(MissingInputError):
+        Detector.load(run_dir).predict([image_dir / "none.png"])
+
+
+def test_weights_of_a_part_of_a_detector_are_refused(tmp_path: Path) -> None:
+    metadata = WeightsMetadata("same_pool", [{"name": "bee"}], 300)
+    write_tensors({"conv1/kernel": np.zeros([7, 7, 3, 64], np.float32)}, tmp_path / "x", metadata=metadata)
+    with pytest.raises(DataError) as caught:
+        Detector.load(tmp_path / "x")
+    assert caught.value.path == str(tmp_path / "x")

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from gaudi_apps.classification.train_config import LISTED
+from gaudi_apps.classification.classifier import Classifier
 from gaudi_apps.inference.evaluator import Evaluator, find_order, pack_arrays, unpack_arrays
 from gaudi_apps.inference.scores import Score
 from gaudi_apps.inference.visualizer import add_title, decode_image, enlarge, write_image
@@ -75,39 +74,6 @@ class Predictions:
         """Places of wrong predictions in the data set, the most confident first."""
         wrong = np.flatnonzero(~self.are_right)
         return wrong[np.argsort(-self.probabilities[wrong, 0], kind="stable")][:count]
-
-
-class Classifier:
-    """A trained network in use.
-
-    Args:
-        model: from `gaudi_models.classifiers.build_classifier`.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._listed = min(LISTED, model.output_shape[-1])
-        self._answer = tf.function(self._compute, reduce_retracing=True)
-
-    def classify(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-        """Probabilities float32 [batch, k] and labels int32 [batch, k] of the k likeliest classes, best first."""
-        probabilities, classes, _ = self._answer(images, tf.zeros([len(images)], tf.int32))
-        return probabilities.numpy(), classes.numpy()
-
-    def answer(self, images: Any, labels: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        """The same, and the cross entropy float32 [batch] with the truth."""
-        probabilities, classes, losses = self._answer(images, labels)
-        return probabilities.numpy(), classes.numpy(), losses.numpy()
-
-    def nothing(self) -> tuple[npt.NDArray[Any], ...]:
-        """Labels, probabilities, classes and losses of no image, as `answer` gives the last three."""
-        labels, losses = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        return labels, np.zeros([0, self._listed], np.float32), np.zeros([0, self._listed], np.int32), losses
-
-    def _compute(self, images: Any, labels: Any) -> tuple[Any, Any, Any]:
-        logits = self._model(images, training=False)
-        probabilities, classes = tf.math.top_k(tf.nn.softmax(logits), self._listed)
-        return probabilities, classes, tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
 
 
 def evaluate(

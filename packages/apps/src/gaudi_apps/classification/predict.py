@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
-import tensorflow as tf
 
-from gaudi_apps.classification.evaluator import Classifier
-from gaudi_apps.inference.media import InputImage, Preprocessor
+from gaudi_apps.classification.classifier import Classifier, make_preprocessor
+from gaudi_apps.inference.media import InputImage
 from gaudi_apps.inference.predictor import Counts, Results, predict_files
 from gaudi_apps.inference.visualizer import add_title, enlarge
-from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.output_files import write_json
 
 PREDICTIONS = "predictions.json"
-
-
-def make_preprocessor(image_size: int) -> Preprocessor:
-    """How images are made what the network takes: as evaluation does."""
-    return Preprocessor(
-        partial(prepare_image, image_size=image_size),
-        lambda pixels: prepare_pixels(pixels, image_size),
-        (tf.errors.InvalidArgumentError,),
-    )
 
 
 def predict(

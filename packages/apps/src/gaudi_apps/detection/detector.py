@@ -1,15 +1,20 @@
-"""Detect objects: from normalized images to boxes, labels and scores."""
+"""Detect objects: from images to boxes, labels and scores."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from gaudi_apps.inference.loading import ImageInput, assign_all, prepare_batches, read_trained
 from gaudi_apps.inference.media import Preprocessor
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
+from gaudi_models.ssd import build_ssd
 from gaudi_ops.tf import decode_boxes, non_max_suppression
 
 SCORE_THRESHOLD = 0.05
@@ -18,15 +23,69 @@ DETECTIONS_PER_IMAGE = 200
 PREPROCESSOR = Preprocessor(prepare_image, prepare_pixels, (tf.errors.InvalidArgumentError,))
 
 
+@dataclass(frozen=True, eq=False)
+class ObjectDetections:
+    """The detections in one image, best first.
+
+    Attributes:
+        boxes_yxyx: float32 [n, 4], top, left, bottom and right as fractions of the image.
+        labels: int32 [n], from 1; label l is class l - 1.
+        scores: float32 [n], from 0 to 1.
+        names: of the classes of the labels, [n].
+    """
+
+    boxes_yxyx: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float32]
+    names: tuple[str, ...]
+
+
 class Detector:
     """Detect objects by a trained network, with decoding and suppression.
 
     Args:
-        model: from `gaudi_models.ssd.build_ssd`.
+        model: from `gaudi_models.build_ssd`.
+        class_names: of the labels from 1 on; needed by `predict`.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, class_names: Sequence[str] = ()) -> None:
+        self.class_names = tuple(class_names)
         self._compute = tf.function(lambda images: find_boxes(model, images), reduce_retracing=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Detector:
+        """Load a detector in float32 from a run, a checkpoint, or an export as safetensors.
+
+        Raises:
+            GaudiError: see `gaudi_apps.inference.loading.read_trained`.
+            WeightsError: the file is damaged, or of another model.
+        """
+        weights, metadata = read_trained(path)
+        model = build_ssd(len(metadata.classes) + 1, pool_padding=weights.pool_padding)
+        assign_all(model, weights)
+        return cls(model, [one["name"] for one in metadata.classes])
+
+    def predict(
+        self, images: Sequence[ImageInput], *, score_threshold: float = 0.3, batch_size: int = 16
+    ) -> list[ObjectDetections]:
+        """Detect the objects in images, prepared as training prepares them.
+
+        Args:
+            images: paths, encoded bytes (JPEG or PNG), or pixels uint8 [height, width, 3] in RGB.
+            score_threshold: lowest score of a detection, .05 or more.
+            batch_size: largest number of images at once.
+
+        Raises:
+            MissingInputError: a file is not there.
+            DataError: an image cannot be decoded.
+        """
+        found = []
+        for batch in prepare_batches(images, PREPROCESSOR, batch_size):
+            for boxes, labels, scores in zip(*self.detect(batch), strict=True):
+                rows = (labels > 0) & (scores >= score_threshold)
+                names = tuple(self.class_names[label - 1] for label in labels[rows])
+                found.append(ObjectDetections(boxes[rows], labels[rows], scores[rows], names))
+        return found
 
     def detect(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Detect the objects in a batch, at most 200 in an image, best first.
