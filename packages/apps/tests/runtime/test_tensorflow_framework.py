@@ -11,7 +11,7 @@ import pytest
 # Chooses a Gaudi, which is not here, and ends where TensorFlow would be imported.
 START = """
 import os, sys
-from gaudi_apps import tensorflow_framework
+from gaudi_apps.runtime import tensorflow
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.detection.application import make_settings
 from gaudi_apps.detection.config import SSDConfig
@@ -26,8 +26,8 @@ class End:
 sys.meta_path.insert(0, End())
 rank, size = map(int, sys.argv[2:])
 rank_info = RankInfo(rank, size, rank % 8, min(size, 8))
-tensorflow_framework.choose_device = lambda *asked, **options: sys.argv[1]
-tensorflow_framework.start_tensorflow(make_settings(SSDConfig(), Distribution(rank_info)).device)
+tensorflow.choose_device = lambda *asked, **options: sys.argv[1]
+tensorflow.start_tensorflow(make_settings(SSDConfig(), Distribution(rank_info)).device)
 """
 
 

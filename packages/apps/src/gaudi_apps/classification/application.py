@@ -60,8 +60,10 @@ class ClassificationApplication(Application):
 
     def open_training_data(self) -> TrainingData:
         """Open records, folders of classes, or random images."""
-        if self.train_config.data.jpeg_data_dir:
-            print("--jpeg_data_dir: hardware media loading is not available; images are decoded on the host CPU")
+        data = self.train_config.data
+        if data.jpeg_data_dir:
+            read = "" if data.data_dir is None else f"; images are read from {data.data_dir} by the CPU"
+            print(f"--jpeg_data_dir: hardware media loading is not available{read}")
         print(describe_jemalloc(os.environ))
         return open_training_data(self.train_config)
 
