@@ -44,4 +44,4 @@ def test_what_is_no_classifier_is_refused(tmp_path: Path) -> None:
         gaudi_apps.Classifier.load(tmp_path / "x")
     assert caught.value.path == str(tmp_path / "x")
     with pytest.raises(DataError, match="uint8"):
-        gaudi_apps.Classifier(model, "ab").predict([np.zeros([8, 8, 3], np.float32)])  # type: ignore[list-item]
+        gaudi_apps.Classifier(model, "ab").predict([np.zeros([8, 8, 3], np.float32)])

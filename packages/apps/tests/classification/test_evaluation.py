@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from gaudi_apps.classification.classifier import Classifier
 from gaudi_apps.classification.data import open_split
 from gaudi_apps.classification.evaluator import (
-    Classifier,
     Predictions,
     as_json,
     draw_report,

@@ -136,8 +136,7 @@ class ClassificationApplication(Application):
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Classify the user's images and videos."""
-        from gaudi_apps.classification.classifier import Classifier
-        from gaudi_apps.classification.predict import PREDICTIONS, predict
+        from gaudi_apps.classification.classifier import PREDICTIONS, Classifier, predict
         from gaudi_apps.inference.media import find_files
 
         use = self.train_config.use

@@ -1,11 +1,12 @@
-"""Classify images: from images to classes and probabilities."""
+"""Classify images: from images to classes and probabilities, in Python and by the mode predict."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,20 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_apps.classification.train_config import LISTED
-from gaudi_apps.inference.loading import ImageInput, assign_all, prepare_batches, read_trained
-from gaudi_apps.inference.media import Preprocessor
+from gaudi_apps.inference.media import InputImage, Preprocessor
+from gaudi_apps.inference.predictor import (
+    Counts,
+    ImageInput,
+    Results,
+    assign_all,
+    predict_files,
+    prepare_batches,
+    read_trained,
+)
+from gaudi_apps.inference.visualizer import add_title, enlarge
 from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.output_files import write_json
 from gaudi_models.classifiers import build_classifier
 
 
@@ -63,7 +74,7 @@ class Classifier:
         """Load a classifier in float32 from a run, a checkpoint, or an export as safetensors.
 
         Raises:
-            GaudiError: see `gaudi_apps.inference.loading.read_trained`, or it is not a classifier.
+            GaudiError: see `gaudi_apps.inference.predictor.read_trained`, or it is not a classifier.
             WeightsError: the file is damaged, or of another model.
         """
         weights, metadata = read_trained(path)
@@ -118,3 +129,79 @@ class Classifier:
         logits = self._model(images, training=False)
         probabilities, classes = tf.math.top_k(tf.nn.softmax(logits), self._listed)
         return probabilities, classes, tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+
+PREDICTIONS = "predictions.json"
+
+
+def predict(
+    classifier: Classifier,
+    files: Sequence[Path],
+    class_names: Sequence[str],
+    output_dir: Path,
+    *,
+    image_size: int,
+    batch_size: int,
+    top: int,
+    strict: bool,
+    write_line: Callable[[str], None] = print,
+) -> Counts:
+    """Classify every image and every frame of the files.
+
+    `output_dir` gets, all at the end or nothing: a PNG of each image and a video of each video under its likeliest
+    class, and ``predictions.json``, whose ``images`` say the classes and probabilities of each, and whose
+    ``bad_files`` say what was skipped. Files of the same names from an earlier run are replaced.
+
+    Args:
+        classifier: the trained network.
+        files: from `gaudi_apps.inference.media.find_files`.
+        class_names: in the order of the labels.
+        output_dir: made when it is not there.
+        image_size: that the network takes.
+        batch_size: images at once, at most.
+        top: classes to list of an image, 5 at most.
+        strict: end with the first file that cannot be used, instead of naming and skipping it.
+        write_line: gets a line for each image: file, then classes with their probabilities.
+
+    Raises:
+        DataError: no file can be used, or one cannot and it is strict.
+        OSError: the results cannot be written.
+    """
+    _, counts = predict_files(
+        classifier.classify,
+        files,
+        make_preprocessor(image_size),
+        lambda folder: ClassResults(folder, class_names, top),
+        output_dir,
+        batch_size=batch_size,
+        strict=strict,
+        write_line=write_line,
+    )
+    return counts
+
+
+class ClassResults(Results):
+    """Collect the likeliest classes of each image, and write the first one above it."""
+
+    def __init__(self, folder: Path, class_names: Sequence[str], top: int) -> None:
+        super().__init__(folder)
+        self._names, self._top = class_names, top
+
+    def add(self, image: InputImage, *outputs: npt.NDArray[Any]) -> list[str]:
+        """Keep the classes of an image, the likeliest first, and write the first one above it."""
+        pairs = zip(outputs[1][: self._top].tolist(), outputs[0][: self._top].tolist(), strict=True)
+        classes = [
+            {"class": self._names[label], "label": label, "probability": round(share, 6)} for label, share in pairs
+        ]
+        texts = [f"{one['class']} {one['probability']:.3f}" for one in classes]
+        row = self.add_image(image, add_title(enlarge(image.pixels), texts[0]))
+        row["classes"] = classes
+        return [f"{image.name}: {', '.join(texts)}"]
+
+    def count(self) -> str:
+        """Nothing beyond the images."""
+        return f"{len(self.bad_files)} files skipped"
+
+    def write_tables(self) -> None:
+        """Write the JSON file."""
+        write_json(self.folder / PREDICTIONS, {"images": self.images, "bad_files": self.list_bad_files()})

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gaudi_apps.inference.loading import ImageInput, assign_all, prepare_batches, read_trained
 from gaudi_apps.inference.media import Preprocessor
+from gaudi_apps.inference.predictor import ImageInput, assign_all, prepare_batches, read_trained
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_models.ssd import build_ssd
 from gaudi_ops.tf import decode_boxes, non_max_suppression
@@ -57,7 +57,7 @@ class Detector:
         """Load a detector in float32 from a run, a checkpoint, or an export as safetensors.
 
         Raises:
-            GaudiError: see `gaudi_apps.inference.loading.read_trained`.
+            GaudiError: see `gaudi_apps.inference.predictor.read_trained`.
             WeightsError: the file is damaged, or of another model.
         """
         weights, metadata = read_trained(path)

@@ -1,4 +1,4 @@
-"""Predict on images and videos of the user's: read in batches, draw, write, and show progress."""
+"""Load trained weights, and predict on images and videos: read in batches, draw, write, and show progress."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gaudi_apps.inference.media import BadFile, InputImage, Preprocessor, VideoWriter, read_images
 from gaudi_apps.inference.visualizer import Image, write_image
-from gaudi_datasets.errors import DataError
+from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_apps.training.run_dir import RUN_FILE
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.image_files import read_image
 from gaudi_datasets.output_files import staging_folder
+from gaudi_models.weights import LoadReport, WeightsFile, WeightsMetadata, assign_weights, read_weights
 
 # A batch of large frames ends before it takes more memory than this for its pixels.
 PIXEL_BYTES_PER_BATCH = 256 * 2**20
@@ -243,3 +247,77 @@ class FileProgress:
     def note(self, text: str) -> None:
         """Show a line of its own, as about a file that cannot be used."""
         self._console.print(text, markup=False, highlight=False)
+
+
+ImageInput = str | os.PathLike[str] | bytes | npt.NDArray[np.uint8]
+
+
+def read_trained(path: str | os.PathLike[str]) -> tuple[WeightsFile, WeightsMetadata]:
+    """Read the weights of a trained network with its classes.
+
+    Args:
+        path: the folder of a run, whose newest checkpoint is read; a checkpoint; or an export as safetensors, its
+            folder or its file.
+
+    Raises:
+        MissingInputError: the run has no checkpoint.
+        DataError: the file does not name the classes.
+        WeightsError: it is damaged or of another format, or a `gaudi_models.MissingWeightsError`: it is not there.
+    """
+    weights = read_weights(_find_weights(Path(path)))
+    if weights.metadata is None or not weights.metadata.classes:
+        raise DataError("does not name its classes", path=path, remedy="use a run, a checkpoint or an export of ours")
+    return weights, weights.metadata
+
+
+def assign_all(model: Any, weights: WeightsFile) -> LoadReport:
+    """Set all variables of a model.
+
+    Raises:
+        DataError: the weights are of another model, or of a part of it.
+    """
+    report = assign_weights(model, weights)
+    if missing := [*report.initial, *report.other_shape]:
+        raise DataError(
+            f"has no {missing[0]} for this model, and {len(missing) - 1} others are missing",
+            path=weights.path,
+            remedy="use a whole trained model of this kind",
+        )
+    return report
+
+
+def prepare_batches(
+    images: Sequence[ImageInput], prepare: Preprocessor, batch_size: int
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield batches float32 [batch, side, side, 3] of images: paths, encoded bytes, or uint8 [height, width, 3] in RGB.
+
+    Raises:
+        MissingInputError: a file is not there.
+        DataError: an image cannot be decoded.
+    """
+    for first in range(0, len(images), batch_size):
+        yield np.stack([_prepare(image, prepare) for image in images[first : first + batch_size]])
+
+
+def _find_weights(path: Path) -> Path:
+    """Find the weights in the folder of a run or of an export; other paths are returned as they are."""
+    if (path / RUN_FILE).is_file():
+        checkpoints = CheckpointFolder(path / "checkpoints")
+        if not checkpoints.steps():
+            raise MissingInputError("has no checkpoint", path=path, remedy="train first, or give another run")
+        return checkpoints.path(checkpoints.steps()[-1])
+    exported = path / "weights.safetensors"
+    return exported if exported.is_file() else path
+
+
+def _prepare(image: ImageInput, prepare: Preprocessor) -> npt.NDArray[np.float32]:
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+            raise DataError(f"an image is {image.dtype} {list(image.shape)}; give uint8 [height, width, 3] in RGB")
+        return np.asarray(prepare.from_pixels(image))
+    encoded = image if isinstance(image, bytes) else read_image(Path(image)).encoded
+    try:
+        return np.asarray(prepare.from_encoded(encoded))
+    except prepare.errors as error:
+        place = None if isinstance(image, bytes) else image
+        raise DataError(f"cannot be decoded ({str(error).splitlines()[0]})", path=place) from None
