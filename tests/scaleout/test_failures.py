@@ -261,13 +261,13 @@ def check_end(ended: Ended, kind: str, phase: str, step: int | None) -> None:
     if target == "launcher":
         assert ended.status == -signal.SIGKILL
         assert "resnet_train: error: rank 0 on " in cause
-        assert "the launcher of this run ended without a word" in cause
+        assert "the launcher of this run was killed" in cause
     else:
         assert ended.status == 75, ended.error
         assert cause == ended.last_line
         assert any(f"gaudi-run: error: rank {target} on {host} at step " in cause for host in HOSTS)
         assert re.search(rf" at step {step or '[24]'} \({phase}\): ", cause), cause
-        assert (f"has not answered for {STALL:g} s" if what == "stop" else "its process ended without a word") in cause
+        assert (f"has not answered for {STALL:g} s" if what == "stop" else "its process was killed or crashed") in cause
     assert "the same command continues from the last checkpoint" in cause
 
 

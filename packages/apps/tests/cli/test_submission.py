@@ -171,7 +171,7 @@ def test_a_job_of_slurm_reads_the_variables_again(plan: Plan, variables: dict[st
         ("--submission --preset c4140", {}, FlagError, "goes without --preset, which SYSTEM names"),
         ("--submission ssd_train", {}, FlagError, "--preset dss8440 runs ssd_mxnet_train, not ssd_train"),
         ("--submission", {"CONT": "--privileged"}, FlagError, "expected one argument"),
-        ("--submission", {"CONT": "a b"}, FlagError, "is no image"),
+        ("--submission", {"CONT": "a b"}, FlagError, "not an image"),
     ],
 )
 def test_what_is_refused(

@@ -45,7 +45,7 @@ def test_hosts(name: str) -> None:
     ],
 )
 def test_no_hosts(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no host"):
+    with pytest.raises(ConfigurationError, match="is not a host"):
         check_host(name, "test")
 
 
@@ -67,13 +67,13 @@ def test_list() -> None:
         ("a: 2", "' 2' ranks"),
         ("a:", "'' ranks"),
         ("a:2:3", "'2:3' ranks"),
-        ("", "'' is no host"),
-        ("a,", "'' is no host"),
+        ("", "'' is not a host"),
+        ("a,", "'' is not a host"),
         ("a:2,b", "some have none"),
-        ("::1", "is no host"),
-        ("[::1", "is no host"),
-        ("[a]:2", "is no host"),
-        ("[::1]x", "is no host"),
+        ("::1", "is not a host"),
+        ("[::1", "is not a host"),
+        ("[a]:2", "is not a host"),
+        ("[::1]x", "is not a host"),
     ],
 )
 def test_wrong_lists(text: str, words: str) -> None:

@@ -98,13 +98,13 @@ def test_a_fault_is_status_78_with_its_remedy(tmp_path: Path) -> None:
     ("arguments", "status", "words"),
     [
         (["--hosts", "a:1,a:2"], 78, "named twice"),
-        (["--hosts", "a b"], 78, "is no host"),
-        (["--hosts=-oProxyCommand=x:1"], 78, "is no host"),
-        (["--ssh_config", "nowhere"], 66, "there is no such file"),
-        (["--interface", "x;y"], 64, "is no interface"),
+        (["--hosts", "a b"], 78, "is not a host"),
+        (["--hosts=-oProxyCommand=x:1"], 78, "is not a host"),
+        (["--ssh_config", "nowhere"], 66, "does not exist"),
+        (["--interface", "x;y"], 64, "is not an interface"),
         (["--nothing"], 64, "unknown flag --nothing; did you mean --json? (see gaudi-run doctor --help)"),
         (["--device", "tpu"], 64, "--device: invalid choice: 'tpu'"),
-        (["--np", "0"], 64, "is no number"),
+        (["--np", "0"], 64, "not a number"),
         (["ssd_train"], 64, "the doctor starts no program"),
     ],
 )

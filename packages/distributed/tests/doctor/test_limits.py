@@ -17,6 +17,6 @@ def test_open_files() -> None:
 
 
 def test_locked_memory_matters_to_a_gaudi() -> None:
-    assert check_locked(Limits(1, 1, 8 << 20), "cpu").text == "8.0 MiB; a run on the cpu over TCP locks none"
+    assert check_locked(Limits(1, 1, 8 << 20), "cpu").text == "8.0 MiB; a run on the cpu over TCP locks no memory"
     assert check_locked(Limits(1, 1, 8 << 20), "hpu").level == "warning"
     assert check_locked(Limits(1, 1, None), "hpu").level == "ok"

@@ -42,7 +42,7 @@ def test_what_the_kernel_tells(make_machine: MakeMachine) -> None:
 @pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "MemTotal:       24684092 kB\n", "\x00\x01"])
 def test_a_kernel_that_tells_little(make_machine: MakeMachine, text: str) -> None:
     finding = check_memory(gather_memory(make_machine({"proc/meminfo": text})))
-    assert (finding.level, finding.text) == ("warning", "the kernel does not tell what is available")
+    assert (finding.level, finding.text) == ("warning", "the available memory is unknown")
 
 
 def test_a_control_group_limits() -> None:

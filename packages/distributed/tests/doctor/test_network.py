@@ -63,7 +63,7 @@ def test_the_loopback_of_this_machine() -> None:
         ("lo", None, "fault", "lo up"),
         ("eth7", None, "fault", "--interface eth7: none of these interfaces"),
         ("10.9.0.0/24", None, "fault", "--interface 10.9.0.0/24: none of these"),
-        (None, None, "fault", "no way leads to the other hosts"),
+        (None, None, "fault", "no route to the other hosts"),
     ],
 )
 def test_between_hosts(interface: str | None, route: str | None, level: str, words: str) -> None:
@@ -73,7 +73,7 @@ def test_between_hosts(interface: str | None, route: str | None, level: str, wor
 
 
 def test_alone_none_is_needed() -> None:
-    assert check_interfaces([LO], ONE, None).text == "none but the loopback; a run on this machine alone needs none"
+    assert check_interfaces([LO], ONE, None).text.startswith("none but the loopback")
     assert check_interfaces([LO, ETH0], ONE, None).level == "ok"
 
 
@@ -104,11 +104,11 @@ def test_what_nccl_takes_by_itself() -> None:
     [
         ("gpu", {}, "ok", "NCCL takes ib0"),
         ("gpu", {"NCCL_SOCKET_IFNAME": "eth"}, "ok", "eth0, by NCCL_SOCKET_IFNAME=eth"),
-        ("gpu", {"NCCL_SOCKET_IFNAME": "eth1"}, "fault", "is no interface that is up"),
+        ("gpu", {"NCCL_SOCKET_IFNAME": "eth1"}, "fault", "is not an interface that is up"),
         ("gpu", {"NCCL_SOCKET_IFNAME": "lo"}, "fault", "is the loopback"),
         ("hpu", {}, "ok", "gaudi-run sets it by --interface"),
         ("hpu", {"HCCL_SOCKET_IFNAME": "eth0,eno1"}, "ok", "eno1, eth0, by HCCL_SOCKET_IFNAME"),
-        ("hpu", {"HCCL_SOCKET_IFNAME": "bond0"}, "fault", "is no interface that is up"),
+        ("hpu", {"HCCL_SOCKET_IFNAME": "bond0"}, "fault", "is not an interface that is up"),
     ],
 )
 def test_sockets(device: DeviceKind, environ: dict[str, str], level: str, words: str) -> None:

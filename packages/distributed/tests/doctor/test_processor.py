@@ -41,7 +41,7 @@ def test_what_the_kernel_tells(make_machine: MakeMachine) -> None:
 def test_processors_that_tell_little(make_machine: MakeMachine) -> None:
     arm = gather_processor(make_machine({"proc/cpuinfo": ARM}), {0}, "aarch64")
     assert check_processor(arm).level == "ok"
-    assert check_processor(arm).text == "a processor without a name, aarch64: no AVX"
+    assert check_processor(arm).text == "unknown processor, aarch64: no AVX"
     hidden = gather_processor(make_machine({"proc/cpuinfo": "\x00:"}), {0, 3}, "x86_64")
     assert check_processor(hidden).level == "warning"
     assert (hidden.logical, hidden.cores) == (2, 2)
@@ -59,7 +59,7 @@ def test_without_avx_tensorflow_does_not_start() -> None:
         ({}, 4, "ok", "8 of 8 logical processors may be used, 4 cores, for 4 ranks"),
         ({"usable": 2, "cores": 1}, 1, "ok", "2 of 8 logical processors may be used, 1 core, for 1 rank"),
         ({}, 5, "warning", "for 5 ranks"),
-        ({"quota": 1.5}, 1, "warning", "a control group gives the time of 1.5"),
+        ({"quota": 1.5}, 1, "warning", "a control group limits the time to 1.5"),
         ({"quota": 8.0}, 1, "ok", "time of 8 by a control group"),
     ],
 )

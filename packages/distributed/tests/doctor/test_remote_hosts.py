@@ -47,17 +47,17 @@ def test_clocks_are_compared_at_the_middle_of_question_and_answer(
 @pytest.mark.parametrize(
     ("changes", "level", "words"),
     [
-        ({}, "ok", "ssh reaches it; mpirun is there; its clock is 0.25 s ahead, ±0.01 s"),
+        ({}, "ok", "reached by ssh; mpirun is there; its clock is 0.25 s ahead, ±0.01 s"),
         ({"skew": -3.0}, "warning", "its clock is 3.00 s behind"),
         ({"skew": 3.0, "uncertainty": 2.5}, "ok", "3.00 s ahead, ±2.50 s"),
-        ({"skew": None}, "warning", "does not tell its time"),
+        ({"skew": None}, "warning", "does not report its time"),
         (
             {"starter": "mpirun (Open MPI) 5.0.3"},
             "fault",
             "it has mpirun (Open MPI) 5.0.3, and here is mpirun (Open MPI) 4.1.4",
         ),
         ({"starter_error_message": "bash: line 1: mpirun: command not found"}, "fault", "no mpirun: bash: line 1"),
-        ({"error_message": "Host key verification failed."}, "fault", "ssh does not reach it: Host key"),
+        ({"error_message": "Host key verification failed."}, "fault", "cannot be reached by ssh: Host key"),
     ],
 )
 def test_a_host(changes: dict[str, object], level: str, words: str) -> None:

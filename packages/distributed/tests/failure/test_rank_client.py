@@ -41,7 +41,7 @@ def test_killed_rank(start_ranks: START, rank: int, name: str) -> None:
     assert (cause.rank, cause.host, cause.status) == (rank, f"host{rank}", 75)
     # Its last note may not have left the process.
     assert step - 1 <= cause.step <= step
-    assert cause.describe().startswith(f"rank {rank} on host{rank} at step {cause.step} (step): its process ended")
+    assert cause.describe().startswith(f"rank {rank} on host{rank} at step {cause.step} (step): its process was")
     assert statuses[rank] == -signal.Signals[name]
     assert statuses[1 - rank] == 75
     assert run.announced() == []
@@ -102,7 +102,7 @@ def test_rank_that_stands_still(start_ranks: START) -> None:
         run = start_ranks("launched", coordinator.environment, size=3, faults={1: ("hang", 9)})
         cause = finish(coordinator)
         assert run.wait() == [75, 75, 75]
-    assert "any further for 3 s" in cause.text
+    assert "made progress for 3 s" in cause.text
     assert cause.step == 9
 
 
@@ -162,7 +162,7 @@ LAUNCHER = """
 
 @pytest.mark.parametrize(
     ("name", "timeouts", "what"),
-    [("SIGKILL", PATIENT, "ended without a word"), ("SIGSTOP", QUICK, "not answered for 3 s")],
+    [("SIGKILL", PATIENT, "was killed or crashed"), ("SIGSTOP", QUICK, "not answered for 3 s")],
 )
 def test_lost_launcher(start_ranks: START, name: str, timeouts: Timeouts, what: str) -> None:
     command = [sys.executable, "-c", textwrap.dedent(LAUNCHER), f"{timeouts.stall_seconds}"]

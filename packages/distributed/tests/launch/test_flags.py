@@ -40,9 +40,9 @@ def test_hyphens_are_underscores() -> None:
         (["--np"], "--np/-np: expected one argument"),
         (["--host", "a"], "did you mean --hosts"),
         (["--np", "2", "--dry", "x"], "unknown flag --dry"),
-        (["--np", "x"], "'x' is no number"),
-        (["--np", "2", "--", "--", "x"], "'--' stands where"),
-        (["--np", "2", "", "x"], "'' stands where"),
+        (["--np", "x"], "'x' is not a number"),
+        (["--np", "2", "--", "--", "x"], "'--' stands in place"),
+        (["--np", "2", "", "x"], "'' stands in place"),
     ],
 )
 def test_wrong_flags(arguments: list[str], words: str) -> None:

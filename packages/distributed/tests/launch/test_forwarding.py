@@ -54,7 +54,7 @@ def test_secrets_are_refused_even_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["A=b", "", "a-b", "-x", "A\nB", "é"])
 def test_values_and_what_is_no_name_are_refused(name: str) -> None:
-    with pytest.raises(FlagError, match="is no name"):
+    with pytest.raises(FlagError, match="is not a name"):
         choose_forwarded({name: "x"}, [name])
 
 

@@ -245,7 +245,7 @@ Entry: TypeAlias = "tuple[str, int | None]"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.ASCII)
 _ITEM = re.compile(r"(?P<name>\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<slots>.*))?", re.DOTALL)
-_RULE = "is no host: write a name of letters, digits and hyphens between dots, an IPv4 address, or [an IPv6 address]"
+_RULE = "is not a host: write a name of letters, digits and hyphens between dots, an IPv4 address, or [an IPv6 address]"
 
 
 def name_source(source: str) -> dict[str, str]:
@@ -329,7 +329,7 @@ def expand_node_list(text: str, source: str = "SLURM_JOB_NODELIST") -> tuple[str
     parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|[^,]", text)
     if not text or ",".join(parts) != text:
         raise ConfigurationError(
-            f"{source}: {text!r} is no list of nodes",
+            f"{source}: {text!r} is not a list of nodes",
             **name_source(source),
             remedy="it reads like node[01-04,7],login1",
         )
@@ -354,7 +354,7 @@ def expand_task_counts(text: str, source: str = "SLURM_TASKS_PER_NODE") -> tuple
         found = re.fullmatch(r"([0-9]{1,4})(?:\(x([0-9]{1,4})\))?", part, re.ASCII)
         if found is None:
             raise ConfigurationError(
-                f"{source}: {text!r} is no list of counts",
+                f"{source}: {text!r} is not a list of counts",
                 **name_source(source),
                 remedy="it reads like 2(x3),1",
             )
@@ -383,7 +383,9 @@ def _expand_ranges(text: str, source: str) -> list[str]:
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if found is None or not first <= last < first + MAX_HOSTS:
             raise ConfigurationError(
-                f"{source}: {part!r} in brackets is no number or range like 01-04", **name_source(source), record=part
+                f"{source}: {part!r} in brackets is not a number or range like 01-04",
+                **name_source(source),
+                record=part,
             )
         names += [str(number).zfill(len(found[1])) for number in range(first, last + 1)]
     return names
@@ -432,13 +434,13 @@ def check_interface(text: str, source: str) -> None:
             ipaddress.IPv4Interface(text)
         except ValueError as error:
             raise FlagError(
-                f"{source} {text!r}: is no network ({error})",
+                f"{source} {text!r}: is not a network ({error})",
                 **name_source(source),
                 remedy="write one like 10.0.0.0/24",
             ) from None
     elif _INTERFACE.fullmatch(text) is None:
         raise FlagError(
-            f"{source} {text!r}: is no interface",
+            f"{source} {text!r}: is not an interface",
             **name_source(source),
             remedy="write a name like eth0, or a network like 10.0.0.0/24",
         )
@@ -478,7 +480,7 @@ def own_address(cluster: Cluster, local_hosts: frozenset[str], interface: str | 
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigurationError(
-            f"host {others[0]}: no way leads there ({error})",
+            f"host {others[0]}: is not reachable ({error})",
             remedy="correct its name or the network",
         ) from error
 

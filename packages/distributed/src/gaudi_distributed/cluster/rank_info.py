@@ -91,14 +91,14 @@ def _read_numbers(names: Sequence[str], environ: Mapping[str, str]) -> list[int]
     if missing:
         there = [name for name in names if name in environ]
         raise ConfigurationError(
-            f"{', '.join(there)} set and {', '.join(missing)} not: a rank is told by all of them",
+            f"{', '.join(there)} set and {', '.join(missing)} not: all of them are needed",
             field=missing[0],
             remedy="start the run through its launcher, or unset them",
         )
     for name in names:
         if not re.fullmatch("[0-9]{1,6}", environ[name]):
             raise ConfigurationError(
-                f"{name} is {environ[name]!r}, which is no number from 0 to 999999",
+                f"{name} is {environ[name]!r}, which is not a number from 0 to 999999",
                 field=name,
                 remedy="start the run through its launcher, or unset it",
             )

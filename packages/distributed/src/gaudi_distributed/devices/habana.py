@@ -135,7 +135,7 @@ def check_hcl_config(text: str, cluster: Cluster, source: str) -> None:
         raise ConfigurationError(
             f"{source}: names neither HCL_COUNT nor HCL_RANKS ({error})",
             path=source,
-            remedy="write it anew",
+            remedy="write it again",
         ) from error
     expected = [slot.host.name for slot in cluster.assignments()]
     if ranks not in (expected, cluster.most_slots):
@@ -143,7 +143,7 @@ def check_hcl_config(text: str, cluster: Cluster, source: str) -> None:
             f"{source}: is for {ranks if isinstance(ranks, int) else len(ranks)} ranks on a host or in all, this run "
             f"has {cluster.size} on {', '.join(host.name for host in cluster.hosts)}",
             path=source,
-            remedy="write it anew",
+            remedy="write it again",
         )
 
 

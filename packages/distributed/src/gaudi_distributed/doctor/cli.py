@@ -88,8 +88,8 @@ def _find_route(request: Request) -> str | None:
 
 
 NAME = f"{PROGRAM} {DOCTOR}"
-_DESCRIPTION = """Say what this machine has and what a run would meet. It changes nothing.
-With the flags of a run it looks at what that run needs, and at its hosts."""
+_DESCRIPTION = """Check this machine, and change nothing.
+With the flags of a run, also check what that run needs, and its hosts."""
 
 
 @dataclass(frozen=True)
@@ -136,20 +136,28 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
         allow_abbrev=False,
     )
     run = parser.add_argument_group("the run")
-    run.add_argument("--device", choices=DEVICE_CHOICES, default="auto", help="as the programs take it; default: auto")
-    run.add_argument("--data_dir", type=Path, metavar="DIR", help="records, to be compared with the memory")
-    run.add_argument("--model_dir", type=Path, default=Path(), metavar="DIR", help="where it writes; default: here")
-    run.add_argument("--backend", choices=BACKENDS, help="what starts the ranks; default: gaudi-run's choice")
+    run.add_argument("--device", choices=DEVICE_CHOICES, default="auto", help="as in the programs; default: auto")
+    run.add_argument(
+        "--data_dir", type=Path, metavar="DIR", help="folder of records, whose size is compared with the memory"
+    )
+    run.add_argument(
+        "--model_dir",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="folder that the run writes to; default: the working folder",
+    )
+    run.add_argument("--backend", choices=BACKENDS, help="starts the ranks; default: the choice of gaudi-run")
     add_hosts(parser.add_argument_group("ranks and hosts"))
     add_reach(parser.add_argument_group("other hosts"))
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="JSON in place of the table")
+    output.add_argument("--json", action="store_true", help="print JSON instead of the table")
     output.add_argument("--debug", action="store_true", help="show the traceback of an error")
     words, command = split_command(parser, arguments)
     values = vars(parser.parse_args(words))
     if command:
         raise FlagError(
-            f"{command[0]!r} stands where a flag should",
+            f"{command[0]!r} stands in place of a flag",
             remedy=f"the doctor starts no program (see {NAME} --help)",
         )
     return Flags(**{field.name: values[field.name] for field in fields(Flags)})

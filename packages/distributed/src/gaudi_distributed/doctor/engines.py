@@ -120,7 +120,7 @@ def check_mpi(mpi: Mpi, request: Request) -> Finding:
         text = "mpirun is in neither --mpi_root nor PATH"
         if wanted or request.needs_horovod:
             return warning_or_fault(wanted, "MPI", text, remedy)
-        return ok("MPI", f"{text}; a run of one rank or by tf.distribute needs none")
+        return ok("MPI", f"{text}; a run of one rank or with tf.distribute needs none")
     facts = {"path": mpi.path, "version": mpi.version}
     if not mpi.is_open_mpi:
         text = f"{mpi.path}: {mpi.error_message or mpi.version or 'says no version'}; it is not Open MPI"
@@ -136,7 +136,7 @@ def check_horovod(horovod: Horovod, mpi: Mpi, request: Request) -> Finding:
         if wanted:
             remedy = "gaudi-run install-horovod, or choose --backend multi_worker"
             return fault("Horovod", "is not installed", remedy)
-        return ok("Horovod", "is not installed; a run of one rank or by tf.distribute needs none")
+        return ok("Horovod", "is not installed; a run of one rank or with tf.distribute needs none")
     text = f"{horovod.distribution}, for {_join(horovod.built_for) or 'no framework that is known'}"
     remedy = "gaudi-run install-horovod builds it for what is installed; or choose --backend multi_worker"
     others = {name: version for name, version in horovod.installed.items() if version != horovod.built_for[name]}
@@ -146,7 +146,7 @@ def check_horovod(horovod: Horovod, mpi: Mpi, request: Request) -> Finding:
     if not horovod.parts:
         why = horovod.error_message or "says nothing"
         return warning_or_fault(wanted, "Horovod", f"{text}; does not load: {why}", remedy, **facts)
-    text += f"; with {', '.join(name for name, is_in in horovod.parts.items() if is_in) or 'nothing to talk by'}"
+    text += f"; with {', '.join(name for name, is_in in horovod.parts.items() if is_in) or 'no transport'}"
     backend = choose_backend(request, mpi)
     part = "MPI" if backend == "openmpi" else "Gloo"
     if wanted and not horovod.parts.get(part, False):

@@ -78,7 +78,9 @@ def check_interfaces(interfaces: Sequence[Interface], request: Request, route: s
     shown = "; ".join(interface.describe() for interface in interfaces if not interface.is_loopback)
     facts: dict[str, Any] = {"interfaces": [asdict(interface) for interface in interfaces]}
     if len(request.cluster.hosts) == 1 and not request.others:
-        return ok("network", f"{shown or 'none but the loopback'}; a run on this machine alone needs none", **facts)
+        return ok(
+            "network", f"{shown or 'none but the loopback'}; a run on this machine alone needs no network", **facts
+        )
     by, chosen = _choose(interfaces, request.interface, route)
     facts["chosen"] = None if chosen is None else chosen.name
     if chosen is None:
@@ -113,7 +115,7 @@ def check_sockets(
         names = prefer_by_nccl(names)
         return ok(f"{library} sockets", f"{variable} is not set; NCCL takes {', '.join(names) or 'none'}", **facts)
     if not names:
-        text = f"{variable}={value} is no interface that is up"
+        text = f"{variable}={value} is not an interface that is up"
         return warning_or_fault(several, f"{library} sockets", text, "correct or unset it", **facts)
     if several and all(interface.is_loopback for interface in usable if interface.name in names):
         text = f"{variable}={value} is the loopback, where no other host is"
@@ -152,7 +154,7 @@ def _choose(interfaces: Sequence[Interface], asked: str | None, route: str | Non
         inside = (each for each in interfaces if each.address and ipaddress.IPv4Address(each.address) in network)
         return f"--interface {asked}", next(inside, None)
     if route is None:
-        return "no way leads to the other hosts", None
+        return "no route to the other hosts", None
     return "the way to the other hosts", next((each for each in interfaces if each.address == route), None)
 
 
@@ -237,14 +239,14 @@ def check_remote_host(host: RemoteHost, starter: Starter, mpi_version: str, ssh:
     if host.error_message:
         by_hand = f"try ssh -p {ssh.port} by hand, and look at sshd there"
         remedy = next((text for words, text in _REMEDIES.items() if words in host.error_message), by_hand)
-        return fault(check, f"ssh does not reach it: {host.error_message}", remedy, **facts)
-    text = "ssh reaches it"
+        return fault(check, f"cannot be reached by ssh: {host.error_message}", remedy, **facts)
+    text = "reached by ssh"
     if host.starter_error_message:
         return fault(check, f"{text}; no {starter.name}: {host.starter_error_message}", starter.remedy, **facts)
     if starter.command[-1] == "--version" and host.starter != mpi_version:
         return fault(check, f"{text}; it has {host.starter}, and here is {mpi_version}", starter.remedy, **facts)
     if host.skew is None:
-        return warning(check, f"{text}; it does not tell its time", "look at `date` there", **facts)
+        return warning(check, f"{text}; it does not report its time", "look at `date` there", **facts)
     direction = "ahead" if host.skew > 0 else "behind"
     text += f"; {starter.name} is there; its clock is {abs(host.skew):.2f} s {direction}, ±{host.uncertainty:.2f} s"
     if abs(host.skew) - host.uncertainty > _SKEW:

@@ -81,7 +81,7 @@ def check_disk(space: Space | None, folder: Path) -> Finding:
         )
     if space.kind in _VOLATILE:
         remedy = "choose a --model_dir that outlives the machine or the container"
-        return warning("disk", f"{text}: may be gone with the machine or the container", remedy, **facts)
+        return warning("disk", f"{text}: may be lost with the machine or the container", remedy, **facts)
     return ok("disk", text, **facts)
 
 
@@ -111,7 +111,7 @@ _SHARD = re.compile(r"(.+)-[0-9]+-of-[0-9]+(\..+)?")
 class Memory:
     """Bytes of the machine, those that can be taken without swapping, and a control group's limit, if there is one.
 
-    None where the kernel does not tell. `huge_pages` are reserved, of `huge_page_size` bytes each.
+    None where unknown to the kernel. `huge_pages` are reserved, of `huge_page_size` bytes each.
     """
 
     total: int | None
@@ -177,7 +177,7 @@ def gather_data_set(folder: Path) -> DataSet:
 def check_memory(memory: Memory) -> Finding:
     """Check what is available; a process that takes more is killed."""
     if memory.total is None or memory.left is None:
-        return warning("memory", "the kernel does not tell what is available", "mount /proc")
+        return warning("memory", "the available memory is unknown", "mount /proc")
     facts = {"total": memory.total, "available": memory.left}
     text = f"{format_bytes(memory.left)} available of {format_bytes(memory.total)}"
     if memory.limit is not None:
@@ -199,7 +199,7 @@ def check_data_set(data: DataSet, memory: Memory, ranks: int) -> Finding:
     text = f"{format_bytes(data.num_bytes)} in {data.files} {what}"
     facts = {"bytes": data.num_bytes, "files": data.files, "records": data.name or None}
     if memory.left is None:
-        return warning("data set", f"{text}; the kernel does not tell what memory is available", "mount /proc", **facts)
+        return warning("data set", f"{text}; the available memory is unknown", "mount /proc", **facts)
     allowed = int(SHARE_FOR_IMAGES * memory.left)
     facts["allowed"] = allowed
     if data.num_bytes > allowed:

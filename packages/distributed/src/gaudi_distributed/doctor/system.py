@@ -18,11 +18,11 @@ from gaudi_distributed.doctor.findings import Finding, fault, format_bytes, ok, 
 
 def check_processor(processor: Processor) -> Finding:
     """Check its instructions: TensorFlow's packages for x86-64 are built with AVX."""
-    name = processor.model or "a processor without a name"
+    name = processor.model or "unknown processor"
     known = [flag for flag in ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16") if flag in processor.flags]
     facts = {"model": processor.model, "architecture": processor.architecture, "instructions": known}
     if processor.architecture == "x86_64" and not processor.flags:
-        return warning("processor", f"{name}; /proc/cpuinfo does not tell its instructions", "mount /proc", **facts)
+        return warning("processor", f"{name}; its instruction sets are unknown", "mount /proc", **facts)
     if processor.architecture == "x86_64" and "avx" not in processor.flags:
         remedy = "take another machine, or build TensorFlow for this one"
         return fault(
@@ -41,10 +41,10 @@ def check_cores(processor: Processor, ranks: int) -> Finding:
     }
     text = f"{processor.usable} of {processor.logical} logical processors may be used, {_count(processor.cores)}"
     if processor.quota is not None and processor.quota < processor.usable:
-        text += f"; a control group gives the time of {processor.quota:g}"
+        text += f"; a control group limits the time to {processor.quota:g}"
         remedy = "give the container as many processors as it may use, by --cpuset-cpus in place of --cpus"
         return warning("cores", text, remedy, **facts)
-    text += "" if processor.quota is None else f", time of {processor.quota:g} by a control group"
+    text += "" if processor.quota is None else f", limited to the time of {processor.quota:g} by a control group"
     if ranks > processor.cores:
         remedy = f"start at most {processor.cores} ranks here, or expect none of them to be bound to cores"
         return warning("cores", f"{text}, for {ranks} ranks", remedy, **facts)
@@ -164,7 +164,7 @@ def check_locked(limits: Limits, device: DeviceKind) -> Finding:
     if limits.locked is not None and device == "hpu":
         remedy = "ulimit -l unlimited, or start the container with --ulimit memlock=-1"
         return warning("locked memory", text, remedy, limit=limits.locked)
-    note = "" if device == "hpu" else f"; a run on the {device} over TCP locks none"
+    note = "" if device == "hpu" else f"; a run on the {device} over TCP locks no memory"
     return ok("locked memory", text + note, limit=limits.locked)
 
 
@@ -215,10 +215,10 @@ def gather_clock(machine: Machine) -> Clock:
 def check_clock(clock: Clock, hosts: int) -> Finding:
     """Check it: logs and files of several hosts can be compared by their times only if the clocks agree."""
     facts = {"synchronised": clock.is_synchronised, "services": list(clock.services)}
-    service = f"{', '.join(clock.services)} running" if clock.services else "no service for it seen"
+    service = f"{', '.join(clock.services)} running" if clock.services else "no time service is running"
     if clock.is_synchronised:
-        return ok("clock", f"synchronised by the kernel's word; {service}", **facts)
-    text = "the kernel does not tell" if clock.is_synchronised is None else "not synchronised, by the kernel's word"
+        return ok("clock", f"synchronised, according to the kernel; {service}", **facts)
+    text = "unknown to the kernel" if clock.is_synchronised is None else "not synchronised, according to the kernel"
     if hosts == 1:
         return ok("clock", f"{text}; {service}; a run on one host needs neither", **facts)
     return warning("clock", f"{text}; {service}", "start chrony or systemd-timesyncd on each host", **facts)

@@ -305,7 +305,7 @@ class FailureDetector:
     def on_disconnect(self, rank: int) -> None:
         """Note that the connection of a rank is gone."""
         if rank in self._ranks:
-            text = f"its process ended without a word, killed or crashed; see its output and the kernel's; {CONTINUE}"
+            text = f"its process was killed or crashed; see its output and the kernel's; {CONTINUE}"
             self._certain = self._certain or self._cause(rank, LOST, text)
             self._ranks.pop(rank)
             self.left.add(rank)
@@ -359,8 +359,8 @@ class FailureDetector:
             return None
         rank = min(self._ranks, key=lambda rank: (self._ranks[rank].step, self._ranks[rank].moved))
         text = (
-            f"no rank has got any further for {bound:g} s, and this one stood still first; look what it waits for "
-            f"(py-spy dump), or raise the bound; {CONTINUE}"
+            f"no rank has made progress for {bound:g} s, and this one stopped first; see what it waits for "
+            f"(py-spy dump), or raise the timeout; {CONTINUE}"
         )
         return self._cause(rank, LOST, text)
 

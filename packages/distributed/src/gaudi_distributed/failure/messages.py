@@ -110,7 +110,7 @@ def decode_message(line: bytes) -> Message:
         if type(content) is not dict or content:
             raise ValueError("has other fields")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise MessageError(f"{line[:80]!r} is no message ({error!r})") from None
+        raise MessageError(f"{line[:80]!r} is not a message ({error!r})") from None
     message: Message = _KINDS[kind](**parts)
     return message
 
@@ -188,7 +188,7 @@ def read_timeouts(environ: Mapping[str, str]) -> Timeouts:
     """Return the timeouts, with those that the environment sets.
 
     Raises:
-        ConfigurationError: a variable is no positive number, or silence would be found before signs of life can come.
+        ConfigurationError: a variable is not a positive number, or is less than three heartbeats.
     """
     stall = _read_seconds(environ, STALL, Timeouts.stall_seconds)
     leave = _read_seconds(environ, LEAVE, Timeouts.leave_seconds)
@@ -197,7 +197,7 @@ def read_timeouts(environ: Mapping[str, str]) -> Timeouts:
             f"{STALL} is {stall:g}",
             field=STALL,
             remedy=(
-                f"ranks give a sign of life each {Timeouts.heartbeat_seconds:g} s, so give at least "
+                f"ranks send a heartbeat every {Timeouts.heartbeat_seconds:g} s, so give at least "
                 f"{3 * Timeouts.heartbeat_seconds:g}"
             ),
         )
@@ -214,7 +214,7 @@ def _read_seconds(environ: Mapping[str, str], name: str, default: float) -> floa
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise ConfigurationError(
-            f"{name} is {text!r}, which is no positive number of seconds",
+            f"{name} is {text!r}, which is not a positive number of seconds",
             field=name,
             remedy="give one, or unset it",
         )

@@ -165,7 +165,7 @@ class RankClient:
 
     def _on_coordinator_lost(self, *, silent: bool) -> FailureCause:
         rank_info, state, info = self._rank_info, self._state, self._coordinator
-        what = "ended without a word, killed or crashed"
+        what = "was killed or crashed"
         if silent:
             what = (
                 f"has not answered for {self._timeouts.stall_seconds:g} s: stopped, or its machine or network is lost"
@@ -215,7 +215,7 @@ def _connect(info: CoordinatorInfo, hello: Hello) -> tuple[socket.socket, Binary
             fault = f"{error.strerror or error}" if isinstance(error, OSError) else "closed the connection"
         if time.monotonic() > limit:
             raise PeerLostError(
-                f"rank {hello.rank} on {hello.host}: what supervises this run at {info.host}:{info.port} {fault}",
+                f"rank {hello.rank} on {hello.host}: the coordinator of this run at {info.host}:{info.port} {fault}",
                 remedy="see that the port can be reached, and start the run again",
             )
         time.sleep(0.2)
@@ -290,7 +290,7 @@ def start_coordinator(
     said = json.loads(communicator.gather(json.dumps(said).encode())[0])
     if said["fault"]:
         raise ConfigurationError(
-            f"rank 0 on {hosts[0]}: finds no address at which {hosts[-1]} could reach it ({said['fault']})",
+            f"rank 0 on {hosts[0]}: has no address at which {hosts[-1]} could reach it ({said['fault']})",
             remedy="make the name known to both, or start the run through gaudi-run",
         )
     other = next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1)

@@ -51,7 +51,7 @@ def choose_preset(options: Options) -> tuple[Preset | None, tuple[str, ...]]:
     command = options.command if preset is None else preset.complete(options.command, str(options.preset))
     if not command:
         raise FlagError(
-            "names no program",
+            "does not name a program",
             remedy="write it with its arguments behind the flags",
         )
     return preset, command
@@ -81,7 +81,7 @@ def choose_cluster(options: Options, preset: Preset | None, environ: Mapping[str
         and not _has_hosts(environ)
     ):
         raise FlagError(
-            "says neither how many ranks nor where",
+            "gives neither a number of ranks nor hosts",
             flag="--np",
             remedy="give --np or --hosts",
         )
@@ -109,14 +109,14 @@ def choose_shape(options: Options, preset: Preset | None) -> tuple[int, int]:
     slots = options.num_workers_per_hls or options.np
     if slots is None:
         raise FlagError(
-            "does not say how many ranks",
+            "does not give a number of ranks",
             flag="--np",
             remedy="give --np, and --num_workers_per_hls for several hosts",
         )
     hosts, rest = divmod(options.np or slots, slots)
     if rest or not hosts:
         raise ConfigurationError(
-            f"--np {options.np}: is no multiple of --num_workers_per_hls {slots}",
+            f"--np {options.np}: is not a multiple of --num_workers_per_hls {slots}",
             flag="--np",
             remedy="give one",
         )
@@ -136,7 +136,7 @@ def choose_mpi_root(options: ReachFlags, environ: Mapping[str, str]) -> str | No
     root = options.mpi_root or environ.get("MPI_ROOT") or None
     if root is not None and (not root.startswith("/") or not root.isprintable() or set(root) & set(" \"'\\$`;&|")):
         raise ConfigurationError(
-            f"MPI_ROOT {root!r}: is no absolute path without blanks and quotes",
+            f"MPI_ROOT {root!r}: is not an absolute path without blanks and quotes",
             field="MPI_ROOT",
             remedy="write one like /opt/openmpi",
         )
@@ -170,7 +170,7 @@ def choose_ssh(options: ReachFlags, source: str, environ: Mapping[str, str]) -> 
     default = CONTAINER_SSH_PORT if source == "MULTI_HLS_IPS" else SSH_PORT
     if options.ssh_config is not None and not Path(options.ssh_config).is_file():
         raise MissingProgramError(
-            f"--ssh_config {options.ssh_config}: there is no such file",
+            f"--ssh_config {options.ssh_config}: does not exist",
             flag="--ssh_config",
             path=options.ssh_config,
         )

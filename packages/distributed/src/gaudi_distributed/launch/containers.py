@@ -47,20 +47,20 @@ class Container:
     def __post_init__(self) -> None:
         if _IMAGE.fullmatch(self.image) is None:
             raise FlagError(
-                f"--image {self.image!r}: is no image",
+                f"--image {self.image!r}: is not an image",
                 flag="--image",
                 remedy="write one like registry/name:tag, or a file's path",
             )
         for mount in self.mounts:
             if _MOUNT.fullmatch(mount) is None or not mount.isprintable():
                 raise FlagError(
-                    f"--mount {mount!r}: is no mount",
+                    f"--mount {mount!r}: is not a mount",
                     flag="--mount",
                     remedy="write it like /here:/inside or /here:/inside:ro",
                 )
         if self.folder is not None and not self.folder.startswith("/"):
             raise FlagError(
-                f"--workdir {self.folder!r}: is no absolute path",
+                f"--workdir {self.folder!r}: is not an absolute path",
                 flag="--workdir",
                 remedy="give the path inside the image",
             )
@@ -74,7 +74,7 @@ def choose_image(kind: ContainerKind, accelerator: Accelerator, command: Sequenc
     """
     if accelerator == "gpu":
         raise FlagError(
-            f"--container {kind}: there is no image of ours for GPUs",
+            f"--container {kind}: there is no default image for GPUs",
             flag="--container",
             remedy="name one by --image",
         )

@@ -96,7 +96,7 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
         )
     if options.np or options.hosts or options.hostfile or options.preset or options.backend not in (None, "gloo"):
         raise FlagError(
-            "--host_discovery_script: names the hosts, and ranks talk by Gloo",
+            "--host_discovery_script: names the hosts, and ranks communicate through Gloo",
             flag="--host_discovery_script",
             remedy="leave out --np, --hosts, --hostfile, --preset and --backend",
         )
@@ -263,7 +263,7 @@ class ElasticRun:
             ranks = ", ".join(f"rank {assignment.rank} on {assignment.host}" for assignment in assignments.values())
             _note(f"round {self._rendezvous.number}: {ranks}")
         for worker in self._rendezvous.find_late(now, self._patience):
-            _note(f"worker {worker}: the others wait for it since {self._patience:g} s; it is ended")
+            _note(f"worker {worker}: the others have waited for it for {self._patience:g} s; it is ended")
             self._running[worker].end(0.0)
 
     def _write(self, assignments: Mapping[int, RankAssignment]) -> None:

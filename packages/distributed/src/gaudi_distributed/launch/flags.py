@@ -19,9 +19,9 @@ from gaudi_distributed.launch.processes import BACKENDS, Backend
 PROGRAM = "gaudi-run"
 # Subcommands as the first word, elsewhere programs like any.
 DOCTOR, INSTALL_HOROVOD = "doctor", "install-horovod"
-_DESCRIPTION = """Start a program as many ranks: on this machine, on others over ssh, in SLURM or in Kubernetes.
-All after the flags is the program and its arguments: gaudi-run --np 2 ssd_train --batch_size 8
-`gaudi-run doctor` says what this machine has and what a run would meet; see gaudi-run doctor --help.
+_DESCRIPTION = """Start a program as several ranks: on this machine, on others over ssh, in SLURM or in Kubernetes.
+The program and its arguments follow the flags: gaudi-run --np 2 ssd_train --batch_size 8
+`gaudi-run doctor` checks this machine, or what a run needs; see gaudi-run doctor --help.
 `gaudi-run install-horovod` builds Horovod for TensorFlow or MXNet; see gaudi-run install-horovod --help."""
 
 
@@ -125,7 +125,7 @@ def split_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> 
     command = words[place + 1 :] if words[place : place + 1] == ["--"] else words[place:]
     if command and (command[0].startswith("-") or not command[0]):
         raise FlagError(
-            f"{command[0]!r} stands where the program should",
+            f"{command[0]!r} stands in place of the program",
             remedy="name the program behind the flags",
         )
     return words[:place], tuple(command)
@@ -169,7 +169,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 99999")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 99999")
     return int(text)
 
 
@@ -183,19 +183,24 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to 86400")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
     return seconds
 
 
 def add_hosts(group: argparse._ArgumentGroup) -> None:
     """Add the flags that say which hosts there are, and how many ranks."""
-    group.add_argument("--np", "-np", type=_count, metavar="N", help="ranks in all; default: those of all hosts")
     group.add_argument(
-        "--hosts", "-H", metavar="A:2,B:2", help="hosts and ranks on each; else MULTI_HLS_IPS, SLURM's or Kubernetes'"
+        "--np", "-np", type=_count, metavar="N", help="total number of ranks; default: the ranks of all hosts"
     )
-    group.add_argument("--hostfile", type=Path, metavar="FILE", help="the same as lines `host slots=2`")
     group.add_argument(
-        "--num_workers_per_hls", type=_count, metavar="N", help="ranks on each host where its own number is not given"
+        "--hosts",
+        "-H",
+        metavar="A:2,B:2",
+        help="hosts and ranks on each; default: those of MULTI_HLS_IPS, SLURM or Kubernetes",
+    )
+    group.add_argument("--hostfile", type=Path, metavar="FILE", help="file of hosts, as lines `host slots=2`")
+    group.add_argument(
+        "--num_workers_per_hls", type=_count, metavar="N", help="ranks on each host that has no number of its own"
     )
 
 
@@ -204,16 +209,20 @@ def _add_elastic(group: argparse._ArgumentGroup) -> None:
         "--host_discovery_script",
         type=Path,
         metavar="FILE",
-        help="ranks come and go with the hosts that this program prints, as lines host:slots; losing one costs the "
-        "steps since the last commit",
+        help="program that prints the current hosts, as lines host:slots; ranks join and leave with them, a lost "
+        "rank costs the steps since the last commit",
     )
-    group.add_argument("--min_np", type=_count, default=1, metavar="N", help="fewest ranks of such a run; default: 1")
-    group.add_argument("--max_np", type=_count, metavar="N", help="most ranks of such a run, whose number divides N")
-    group.add_argument("--preset", metavar="NAME", help="a launch by name, see below")
+    group.add_argument(
+        "--min_np", type=_count, default=1, metavar="N", help="smallest number of ranks of such a run; default: 1"
+    )
+    group.add_argument(
+        "--max_np", type=_count, metavar="N", help="largest number of ranks of such a run; the number always divides N"
+    )
+    group.add_argument("--preset", metavar="NAME", help="name of a launch, see below")
     group.add_argument(
         "--submission",
         action="store_true",
-        help="the preset of SYSTEM with CONT, DATADIR, LOGDIR and PRETRAINED_DIR, NEXP times, as MLPerf's scripts do",
+        help="run MLPerf's experiments by the variables SYSTEM, CONT, DATADIR, LOGDIR, PRETRAINED_DIR and NEXP",
     )
 
 
@@ -222,16 +231,20 @@ def _add_launch(group: argparse._ArgumentGroup) -> None:
         "--backend",
         choices=BACKENDS,
         help="openmpi: Horovod by mpirun; gloo: Horovod by Gloo; multi_worker: tf.distribute; default: openmpi "
-        "where mpirun is found, else gloo",
+        "if mpirun is found, else gloo",
     )
     group.add_argument(
         "--cores_per_rank",
         type=_count_or_zero,
         metavar="N",
-        help="physical cores that a rank is bound to, 0: not bound; default: its part of this machine's",
+        help="physical cores that each rank is bound to, 0: none; default: an equal share of this machine",
     )
     group.add_argument(
-        "--first_port", type=_count, default=FIRST_PORT, metavar="PORT", help="tf.distribute: of rank 0; default: 2410"
+        "--first_port",
+        type=_count,
+        default=FIRST_PORT,
+        metavar="PORT",
+        help="port of rank 0 for tf.distribute; default: 2410",
     )
     group.add_argument(
         "--forward",
@@ -239,11 +252,9 @@ def _add_launch(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a further variable for all ranks; no secret",
+        help="pass another variable to all ranks; secrets are refused",
     )
-    group.add_argument(
-        "--no_jemalloc", dest="jemalloc", action="store_false", help="do not preload jemalloc where it is found"
-    )
+    group.add_argument("--no_jemalloc", dest="jemalloc", action="store_false", help="do not preload jemalloc")
 
 
 def add_reach(group: argparse._ArgumentGroup) -> None:
@@ -252,19 +263,28 @@ def add_reach(group: argparse._ArgumentGroup) -> None:
         "--interface", metavar="NAME", help="network interface, or network, between the hosts; default: MPI_TCP_INCLUDE"
     )
     group.add_argument(
-        "--ssh_port", type=_count, metavar="PORT", help="default: DOCKER_SSHD_PORT, 3022 with MULTI_HLS_IPS, else 22"
+        "--ssh_port",
+        type=_count,
+        metavar="PORT",
+        help="port of ssh; default: DOCKER_SSHD_PORT, 3022 with MULTI_HLS_IPS, else 22",
     )
-    group.add_argument("--ssh_config", metavar="FILE", help="ssh's configuration; a host has to be known in any case")
-    group.add_argument("--mpi_root", metavar="DIR", help="Open MPI on all hosts; default: MPI_ROOT, else as found")
-    group.add_argument("--remote_python", metavar="FILE", help="Python on other hosts; default: this one's path")
+    group.add_argument(
+        "--ssh_config", metavar="FILE", help="configuration of ssh; the keys of hosts must be known in any case"
+    )
+    group.add_argument(
+        "--mpi_root", metavar="DIR", help="folder of Open MPI on all hosts; default: MPI_ROOT, else as found in PATH"
+    )
+    group.add_argument("--remote_python", metavar="FILE", help="Python on other hosts; default: the path of this one")
 
 
 def _add_devices(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--accelerator", choices=ACCELERATORS, help="what containers and schedulers give to ranks")
+    group.add_argument(
+        "--accelerator", choices=ACCELERATORS, help="device that containers and schedulers give to ranks"
+    )
     group.add_argument(
         "--scale_out",
         choices=SCALE_OUTS,
-        help="Gaudis of several hosts talk by their own ports, TCP, or host by host",
+        help="network between Gaudis of several hosts: their own ports, TCP, or TCP after a reduction within each host",
     )
     group.add_argument(
         "--hcl_config", type=Path, metavar="FILE", help="write HCL_CONFIG_PATH's file, for SynapseAI before HCCL"
@@ -280,52 +300,52 @@ def _add_containers(group: argparse._ArgumentGroup) -> None:
             f"--{kind}", dest="container", action="store_const", const=kind, help=f"the same as --container {kind}"
         )
     group.add_argument(
-        "--image", metavar="IMAGE", help="its image; default: that of containers/ for the device and the program"
+        "--image", metavar="IMAGE", help="image; default: that of containers/ for the device and the program"
     )
     group.add_argument(
         "--mount",
         action="append",
         default=[],
         metavar="/A:/B",
-        help="folder A is B inside; with --mpijob A may name a claim",
+        help="mount folder A as B; with --mpijob A may name a claim",
     )
     group.add_argument("--workdir", metavar="DIR", help="working folder inside")
     group.add_argument(
-        "--slurm_script", metavar="FILE", help="write a script for sbatch in place of a run; -: to the terminal"
+        "--slurm_script", metavar="FILE", help="write a script for sbatch instead of running; -: to the terminal"
     )
     group.add_argument(
-        "--sbatch", action="append", default=[], metavar="OPTION", help="its option, written --sbatch=--time=1:00:00"
+        "--sbatch", action="append", default=[], metavar="OPTION", help="option of sbatch, like --sbatch=--time=1:00:00"
     )
     group.add_argument(
-        "--mpijob", metavar="FILE", help="write an MPIJob of Kubernetes in place of a run; -: to the terminal"
+        "--mpijob", metavar="FILE", help="write an MPIJob of Kubernetes instead of running; -: to the terminal"
     )
-    group.add_argument("--job_name", metavar="NAME", help="of the job; default: the program's")
+    group.add_argument("--job_name", metavar="NAME", help="name of the job; default: that of the program")
 
 
 def _add_pods(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--job_cpus", type=_count, metavar="N", help="limit of processors; default: none")
     group.add_argument(
-        "--job_memory", metavar="SIZE", help="limit of memory, like 64Gi; default: 51Gi a Gaudi, else none"
+        "--job_memory", metavar="SIZE", help="limit of memory, like 64Gi; default: 51Gi per Gaudi, else none"
     )
-    group.add_argument("--job_shm", metavar="SIZE", help="shared memory, counts to the limit; default: 1Gi a rank")
+    group.add_argument("--job_shm", metavar="SIZE", help="shared memory, part of the limit; default: 1Gi per rank")
     group.add_argument(
-        "--job_hugepages", metavar="SIZE", help="huge pages of 2 MiB; default: 2640Mi a Gaudi, else none"
+        "--job_hugepages", metavar="SIZE", help="huge pages of 2 MiB; default: 2640Mi per Gaudi, else none"
     )
     group.add_argument(
         "--job_ssh",
         metavar="DIR",
-        help="folder of ssh keys in the image; default: /home/gaudi/.ssh; /root/.ssh: the image has an sshd of root's",
+        help="folder of ssh keys in the image; default: /home/gaudi/.ssh; /root/.ssh: for images with an sshd of root",
     )
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--dry_run", action="store_true", help="show what would run, one argument a line; run nothing")
+    group.add_argument("--dry_run", action="store_true", help="show what would run, one argument per line, and exit")
     group.add_argument("--tag_output", action="store_true", help="begin each line of output with its rank")
     group.add_argument(
         "--grace",
         type=_seconds,
         default=30.0,
         metavar="S",
-        help="seconds to save and end in when asked to; default: 30",
+        help="seconds in which ranks save and end after a signal; default: 30",
     )
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -76,7 +76,7 @@ def inspect_environment(python: Path) -> Environment:
     """
     if not python.is_file():
         raise MissingProgramError(
-            f"--python {python}: there is no such interpreter",
+            f"--python {python}: does not exist",
             flag="--python",
             path=python,
             remedy="name one, like venv/bin/python",
@@ -97,7 +97,7 @@ def inspect_environment(python: Path) -> Environment:
         tag, machine = str(facts["tag"]), str(facts["machine"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigurationError(
-            f"--python {python}: is no Python interpreter that works ({error})",
+            f"--python {python}: is not a working Python interpreter ({error})",
             flag="--python",
             path=python,
             remedy="name one",
@@ -180,7 +180,7 @@ class Build:
     def __post_init__(self) -> None:
         if not self.mpi and not self.gloo:
             raise ConfigurationError(
-                "--without_mpi and --without_gloo: ranks talk by one of them",
+                "--without_mpi and --without_gloo: ranks need one of them",
                 flag="--without_mpi",
                 remedy="leave one out",
             )

@@ -179,7 +179,11 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
     )
     where = parser.add_argument_group("environment")
     where.add_argument(
-        "--python", type=Path, default=Path(sys.executable), metavar="PATH", help="its interpreter; default: this one"
+        "--python",
+        type=Path,
+        default=Path(sys.executable),
+        metavar="PATH",
+        help="interpreter of the environment; default: this one",
     )
     where.add_argument(
         "--constraint",
@@ -198,29 +202,33 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
             dest=framework,
             action="store_const",
             const=True,
-            help=f"fail where {title} is not installed; default: for {title} where it is",
+            help=f"fail if {title} is not installed; default: build for {title} if it is installed",
         )
         either.add_argument(
-            f"--without_{framework}", dest=framework, action="store_const", const=False, help=f"not for {title}"
+            f"--without_{framework}",
+            dest=framework,
+            action="store_const",
+            const=False,
+            help=f"do not build for {title}",
         )
-    parts.add_argument("--without_mpi", dest="mpi", action="store_false", help="ranks talk by Gloo alone")
-    parts.add_argument("--without_gloo", dest="gloo", action="store_false", help="ranks talk by MPI alone")
-    parts.add_argument("--rebuild", action="store_true", help="build even where the cache has the wheel")
+    parts.add_argument("--without_mpi", dest="mpi", action="store_false", help="without MPI")
+    parts.add_argument("--without_gloo", dest="gloo", action="store_false", help="without Gloo")
+    parts.add_argument("--rebuild", action="store_true", help="build even if the wheel is cached")
     output = parser.add_argument_group("output")
     output.add_argument("--dry_run", action="store_true", help="show what would be built; change nothing")
-    output.add_argument("--json", action="store_true", help="JSON in place of the report")
+    output.add_argument("--json", action="store_true", help="print JSON instead of the report")
     output.add_argument("--debug", action="store_true", help="show the traceback of an error")
     words, command = split_command(parser, arguments)
     values = vars(parser.parse_args(words))
     if command:
         raise FlagError(
-            f"{command[0]!r} stands where a flag should",
+            f"{command[0]!r} stands in place of a flag",
             remedy=f"this starts no program (see {NAME} --help)",
         )
     for name in values["constraint"]:
         if not Path(name).is_file():
             raise MissingProgramError(
-                f"--constraint {name}: there is no such file",
+                f"--constraint {name}: does not exist",
                 flag="--constraint",
                 path=name,
             )

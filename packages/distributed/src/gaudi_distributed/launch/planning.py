@@ -160,7 +160,7 @@ def _make_container(options: Options, preset: Preset | None, command: Sequence[s
     image = options.image or choose_image(options.container, choices.choose_accelerator(options, preset), command)
     if options.image is None and options.container == "singularity" and not (options.dry_run or Path(image).is_file()):
         raise MissingProgramError(
-            f"{image}: there is no such file",
+            f"{image}: does not exist",
             path=image,
             remedy=(
                 f"build it by apptainer build {image} containers/{lane_of(image)}.def in a clone, or name another by "
@@ -223,13 +223,13 @@ def choose_forwarded(environ: Mapping[str, str], asked: Iterable[str] = ()) -> t
     """Return the names, sorted, of the variables in `environ` that go to every rank; `asked` are the user's own.
 
     Raises:
-        FlagError: what was asked for is no name of a variable, or is not set.
+        FlagError: what was asked for is not a name of a variable, or is not set.
         UnsafeError: what was asked for looks like a secret.
     """
     for name in asked:
         if _NAME.fullmatch(name) is None:
             raise FlagError(
-                f"--forward {name!r}: is no name of a variable",
+                f"--forward {name!r}: is not a name of a variable",
                 flag="--forward",
                 remedy="give names only, values come from here",
             )
@@ -266,7 +266,7 @@ def refuse_ranks(environ: Mapping[str, str]) -> None:
     found = sorted(name for name in environ if _RANKS.fullmatch(name))
     if found:
         raise ConfigurationError(
-            f"{', '.join(found)} set: gaudi-run is itself a rank of some run",
+            f"{', '.join(found)} set: gaudi-run is already a rank of a run",
             field=found[0],
             remedy="start it once, or unset them",
         )

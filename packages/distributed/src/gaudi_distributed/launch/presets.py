@@ -87,7 +87,7 @@ def find_preset(name: str) -> Preset:
         remedy = f"choose one of {', '.join(presets)}"
         missing = "" if len(presets) > len(SERVERS) else f"; {_PROGRAMS}"
         raise FlagError(
-            f"--preset {name!r}: is none",
+            f"--preset {name!r}: does not exist",
             flag="--preset",
             remedy=f"{remedy}{missing}",
         )

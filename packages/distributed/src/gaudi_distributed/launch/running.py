@@ -204,9 +204,9 @@ def make_error(failed: Running) -> RunEndedError:
     """Return the error that says how a process failed."""
     status, name = failed.guard.returncode, failed.process.name
     if status == _SSH_FAILED and failed.process.reach:
-        return RunEndedError(f"{name}: ssh could not reach the host, or lost it; see what it said above", _LOST)
+        return RunEndedError(f"{name}: ssh could not reach the host, or lost it; see its output above", _LOST)
     if 0 < status < 128:
-        return RunEndedError(f"{name}: ended with status {status}; see what it said above", status)
+        return RunEndedError(f"{name}: ended with status {status}; see its output above", status)
     number = -status if status < 0 else status - 128
     return RunEndedError(f"{name}: ended by signal {number}; {_RESUME}", _LOST)
 

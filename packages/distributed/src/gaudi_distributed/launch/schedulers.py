@@ -140,7 +140,7 @@ class SlurmJob:
         for option in self.options:
             if _OPTION.fullmatch(option) is None:
                 raise FlagError(
-                    f"--sbatch {option!r}: is no option of sbatch",
+                    f"--sbatch {option!r}: is not an option of sbatch",
                     flag="--sbatch",
                     remedy="write it like --sbatch=--time=02:00:00, without blanks",
                 )
@@ -244,7 +244,7 @@ class Pod:
     def __post_init__(self) -> None:
         if not self.ssh_folder.startswith("/") or not self.ssh_folder.isprintable():
             raise FlagError(
-                f"--job_ssh {self.ssh_folder!r}: is no absolute path",
+                f"--job_ssh {self.ssh_folder!r}: is not an absolute path",
                 flag="--job_ssh",
                 remedy=f"give the path inside the image, like {ROOT_SSH}",
             )
@@ -268,7 +268,7 @@ class Pod:
             )
         if parse_size("--job_hugepages", self.huge_pages) % (2 << 20):
             raise FlagError(
-                f"--job_hugepages {self.huge_pages}: is no multiple of 2Mi",
+                f"--job_hugepages {self.huge_pages}: is not a multiple of 2Mi",
                 flag="--job_hugepages",
                 remedy="round it up",
             )
@@ -285,7 +285,8 @@ def parse_size(flag: str, text: str | None) -> int:
         return 0
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise FlagError(f"{flag} {text!r}: is no size", flag=flag, remedy="write it like 64Gi, with Ki, Mi, Gi or Ti")
+        remedy = "write one like 64Gi, with Ki, Mi, Gi or Ti"
+        raise FlagError(f"{flag} {text!r}: is not a size", flag=flag, remedy=remedy)
     return int(found[1]) * _UNITS[found[2]]
 
 
@@ -297,7 +298,7 @@ def parse_mount(text: str) -> Mount:
         if ".." not in PurePosixPath(source).parts and (source.startswith("/") or _CLAIM.fullmatch(source)):
             return Mount(source, found["path"], found["read_only"] == ":ro")
     raise FlagError(
-        f"--mount {text!r}: is no mount",
+        f"--mount {text!r}: is not a mount",
         flag="--mount",
         remedy="write it like claim:/inside or /node:/inside, and :ro behind to read only",
     )
@@ -307,7 +308,7 @@ def check_job_name(name: str) -> None:
     """Raise FlagError unless it is a label of RFC 1035, as names in Kubernetes are."""
     if _NAME.fullmatch(name) is None:
         raise FlagError(
-            f"--job_name {name!r}: is no name of a job",
+            f"--job_name {name!r}: is not a name of a job",
             flag="--job_name",
             remedy="write at most 63 lower-case letters, digits and hyphens, a letter first",
         )
