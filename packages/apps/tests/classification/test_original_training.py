@@ -142,7 +142,7 @@ def small(monkeypatch: pytest.MonkeyPatch, small_classifier: Callable[..., Any])
 def open_app(program: str, flags: str, workers: int = 1) -> Application:
     """The program as its command line makes it."""
     launch = PROGRAMS[program]
-    config = launch._parse([*COMMON, *flags.split()])
+    config = launch.parse([*COMMON, *flags.split()])
     app: Application = launch.open(config, Distribution(RankInfo(size=workers)))
     return app
 
@@ -153,7 +153,7 @@ def build_task(app: Application) -> Any:
     keras.utils.set_random_seed(1)
     names = note_classes(["a", "b", "c"])
     facts = app.describe_model(TrainingData(names, 0, "", lambda step: iter(())), None)
-    return app.build_task(facts, "float32", averages=False, communicator=SingleProcess(), reduce_statistics=None)
+    return app.build_task(facts, averages=False, communicator=SingleProcess(), reduce_statistics=None)
 
 
 def make_batch(step: int) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from gaudi_apps.training.setup import list_run_settings, list_start_facts
 from gaudi_apps.training.trainer import TrainingData
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
-from gaudi_distributed import Precision
 from gaudi_distributed.comm.opening import find_difference
 
 # By name: the program, what it is given, and a rate that depends on the last step or on none.
@@ -154,7 +153,7 @@ def test_ranks_may_differ_in_the_flags_that_are_declared_so(name: str, monkeypat
 
     def describe_rank(config: Any) -> dict[str, Any]:
         app = SimpleNamespace(config=config, framework=TensorFlow())
-        session: Any = SimpleNamespace(app=app, precision=Precision("fp32", "float32"))
+        session: Any = SimpleNamespace(app=app)
         return list_start_facts(session, "fingerprint")
 
     rules = find_rules(CLASSES[name])

@@ -47,7 +47,7 @@ def build_task(app: Any) -> Any:
 
     keras.utils.set_random_seed(1)
     facts = {"categories": [{"id": number, "name": f"{number}"} for number in (1, 2)]}
-    return app.build_task(facts, "float32", averages=False, communicator=SingleProcess(), reduce_statistics=None)
+    return app.build_task(facts, averages=False, communicator=SingleProcess(), reduce_statistics=None)
 
 
 @pytest.fixture(scope="module")

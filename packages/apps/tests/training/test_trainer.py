@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from gaudi_apps.errors import NonFiniteError
-from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training import callbacks as callbacks_module
 from gaudi_apps.training.callbacks import Checkpoints, Evaluation, History, ProgressBar, TensorBoard
 from gaudi_apps.training.checkpoint import CheckpointFolder, RunState
@@ -121,7 +120,7 @@ class Run(Callback):
         callbacks = [
             progress,
             History(self.folder / "history.jsonl", self.folder / "evaluations.jsonl", log_every),
-            TensorBoard(TensorFlow(), summaries, progress, {}, every=summary_every, register=self.close),
+            TensorBoard(summaries, progress, {}, every=summary_every, register=self.close),
             Checkpoints(CheckpointFolder(self.folder / "checkpoints"), checkpoint_minutes),
             self,
         ]

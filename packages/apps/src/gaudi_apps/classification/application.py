@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gaudi_apps.classification.data import MODEL_FACTS, class_names_of, input_options, open_training_data, require_facts
 from gaudi_apps.classification.plan import make_plan
 from gaudi_apps.classification.train_config import TrainConfig
+from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
@@ -35,10 +36,12 @@ class ClassificationApplication(Application):
 
     files: ClassVar = ("evaluation.json",)
     folders: ClassVar = ("pictures",)
+    framework: TensorFlow
 
     def __init__(self, program: tuple[str, ...], config: Any, make_train_config: Callable[..., TrainConfig]) -> None:
         self.program = program
         self.config = config
+        self.framework = TensorFlow()
         self._make_train_config = make_train_config
         self.train_config = make_train_config(version=self.recipe_version)
         self.settings = self.train_config.run
@@ -82,7 +85,6 @@ class ClassificationApplication(Application):
     def build_task(
         self,
         facts: Facts,
-        keras_policy: str,
         *,
         averages: bool,
         communicator: Communicator,
@@ -96,7 +98,7 @@ class ClassificationApplication(Application):
         model = build_classifier(
             facts["model"],
             len(facts["classes"]),
-            dtype=keras_policy,
+            dtype=self.framework.precision.keras_policy,
             padding=facts["padding"],
             image_size=facts["image_size"],
             zero_gamma=self.train_config.model.zero_gamma,

@@ -12,6 +12,7 @@ from gaudi_apps.detection.plan import make_plan
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import RunSettings, make_device_settings
+from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
@@ -34,10 +35,12 @@ class SSDApplication(Application):
     program = ("-m", "gaudi_apps.ssd_train")
     files: ClassVar = ("evaluation.json", "detections.json")
     folders: ClassVar = ("pictures",)
+    framework: TensorFlow
 
     def __init__(self, config: SSDConfig, distribution: Distribution | None = None) -> None:
         self.config = config
         self.settings = make_settings(config, distribution or Distribution())
+        self.framework = TensorFlow()
 
     @property
     def rate_needs_length(self) -> bool:
@@ -61,7 +64,6 @@ class SSDApplication(Application):
     def build_task(
         self,
         facts: Facts,
-        keras_policy: str,
         *,
         averages: bool,
         communicator: Communicator,
@@ -72,7 +74,7 @@ class SSDApplication(Application):
 
         return SSDTask(
             len(categories_of(facts)) + 1,
-            keras_policy=keras_policy,
+            keras_policy=self.framework.precision.keras_policy,
             weight_decay=self.config.schedule.weight_decay,
             communicator=communicator,
             pool_padding=facts.get("pool_padding", "same"),

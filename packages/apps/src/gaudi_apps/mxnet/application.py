@@ -82,7 +82,6 @@ class SSDMXNetApplication(Application):
     def build_task(
         self,
         facts: Facts,
-        keras_policy: str,
         *,
         averages: bool,
         communicator: Communicator,
@@ -201,7 +200,7 @@ def open_scoring(config: SSDMXNetConfig, facts: Facts) -> Callable[[Mapping[str,
     app = SSDMXNetApplication(config, Distribution())
     app.framework.start(app.settings.device)
     alone = SingleProcess()
-    task = app.build_task(facts, "", averages=False, communicator=alone, reduce_statistics=None)
+    task = app.build_task(facts, averages=False, communicator=alone, reduce_statistics=None)
     evaluator = app.open_evaluator(RunFolder(app.settings.model_dir), facts, alone)
 
     def score(tensors: Mapping[str, Any]) -> Any:

@@ -11,20 +11,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from gaudi_apps.runtime.profiler import StepRange
 from gaudi_apps.runtime.settings import DeviceSettings
-from gaudi_apps.runtime.tensorboard import SummaryWriter
 from gaudi_datasets.errors import MissingExtraError
-from gaudi_distributed import Precision, apply_environment, polling_environment
+from gaudi_distributed import apply_environment, polling_environment
 from gaudi_distributed.errors import DeviceError
 
 if TYPE_CHECKING:
     from gaudi_apps.mxnet.config import SSDMXNetConfig
     from gaudi_apps.training.parity.record import Reference, StepTensor
-    from gaudi_models.mxnet.layers import Layout
-    from gaudi_models.mxnet.layers import Precision as ComputePrecision
+    from gaudi_models.mxnet import Layout, Precision
 
 
 class MXNet:
@@ -40,13 +38,13 @@ class MXNet:
     """
 
     device: Any
-    precision: Any
-    layout: Any
+    precision: Precision
+    layout: Layout
 
     def __init__(self, config: SSDMXNetConfig) -> None:
         self._network = config.network
 
-    def start(self, settings: DeviceSettings) -> Precision:
+    def start(self, settings: DeviceSettings) -> None:
         """Choose device, precision and layout, and check that MXNet can train with them there.
 
         Raises:
@@ -67,11 +65,16 @@ class MXNet:
         is_gpu = self.device.device_type == "gpu"
         apply_environment(polling_environment(os.environ) if settings.is_rank and not is_gpu else {})
         by_device = {"auto": "fp16" if is_gpu else "fp32", "amp": "fp16" if is_gpu else "bf16"}
-        self.precision = by_device.get(self._network.precision, self._network.precision)
-        self.layout = {"auto": "NHWC" if is_gpu else "NCHW"}.get(self._network.data_layout, self._network.data_layout)
+        precision, layout = self._network.precision, self._network.data_layout
+        self.precision = cast("Precision", by_device.get(precision, precision))
+        self.layout = cast("Layout", {"auto": "NHWC" if is_gpu else "NCHW"}.get(layout, layout))
         require_support(self.device, self.precision, self.layout)
         mx.random.seed(settings.seed)
-        return Precision(f"{self.precision} {self.layout}", "")
+
+    @property
+    def precision_name(self) -> str:
+        """Return precision and layout, such as "fp16 NHWC"."""
+        return f"{self.precision} {self.layout}"
 
     @property
     def loss_scale(self) -> float:
@@ -99,10 +102,6 @@ class MXNet:
 
         return replay_steps(task, batches, learning_rate, steps, reference)
 
-    def open_summaries(self, folder: Path) -> SummaryWriter:
-        """Open a writer of event files."""
-        return SummaryWriter(folder)
-
     def open_tracer(self, folder: Path, steps: StepRange | None) -> MXNetTracer:
         """Open a tracer around MXNet's profiler."""
         return MXNetTracer(folder, steps)
@@ -117,7 +116,7 @@ def _choose_device(asked: str, local_rank: int) -> Any:
     return mx.gpu(local_rank % count) if count else mx.cpu()
 
 
-def require_support(device: Any, precision: ComputePrecision, layout: Layout) -> None:
+def require_support(device: Any, precision: Precision, layout: Layout) -> None:
     """Make a small training step, to check that a device supports a precision and a layout.
 
     Args:
@@ -138,7 +137,7 @@ def require_support(device: Any, precision: ComputePrecision, layout: Layout) ->
         raise DeviceError(f"{device}: MXNet cannot train {precision} with {layout} there ({fault}); {remedy}")
 
 
-def _find_fault(device: Any, precision: ComputePrecision, layout: Layout) -> str:
+def _find_fault(device: Any, precision: Precision, layout: Layout) -> str:
     """Return the last line of MXNet's error from a small step; empty if it succeeds."""
     import mxnet as mx
 

@@ -13,8 +13,8 @@ from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.elastic import RendezvousClient, is_elastic
 
 if TYPE_CHECKING:
+    from gaudi_apps.runtime.framework import Framework
     from gaudi_apps.training.checkpoint import Checkpoint
-    from gaudi_distributed import Precision
 
 
 @dataclass
@@ -24,12 +24,12 @@ class ElasticState:
     Attributes:
         every: steps between two copies of the state; 0: none are made, for ranks do not come and go.
         newest: the newest copy. All ranks have the same, so whoever is rank 0 next can give it to the others.
-        precision: with which TensorFlow was started, once it was.
+        framework: the one that computes, once it was started.
     """
 
     every: int = 0
     newest: Checkpoint | None = None
-    precision: Precision | None = field(default=None, repr=False)
+    framework: Framework | None = field(default=None, repr=False)
     _client: RendezvousClient | None = field(default=None, repr=False)
     _is_later_round: bool = field(default=False, repr=False)
 

@@ -12,17 +12,6 @@ from gaudi_apps.runtime.settings import DeviceSettings
 
 if TYPE_CHECKING:
     from gaudi_apps.training.parity.record import Reference, StepTensor
-    from gaudi_distributed import Precision
-
-
-class Summaries(Protocol):
-    """Curves for TensorBoard."""
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add a point at `step` to the curve of each name."""
-
-    def write_hparams(self, values: Mapping[str, Any]) -> None:
-        """Set down what the run is done with."""
 
 
 class Tracer(Protocol):
@@ -38,12 +27,16 @@ class Tracer(Protocol):
 class Framework(Protocol):
     """A library that computes; it is imported by `start` at the earliest."""
 
-    def start(self, settings: DeviceSettings) -> Precision:
+    def start(self, settings: DeviceSettings) -> None:
         """Choose device and precision, set the environment, and only then import the library.
 
         Raises:
             ConfigurationError, DeviceError, ImportError: it cannot compute like this here.
         """
+
+    @property
+    def precision_name(self) -> str:
+        """Return the precision that was started with, which ranks compare."""
 
     def list_devices(self) -> list[str]:
         """Kinds of the devices that are computed on, once it was started."""
@@ -68,9 +61,6 @@ class Framework(Protocol):
             steps: how many.
             reference: steps of the other side, whose batches and outputs are used; None: this side runs alone.
         """
-
-    def open_summaries(self, folder: Path) -> AbstractContextManager[Summaries]:
-        """Curves in a folder that `tensorboard --logdir` reads."""
 
     def open_tracer(self, folder: Path, steps: StepRange | None) -> AbstractContextManager[Tracer]:
         """A trace of some steps, left in the folder; of none where the range is None."""

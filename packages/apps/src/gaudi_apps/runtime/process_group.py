@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags
 from gaudi_datasets.errors import FlagError
@@ -62,7 +62,8 @@ def complete_flags(flags: SomeFlags, environ: Mapping[str, str], find_device: Fi
         return flags
     if engine == "horovod":
         return replace(flags, use_horovod=True)
-    return replace(flags, distribution_strategy="hpu" if find_device() == "hpu" else "multi_worker")
+    strategy: dict[str, Any] = {"distribution_strategy": "hpu" if find_device() == "hpu" else "multi_worker"}
+    return replace(flags, **strategy)
 
 
 def find_distribution(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> Distribution:

@@ -59,8 +59,10 @@ class Session:
         apply_environment(distribution.environment)
         apply_environment(communication_environment(distribution.communication, distribution.rank_info, os.environ))
         # A process that has another rank than before keeps its device.
-        self.precision = elastic.precision or app.framework.start(app.settings.device)
-        elastic.precision = self.precision
+        if elastic.framework is None:
+            app.framework.start(app.settings.device)
+            elastic.framework = app.framework
+        app.framework = elastic.framework
         self.communicator: Communicator = open_communicator(distribution.communication)
         if not elastic.every:
             reporter.host(self.communicator, distribution.rank_info)
@@ -110,7 +112,6 @@ class Session:
         """A network as the facts describe it, with new weights, that trains with the other processes."""
         task = self.app.build_task(
             facts,
-            self.precision.keras_policy,
             averages=averages,
             communicator=self.communicator,
             reduce_statistics=self._find_reduction(),
@@ -180,8 +181,7 @@ class Session:
 
     def _build_for_use(self, facts: Facts) -> TrainableTask:
         """A network that does not train, and so needs no other process."""
-        policy = self.precision.keras_policy
-        return self.app.build_task(facts, policy, averages=False, communicator=SingleProcess(), reduce_statistics=None)
+        return self.app.build_task(facts, averages=False, communicator=SingleProcess(), reduce_statistics=None)
 
 
 def warn(text: str) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from gaudi_apps.runtime.profiler import Profiler, StepRange
 from gaudi_apps.runtime.settings import DeviceSettings
-from gaudi_apps.runtime.tensorboard import SummaryWriter
 from gaudi_apps.runtime.threads import find_threads
 from gaudi_distributed import (
     Precision,
@@ -29,11 +28,23 @@ if TYPE_CHECKING:
 
 
 class TensorFlow:
-    """See `gaudi_apps.runtime.framework.Framework`."""
+    """The framework TensorFlow, see `gaudi_apps.runtime.framework.Framework`.
 
-    def start(self, settings: DeviceSettings) -> Precision:
-        """See `start_tensorflow`."""
-        return start_tensorflow(settings)
+    Attributes:
+        precision: that of the device, once started.
+    """
+
+    def __init__(self) -> None:
+        self.precision = Precision("fp32", "float32")
+
+    def start(self, settings: DeviceSettings) -> None:
+        """Start TensorFlow, see `start_tensorflow`."""
+        self.precision = start_tensorflow(settings)
+
+    @property
+    def precision_name(self) -> str:
+        """Return "fp32" or "bf16"."""
+        return self.precision.name
 
     def list_devices(self) -> list[str]:
         """Such as ``["CPU"]``."""
@@ -59,10 +70,6 @@ class TensorFlow:
         from gaudi_apps.training.parity.keras_steps import replay_steps
 
         return replay_steps(task, batches, learning_rate, steps, reference)
-
-    def open_summaries(self, folder: Path) -> SummaryWriter:
-        """Open a writer of event files."""
-        return SummaryWriter(folder)
 
     def open_tracer(self, folder: Path, steps: StepRange | None) -> Profiler:
         """By TensorFlow's profiler."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 from gaudi_apps.inference.scores import Score
 from gaudi_apps.runtime.framework import Framework
 from gaudi_apps.runtime.settings import RunSettings
-from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.plan import CURRENT, Plan
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
@@ -65,7 +64,7 @@ class Application(ABC):
         framework: what computes.
     """
 
-    framework: Framework = TensorFlow()
+    framework: Framework
     program: tuple[str, ...]
     files: ClassVar[tuple[str, ...]]
     folders: ClassVar[tuple[str, ...]]
@@ -108,7 +107,6 @@ class Application(ABC):
     def build_task(
         self,
         facts: Facts,
-        keras_policy: str,
         *,
         averages: bool,
         communicator: Communicator,
@@ -118,7 +116,6 @@ class Application(ABC):
 
         Args:
             facts: from `describe_model`, or from a checkpoint.
-            keras_policy: precision of the layers.
             averages: whether it may keep an average of its weights.
             communicator: of the processes that it trains with.
             reduce_statistics: gives the sums, over processes, of what batch norm measures; None: each by itself.

@@ -21,9 +21,10 @@ from gaudi_apps.errors import RanksChangedError
 from gaudi_apps.inference.scores import Score
 from gaudi_apps.runtime.elastic import ElasticState
 from gaudi_apps.runtime.failure_reporting import FailureReporter, StopRequest
-from gaudi_apps.runtime.framework import Framework, Summaries, Tracer
+from gaudi_apps.runtime.framework import Framework, Tracer
 from gaudi_apps.runtime.profiler import StepRange
 from gaudi_apps.runtime.session import from_root, warn
+from gaudi_apps.runtime.tensorboard import SummaryWriter
 from gaudi_apps.training.application import TaskEvaluator
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunState
 from gaudi_apps.training.reports import HistoryWriter, TrainingProgress
@@ -153,7 +154,6 @@ class TensorBoard(Callback):
     """Write scalars and scores for TensorBoard.
 
     Args:
-        framework: writes them.
         folder: gets the files.
         progress: knows the throughput.
         hparams: for the table of hyperparameters.
@@ -163,7 +163,6 @@ class TensorBoard(Callback):
 
     def __init__(
         self,
-        framework: Framework,
         folder: Path,
         progress: ProgressBar,
         hparams: Mapping[str, Any],
@@ -171,10 +170,10 @@ class TensorBoard(Callback):
         every: int,
         register: Callable[[], None],
     ) -> None:
-        self._framework, self._folder, self._progress, self._hparams = framework, folder, progress, hparams
+        self._folder, self._progress, self._hparams = folder, progress, hparams
         self._every, self._register = every, register
         self._files = contextlib.ExitStack()
-        self._writer: Summaries
+        self._writer: SummaryWriter
 
     def is_due(self, step: int) -> bool:
         """Return whether a point is due."""
@@ -182,7 +181,7 @@ class TensorBoard(Callback):
 
     def on_train_begin(self) -> None:
         """Open the files."""
-        self._writer = self._files.enter_context(self._framework.open_summaries(self._folder))
+        self._writer = self._files.enter_context(SummaryWriter(self._folder))
         self._writer.write_hparams(self._hparams)
         self._register()
 

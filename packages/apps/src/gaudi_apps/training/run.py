@@ -122,7 +122,7 @@ def _make_callbacks(session: Session, start: PreparedTraining, stop: StopRequest
         Heartbeat(session.reporter),
         progress,
         History(logs / HISTORY, logs / EVALUATIONS, run.log_every),
-        TensorBoard(framework, logs / SUMMARIES, progress, hparams, every=run.summary_every, register=register),
+        TensorBoard(logs / SUMMARIES, progress, hparams, every=run.summary_every, register=register),
         ProfilerTrace(framework, logs / SUMMARIES, run.traced, register),
         start.early_stopping,
         Checkpoints(session.checkpoints, run.checkpoint_minutes),

@@ -218,7 +218,7 @@ def list_start_facts(session: Session, data: str) -> dict[str, Any]:
         "configuration": flags,
         "data": data,
         "device": session.app.framework.list_devices(),
-        "precision": session.precision.name,
+        "precision": session.app.framework.precision_name,
         "python": platform.python_version(),
         "versions": {name: find_version(name) for name in OTHERS},
         "code": hash_code(),

@@ -199,8 +199,7 @@ _KERAS_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16"}
 class Precision:
     """A precision: the Keras policy, and environment variables to set before TensorFlow is imported.
 
-    `name` is that of TensorFlow's precisions, or what a program of MXNet calls its own. `keras_policy` is "float32" or
-    "mixed_bfloat16" (variables and losses stay float32 in both), and empty where Keras does not compute.
+    `keras_policy` is "float32" or "mixed_bfloat16"; variables and losses stay float32 in both.
     """
 
     name: str
