@@ -90,8 +90,8 @@ def test_a_fault_is_status_78_with_its_remedy(tmp_path: Path) -> None:
     assert exit_status(findings) == 78
     table = format_table(findings, "node1").splitlines()
     at = next(number for number, line in enumerate(table) if line.startswith("fault    device"))
-    assert f"{tmp_path}/sys/class/accel/accel0 does not exist" in table[at]
-    assert table[at + 1].strip() == "-> load it, or choose --device cpu"
+    assert f"{tmp_path}/sys/class/accel/accel0 does not" in table[at]
+    assert table[at + 1].endswith("choose --device cpu")
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_a_fault_is_status_78_with_its_remedy(tmp_path: Path) -> None:
         (["--hosts", "a b"], 78, "is not a host"),
         (["--hosts=-oProxyCommand=x:1"], 78, "is not a host"),
         (["--ssh_config", "nowhere"], 66, "does not exist"),
-        (["--interface", "x;y"], 64, "is not an interface"),
-        (["--nothing"], 64, "unknown flag --nothing; did you mean --json? (see gaudi-run doctor --help)"),
+        (["--interface", "x;y"], 64, "not an interface"),
+        (["--nothing"], 64, "did you mean --json"),
         (["--device", "tpu"], 64, "--device: invalid choice: 'tpu'"),
         (["--np", "0"], 64, "not a number"),
-        (["ssd_train"], 64, "the doctor starts no program"),
+        (["ssd_train"], 64, "starts no program"),
     ],
 )
 def test_wrong_flags_are_one_line(

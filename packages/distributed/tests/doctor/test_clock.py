@@ -19,10 +19,10 @@ def test_the_kernel_is_asked_and_services_are_seen(make_machine: MakeMachine) ->
 @pytest.mark.parametrize(
     ("clock", "hosts", "level", "words"),
     [
-        (Clock(True, ("chrony",)), 2, "ok", "synchronised, according to the kernel; chrony running"),
+        (Clock(True, ("chrony",)), 2, "ok", "chrony running"),
         (Clock(False), 1, "ok", "not synchronised"),
-        (Clock(False), 2, "warning", "not synchronised, according to the kernel; no time service is running"),
-        (Clock(None), 2, "warning", "unknown to the kernel"),
+        (Clock(False), 2, "warning", "no time service"),
+        (Clock(None), 2, "warning", "unknown to"),
     ],
 )
 def test_clock(clock: Clock, hosts: int, level: str, words: str) -> None:

@@ -66,18 +66,18 @@ def test_without_mpirun(ranks: Request, backend: Backend | None, level: str) -> 
 @pytest.mark.parametrize(
     ("horovod", "request_", "level", "words"),
     [
-        (BUILT, FOUR, "ok", "horovod 0.28.1, for tensorflow 2.15.1, mxnet 1.9.1; with MPI, Gloo"),
+        (BUILT, FOUR, "ok", "mxnet 1.9.1; with MPI, Gloo"),
         (Horovod(), ALONE, "ok", "is not installed"),
         (Horovod(), FOUR, "fault", "is not installed"),
         (Horovod(), replace(FOUR, backend="multi_worker"), "ok", "is not installed"),
-        (replace(BUILT, installed={**VERSIONS, "mxnet": ""}), FOUR, "warning", "mxnet is not installed"),
-        (OTHERS, FOUR, "fault", "installed: tensorflow 2.16.0, mxnet none"),
-        (OTHERS, ALONE, "warning", "installed: tensorflow 2.16.0, mxnet none"),
-        (replace(BUILT, parts={}, error_message="undefined symbol"), FOUR, "fault", "does not load: undefined symbol"),
+        (replace(BUILT, installed={**VERSIONS, "mxnet": ""}), FOUR, "warning", "mxnet is not"),
+        (OTHERS, FOUR, "fault", "tensorflow 2.16.0, mxnet none"),
+        (OTHERS, ALONE, "warning", "tensorflow 2.16.0, mxnet none"),
+        (replace(BUILT, parts={}, error_message="undefined symbol"), FOUR, "fault", "load: undefined symbol"),
         (replace(BUILT, parts={"Gloo": True}), FOUR, "fault", "--backend openmpi needs MPI"),
         (replace(BUILT, parts={"Gloo": True}), replace(FOUR, backend="gloo"), "ok", "with Gloo"),
         (replace(BUILT, parts={"MPI": True}), replace(FOUR, backend="gloo"), "fault", "--backend gloo needs Gloo"),
-        (Horovod("habana-horovod 1.14.0.493"), FOUR, "fault", "no framework that is known"),
+        (Horovod("habana-horovod 1.14.0.493"), FOUR, "fault", "no framework"),
     ],
 )
 def test_horovod(horovod: Horovod, request_: Request, level: str, words: str) -> None:

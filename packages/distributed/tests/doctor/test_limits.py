@@ -12,11 +12,11 @@ def test_limits_of_this_process() -> None:
 
 def test_open_files() -> None:
     assert check_files(Limits(1024, 4096, None)).level == "warning"
-    assert check_files(Limits(65536, None, None)).text == "65536 may be open at once, any number if asked for"
+    assert check_files(Limits(65536, None, None)).facts == {"soft": 65536, "hard": None}
     assert check_files(Limits(None, None, None)).level == "ok"
 
 
 def test_locked_memory_matters_to_a_gaudi() -> None:
-    assert check_locked(Limits(1, 1, 8 << 20), "cpu").text == "8.0 MiB; a run on the cpu over TCP locks no memory"
+    assert check_locked(Limits(1, 1, 8 << 20), "cpu").text.startswith("8.0 MiB")
     assert check_locked(Limits(1, 1, 8 << 20), "hpu").level == "warning"
     assert check_locked(Limits(1, 1, None), "hpu").level == "ok"

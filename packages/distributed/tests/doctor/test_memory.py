@@ -36,13 +36,16 @@ MEMORY = Memory(total=24 * GIB, available=20 * GIB, limit=None)
 def test_what_the_kernel_tells(make_machine: MakeMachine) -> None:
     memory = gather_memory(make_machine({"proc/meminfo": MEMINFO}))
     assert memory == Memory(24684092 << 10, 23427400 << 10, None, 12000, 9000, 2 << 20)
-    assert check_memory(memory).text == "22.3 GiB available of 23.5 GiB, not limited by a control group"
+    finding = check_memory(memory)
+    assert finding.facts == {"total": 24684092 << 10, "available": 23427400 << 10}
+    assert finding.text.startswith("22.3 GiB available of 23.5 GiB")
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "MemTotal:       24684092 kB\n", "\x00\x01"])
 def test_a_kernel_that_tells_little(make_machine: MakeMachine, text: str) -> None:
     finding = check_memory(gather_memory(make_machine({"proc/meminfo": text})))
-    assert (finding.level, finding.text) == ("warning", "the available memory is unknown")
+    assert (finding.level, dict(finding.facts)) == ("warning", {})
+    assert "unknown" in finding.text
 
 
 def test_a_control_group_limits() -> None:
@@ -50,7 +53,7 @@ def test_a_control_group_limits() -> None:
     assert limited.left == GIB // 2
     finding = check_memory(limited)
     assert finding.level == "warning"
-    assert finding.text == "512.0 MiB available of 24.0 GiB, limited to 2.0 GiB by a control group"
+    assert "limited to 2.0 GiB" in finding.text
 
 
 def test_the_largest_set_of_records_counts(tmp_path: Path) -> None:
@@ -83,14 +86,14 @@ def test_folders_that_hold_nothing(tmp_path: Path) -> None:
     [
         (5, 1, "ok", "kept in memory"),
         (5, 4, "ok", "kept in memory"),
-        (9, 3, "warning", "which 3 ranks may keep in memory each: 27.0 GiB"),
-        (11, 1, "warning", "more than half of the memory available (10.0 GiB): read anew in each epoch"),
+        (9, 3, "warning", "memory each: 27.0 GiB"),
+        (11, 1, "warning", "memory available (10.0 GiB)"),
     ],
 )
 def test_records_against_memory(size: int, ranks: int, level: str, words: str) -> None:
     finding = check_data_set(DataSet(Path("records"), "train", size * GIB, 256), MEMORY, ranks)
     assert finding.level == level
-    assert finding.text.startswith(f"{size}.0 GiB in 256 records 'train'")
+    assert finding.text.startswith(f"{size}.0 GiB in 256")
     assert words in finding.text
 
 

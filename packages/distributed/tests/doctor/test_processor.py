@@ -34,14 +34,14 @@ def test_what_the_kernel_tells(make_machine: MakeMachine) -> None:
     topology = {f"sys/devices/system/cpu/cpu{number}/topology/core_id": "0\n" for number in (0, 1)}
     found = gather_processor(make_machine({"proc/cpuinfo": CPUINFO, **topology}), {0, 1}, "x86_64")
     assert (found.model, found.logical, found.usable, found.cores, found.quota) == ("AMD EPYC", 2, 2, 1, None)
-    assert check_processor(found).text == "AMD EPYC, x86_64: avx avx2 fma avx512f avx512_bf16"
+    assert check_processor(found).facts["instructions"] == ["avx", "avx2", "fma", "avx512f", "avx512_bf16"]
     assert check_processor(found).level == "ok"
 
 
 def test_processors_that_tell_little(make_machine: MakeMachine) -> None:
     arm = gather_processor(make_machine({"proc/cpuinfo": ARM}), {0}, "aarch64")
     assert check_processor(arm).level == "ok"
-    assert check_processor(arm).text == "unknown processor, aarch64: no AVX"
+    assert check_processor(arm).facts["instructions"] == []
     hidden = gather_processor(make_machine({"proc/cpuinfo": "\x00:"}), {0, 3}, "x86_64")
     assert check_processor(hidden).level == "warning"
     assert (hidden.logical, hidden.cores) == (2, 2)
@@ -56,11 +56,11 @@ def test_without_avx_tensorflow_does_not_start() -> None:
 @pytest.mark.parametrize(
     ("changes", "ranks", "level", "words"),
     [
-        ({}, 4, "ok", "8 of 8 logical processors may be used, 4 cores, for 4 ranks"),
-        ({"usable": 2, "cores": 1}, 1, "ok", "2 of 8 logical processors may be used, 1 core, for 1 rank"),
+        ({}, 4, "ok", "4 cores, for 4 ranks"),
+        ({"usable": 2, "cores": 1}, 1, "ok", "1 core, for 1 rank"),
         ({}, 5, "warning", "for 5 ranks"),
-        ({"quota": 1.5}, 1, "warning", "a control group limits the time to 1.5"),
-        ({"quota": 8.0}, 1, "ok", "time of 8 by a control group"),
+        ({"quota": 1.5}, 1, "warning", "time to 1.5"),
+        ({"quota": 8.0}, 1, "ok", "time of 8"),
     ],
 )
 def test_cores(changes: dict[str, Any], ranks: int, level: str, words: str) -> None:
@@ -78,7 +78,7 @@ def test_cores(changes: dict[str, Any], ranks: int, level: str, words: str) -> N
         ("avx512f avx512_bf16", "cpu", False, "warning", "TF_ENABLE_ONEDNN_OPTS"),
         ("avx512f", "cpu", True, "warning", "converted to fp32"),
         ("avx2", "cpu", True, "warning", "no instruction"),
-        ("avx2", "hpu", True, "ok", "computed by the hpu"),
+        ("avx2", "hpu", True, "ok", "the hpu"),
     ],
 )
 def test_bf16(flags: str, device: DeviceKind, onednn: bool, level: str, words: str) -> None:

@@ -47,17 +47,17 @@ def test_clocks_are_compared_at_the_middle_of_question_and_answer(
 @pytest.mark.parametrize(
     ("changes", "level", "words"),
     [
-        ({}, "ok", "reached by ssh; mpirun is there; its clock is 0.25 s ahead, ±0.01 s"),
-        ({"skew": -3.0}, "warning", "its clock is 3.00 s behind"),
+        ({}, "ok", "0.25 s ahead, ±0.01 s"),
+        ({"skew": -3.0}, "warning", "3.00 s behind"),
         ({"skew": 3.0, "uncertainty": 2.5}, "ok", "3.00 s ahead, ±2.50 s"),
-        ({"skew": None}, "warning", "does not report its time"),
+        ({"skew": None}, "warning", "not report its"),
         (
             {"starter": "mpirun (Open MPI) 5.0.3"},
             "fault",
-            "it has mpirun (Open MPI) 5.0.3, and here is mpirun (Open MPI) 4.1.4",
+            "mpirun (Open MPI) 5.0.3",
         ),
-        ({"starter_error_message": "bash: line 1: mpirun: command not found"}, "fault", "no mpirun: bash: line 1"),
-        ({"error_message": "Host key verification failed."}, "fault", "cannot be reached by ssh: Host key"),
+        ({"starter_error_message": "bash: line 1: mpirun: command not found"}, "fault", "no mpirun: bash"),
+        ({"error_message": "Host key verification failed."}, "fault", "by ssh: Host"),
     ],
 )
 def test_a_host(changes: dict[str, object], level: str, words: str) -> None:
@@ -69,11 +69,11 @@ def test_a_host(changes: dict[str, object], level: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("error_message", "remedy"),
     [
-        ("Host key verification failed.", "add it to known_hosts"),
+        ("Host key verification failed.", "known_hosts"),
         ("me@b: Permission denied (publickey).", "authorized_keys"),
-        ("ssh: Could not resolve hostname b: Name or service not known", "correct the host's name"),
+        ("ssh: Could not resolve hostname b: Name or service not known", "the host's name"),
         ("ssh: connect to host b port 22: Connection refused", "start sshd there"),
-        ("no answer within 40 s", "try ssh -p 3022 by hand"),
+        ("no answer within 40 s", "ssh -p 3022"),
     ],
 )
 def test_each_trouble_has_its_remedy(error_message: str, remedy: str) -> None:

@@ -162,7 +162,7 @@ LAUNCHER = """
 
 @pytest.mark.parametrize(
     ("name", "timeouts", "what"),
-    [("SIGKILL", PATIENT, "was killed or crashed"), ("SIGSTOP", QUICK, "not answered for 3 s")],
+    [("SIGKILL", PATIENT, "killed or crashed"), ("SIGSTOP", QUICK, "not answered for 3 s")],
 )
 def test_lost_launcher(start_ranks: START, name: str, timeouts: Timeouts, what: str) -> None:
     command = [sys.executable, "-c", textwrap.dedent(LAUNCHER), f"{timeouts.stall_seconds}"]
