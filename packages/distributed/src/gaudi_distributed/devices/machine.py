@@ -25,7 +25,7 @@ class Machine:
         return self.root / name.lstrip("/")
 
     def read(self, name: str) -> str | None:
-        """Return a file's text, stripped; None where it is not there, or may not or cannot be read."""
+        """Return a file's text, stripped; None if it is not there, or may not or cannot be read."""
         try:
             with self.path(name).open("rb") as file:
                 return file.read(MAX_BYTES).decode(errors="replace").strip()
@@ -33,7 +33,7 @@ class Machine:
             return None
 
     def read_number(self, name: str) -> int | None:
-        """Return the whole number that a file holds; None where it holds none, or cannot be read."""
+        """Return the whole number that a file holds; None if it holds none, or cannot be read."""
         text = self.read(name)
         return int(text) if text is not None and re.fullmatch("-?[0-9]{1,20}", text) else None
 

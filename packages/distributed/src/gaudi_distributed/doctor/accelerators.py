@@ -27,7 +27,7 @@ class Gaudi:
         driver: the kernel module's version; "" where it does not tell one; None: it is not loaded.
         devices: status of each device that the driver shows, by name; "" where it does not tell one.
         synapse: whether libSynapse.so is found; meant only where there is a device.
-        synapse_package: version of the system's package habanalabs-graph, None where that is not known.
+        synapse_package: version of the system's package habanalabs-graph, None if that is not known.
     """
 
     cards: int

@@ -78,7 +78,7 @@ def _check_communication(machine: Machine, request: Request, device: DeviceKind)
 
 
 def _find_route(request: Request) -> str | None:
-    """Return this machine's address on the way to another host; None where there is no way, or no other host."""
+    """Return this machine's address on the way to another host; None if there is none, or no other host."""
     if not request.others:
         return None
     try:

@@ -63,7 +63,7 @@ class Horovod:
         distribution: name and version; "" where it is not installed.
         built_for: version of each framework that it was built for, by module.
         installed: version of those that is installed now.
-        parts: of the first of them, whether MPI, Gloo, NCCL and so on are built in; empty where it does not load.
+        parts: of the first of them, whether MPI, Gloo, NCCL and so on are built in; empty if it does not load.
         error_message: why it does not load.
     """
 
@@ -173,7 +173,7 @@ def _read_build(name: str) -> dict[str, str]:
 
 
 def _find_file(distribution: str, pattern: str) -> Path | None:
-    """Return where the first of a distribution's files that match is installed; None where it has none."""
+    """Return where the first of a distribution's files that match is installed; None if it has none."""
     files = metadata.files(distribution) or []
     return next((Path(str(file.locate())) for file in files if PurePosixPath(file).match(pattern)), None)
 

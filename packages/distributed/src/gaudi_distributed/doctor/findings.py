@@ -127,7 +127,7 @@ class ProgramOutput:
     """The output of a program.
 
     Attributes:
-        status: its exit status; None where it could not be started or did not end in time.
+        status: its exit status; None if it could not be started or did not end in time.
         output: its standard output, stripped.
         error_message: a line that says what went wrong; empty with status 0.
         began, ended: seconds since 1970.

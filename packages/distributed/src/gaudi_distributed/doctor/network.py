@@ -37,8 +37,8 @@ class Interface:
         is_up: it is switched on and has a carrier.
         is_loopback: it leads to no other host.
         address: its IPv4 address, None without one.
-        speed_mbps: megabits a second, None where its driver does not tell.
-        mtu: bytes of its largest packet, None where that is not told.
+        speed_mbps: megabits a second, None if its driver does not tell.
+        mtu: bytes of its largest packet, None if that is not told.
     """
 
     name: str
@@ -99,7 +99,7 @@ def check_interfaces(interfaces: Sequence[Interface], request: Request, route: s
 def check_sockets(
     interfaces: Sequence[Interface], machine: Machine, request: Request, device: DeviceKind
 ) -> Finding | None:
-    """Check what HCCL or NCCL would take for its connections between hosts; None where neither is used."""
+    """Check what HCCL or NCCL would take for its connections between hosts; None if neither is used."""
     if device == "cpu":
         return None
     library = "HCCL" if device == "hpu" else "NCCL"
@@ -146,7 +146,7 @@ def prefer_by_nccl(names: Sequence[str]) -> list[str]:
 
 
 def _choose(interfaces: Sequence[Interface], asked: str | None, route: str | None) -> tuple[str, Interface | None]:
-    """Return what chooses the interface, in words, and the interface; None where there is none."""
+    """Return what chooses the interface, in words, and the interface; None if there is none."""
     if asked is not None and "/" not in asked:
         return f"--interface {asked}", next((each for each in interfaces if each.name == asked), None)
     if asked is not None:
@@ -185,8 +185,8 @@ class RemoteHost:
 
     Attributes:
         name: as it was given.
-        error_message: why it could not be reached; empty where it could.
-        skew: seconds that its clock is ahead of this one's; None where it did not tell.
+        error_message: why it could not be reached; empty if it could.
+        skew: seconds that its clock is ahead of this one's; None if it did not tell.
         uncertainty: seconds that the skew may be off.
         starter: what the starter says of its version.
         starter_error_message: why that does not start there.

@@ -41,14 +41,14 @@ _STRANGERS = 64
 class Coordinator:
     """Accept connections of ranks in a thread of its own, until it is closed.
 
-    Who does not begin with the token is dropped without an answer, as are lines that are no messages.
+    A connection that does not begin with the token, or sends a line that is not a message, is dropped unanswered.
 
     Args:
-        size: how many ranks there will be.
+        size: number of ranks.
         address: of the interface to listen on; the loopback interface reaches this machine's ranks only.
         timeouts: see `Timeouts`; ranks are told them.
-        on_cause: called with the cause, once, from the coordinator's thread, after the ranks were told; not where they
-            gave this process up, and so said themselves what happened.
+        on_cause: called once with the cause, from the coordinator's thread, after the ranks were told; not if the ranks
+            took this process for lost, and reported that themselves.
 
     Raises:
         OSError: the address is not one of this machine.
@@ -98,16 +98,16 @@ class Coordinator:
         return frozenset(self._detector.present)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until there is a cause or every rank has left, so many seconds at most; whether that is so."""
+        """Wait until there is a cause or every rank has left; False if that takes longer than `seconds`."""
         return self._over.wait(seconds)
 
     def end(self, text: str, status: int) -> None:
         """End the run for a reason of the launcher's own, unless it has one already."""
-        self._call(lambda: self._detector.abort(status, text))
+        self._call(self._detector.abort, status, text)
 
     def request_stop(self) -> None:
         """Ask all ranks to save and end."""
-        self._call(lambda: self._tell(Stop()))
+        self._call(self._tell, Stop())
 
     def close(self) -> None:
         """Stop listening; ranks that are still there take it for the loss of the launcher."""
@@ -121,9 +121,9 @@ class Coordinator:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _call(self, function: Callable[[], None]) -> None:
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
         def call() -> None:
-            function()
+            function(*arguments)
             self._decide()
 
         with contextlib.suppress(RuntimeError):  # closed already, so nobody is left to be told
@@ -219,7 +219,7 @@ class Coordinator:
             writer.write(line)
 
 
-# In these one rank works and the others wait, on a disk or on a library that gives no sign: they may take longer.
+# In these phases one rank works and the others wait, on a disk or a library that reports no progress.
 PATIENT_PHASES, PATIENCE = frozenset({"checkpoint", "scoring"}), 10
 _MISSED_HEARTBEATS = 3
 
@@ -251,8 +251,8 @@ class FailureDetector:
         now: the time.
 
     Attributes:
-        left: ranks that are gone.
-        was_given_up: whether this process itself was stopped for so long that ranks took it for lost.
+        left: ranks that have left.
+        was_given_up: whether this process was stopped for so long that ranks took it for lost.
     """
 
     def __init__(self, timeouts: Timeouts, now: float) -> None:

@@ -63,7 +63,7 @@ def choose_accelerator(options: Options, preset: Preset | None) -> Accelerator:
 
 
 def choose_cluster(options: Options, preset: Preset | None, environ: Mapping[str, str]) -> tuple[Cluster, str]:
-    """Return the hosts with their ranks, and what named them; ConfigurationError where they are not the preset's."""
+    """Return the hosts with their ranks, and what named them; ConfigurationError if they are not the preset's."""
     ranks, slots = options.np, options.num_workers_per_hls
     if preset is not None:
         if ranks not in (None, preset.ranks) or slots not in (None, preset.slots):

@@ -245,7 +245,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def find_wheel(build: Build, environ: Mapping[str, str]) -> Path | None:
-    """Return the wheel from the cache; None where it has to be built."""
+    """Return the wheel from the cache; None if it has to be built."""
     return next(iter(sorted((cache_folder(environ) / build.key).glob("horovod-*.whl"))), None)
 
 

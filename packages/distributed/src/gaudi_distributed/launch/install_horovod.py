@@ -240,7 +240,7 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
 def describe(
     build: Build, wheel: Path | None, check: Check, seconds: float, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the facts of the report; `wheel` is None where it is still to be built, `seconds` 0 where it was not."""
+    """Return the facts of the report; `wheel` is None if it is still to be built, `seconds` 0 where it was not."""
     return {
         "horovod": HOROVOD,
         "python": str(build.environment.python),

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -127,25 +128,30 @@ def _plan_ranks(
     plan: LaunchPlan, options: Options, environ: Mapping[str, str], notes: list[str], files: Mapping[Path, str]
 ) -> Launch:
     """Plan the ranks by what the machine has; what it lacks is an error, or a note with `--dry_run`."""
-
-    def look(find: Callable[[], str], otherwise: str) -> str:
-        try:
-            return find()
-        except ConfigurationError as error:
-            if not options.dry_run:
-                raise
-            notes.append(f"it would not run here: {error}")
-            return otherwise
-
-    address = look(lambda: own_address(plan.cluster, plan.local_hosts, plan.interface), "")
+    address = ""
+    with _note_errors(options, notes):
+        address = own_address(plan.cluster, plan.local_hosts, plan.interface)
     if plan.local_hosts:
-        program = look(lambda: choices.find_program(plan.command[0], environ), plan.command[0])
-        plan = replace(plan, command=(program, *plan.command[1:]))
+        with _note_errors(options, notes):
+            program = choices.find_program(plan.command[0], environ)
+            plan = replace(plan, command=(program, *plan.command[1:]))
     if plan.backend == "openmpi":
-        look(lambda: choices.find_program(plan.mpirun, environ), plan.mpirun)
+        with _note_errors(options, notes):
+            choices.find_program(plan.mpirun, environ)
         if plan.interface is None and not plan.is_local and address and ":" not in address:
             plan = replace(plan, interface=f"{address}/24")
     return Launch(plan, tuple(_PLANNERS[plan.backend](plan)), address, tuple(notes), files)
+
+
+@contextmanager
+def _note_errors(options: Options, notes: list[str]) -> Iterator[None]:
+    """Turn an error of this machine into a note with `--dry_run`, because nothing is going to run here."""
+    try:
+        yield
+    except ConfigurationError as error:
+        if not options.dry_run:
+            raise
+        notes.append(f"it would not run here: {error}")
 
 
 def _make_container(options: Options, preset: Preset | None, command: Sequence[str]) -> Container | None:
@@ -262,7 +268,7 @@ def is_secret(name: str) -> bool:
 
 
 def refuse_ranks(environ: Mapping[str, str]) -> None:
-    """Raise ConfigurationError where the environment makes this process a rank of some run already."""
+    """Raise ConfigurationError if the environment makes this process a rank of some run already."""
     found = sorted(name for name in environ if _RANKS.fullmatch(name))
     if found:
         raise ConfigurationError(

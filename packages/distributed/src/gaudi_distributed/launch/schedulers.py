@@ -291,7 +291,7 @@ def parse_size(flag: str, text: str | None) -> int:
 
 
 def parse_mount(text: str) -> Mount:
-    """Return the volume of "claim:/inside", "/node:/inside" or one of them with ":ro"; FlagError where it is none."""
+    """Return the volume of "claim:/inside", "/node:/inside" or one of them with ":ro"; FlagError if it is none."""
     found = _MOUNT.fullmatch(text)
     if found is not None and text.isprintable():
         source = found["source"]
