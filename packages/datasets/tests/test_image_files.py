@@ -118,9 +118,11 @@ def test_a_bomb_of_pixels_is_refused() -> None:
 
 
 def test_a_missing_image_and_a_folder_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match=r"x\.jpg: there is no such image"):
+    with pytest.raises(MissingInputError, match="there is no") as caught:
         read_image(tmp_path / "x.jpg")
-    with pytest.raises(MissingInputError, match=r"x\.jpg: there is no such image"):
+    assert str(caught.value.path).endswith("x.jpg")
+    with pytest.raises(MissingInputError, match="there is no") as caught:
         stat_image(tmp_path / "x.jpg")
+    assert str(caught.value.path).endswith("x.jpg")
     with pytest.raises(DataError, match="is a folder"):
         read_image(tmp_path)

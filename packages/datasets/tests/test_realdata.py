@@ -64,7 +64,7 @@ def test_files_with_faults_are_refused(name: str, message: str) -> None:
 @pytest.mark.parametrize("name", ["gt", "edge_gt", "zero_gt", "healthcheck_quality"])
 def test_annotations_without_their_images_leave_nothing(name: str, tmp_path: Path) -> None:
     coco = read_coco(FOLDER / "edge_json" / f"{name}.json")
-    with pytest.raises(MissingInputError, match="there is no such image"):
+    with pytest.raises(MissingInputError, match="there is no"):
         write_records(coco, FOLDER / "edge_json", tmp_path / "out", "train", keep_empty=True)
     assert not (tmp_path / "out").exists()
 

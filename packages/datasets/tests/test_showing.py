@@ -64,7 +64,7 @@ def test_images_are_chosen_by_seed_and_in_order(source: CocoSource) -> None:
 
 def test_images_are_found_by_id() -> None:
     assert find_images([30, 10], [10, 20, 30], "set") == [2, 0]
-    with pytest.raises(FlagError, match="--image_ids 11: set has no image of that id; it has 3 others"):
+    with pytest.raises(FlagError, match=r"--image_ids 11: .* 3 others"):
         find_images([10, 11], [10, 20, 30], "set")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -30,11 +31,11 @@ def hash_shards(folder: Path) -> dict[str, str]:
 def test_folders_are_converted(class_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["convert", "folders", "--folder", class_tree, "--output_dir", tmp_path / "out"]
     assert run(*flags, "--split", "train", "--shards", 2, "--decode") == 0
-    assert capsys.readouterr().out == "train: 9 of 9 images of 3 classes in 2 shards\n"
+    assert re.findall(r"\d+", capsys.readouterr().out) == ["9", "9", "3", "2"]
     assert run(*flags, "--split", "val", "--class_names", "fox", "eel", "dog", "cat") == 0
     assert RecordSource(tmp_path / "out", "val").class_names == ("fox", "eel", "dog", "cat")
     assert run(*flags, "--split", "test", "--class_names", "dog", "cat") == 65
-    assert '"eel" is none of the classes' in capsys.readouterr().err
+    assert '"eel" is none of' in capsys.readouterr().err
     assert run(*flags, "--split", "train") == 77
 
 
@@ -67,7 +68,7 @@ def test_all_splits_are_looked_through_before_any_is_written(
     (imagenet_tars / "synset_labels.txt").write_text("n01440764\n")
     flags = ["imagenet", "--from", imagenet_tars, "--output_dir", tmp_path / "out"]
     assert run(*flags) == 65
-    assert "has 1 labels for 4 validation images" in capsys.readouterr().err
+    assert "has 1 labels for 4" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert run(*flags, "--splits", "train", "--shards", 2) == 0
 
@@ -76,14 +77,14 @@ def test_a_part_of_imagenet(imagenet_tars: Path, tmp_path: Path, capsys: pytest.
     flags = ["convert", "mini-imagenet", "--from", imagenet_tars, "--output_dir"]
     assert run(*flags, tmp_path / "two", "--images_per_class", 1) == 0
     train, validation = capsys.readouterr().out.splitlines()
-    assert train.startswith("train: 3 of 9 images of 3 classes in 1 shard")
-    assert validation == "validation: 3 of 4 images of 3 classes in 1 shard"
+    assert train.startswith("train: 3 of 9 images")
+    assert re.findall(r"\d+", validation) == ["3", "4", "3", "1"]
     manifest = json.loads((tmp_path / "two" / "train.json").read_text())
     assert manifest["images"] == {"kept": 3, "of": 9}
     (tmp_path / "list.txt").write_text("n02105855/n02105855_7.JPEG\nn01440764_3.JPEG\n")
     listed = ["--splits", "train", "--train_subset", tmp_path / "list.txt"]
     assert run(*flags, tmp_path / "listed", *listed) == 0
-    assert capsys.readouterr().out == "train: 2 of 9 images of 2 classes in 1 shard\n"
+    assert re.findall(r"\d+", capsys.readouterr().out) == ["2", "9", "2", "1"]
     source = RecordSource(tmp_path / "listed", "train")
     assert len(source.class_names) == 3
     assert {source.read(index).file_name for index in range(2)} == {"n02105855_7.JPEG", "n01440764_3.JPEG"}

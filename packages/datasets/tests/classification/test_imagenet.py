@@ -117,14 +117,14 @@ def with_member(name: str, **fields: object) -> bytes:
 @pytest.mark.parametrize(
     ("members", "error", "message"),
     [
-        ({"n01440764.tar": "n02105855_1.JPEG"}, DataError, "is no image of synset n01440764"),
-        ({"n01440764.tar": "readme.txt"}, DataError, "is no image of synset n01440764"),
+        ({"n01440764.tar": "n02105855_1.JPEG"}, DataError, "synset n01440764"),
+        ({"n01440764.tar": "readme.txt"}, DataError, "synset n01440764"),
         ({"n01440764.tar": "../n01440764_1.JPEG"}, UnsafeError, "leaves the folder"),
         ({"n01440764.tar": "/n01440764_1.JPEG"}, UnsafeError, "is absolute"),
-        ({"n01440764.tar": "n01440764/n01440764_1.JPEG"}, DataError, "is no image of synset"),
-        ({"n0144.tar": "n0144_1.JPEG"}, DataError, 'member "n0144.tar" is not named by a synset'),
-        ({"fish.tar": "n01440764_1.JPEG"}, DataError, 'member "fish.tar" is not named by a synset'),
-        ({"n01440764.JPEG": "n01440764_1.JPEG"}, DataError, "is not named by a synset"),
+        ({"n01440764.tar": "n01440764/n01440764_1.JPEG"}, DataError, "is no image"),
+        ({"n0144.tar": "n0144_1.JPEG"}, DataError, 'member "n0144.tar" is not named'),
+        ({"fish.tar": "n01440764_1.JPEG"}, DataError, 'member "fish.tar" is not named'),
+        ({"n01440764.JPEG": "n01440764_1.JPEG"}, DataError, "is not named"),
         ({}, DataError, "holds no file"),
     ],
 )
@@ -170,13 +170,13 @@ def test_a_tar_that_shrinks_while_it_is_read_is_named(imagenet_tars: Path) -> No
     source = open_imagenet(imagenet_tars, "train")
     path = imagenet_tars / "ILSVRC2012_img_train.tar"
     path.write_bytes(path.read_bytes()[:600])
-    with pytest.raises(DataError, match="is cut off now"):
+    with pytest.raises(DataError, match="is cut off"):
         source.read(0)
 
 
 def test_labels_that_are_not_to_train_on_are_named(imagenet_tars: Path) -> None:
     (imagenet_tars / "synset_labels.txt").write_text("n01440764\nn09999999\nn01440764\nn01440764\n")
-    with pytest.raises(DataError, match="synset n09999999, which is none of the 3 to train on"):
+    with pytest.raises(DataError, match="synset n09999999, which is none"):
         open_imagenet(imagenet_tars, "validation")
 
 
@@ -186,8 +186,9 @@ def test_files_that_are_no_images_of_imagenet_are_named(imagenet_folders: Path) 
         open_imagenet(imagenet_folders, "validation")
     path = imagenet_folders / "train" / "n02105855" / "n01440764_5.JPEG"
     path.write_bytes(b"x")
-    with pytest.raises(DataError, match=r"n01440764_5\.JPEG: is no image of synset n02105855"):
+    with pytest.raises(DataError, match="synset n02105855") as caught:
         open_imagenet(imagenet_folders, "train")
+    assert str(caught.value.path).endswith("n01440764_5.JPEG")
     path.rename(imagenet_folders / "n01440764_5.JPEG")
     (imagenet_folders / "train" / "n02105855").rename(imagenet_folders / "train" / "dog")
     with pytest.raises(DataError, match='"dog" is no synset'):
@@ -195,8 +196,9 @@ def test_files_that_are_no_images_of_imagenet_are_named(imagenet_folders: Path) 
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match="nowhere: there is no such folder"):
+    with pytest.raises(MissingInputError, match="there is no") as caught:
         open_imagenet(tmp_path / "nowhere", "train")
+    assert str(caught.value.path).endswith("nowhere")
     for split, tar in (("train", "ILSVRC2012_img_train.tar"), ("validation", "ILSVRC2012_img_val.tar")):
         with pytest.raises(MissingInputError, match=f"put {tar} there"):
             open_imagenet(tmp_path, split)  # type: ignore[arg-type]

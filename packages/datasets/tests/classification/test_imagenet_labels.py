@@ -27,7 +27,7 @@ def test_a_synset_a_line(tmp_path: Path, name: str, end: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"n03000247\nn01440764\n", "has 2 labels for 3 validation images"),
+        (b"n03000247\nn01440764\n", "has 2 labels for 3"),
         (b"n03000247\nn01440764\nn0210585\n", 'line 3: "n0210585" is no synset'),
         (b"n03000247\n\nn02105855\n", 'line 2: "" is no synset'),
         (b"n03000247\nfish\nn02105855\n", 'line 2: "fish" is no synset'),
@@ -45,7 +45,7 @@ def test_a_wrong_list_is_named(tmp_path: Path, content: bytes, message: str) -> 
 def test_a_list_of_any_size_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "synset_labels.txt").open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(DataError, match="a file of labels has at most"):
+    with pytest.raises(DataError, match="has at most"):
         read_validation_labels(tmp_path, NAMES)
 
 
@@ -56,7 +56,7 @@ def test_kaggle_s_solution(tmp_path: Path) -> None:
     path.write_text("\n".join([rows[0], *reversed(rows[1:])]))
     assert read_validation_labels(tmp_path, NAMES) == SYNSETS
     path.write_text("\n".join(rows[:-1]))
-    with pytest.raises(DataError, match=r"no label for the validation image ILSVRC2012_val_00000003\.JPEG"):
+    with pytest.raises(DataError, match=r"ILSVRC2012_val_00000003\.JPEG"):
         read_validation_labels(tmp_path, NAMES)
     path.write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="is no synset"):
@@ -89,7 +89,7 @@ def test_the_devkit_s_numbers(tmp_path: Path, tar: Tar) -> None:
         (b"3\n1\nx\n", None, 'line 3: "" is no synset'),
         (b"3\n1\n", None, "has 2 labels for 3"),
         (b"3\n\xff\n2\n", None, "line 2 is not UTF-8"),
-        (b"3\n1\n2\n", b"nothing", "meta.mat is not as it should be"),
+        (b"3\n1\n2\n", b"nothing", "meta.mat is not as"),
     ],
 )
 def test_a_wrong_devkit_is_named(tmp_path: Path, tar: Tar, truth: bytes, table: bytes | None, message: str) -> None:
@@ -105,7 +105,7 @@ def test_a_devkit_that_leaves_its_folder_is_refused(tmp_path: Path, tar: Tar) ->
 
 
 def test_no_labels_at_all_are_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match=r"put one of these there: synset_labels\.txt"):
+    with pytest.raises(MissingInputError, match=r"synset_labels\.txt"):
         read_validation_labels(tmp_path, NAMES)
 
 
@@ -113,7 +113,7 @@ def test_a_list_of_images(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_text("n01440764/n01440764_1.JPEG\n\n n02105855_7.JPEG \n")
     assert read_image_list(path) == ["n01440764/n01440764_1.JPEG", "n02105855_7.JPEG"]
-    with pytest.raises(MissingInputError, match="names an image a line"):
+    with pytest.raises(MissingInputError, match="names an image"):
         read_image_list(tmp_path / "nothing.txt")
     path.write_bytes(b"a\n\xff\n")
     with pytest.raises(DataError, match="line 2 is not UTF-8"):

@@ -251,9 +251,7 @@ def test_an_image_that_cannot_be_decoded_is_named(encode: Encode) -> None:
     whole = encode(0, size=(40, 50))
     source = MemorySource([(whole, (40, 50)), (whole[:200], (40, 50))])
     for dataset in (train_dataset(source, Options(2)), eval_dataset(source, Options(2))):
-        with pytest.raises(
-            DataError, match=r"memory: record 1 \(image 101, \): an image of the records cannot be decoded"
-        ):
+        with pytest.raises(DataError, match=r"memory: record 1 \(image 101, \): an image"):
             next(read_batches(dataset, source))
 
 

@@ -52,7 +52,7 @@ def test_records_named_by_their_folder_are_read(tf_records: Path) -> None:
 def test_missing_shards_are_named(tf_records: Path) -> None:
     for shard in (3, 5, *range(7, 1024)):
         (tf_records / "train" / f"train-{shard:05d}-of-01024").unlink()
-    with pytest.raises(MissingInputError, match=r"has 5 of 1024 files train-\*.*train-00003-of-01024.*1016 more"):
+    with pytest.raises(MissingInputError, match=r"has 5 of 1024 .*train-00003-of-01024.*1016 more"):
         open_split(tf_records, "train")
 
 
@@ -102,7 +102,7 @@ def test_what_is_not_clear_or_empty_is_an_error(class_tree: Path, tmp_path: Path
     root = tmp_path / "root"
     shutil.copytree(class_tree, root / "train")
     assert isinstance(open_split(root, "train"), FolderSource)
-    with pytest.raises(MissingInputError, match="validation or val or img_val"):
+    with pytest.raises(MissingInputError, match=r"validation .* val .* img_val"):
         open_split(root, "validation")
     write_records(FolderSource(class_tree), root, "train")
     with pytest.raises(DataError, match=r"records train-\* .*folder train"):

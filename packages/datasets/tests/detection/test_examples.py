@@ -93,11 +93,11 @@ def test_crowds_and_areas_may_be_missing() -> None:
         ("image/source_id", None, "is missing"),
         ("image/object/bbox/xmin", None, "is missing"),
         ("image/object/class/label", None, "is missing"),
-        ("image/encoded", integers(3), "is a int64_list; it must be a bytes_list"),
-        ("image/object/bbox/xmin", floats(0.5), "has 1 values; it must have 2"),
-        ("image/object/class/label", integers(90, 8), "category 8 is none of the data set's"),
-        ("image/source_id", texts(b"COCO_1"), "is b'COCO_1'; it must be an integer as text"),
-        ("image/height", integers(), "has 0 values; it must have 1"),
+        ("image/encoded", integers(3), "is a int64_list"),
+        ("image/object/bbox/xmin", floats(0.5), "has 1 values"),
+        ("image/object/class/label", integers(90, 8), "category 8 is none"),
+        ("image/source_id", texts(b"COCO_1"), "is b'COCO_1'"),
+        ("image/height", integers(), "has 0 values"),
     ],
 )
 def test_faults_name_the_feature(name: str, feature: tf.train.Feature | None, message: str) -> None:
@@ -110,10 +110,11 @@ def test_faults_name_the_feature(name: str, feature: tf.train.Feature | None, me
 
 @pytest.mark.parametrize("xmax", [(1.0, 0.125), (1.0, 1.5), (1.0, float("nan"))])
 def test_bad_boxes_are_refused(xmax: tuple[float, float]) -> None:
-    with pytest.raises(DataError, match=r"x \(image 42\): .* a box is not 0 <= min < max <= 1"):
+    with pytest.raises(DataError, match=r"x \(image 42\): .* 0 <= min < max <= 1"):
         decode_example(edited("image/object/bbox/xmax", floats(*xmax)), LABELS, "x")
 
 
 def test_other_bytes_are_refused() -> None:
-    with pytest.raises(DataError, match=r"x: is no tf\.train\.Example"):
+    with pytest.raises(DataError, match=r"is no tf\.train\.Example") as caught:
         decode_example(b"no message of protobuf", LABELS, "x")
+    assert str(caught.value.path).endswith("x")

@@ -113,5 +113,5 @@ def test_what_some_leave_out_is_made_up_for(tmp_path: Path) -> None:
 
 def test_a_category_that_coco_does_not_have_is_named(tmp_path: Path) -> None:
     (tmp_path / "val-00000-of-00001").write_bytes(record(features(9, [12])))
-    with pytest.raises(DataError, match=r"record 0 \(image 9\): .*category 12 is none of the data set's"):
+    with pytest.raises(DataError, match=r"record 0 \(image 9\): .*category 12 is none"):
         RecordSource(tmp_path, "val").read(0)

@@ -111,9 +111,10 @@ def test_a_damaged_image_leaves_nothing_behind(images: Path, tmp_path: Path) -> 
 
 def test_a_missing_image_or_folder_leaves_nothing_behind(images: Path, tmp_path: Path) -> None:
     (images / "3.jpg").unlink()
-    with pytest.raises(MissingInputError, match=r"3\.jpg: there is no such image"):
+    with pytest.raises(MissingInputError, match="there is no") as caught:
         write_records(make_annotations(), images, tmp_path / "out", "val", keep_empty=True)
-    with pytest.raises(MissingInputError, match="there is no such folder"):
+    assert str(caught.value.path).endswith("3.jpg")
+    with pytest.raises(MissingInputError, match="there is no"):
         write_records(make_annotations(), tmp_path / "none", tmp_path / "out", "val", keep_empty=True)
     assert not (tmp_path / "out").exists()
 
@@ -145,11 +146,11 @@ def test_files_in_no_manifest_are_never_replaced(images: Path, tmp_path: Path) -
     out = tmp_path / "out"
     out.mkdir()
     (out / "val-of-somebody").write_text("mine")
-    with pytest.raises(UnsafeError, match="was not written by an earlier conversion"):
+    with pytest.raises(UnsafeError, match="was not written"):
         write_records(make_annotations(), images, out, "val", keep_empty=True, overwrite=True)
     (out / "val-of-somebody").unlink()
     (out / "val.json").write_text('{"shards": null}')
-    with pytest.raises(UnsafeError, match="was not written by an earlier conversion"):
+    with pytest.raises(UnsafeError, match="was not written"):
         write_records(make_annotations(), images, out, "val", keep_empty=True, overwrite=True)
 
 
@@ -165,11 +166,11 @@ def test_a_failed_overwrite_keeps_the_earlier_records(images: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(("split", "shards"), [("a/b", 0), ("..", 0), ("", 0), ("val", -1)])
 def test_bad_arguments_are_refused(images: Path, tmp_path: Path, split: str, shards: int) -> None:
-    with pytest.raises(ValueError, match=r"must be a word|must be at least 0"):
+    with pytest.raises(ValueError, match=r"a word|at least 0"):
         write_records(make_annotations(), images, tmp_path / "out", split, keep_empty=True, shards=shards)
 
 
 def test_no_image_to_learn_from_is_an_error(images: Path, tmp_path: Path) -> None:
     document = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "x"}]}
-    with pytest.raises(DataError, match="none of 0 images has a box"):
+    with pytest.raises(DataError, match="none of 0 images"):
         write_records(parse_coco(document, Path("x.json")), images, tmp_path / "out", "train", keep_empty=False)

@@ -146,10 +146,11 @@ def test_a_stopped_call_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyP
     before = stamp(tmp_path / "part")
     assert len(before) == 2
     assert len(list((tmp_path / "part" / "worker_0").iterdir())) == 2
-    with pytest.raises(MissingInputError, match=r"train-2\.json: is not there; make it with .*--batch_size 2"):
+    with pytest.raises(MissingInputError, match=r"is not there;.*--batch_size 2") as caught:
         open_static_batches(tmp_path / "part", OPTIONS)
+    assert str(caught.value.path).endswith("train-2.json")
     report = write_static_batches(make_source(), tmp_path / "part", OPTIONS, steps=STEPS)
-    assert report.describe().endswith("3 batches, 2 of them there already")
+    assert report.describe().endswith("there already")
     after = stamp(tmp_path / "part")
     assert {name: after[name] for name in before} == before
     assert {name: content for name, (_, content) in after.items()} == {
@@ -179,8 +180,9 @@ def test_batches_of_something_else_are_not_overwritten_unasked(folder: Path, cha
     if change == "strange":
         (folder / "worker_0" / "train-2-000001.tfrecord").write_bytes(frame_record(b"of another program"))
     before = stamp(folder)
-    with pytest.raises(UnsafeError, match=r"train-2-000001\.tfrecord: is a batch of other data or options"):
+    with pytest.raises(UnsafeError, match="is a batch") as caught:
         write_static_batches(source, folder, options, steps=STEPS)
+    assert str(caught.value.path).endswith("train-2-000001.tfrecord")
     assert stamp(folder) == before
     write_static_batches(source, folder, options, steps=STEPS, overwrite=True)
     static = static_dataset(open_static_batches(folder, options), options)
@@ -203,8 +205,9 @@ def test_exchanged_and_vanished_batches_are_found_when_they_are_read(folder: Pat
     batches = open_static_batches(folder, OPTIONS)
     first, second = (folder / "worker_0" / f"train-2-00000{step}.tfrecord" for step in (1, 2))
     first.write_bytes(second.read_bytes())
-    with pytest.raises(DataError, match=r"000001\.tfrecord: is not the batch that its manifest names"):
+    with pytest.raises(DataError, match="is not the") as caught:
         take(static_dataset(batches, OPTIONS), 1)
+    assert str(caught.value.path).endswith("000001.tfrecord")
     second.unlink()
     with pytest.raises(DataError, match=r"000002\.tfrecord: cannot be read"):
         take(static_dataset(batches, OPTIONS, first_step=1), 1)
@@ -240,8 +243,9 @@ def test_what_does_not_fit_is_named_before_training(folder: Path) -> None:
     with pytest.raises(DataError, match=r"000003\.tfrecord: has not the \d+ bytes"):
         open_static_batches(folder, OPTIONS)
     path.unlink()
-    with pytest.raises(MissingInputError, match=r"000003\.tfrecord: is not there, though"):
+    with pytest.raises(MissingInputError, match="is not there,") as caught:
         open_static_batches(folder, OPTIONS)
+    assert str(caught.value.path).endswith("000003.tfrecord")
 
 
 def test_a_damaged_image_leaves_what_was_done_and_no_manifest(tmp_path: Path) -> None:

@@ -65,17 +65,18 @@ def test_a_box_whose_edges_meet_has_no_size(root: Path) -> None:
 def test_classes_can_be_given(root: Path) -> None:
     document = read_voc(root, ["train"], ["dog", "cat"])
     assert [one["category_id"] for one in document["annotations"]] == [1, 2]
-    with pytest.raises(DataError, match=r"b\.xml: class 'ant' is none of dog, cat"):
+    with pytest.raises(DataError, match=r"class 'ant' .* dog, cat") as caught:
         read_voc(root, ["val"], ["dog", "cat"])
+    assert str(caught.value.path).endswith("b.xml")
 
 
 def test_missing_parts_are_named(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match="there are: both, train, val"):
+    with pytest.raises(MissingInputError, match="both, train, val"):
         read_voc(root, ["test"])
     with pytest.raises(MissingInputError, match="Annotations"):
         read_voc(tmp_path / "nowhere", ["train"])
     (root / "ImageSets" / "Main" / "train.txt").write_text("../../a\n")
-    with pytest.raises(MissingInputError, match="which an image set names"):
+    with pytest.raises(MissingInputError, match="which an image"):
         read_voc(root, ["train"])
 
 
@@ -84,12 +85,12 @@ def test_missing_parts_are_named(root: Path, tmp_path: Path) -> None:
     [
         ("", "is no XML"),
         ("<annotation>", "is no XML"),
-        ('<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>', "is no XML that can be read safely"),
+        ('<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>', "is no XML that can be"),
         (annotation("a", size=""), "has no size/height"),
-        (annotation("a", size=SIZE.replace("60", "0")), "must be at least 1"),
+        (annotation("a", size=SIZE.replace("60", "0")), "must be at"),
         (annotation("a", an_object("", 1, 2, 3, 4)), "<object> has no name"),
         (annotation("a", "<object><name>dog</name></object>"), "has no bndbox/xmin"),
-        (annotation("a", an_object("dog", float("nan"), 2, 3, 4)), "bndbox/xmin 'nan'; it must be a number"),
+        (annotation("a", an_object("dog", float("nan"), 2, 3, 4)), "bndbox/xmin 'nan'"),
     ],
 )
 def test_faults_name_the_file(root: Path, text: str, message: str) -> None:

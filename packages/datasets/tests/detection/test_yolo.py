@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
+from gaudi_datasets.detection.coco import PAST_EDGE, CocoAnnotations, parse_coco
 from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.detection.yolo import _parse_line, read_yolo
@@ -67,7 +67,7 @@ def test_it_becomes_records(folder: Path, tmp_path: Path) -> None:
     document, image_dir = read_yolo(folder / "data.yaml", "train")
     coco = parse_coco(document, folder / "data.yaml")
     report = write_records(coco, image_dir, tmp_path / "out", "train", keep_empty=False)
-    assert report.describe() == "train: kept 1 of 3 images and 2 of 2 boxes in 1 shard"
+    assert (report.images_kept, report.images_total, report.boxes_kept, report.shards) == (1, 3, 2, 1)
     example = RecordSource(tmp_path / "out", "train").read(0)
     assert example.boxes_yxyx == pytest.approx(np.array([[0.375, 0.25, 0.625, 0.75], [0, 0, 0.4, 0.2]]))
     assert example.labels.tolist() == [2, 1]
@@ -94,15 +94,15 @@ def test_folders_are_found_as_tools_write_them(folder: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a", r'data\.yaml: is \["a"\]; it must be an object'),
+        ("- a", r'data\.yaml: is \["a"\]'),
         ("names: [a]\ntrain: !!python/object/apply:os.getcwd []", r"data\.yaml: is not YAML of plain values"),
-        ("train: images/train", "names is null; it must be a list of the classes"),
-        ("train: images/train\nnames: {1: ant}", r"names has the keys \[1\]; they must be 0, 1, 2"),
+        ("train: images/train", "names is null"),
+        ("train: images/train\nnames: {1: ant}", r"names has the"),
         ("train: images/train\nnames: [1, 2]", r"names is \[1, 2\]"),
         ("train: images/train\nnames: [ant]\nnc: 2", "nc is 2, but names has 1"),
-        ("names: [ant]", "train is null; it must be a folder"),
+        ("names: [ant]", "train is null"),
         ("train: [3]\nnames: [ant]", r"train is \[3\]"),
-        ("train: [labels]\nnames: [ant]", "train has no images"),
+        ("train: [labels]\nnames: [ant]", "train has no"),
         ("path: [1]\ntrain: images\nnames: [ant]", r"path is \[1\]"),
     ],
 )
@@ -115,13 +115,13 @@ def test_faults_of_the_yaml_file_are_named(folder: Path, text: str, message: str
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("2 0.5 0.5 0.5 0.5", r"class is '2'; it must be one of 0\.\.1"),
+        ("2 0.5 0.5 0.5 0.5", r"class is '2'"),
         ("-1 0.5 0.5 0.5 0.5", "class is '-1'"),
         ("ant 0.5 0.5 0.5 0.5", "class is 'ant'"),
-        ("0 0.5 0.5 0.5", "has 4 fields; a box has 5: class cx cy w h"),
-        ("0 0.5 0.5 0.5 0.5 0.9", "has 6 fields; a box has 5"),
-        ("0 0.1 0.1 0.2 0.1 0.2 0.2", "has 7 fields, as an outline has; turn outlines into boxes"),
-        ("0 0.5 1.5 0.5 0.5", r"cy is '1\.5'; it must be a share of the image, in 0\.\.1"),
+        ("0 0.5 0.5 0.5", "has 4 fields"),
+        ("0 0.5 0.5 0.5 0.5 0.9", "has 6 fields"),
+        ("0 0.1 0.1 0.2 0.1 0.2 0.2", "has 7 fields, as"),
+        ("0 0.5 1.5 0.5 0.5", r"cy is '1\.5'"),
         ("0 nan 0.5 0.5 0.5", "cx is 'nan'"),
         ("0 0.5 0.5 x 0.5", "w is 'x'"),
         ("0 0.5 0.5 0.5 inf", "h is 'inf'"),
@@ -135,21 +135,26 @@ def test_faults_of_a_line_are_named(folder: Path, line: str, message: str) -> No
 
 def test_other_faults_are_named(folder: Path) -> None:
     (folder / "labels" / "train" / "a.txt").write_bytes(b"0 \xff")
-    with pytest.raises(DataError, match=r"a\.txt: is no text in UTF-8 \(byte 2\)"):
+    with pytest.raises(DataError, match=r"UTF-8 \(byte 2\)") as caught:
         read(folder)
+    assert str(caught.value.path).endswith("a.txt")
     (folder / "labels" / "train" / "a.txt").unlink()
     (folder / "images" / "train" / "a.jpg").write_text("no image")
-    with pytest.raises(DataError, match=r"a\.jpg: is no image that Pillow knows"):
+    with pytest.raises(DataError, match="is no image") as caught:
         read(folder)
+    assert str(caught.value.path).endswith("a.jpg")
     (folder / "more.txt").write_text("gone.jpg")
-    with pytest.raises(MissingInputError, match=r"gone\.jpg: there is no such image"):
+    with pytest.raises(MissingInputError, match="there is no") as caught:
         read(folder, "val")
+    assert str(caught.value.path).endswith("gone.jpg")
     shutil.rmtree(folder / "labels")
-    with pytest.raises(MissingInputError, match=r"labels/train/a\.txt: is not there, nor are the labels of any other"):
+    with pytest.raises(MissingInputError, match="is not there,") as caught:
         read(folder)
+    assert str(caught.value.path).endswith("labels/train/a.txt")
     shutil.rmtree(folder / "images")
-    with pytest.raises(MissingInputError, match=r"images/train: is not there, though the YAML file names it"):
+    with pytest.raises(MissingInputError, match="is not there,") as caught:
         read(folder)
+    assert str(caught.value.path).endswith("images/train")
     with pytest.raises(MissingInputError):
         read(folder / "none")
 
@@ -177,4 +182,4 @@ def test_boxes_up_to_the_edge_stay_inside_however_they_are_rounded(data: st.Data
 
 def test_boxes_past_the_edge_are_left_out(folder: Path) -> None:
     write_labels(folder, "train/a", "0 0.1 0.5 0.21 0.5\n")
-    assert [fault.rule for fault in read(folder).faults] == ["past the image edge"]
+    assert [fault.rule for fault in read(folder).faults] == [PAST_EDGE]

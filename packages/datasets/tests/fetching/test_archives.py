@@ -75,8 +75,9 @@ def test_members_of_a_tar_in_a_tar_have_offsets_in_the_file(tmp_path: Path) -> N
     content = path.read_bytes()
     cut = [content[one.offset : (one.offset or 0) + one.size] for one in found]
     assert cut == [b"first", b"second" * 300]
-    with pytest.raises(DataError, match=r"outer.tar: y: is cut off"):
+    with pytest.raises(DataError, match="y: is cut") as caught:
         list_members(path, within=outer[2])
+    assert str(caught.value.path).endswith("outer.tar")
     with pytest.raises(DataError, match=r"outer.tar: z: is packed"):
         list_members(path, within=Member("z", 3))
 
@@ -92,9 +93,9 @@ def test_an_inner_tar_ends_where_its_member_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        (Limits(members=2), '"c" is one more than the 2'),
-        (Limits(member_bytes=9), '"b" has 10 bytes; a file may have 9'),
-        (Limits(total_bytes=20), '"c" makes it 21 bytes unpacked'),
+        (Limits(members=2), '"c" is one more'),
+        (Limits(member_bytes=9), '"b" has 10 bytes'),
+        (Limits(total_bytes=20), '"c" makes it 21 bytes'),
     ],
 )
 def test_limits_name_the_member_that_passes_them(limits: Limits, message: str, tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_disk_that_is_too_small_is_told_first(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match="there is no such archive"):
+    with pytest.raises(MissingInputError, match="there is no"):
         list_members(tmp_path / "none.tar")
     with pytest.raises(DataError, match="is a folder"):
         extract(tmp_path, tmp_path / "out")
@@ -217,7 +218,7 @@ def test_good_names(name: str, inner: str) -> None:
         ("z:a", "is absolute"),
         ("a\0b", "is not printable"),
         ("a\udcffb", "is not printable"),
-        ("ü" * 128, "is longer than 1024 bytes, or than 255"),
+        ("ü" * 128, "is longer than 1024"),
     ],
 )
 def test_bad_names(name: str, rule: str) -> None:

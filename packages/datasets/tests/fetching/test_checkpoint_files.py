@@ -70,9 +70,9 @@ def test_a_changed_byte_of_the_values_is_found(copied: Path) -> None:
             check_shard(path, tensors)
         flip(path, position)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="ends before the tensor"):
+    with pytest.raises(DataError, match="ends before the"):
         check_shard(path, tensors)
-    with pytest.raises(DataError, match="no tensor in it"):
+    with pytest.raises(DataError, match="no tensor in"):
         check_shard(path, tensors, shard=1)
 
 

@@ -205,9 +205,9 @@ def test_the_first_error_ends_all(fetcher: CocoFetcher, server: Any, faults: Any
 
 
 def test_classes_that_are_not_there_are_named(fetcher: CocoFetcher) -> None:
-    with pytest.raises(FlagError, match="--classes: 'dogg' is no class; did you mean 'dog'"):
+    with pytest.raises(FlagError, match=r"--classes: 'dogg' .*'dog'"):
         fetcher.fetch(["train"], CocoPart(classes=("cat", "dogg")))
-    with pytest.raises(FlagError, match=r"'xyz' is no class; they are in .*instances_train2017\.json"):
+    with pytest.raises(FlagError, match=r"'xyz' .*instances_train2017\.json"):
         fetcher.fetch(["train"], CocoPart(classes=("xyz",)))
 
 

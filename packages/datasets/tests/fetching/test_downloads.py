@@ -57,7 +57,7 @@ def test_cut_connections_are_resumed(server: Any, faults: Any, content: bytes, t
 def test_another_run_resumes(server: Any, faults: Any, content: bytes, tmp_path: Path) -> None:
     server.add("/file", content, *[faults.cut(70_000)] + [faults.cut(0)] * 4)
     download = download_of(server, content, tmp_path)
-    with pytest.raises(TransferError, match=r"4 times in a row\); try again later to go on from byte 70000") as caught:
+    with pytest.raises(TransferError, match=r"\(4 times .*byte 70000") as caught:
         fetch(download)
     assert exit_status_of(caught.value) == 74
     assert names(tmp_path) == ["file.part", "file.part.json"]
@@ -154,9 +154,9 @@ def test_wrong_bytes_again_are_an_error(server: Any, faults: Any, content: bytes
     with pytest.raises(DataError, match=r"/file: has SHA-256 [0-9a-f]{64}; [0-9a-f]{64} is expected \(2 times\)"):
         fetch(download_of(server, content, tmp_path))
     assert names(tmp_path) == []
-    with pytest.raises(DataError, match="has 300000 bytes; 5 are expected"):
+    with pytest.raises(DataError, match="has 300000 bytes; 5 are"):
         fetch(download_of(server, content, tmp_path, size=5))
-    with pytest.raises(DataError, match="has 300000 bytes; it may have 1000"):
+    with pytest.raises(DataError, match=r"300000 bytes; .* 1000"):
         fetch(download_of(server, content, tmp_path, most_bytes=1000))
     assert names(tmp_path) == []
 
@@ -238,8 +238,9 @@ def test_an_empty_file_is_a_file(server: Any, tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_not_asked_for_again(server: Any, faults: Any, content: bytes, tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match="/file: the server answers 404 Not Found; fix the address"):
+    with pytest.raises(MissingInputError, match="the server answers 404") as caught:
         fetch(download_of(server, content, tmp_path))
+    assert str(caught.value.path).endswith("/file")
     server.add("/file", content, faults.status(403))
     with pytest.raises(TransferError, match="answers 403 Forbidden"):
         fetch(download_of(server, content, tmp_path))
@@ -273,7 +274,7 @@ def test_an_endless_answer_ends(server: Any, faults: Any, content: bytes, tmp_pa
     chunk = b"2710\r\n" + bytes(10_000) + b"\r\n"
     endless = faults.raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk * 100)
     server.add("/file", content, endless, endless)
-    with pytest.raises(DataError, match="does not end after the 50000 bytes"):
+    with pytest.raises(DataError, match="the 50000 bytes"):
         fetch(download_of(server, content, tmp_path, most_bytes=50_000))
     assert names(tmp_path) == []
 
@@ -336,7 +337,7 @@ def test_any_order_of_faults_ends_in_the_verified_file(server: Any, faults: Any,
 def test_what_is_there_and_is_another_file_stays(server: Any, content: bytes, tmp_path: Path) -> None:
     server.add("/file", content)
     (tmp_path / "file").write_bytes(b"mine")
-    with pytest.raises(UnsafeError, match="is there already and is not the file to fetch") as caught:
+    with pytest.raises(UnsafeError, match="is there already") as caught:
         fetch(download_of(server, content, tmp_path))
     assert exit_status_of(caught.value) == 77
     assert (tmp_path / "file").read_bytes() == b"mine"
@@ -362,7 +363,7 @@ def test_a_stop_keeps_the_part(server: Any, faults: Any, content: bytes, tmp_pat
 
 def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with pytest.raises(TransferError, match=r"127.0.0.1:1/x: the transfer failed \(.*refused\) \(4 times in a row\)"):
+    with pytest.raises(TransferError, match=r"127.0.0.1:1/x: the transfer failed \(.*refused\) \(4 times "):
         fetch(Download("http://127.0.0.1:1/x", tmp_path / "x", "0" * 64))
 
 
@@ -371,7 +372,7 @@ def test_a_full_disk_is_told_before(
 ) -> None:
     server.add("/file", content)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})())
-    with pytest.raises(TransferError, match="300000 bytes are to come and the disk has 1000"):
+    with pytest.raises(TransferError, match=r"300000 bytes .* 1000"):
         fetch(download_of(server, content, tmp_path))
 
 
@@ -380,7 +381,7 @@ def test_a_full_disk_is_told_before(
 )
 def test_only_web_addresses_are_asked(url: str, tmp_path: Path) -> None:
     assert not is_web_address(url)
-    with pytest.raises(DataError, match="must begin with http"):
+    with pytest.raises(DataError, match="must begin with"):
         Download(url, tmp_path / "x", "0" * 64)
     with pytest.raises(ValueError, match="neither a SHA-256"):
         Download("https://x/y", tmp_path / "x")

@@ -40,20 +40,20 @@ def test_a_list_is_read(tmp_path: Path) -> None:
     [
         (f"sha256: {SHA}", r"files\[0\]: url is missing"),
         ("url: http://x/y", r"files\[0\]: sha256 is missing"),
-        (f"{{url: 'file:///etc/passwd', sha256: {SHA}}}", 'url is "file:///etc/passwd"; it must begin with http'),
-        (f"{{url: 5, sha256: {SHA}}}", "url is 5; it must be a text"),
-        ("{url: http://x/y, sha256: abc}", 'sha256 is "abc"; it must be 64 hexadecimal digits'),
-        (f"{{url: http://x/y, sha256: {'1' * 64}}}", "sha256 is 1+...; it must be a text"),
-        (f"{{url: http://x/y, sha: {SHA}}}", '"sha" is no field of a file; there are url, sha256, name'),
-        (f"{{url: http://x/y, sha256: {SHA}, name: ../y}}", "name \"../y\" has '..', which leaves the folder"),
+        (f"{{url: 'file:///etc/passwd', sha256: {SHA}}}", 'url is "file:///etc/passwd"'),
+        (f"{{url: 5, sha256: {SHA}}}", "url is 5"),
+        ("{url: http://x/y, sha256: abc}", 'sha256 is "abc"'),
+        (f"{{url: http://x/y, sha256: {'1' * 64}}}", "sha256 is 1+..."),
+        (f"{{url: http://x/y, sha: {SHA}}}", '"sha" is no field'),
+        (f"{{url: http://x/y, sha256: {SHA}, name: ../y}}", "name \"../y\" has '..', which leaves the"),
         (f"{{url: http://x/y, sha256: {SHA}, name: /y}}", 'name "/y" is absolute'),
         (f"{{url: 'http://x/%2e%2e', sha256: {SHA}}}", 'name ".." has'),
         (f"{{url: 'http://x/..%2fy', sha256: {SHA}}}", 'name "../y" has'),
         (f"{{url: http://x/, sha256: {SHA}}}", 'name "" is empty'),
-        ("just text", r"files\[0\]: is \"just text\"; it must be an object"),
+        ("just text", r"files\[0\]: is \"just text\""),
         (f"{{url: http://x/y, sha256: {SHA}}}\n- {{url: http://z/Y, sha256: {SHA}}}", 'name "Y" was given before'),
         (f"&a {{url: http://x/y, sha256: {SHA}}}\n- *a", r"found a reference \(\*\)"),
-        (f"!!python/object/apply:os.system ['true']\n- {SHA}", "could not determine a constructor"),
+        (f"!!python/object/apply:os.system ['true']\n- {SHA}", "could not determine"),
         ("{url: http://x/y", "is not YAML"),
         ("[" * 5000, "nested too deeply"),
         (f"{{url: http://x/y, sha256: {'9' * 5000}}}", "is not YAML of plain values"),
@@ -70,11 +70,11 @@ def test_a_fault_of_the_list_is_named(entry: str, message: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("text", ["", "[]", "url: x", "5"])
 def test_what_is_no_list_is_named(text: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no list of files"):
+    with pytest.raises(DataError, match="is no list"):
         read_file_list(write(tmp_path, text), tmp_path)
     with pytest.raises(DataError, match="is a folder"):
         read_file_list(tmp_path, tmp_path)
-    with pytest.raises(MissingInputError, match="there is no such file"):
+    with pytest.raises(MissingInputError, match="there is no"):
         read_file_list(tmp_path / "none", tmp_path)
 
 

@@ -76,14 +76,16 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     path.write_bytes(content)
     records = RecordSet(tmp_path, "val", kind="detection")
     assert records.read(0)[1] == b"0"
-    with pytest.raises(DataError, match=r"val-00001-of-00002\.tfrecord: record 0: its checksum is wrong"):
+    with pytest.raises(DataError, match="record 0: its checksum is") as caught:
         records.read(1)
+    assert str(caught.value.path).endswith("val-00001-of-00002.tfrecord")
 
 
 def test_the_kind_must_be_the_one_needed(tmp_path: Path) -> None:
     write(tmp_path, 5, 2, "classification")
-    with pytest.raises(DataError, match=r"val\.json: tells of classification records; detection records are needed"):
+    with pytest.raises(DataError, match="classification records; detection") as caught:
         RecordSet(tmp_path, "val", kind="detection")
+    assert str(caught.value.path).endswith("val.json")
     assert len(RecordSet(tmp_path, "val", kind="classification")) == 5
 
 
@@ -104,7 +106,7 @@ def test_a_conversion_that_was_stopped_is_no_record_set(tmp_path: Path) -> None:
     (tmp_path / "val.json").unlink()
     assert len(RecordSet(tmp_path, "val", kind="detection")) == 5
     (tmp_path / ".unfinished-val").mkdir()
-    with pytest.raises(DataError, match="the conversion of split 'val' was stopped; repeat the command"):
+    with pytest.raises(DataError, match="split 'val' was stopped"):
         RecordSet(tmp_path, "val", kind="detection")
 
 
@@ -119,19 +121,19 @@ def test_the_fingerprint_is_of_the_records(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match=r"has no records val-\*; write them with gaudi-datasets convert"):
+    with pytest.raises(MissingInputError, match="has no records"):
         RecordSet(tmp_path, "val", kind="detection")
     write(tmp_path, 5, 2)
     path = tmp_path / "val.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps({**manifest, "kind": "another"}))
-    with pytest.raises(DataError, match="does not tell of the records beside it"):
+    with pytest.raises(DataError, match="does not tell"):
         RecordSet(tmp_path, "val", kind="detection")
     path.write_text("[]")
-    with pytest.raises(DataError, match="is no manifest of records"):
+    with pytest.raises(DataError, match="is no manifest"):
         RecordSet(tmp_path, "val", kind="detection")
     (tmp_path / "val-00001-of-00002.tfrecord").unlink()
-    with pytest.raises(MissingInputError, match=r"has 1 of 2 files val-\*"):
+    with pytest.raises(MissingInputError, match="has 1 of 2 files"):
         RecordSet(tmp_path, "val", kind="detection")
 
 

@@ -62,13 +62,14 @@ def test_damage_in_the_content_is_named(path: Path) -> None:
     damaged = bytearray(path.read_bytes())
     damaged[place.offset + 5] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(DataError, match=r"x\.tfrecord: record 2: its checksum is wrong"):
+    with pytest.raises(DataError, match="record 2: its checksum is") as caught:
         read_record(index_records(path)[2])
+    assert str(caught.value.path).endswith("x.tfrecord")
 
 
 def test_what_is_no_record_file_is_named(path: Path) -> None:
     path.write_bytes(b"something else altogether")
-    with pytest.raises(DataError, match=r"record 0: its header is wrong"):
+    with pytest.raises(DataError, match="record 0: its header is"):
         index_records(path)
 
 
@@ -153,5 +154,6 @@ def test_faults_name_the_record_its_image_and_the_feature() -> None:
 
 @pytest.mark.parametrize("content", [b"no message", b"\x0a\x05\x0a\x03\x0a\x01\xff", b"\x0a\xff\xff\xff\xff\x0f"])
 def test_other_bytes_are_refused(content: bytes) -> None:
-    with pytest.raises(DataError, match=r"x: is no tf\.train\.Example"):
+    with pytest.raises(DataError, match=r"is no tf\.train\.Example") as caught:
         ExampleFeatures(content, "x")
+    assert str(caught.value.path).endswith("x")
