@@ -39,11 +39,11 @@ class _MakeScenes:
     val: int = 200
     """number of validation scenes"""
     seed: int = 0
-    """what everything drawn depends on"""
+    """seed of everything random"""
     image_size: tuple[int, int] = (300, 300)
     """height and width in pixels"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def __post_init__(self) -> None:
         if min(self.train, self.val) < 1 or min(self.image_size) < 100 or self.seed < 0:
@@ -59,26 +59,26 @@ class _MakeScenes:
 
 @dataclass(frozen=True)
 class _MakeStaticBatches:
-    """Write the batches of a training, for `ssd_train --static`; call it again to go on where it stopped."""
+    """Write training batches for `ssd_train --static`; a stopped call continues when it is called again."""
 
     input_pattern: Annotated[Path, tyro.conf.arg(aliases=["-i"])]
-    """folder and beginning of the records' names, such as: records/train"""
+    """folder and prefix of the records' names, such as: records/train"""
     output_dir: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """folder of the batches"""
     batch_size: Annotated[int, tyro.conf.arg(aliases=["-b"])]
-    """images of a worker in a step; each file holds one batch"""
+    """batch size of one worker; each file holds one batch"""
     steps: Annotated[int, tyro.conf.arg(aliases=["-s"])]
     """number of training steps"""
     workers: Annotated[int, tyro.conf.arg(aliases=["-w"])] = 1
-    """number of workers, each of which gets batches of its own"""
+    """number of workers; each gets its own batches"""
     seed: int = 0
-    """where data order and augmentation start from"""
+    """seed of the data order and the augmentation"""
     flip_probability: float = 0.5
-    """share of the images that are mirrored; 0 where left and right matter, as in text"""
+    """probability that an image is mirrored; 0 where left and right matter, as in text"""
     overwrite: Switch = False
-    """replace batches made of other data or with other flags"""
+    """replace batches of other data or flags"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def __post_init__(self) -> None:
         if min(self.batch_size, self.steps, self.workers) < 1 or self.seed < 0:
@@ -120,7 +120,7 @@ class _Score:
     json: Switch = False
     """print JSON instead of a table"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -202,7 +202,7 @@ PREPARE_JSON = (
 )
 _PROFILE = "profile a training by `resnext_train --profile_steps 5,8`"
 BENCHMARK_DATALOADER = (
-    FormerFlag("--max_train_steps", "give --seconds, how long to measure", "-s", "none"),
+    FormerFlag("--max_train_steps", "give --seconds, seconds to measure", "-s", "none"),
     FormerFlag("--enable_profiling", _PROFILE, "-p"),
     FormerFlag("--profiling_iter_cnt", _PROFILE, "-c", "20"),
     FormerFlag("--profiling_warmup_steps", _PROFILE, "-w", "20"),

@@ -28,29 +28,29 @@ class Bench:
     data_dir: Annotated[Path | None, tyro.conf.arg(aliases=["-d"])] = None
     """folder of records, or of folders such as train/ with records or with a folder for each class"""
     split: str = "train"
-    """which records or folder in --data_dir"""
+    """name of the records or of the folder in --data_dir"""
     annotations: Path | None = None
-    """COCO annotation file, in place of --data_dir; needs --images"""
+    """COCO annotation file instead of --data_dir; needs --images"""
     images: Path | None = None
     """folder of the images of --annotations"""
     seconds: float = 20.0
-    """how long to measure"""
+    """seconds to measure"""
     batch_size: Annotated[int, tyro.conf.arg(aliases=["-b"])] = 32
-    """images in a batch"""
+    """batch size"""
     data_type: Annotated[Literal["fp32", "bf16"], tyro.conf.arg(aliases=["-t"])] = "fp32"
-    """precision of the images; opencv has fp32 alone"""
+    """precision of the images; opencv supports fp32 only"""
     image_size: int = 0
     """side of the network's images in pixels; 0: 300 for boxes, 224 for classes"""
     threads: int = 0
-    """threads that make the images; 0: one for each usable processor"""
+    """number of loader threads; 0: one for each usable core"""
     loader: Literal["tensorflow", "opencv"] = "tensorflow"
-    """what decodes images with boxes: tensorflow for ssd_train, opencv for ssd_mxnet_train"""
+    """decoder of images with boxes: tensorflow as in ssd_train, opencv as in ssd_mxnet_train"""
     seed: int = 0
-    """what order and augmentation depend on"""
+    """seed of the data order and the augmentation"""
     json: Switch = False
     """print JSON instead of tables"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def __post_init__(self) -> None:
         if (self.data_dir is None) == (self.annotations is None):

@@ -28,7 +28,7 @@ class _RecordFlags(ShardFlags):
     """The records to write."""
 
     split: Literal["train", "val"]
-    """train leaves out images without any box; val keeps all"""
+    """train: leave out images without boxes; val: keep them"""
 
     def write(self, annotations: CocoAnnotations, image_dir: Path) -> None:
         """Write the records and print the report."""
@@ -56,7 +56,7 @@ class ConvertCoco:
     data: CocoFlags
     records: _RecordFlags
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -70,7 +70,7 @@ class ConvertVoc:
     data: VocFlags
     records: _RecordFlags
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -84,7 +84,7 @@ class ConvertYolo:
     data: YoloFlags
     records: _RecordFlags
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -93,7 +93,7 @@ class ConvertYolo:
 
 @dataclass(frozen=True)
 class Convert:
-    """Write records, and a manifest beside them; call it again to go on where it was stopped."""
+    """Write records and their manifest; a stopped conversion continues when it is called again."""
 
     command: (
         Annotated[ConvertCoco, tyro.conf.subcommand("coco")]
@@ -123,7 +123,7 @@ class ConvertFolders:
     class_names: tuple[str, ...] = ()
     """classes in the order of their labels, the same for each split; none: all folders, sorted"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -135,12 +135,12 @@ class ConvertFolders:
 
 @dataclass(frozen=True)
 class ImagenetFlags:
-    """ImageNet as it is handed out."""
+    """The files of ImageNet."""
 
     source: Annotated[Path, tyro.conf.arg(name="from")]
     """folder of the original tars, or of train/ and validation/, and of the validation labels"""
     splits: tuple[_Split, ...] = ("train", "validation")
-    """what to convert"""
+    """splits to convert"""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class ConvertImagenet:
     data: ImagenetFlags
     records: ShardFlags
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -164,18 +164,18 @@ class ConvertImagenet:
 
 @dataclass(frozen=True)
 class ConvertMiniImagenet:
-    """Write the records of a part of ImageNet, with all its labels: so many images of each class, or those listed."""
+    """Write the records of a part of ImageNet, with all its labels: some images of each class, or those listed."""
 
     data: ImagenetFlags
     records: ShardFlags
     images_per_class: int = 0
-    """how many images of each class; 0: those listed"""
+    """number of images of each class; 0: those listed"""
     train_subset: Path | None = None
-    """text file that names a training image a line"""
+    """text file with the name of a training image on each line"""
     validation_subset: Path | None = None
-    """text file that names a validation image a line"""
+    """text file with the name of a validation image on each line"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def __post_init__(self) -> None:
         lists = {"train": self.train_subset, "validation": self.validation_subset}

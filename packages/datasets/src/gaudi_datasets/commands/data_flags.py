@@ -107,13 +107,13 @@ class ShardFlags:
     output_dir: Path
     """folder of the records"""
     shards: int = 0
-    """how many files; 0: a usual number for the data"""
+    """number of files; 0: chosen by the size of the data"""
     processes: int = 0
-    """how many processes work on it; 0: one for each usable core"""
+    """number of processes; 0: one for each usable core"""
     decode: Switch = False
-    """decode each image whole, and not only walk through its structure"""
+    """decode every image, instead of checking its structure only"""
     overwrite: Switch = False
-    """replace an earlier conversion of this split"""
+    """replace existing records of this split"""
 
     def __post_init__(self) -> None:
         if min(self.shards, self.processes) < 0:

@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FetchCoco:
-    """Fetch COCO 2017: annotations/, train2017/ and val2017/ (about 20 GB, and as much again while it is unpacked)."""
+    """Download COCO 2017: annotations/, train2017/ and val2017/ (about 20 GB, and twice that while unpacking)."""
 
     output_dir: Path
-    """folder to fetch into; what is there already is not fetched again"""
+    """folder to download into; complete files are not downloaded again"""
     splits: tuple[Literal["train", "val"], ...] = ("train", "val")
-    """which images"""
+    """splits to download"""
     max_images: int = 0
-    """only so many images of each split, fetched one by one; 0: all"""
+    """number of images of each split, downloaded one by one; 0: all"""
     classes: tuple[str, ...] = ()
-    """only images that show one of these classes, and only their boxes, such as: person dog"""
+    """keep only images and boxes of these classes, such as: person dog"""
     mirror: str = ""
-    """where else to fetch from: what stands before /zips/, /annotations/ and /train2017/ there"""
+    """address of a mirror, up to /zips/, /annotations/ and /train2017/"""
     keep_archives: Switch = False
-    """leave the zip files there when they are unpacked"""
+    """keep the zip files after unpacking"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def __post_init__(self) -> None:
         if self.max_images < 0:
@@ -65,7 +65,7 @@ class FetchFiles:
     output_dir: Path
     """folder to fetch into; what is there already is verified and not fetched again"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -86,7 +86,7 @@ class FetchWeights:
     mirror: str = ""
     """where else to fetch from: what stands before /models/ and /intel-optimized-tensorflow/ there"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.names if name not in WEIGHTS]
@@ -111,7 +111,7 @@ class FetchList:
     json: Switch = False
     """print JSON instead of a table, with every address and checksum"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -124,7 +124,7 @@ class FetchList:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Fetch data sets, weights and files from the internet, verified."""
+    """Download data sets, weights and files, and verify them."""
 
     command: (
         Annotated[FetchCoco, tyro.conf.subcommand("coco")]

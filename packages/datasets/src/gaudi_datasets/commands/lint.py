@@ -37,11 +37,11 @@ class _ReportFlags:
     """The report."""
 
     json: Switch = False
-    """print JSON instead of a table, with every finding"""
+    """print every finding as JSON instead of a table"""
     sheet: Path | None = None
     """draw the report, histograms and samples into this .png, .pdf or .svg"""
     allow: Switch = False
-    """end with status 0 although something would be lost"""
+    """end with status 0 even if images or boxes would be lost"""
 
     def __post_init__(self) -> None:
         if self.sheet is not None and self.sheet.suffix.lower() not in _SHEET_ENDINGS:
@@ -102,11 +102,11 @@ class _LintCoco:
     data: CocoFlags
     report: _ReportFlags
     val_annotations: Path | None = None
-    """annotation file of another set, none of whose images should be in this one"""
+    """annotation file of another set; report images that are in both"""
     val_images: Path | None = None
-    """folder of the other set's images; none: the same folder"""
+    """image folder of the other set; default: that of --images"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def __post_init__(self) -> None:
         if self.val_images is not None and self.val_annotations is None:
@@ -129,7 +129,7 @@ class _LintVoc:
     val_image_sets: tuple[str, ...] = ()
     """image sets none of whose images should be in these"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -147,7 +147,7 @@ class _LintYolo:
     val_image_set: Literal["train", "val", "test"] | None = None
     """image set none of whose images should be in this one"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -164,7 +164,7 @@ class _LintFolders:
     val_folder: Path | None = None
     """class folders none of whose images should be in these"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -197,7 +197,7 @@ class _LintRecords:
     val_records: str | None = None
     """split in the same folder none of whose images should be in this one"""
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -239,7 +239,7 @@ class _LintRecords:
 
 @dataclass(frozen=True)
 class Lint:
-    """Report what is wrong with a data set: what would be lost, what is odd, and what it holds."""
+    """Check a data set, and report faults, oddities and statistics."""
 
     command: (
         Annotated[_LintCoco, tyro.conf.subcommand("coco")]

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _ImageFlags:
-    """Which images, and where they go."""
+    """The images to show."""
 
     output_dir: Path
     """folder of the images"""
     count: int = 16
-    """how many, drawn at random"""
+    """number of images, chosen at random"""
     image_ids: tuple[int, ...] = ()
-    """ids of the images to show, instead of random ones"""
+    """ids of the images to show instead of random ones"""
     augmented: Switch = False
-    """show beside each image what training gets of it in three epochs"""
+    """show each image as training sees it in three epochs, too"""
     seed: int = 0
-    """what the choice and the augmentation depend on"""
+    """seed of the choice and of the augmentation"""
     overwrite: Switch = False
     """replace images of an earlier run"""
 
@@ -64,7 +64,7 @@ class _ShowCoco:
     data: CocoFlags
     images: _ImageFlags
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -78,7 +78,7 @@ class _ShowVoc:
     data: VocFlags
     images: _ImageFlags
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -92,7 +92,7 @@ class _ShowYolo:
     data: YoloFlags
     images: _ImageFlags
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -106,7 +106,7 @@ class _ShowFolders:
     data: FoldersFlags
     images: _ImageFlags
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
@@ -123,7 +123,7 @@ class _ShowRecords:
     data: RecordsFlags
     images: _ImageFlags
     debug: Switch = False
-    """show the traceback of an error"""
+    """show the traceback of errors"""
 
     def run(self) -> None:
         """Run the command."""
