@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 
 from benchmarks.measurement import Figure, data_folder, main
-from gaudi_datasets.caching import decide_cache
 from gaudi_datasets.detection.coco import read_coco
 from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.sources import RecordSource
+from gaudi_datasets.memory import decide_cache
 from gaudi_datasets.sampling import InputOptions
 
 BATCH = 16

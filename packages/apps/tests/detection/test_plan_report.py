@@ -11,8 +11,8 @@ from rich.console import Console
 
 from gaudi_apps.detection.config import DataFlags, RunFlags, SSDConfig
 from gaudi_apps.detection.plan import describe_training_set, print_plan
-from gaudi_apps.training.plan import format_bytes
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.memory import format_bytes
 from gaudi_datasets.records.tfrecords import frame_record
 
 

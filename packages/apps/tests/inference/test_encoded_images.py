@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from gaudi_apps.inference.media import keep_if_it_fits
-from gaudi_datasets.caching import SHARE_OF_FREE_MEMORY, measure_free_memory
+from gaudi_datasets.memory import SHARE_OF_FREE_MEMORY, measure_free_memory
 from gaudi_datasets.sampling import InputOptions
 
 

@@ -29,7 +29,7 @@ class InputOptions:
         threads: how many threads do that.
         dtype: of the images, ``"float32"`` or ``"bfloat16"``.
         flip_probability: of a training image to be mirrored left to right.
-        cache_encoded: keep what training reads in memory; `gaudi_datasets.caching` says whether it fits.
+        cache_encoded: keep what training reads in memory; `gaudi_datasets.memory` says whether it fits.
     """
 
     batch_size: int

@@ -10,7 +10,7 @@ from gaudi_datasets.benchmarking.benchmark import Benchmark, SmallerImages
 from gaudi_datasets.benchmarking.measurement import Rate
 from gaudi_datasets.benchmarking.report import as_json, print_benchmark
 from gaudi_datasets.benchmarking.verdict import judge
-from gaudi_datasets.caching import CacheDecision
+from gaudi_datasets.memory import CacheDecision
 from gaudi_datasets.sampling import InputOptions
 
 

@@ -18,10 +18,10 @@ from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import add_title, enlarge, write_image
 from gaudi_apps.training.application import Facts
 from gaudi_apps.training.trainer import Batches, TrainingData
-from gaudi_datasets.caching import SHARE_OF_FREE_MEMORY, measure_free_memory
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.classification.sources import open_split
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.memory import SHARE_OF_FREE_MEMORY, measure_free_memory
 from gaudi_datasets.sampling import InputOptions
 
 # What imports TensorFlow is imported inside the functions: it must have been started by then.

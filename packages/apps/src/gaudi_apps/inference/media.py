@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.inference.visualizer import Image, decode_image
-from gaudi_datasets.caching import decide_cache
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import read_image
+from gaudi_datasets.memory import decide_cache
 from gaudi_datasets.program import describe_error
 from gaudi_datasets.sampling import InputOptions
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from gaudi_apps.cli.launch import LaunchReport
 from gaudi_apps.errors import RunChangedError
+from gaudi_datasets.memory import format_bytes
 from gaudi_models.architectures import NetworkSize
 from gaudi_ops.schedules import Schedule
 
@@ -295,12 +296,3 @@ def _tabulate_rates(plan: Plan) -> Table:
         epoch = change.step / plan.steps_per_epoch
         table.add_row(f"{change.step}", f"{epoch:.4g}", f"{change.learning_rate:.4g}", change.reason)
     return table
-
-
-def format_bytes(count: float) -> str:
-    """Format bytes in the largest binary unit that keeps the number at 1 or more: 3.2 GiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"

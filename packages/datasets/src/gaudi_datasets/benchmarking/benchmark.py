@@ -15,9 +15,9 @@ import numpy as np
 from gaudi_datasets.benchmarking.detection_stages import Loader, measure_detection
 from gaudi_datasets.benchmarking.detection_stages import open_batches as open_detection
 from gaudi_datasets.benchmarking.measurement import Clocks, Rate, measure_input, measure_reading
-from gaudi_datasets.caching import CacheDecision, decide_cache
 from gaudi_datasets.classification.examples import ClassificationExample
 from gaudi_datasets.detection.examples import DetectionExample
+from gaudi_datasets.memory import CacheDecision, decide_cache
 from gaudi_datasets.sampling import InputOptions, SampleOrder
 
 Kind = Literal["detection", "classification"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gaudi_datasets.benchmarking.benchmark import Benchmark
+from gaudi_datasets.memory import format_bytes
 
 Bound = Literal["storage", "processors", "one thread"]
 
@@ -94,11 +95,10 @@ def _change_storage(benchmark: Benchmark) -> tuple[Change, ...]:
     if not cache.keeps:
         return (faster,)
     flag = "ssd_train does so by itself" if benchmark.kind == "detection" else "--training_dataset_cache"
-    needed, allowed = cache.needed / 2**30, cache.allowed / 2**30
     kept = Change(
         "memory",
-        f"keep the encoded images in memory from the first epoch on ({flag}): they take {needed:,.2f} GiB, and"
-        f" {allowed:,.2f} GiB may be taken",
+        f"keep the encoded images in memory from the first epoch on ({flag}): they take"
+        f" {format_bytes(cache.needed)} of {format_bytes(cache.allowed)} allowed",
     )
     return kept, faster
 

@@ -1,4 +1,4 @@
-"""Decide whether encoded images are kept in memory: only if all of them fit into the free memory.
+"""Measure free memory, and decide whether encoded images are kept in it: only if all of them fit.
 
 Decoded images would take ten times as much; the originals kept those, and filled whole machines.
 """
@@ -9,11 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 SHARE_OF_FREE_MEMORY = 0.5  # the rest is for the network, whose needs come later
-
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -32,9 +28,10 @@ class CacheDecision:
 
     def describe(self) -> str:
         """Return the decision in one line."""
-        needed, allowed = self.needed / _GIB, self.allowed / _GIB
         how = "kept in memory" if self.keeps else "read anew in each epoch"
-        return f"encoded images are {how}: they take {needed:.2f} GiB, and {allowed:.2f} GiB may be taken"
+        return (
+            f"encoded images are {how}: they take {format_bytes(self.needed)} of {format_bytes(self.allowed)} allowed"
+        )
 
 
 def decide_cache(num_bytes: int, *, processes: int = 1) -> CacheDecision:
@@ -48,8 +45,19 @@ def decide_cache(num_bytes: int, *, processes: int = 1) -> CacheDecision:
     return CacheDecision(num_bytes <= allowed, num_bytes, allowed)
 
 
+def format_bytes(count: float) -> str:
+    """Format bytes in the largest binary unit that keeps the number at 1 or more, such as 3.2 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"
+
+
 def measure_free_memory() -> int:
     """Measure the bytes that may still be taken, of the machine and of the control groups of this process."""
+    import psutil  # here, since plans need none of it
+
     return min([int(psutil.virtual_memory().available), *read_group_limits()])
 
 

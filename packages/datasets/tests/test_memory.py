@@ -5,8 +5,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gaudi_datasets import caching
-from gaudi_datasets.caching import decide_cache, measure_free_memory, read_group_limits
+from gaudi_datasets import memory
+from gaudi_datasets.memory import decide_cache, measure_free_memory, read_group_limits
 
 GIB = 2**30
 
@@ -54,8 +54,8 @@ def test_here_it_is_no_more_than_the_machine_has() -> None:
     ("num_bytes", "processes", "keeps"), [(4, 1, True), (5, 1, False), (2, 2, True), (3, 2, False)]
 )
 def test_only_what_fits_is_kept(monkeypatch: pytest.MonkeyPatch, num_bytes: int, processes: int, keeps: bool) -> None:
-    monkeypatch.setattr(caching, "measure_free_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(memory, "measure_free_memory", lambda: 8 * GIB)
     decision = decide_cache(num_bytes * GIB, processes=processes)
     assert decision.keeps is keeps
-    assert f"{num_bytes}.00 GiB" in decision.describe()
+    assert f"{num_bytes} GiB" in decision.describe()
     assert ("read anew" in decision.describe()) is not keeps
