@@ -22,7 +22,7 @@ TABLE = (
 
 @dataclass(frozen=True)
 class Flags:
-    """What there is now."""
+    """Flags of the present program."""
 
     folder: str = ""
     """a folder"""

@@ -1,4 +1,4 @@
-"""What the stages make is what the training input gives."""
+"""Check that the stages together make the same as the training input."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SYNSETS = ("n01440764", "n02105855", "n03000247")
 
 @pytest.fixture
 def tf_records(tmp_path: Path, encode: Encode, write_original: WriteOriginal) -> Path:
-    """What the original's preparation of ImageNet leaves, of twelve images: most shards are empty."""
+    """Write the records of the original's preparation for twelve images: most shards are empty."""
     root = tmp_path / "tf_records"
     for split, total, filled in (("train", 1024, 8), ("validation", 128, 4)):
         (root / split).mkdir(parents=True)

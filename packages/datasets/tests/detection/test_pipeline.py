@@ -109,7 +109,7 @@ def find_colour(image: npt.NDArray[np.float32], channel: int) -> list[float]:
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_boxes_follow_the_pixels(kind: str) -> None:
-    """What the targets say is where the colour is, after crop, resizing and mirroring."""
+    """Compare the targets with where the colour is, after crop, resizing and mirroring."""
     whole = flipped = seen = 0
     for batch in take(train_dataset(make_source(8, kind), InputOptions(8, seed=3)), 5):
         decoded = decode_boxes(batch["offsets"])

@@ -108,7 +108,7 @@ class WebServer(ThreadingHTTPServer):
 
 @dataclass
 class Report:
-    """What fetching told."""
+    """The reports of a download."""
 
     lines: list[str] = field(default_factory=list)
     bytes: list[tuple[str, int, int | None]] = field(default_factory=list)

@@ -21,7 +21,7 @@ from gaudi_datasets.program import describe_error, exit_status_of
 
 @dataclass(frozen=True)
 class Hostile:
-    """What it is called, its bytes, what the message must name, and the exit status."""
+    """Name and bytes of an archive, a part of the message, and the exit status."""
 
     id: str
     make: Callable[[], bytes]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,16 @@ from gaudi_datasets.linting.lint import (
     report_broken,
 )
 from gaudi_datasets.linting.report import LintReport
+from gaudi_datasets.linting.rules import (
+    DUPLICATE,
+    MISLABELLED,
+    MISSING,
+    NO_BOX,
+    NO_SIZE,
+    OVERLAP,
+    UNREADABLE,
+    UNUSED,
+)
 
 Encode = Callable[..., bytes]
 WriteCoco = Callable[..., Path]
@@ -43,31 +54,27 @@ def test_a_faulty_data_set_is_reported_whole(write_coco: WriteCoco, encode: Enco
     train = write_coco(images, boxes)
     val = write_coco({"x.jpg": encode(5), "y.jpg": encode(6)}, [(1, 3, BOX)], name="val")
     report = lint_file(train, val)
-    assert {rule.name: len(findings) for rule, findings in report.by_rule().items()} == {
-        "missing image": 1,
-        "unreadable image": 1,
-        "box of no size": 1,
-        "mislabelled image": 1,
-        "duplicate image": 1,
-        "in both sets": 1,
-        "image without a box": 1,
-        "class without boxes": 1,
-    }
+    rules = (MISSING, UNREADABLE, NO_SIZE, MISLABELLED, DUPLICATE, OVERLAP, NO_BOX, UNUSED)
+    assert {rule: len(findings) for rule, findings in report.by_rule().items()} == dict.fromkeys(rules, 1)
     assert report.losses == 3
     assert (report.kind, report.images, report.boxes_kept, report.boxes_total) == ("detection", 5, 4, 5)
     folder = train.with_suffix("")
-    missing, unreadable, no_size = map(str, report.findings[:3])
-    assert missing == f"{folder / 'b.jpg'}: there is no such file"
-    assert unreadable.startswith(f"{folder / 'c.jpg'}: cannot be decoded (")
-    assert no_size == f"{train}: annotation 2, image 1 (a.jpg): box at x 0, y 0 is 0 wide and 9 high"
-    overlap = next(str(one) for one in report.findings if one.rule.name == "in both sets")
-    assert overlap == f"{val.with_suffix('') / 'x.jpg'}: has the content of {folder / 'e.jpg'}"
+    missing, unreadable, no_size = report.findings[:3]
+    assert missing.where == str(folder / "b.jpg")
+    assert unreadable.where == str(folder / "c.jpg")
+    assert no_size.where == f"{train}: annotation 2, image 1 (a.jpg)"
+    assert re.findall(r"\d+", no_size.what) == ["0", "0", "0", "9"]
+    overlap = next(one for one in report.findings if one.rule == OVERLAP)
+    assert overlap.where == str(val.with_suffix("") / "x.jpg")
+    assert overlap.what.endswith(str(folder / "e.jpg"))
 
 
 def test_a_folder_in_place_of_a_image_is_unreadable(write_coco: WriteCoco) -> None:
     path = write_coco({"a.jpg": None}, [(1, 3, BOX)])
     (path.with_suffix("") / "a.jpg").mkdir()
-    assert str(lint_file(path).findings[0]).endswith("a.jpg: is a folder; it must be an image file")
+    finding = lint_file(path).findings[0]
+    assert (finding.rule, finding.where) == (UNREADABLE, str(path.with_suffix("") / "a.jpg"))
+    assert "is a folder" in finding.what
 
 
 def test_records_have_the_counts_of_what_they_were_made_of(
@@ -98,7 +105,8 @@ def test_damaged_records_are_named_and_the_others_counted(
     source = RecordSource(tmp_path / "out", "train")
     report = lint_detection(annotations_of_records(source), RecordImages(source), source.name)
     assert (report.images, report.boxes_kept, report.losses) == (3, 2, 1)
-    assert str(report.findings[0]).startswith(f"{source.name}: image 0: {shard}: record 0: its checksum is wrong")
+    assert report.findings[0].where == f"{source.name}: image 0"
+    assert report.findings[0].what.startswith(f"{shard}: record 0: its checksum")
 
 
 @pytest.fixture
@@ -115,7 +123,8 @@ def test_class_folders_are_linted_by_their_sorted_files(class_folder: Path) -> N
     assert (report.kind, report.images, report.boxes_total) == ("classification", 4, None)
     assert [(one.name, one.images, one.boxes) for one in report.classes] == [("cat", 2, None), ("dog", 2, None)]
     (finding,) = report.findings
-    assert str(finding) == f"{class_folder / 'dog/d.jpg'}: has the content of {class_folder / 'cat/a.jpg'}"
+    assert finding.where == str(class_folder / "dog/d.jpg")
+    assert finding.what.endswith(str(class_folder / "cat/a.jpg"))
 
 
 def test_records_of_classes_are_linted(class_folder: Path, tmp_path: Path) -> None:
@@ -124,7 +133,7 @@ def test_records_of_classes_are_linted(class_folder: Path, tmp_path: Path) -> No
     labels = labels_of_records(source)
     report = lint_classification(labels, (*source.class_names, "owl"), RecordImages(source), source.name)
     assert [(one.name, one.images) for one in report.classes] == [("cat", 2), ("dog", 2), ("owl", 0)]
-    assert [finding.rule.name for finding in report.findings] == ["duplicate image", "class without boxes"]
+    assert [finding.rule.name for finding in report.findings] == [DUPLICATE.name, UNUSED.name]
     assert report.losses == 0
 
 
