@@ -169,7 +169,7 @@ def _walk_png(encoded: bytes) -> tuple[int, int] | None:
 
 
 def _missing(path: object) -> MissingInputError:
-    return MissingInputError(f"{path}: there is no such image; fix the image folder or the file name")
+    return MissingInputError("there is no such image", path=path, remedy="fix the image folder or the file name")
 
 
 def _describe(error: Exception) -> str:

@@ -67,4 +67,4 @@ def test_a_wrong_record_is_named(changes: dict[str, Any], message: str, encode: 
 def test_what_is_no_example_is_named() -> None:
     with pytest.raises(DataError, match=r"is no tf\.train\.Example") as caught:
         decode_example(b"\xff\xff\xff", 3, "here", image_id=5)
-    assert str(caught.value.path).endswith("here")
+    assert caught.value.record == "here"

@@ -200,9 +200,8 @@ class BrokenSource(MemorySource):
 
 @pytest.mark.parametrize("make", [train_batches, eval_batches])
 def test_damage_is_told_as_the_source_told_it(make: Any) -> None:
-    with pytest.raises(DataError, match="record 1: its checksum is") as caught:
+    with pytest.raises(DataError, match=r"^train-00000-of-00001\.tfrecord: record 1: its checksum is"):
         list(make(BrokenSource([make_example(1), make_example(2)]), OPTIONS))
-    assert str(caught.value.path).endswith("train-00000-of-00001.tfrecord")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

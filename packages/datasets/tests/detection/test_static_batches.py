@@ -205,9 +205,8 @@ def test_exchanged_and_vanished_batches_are_found_when_they_are_read(folder: Pat
     batches = open_static_batches(folder, OPTIONS)
     first, second = (folder / "worker_0" / f"train-2-00000{step}.tfrecord" for step in (1, 2))
     first.write_bytes(second.read_bytes())
-    with pytest.raises(DataError, match="is not the") as caught:
+    with pytest.raises(DataError, match=r"000001\.tfrecord: is not the"):
         take(static_dataset(batches, OPTIONS), 1)
-    assert str(caught.value.path).endswith("000001.tfrecord")
     second.unlink()
     with pytest.raises(DataError, match=r"000002\.tfrecord: cannot be read"):
         take(static_dataset(batches, OPTIONS, first_step=1), 1)

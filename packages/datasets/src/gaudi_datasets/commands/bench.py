@@ -112,7 +112,9 @@ class Bench:
 def _wrong_loader(name: str) -> Exception:
     from gaudi_datasets.errors import FlagError
 
-    return FlagError(f"--loader opencv: is for images with boxes; {name} has classes, which TensorFlow reads")
+    return FlagError(
+        f"--loader opencv: is for images with boxes; {name} has classes, which TensorFlow reads", flag="--loader"
+    )
 
 
 def _start_tensorflow() -> None:

@@ -106,7 +106,8 @@ def read_record(place: RecordPlace) -> bytes:
     if checksum != _masked_checksum(content):
         raise DataError(
             "its checksum is wrong, so it is damaged",
-            record=place,
+            path=place.path,
+            record=f"record {place.number}",
             remedy="convert or copy the file again",
         )
     return content
@@ -255,4 +256,5 @@ class ExampleFeatures:
         named = next((each for each in ("image/source_id", "image/filename") if each in self._feature), None)
         ids = self._feature[named].bytes_list.value if named else ()
         image = f" (image {' '.join(ids[0].decode(errors='replace').split())})" if ids else ""
-        return DataError(f"{self._place}{image}: feature {name}: {what}; convert the data again")
+        place = f"{self._place}{image}"
+        return DataError(f"feature {name}: {what}", record=place, field=name, remedy="convert the data again")
