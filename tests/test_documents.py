@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import tyro
 from packaging.requirements import Requirement
+from tools.imports import read_modules
 
 from gaudi_distributed.doctor.cli import parse_flags as parse_doctor
 from gaudi_distributed.errors import FlagError
@@ -27,6 +28,7 @@ from gaudi_models.weights.__main__ import make_parser as parse_weights
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
     ROOT / "README.md",
+    ROOT / "ARCHITECTURE.md",
     ROOT / "CONTRIBUTING.md",
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("packages/*/README.md")),
@@ -119,6 +121,29 @@ def test_python_in_documents_runs(data_folder: Path, code: str) -> None:
     """The blocks of one document are one program, as a reader would paste them one after another."""
     done = subprocess.run([sys.executable, "-c", code], cwd=data_folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_and_files_that_documents_name_exist(path: Path) -> None:
+    """A dotted name is of a module or of a name in one; a file is below the root, a package's sources or gaudi_apps."""
+    text = path.read_text(encoding="utf-8")
+    modules = {name: module.path.read_text(encoding="utf-8") for name, module in read_modules(ROOT).items()}
+    configurations = [file.read_text(encoding="utf-8") for file in ROOT.glob("packages/*/pyproject.toml")]
+    groups = re.findall(r'entry-points\."([\w.]+)"', "\n".join(configurations))
+    folders = [ROOT, ROOT / "packages/apps/src/gaudi_apps", *ROOT.glob("packages/*/src")]
+    named = re.findall(r"`(gaudi_\w+(?:\.\w+)+)[`(]", text)
+    wrong = [name for name in named if name not in groups and not is_defined(name, modules)]
+    files = [name for name in re.findall(r"`([\w/]+/\w+\.py)`", text) if not name.startswith(("scripts/", "demo"))]
+    assert wrong + [name for name in files if not any((folder / name).is_file() for folder in folders)] == []
+
+
+def is_defined(name: str, modules: Mapping[str, str]) -> bool:
+    """Return whether a dotted name is a module, or the first name after the longest module is one in its text."""
+    module, names = name, []
+    while module and module not in modules:
+        module, _, last = module.rpartition(".")
+        names.insert(0, last)
+    return bool(module) and (not names or re.search(rf"\b{names[0]}\b", modules[module]) is not None)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
