@@ -175,14 +175,18 @@ def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | 
     check_bounds(config)
     _check_pruning(config.pruning)
     if config.pruning.pruning_method and config.weights.ema_decay:
-        raise FlagError("--pruning_method: the average of --ema_decay would keep what is pruned; leave one of them out")
+        raise FlagError(
+            "--pruning_method: the average of --ema_decay would keep what is pruned",
+            flag="--pruning_method",
+            remedy="leave one of them out",
+        )
     _check_inputs(mode, config.run, data, config.use)
     _check_checkpoint(mode, config.run, steps)
     _check_stopping(evaluation, "use_synthetic_data" if data.use_synthetic_data else skips_evaluation)
     check_distribution(config.distribution)
     check_parity(config.parity, mode, list_per_side(type(config)))
     if device.no_hpu and device.device == "hpu":
-        raise FlagError("--no_hpu: contradicts --device hpu; leave one of them out")
+        raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
     parse_step_range(config.report.profile_steps, "profile_steps")
 
 
@@ -190,14 +194,23 @@ def _check_stopping(evaluation: EvaluationFlags, skips: str | None) -> None:
     if not (evaluation.stop_threshold or evaluation.patience):
         return
     if evaluation.epochs_between_evals == 0:
-        raise FlagError("--stop_threshold and --patience: need evaluations; give --epochs_between_evals above 0")
+        raise FlagError(
+            "--stop_threshold and --patience: need evaluations",
+            flag="--stop_threshold",
+            remedy="give --epochs_between_evals above 0",
+        )
     if skips is not None:
-        raise FlagError(f"--stop_threshold and --patience: need evaluations; leave out --{skips}")
+        raise FlagError(
+            "--stop_threshold and --patience: need evaluations", flag="--stop_threshold", remedy=f"leave out --{skips}"
+        )
 
 
 def _check_pruning(pruning: PruningFlags) -> None:
     if pruning.pruning_end_step <= pruning.pruning_begin_step:
-        raise FlagError(f"--pruning_end_step {pruning.pruning_end_step}: must be above --pruning_begin_step")
+        raise FlagError(
+            f"--pruning_end_step {pruning.pruning_end_step}: must be above --pruning_begin_step",
+            flag="--pruning_end_step",
+        )
 
 
 def _check_inputs(mode: str, run: RunFlags, data: DataFlags, use: UseFlags) -> None:
@@ -205,33 +218,44 @@ def _check_inputs(mode: str, run: RunFlags, data: DataFlags, use: UseFlags) -> N
     folders = {"data_dir": data.data_dir, "jpeg_data_dir": data.jpeg_data_dir}
     given = next((f"--{flag} {folder}" for flag, folder in folders.items() if folder is not None), "")
     if data.use_synthetic_data and given:
-        raise FlagError(f"--use_synthetic_data: contradicts {given}; leave one of them out")
+        raise FlagError(
+            f"--use_synthetic_data: contradicts {given}", flag="--use_synthetic_data", remedy="leave one of them out"
+        )
     if not data.train_splits:
-        raise FlagError("--train_splits: names nothing; give one or more, as train")
+        raise FlagError("--train_splits: names nothing", flag="--train_splits", remedy="give one or more, as train")
     if mode == "predict" and not use.inference:
-        raise FlagError("--mode predict: needs --inference with images, videos or a folder")
+        raise FlagError("--mode predict: needs --inference with images, videos or a folder", flag="--mode")
     if mode not in ("predict", "export") and use.inference:
-        raise FlagError(f"--inference {use.inference[0]}: is for --mode predict and export; mode is {mode}")
+        raise FlagError(
+            f"--inference {use.inference[0]}: is for --mode predict and export; mode is {mode}", flag="--inference"
+        )
     if run.json and mode not in ("plan", "parity"):
-        raise FlagError(f"--json: is for --mode plan and parity; mode is {mode}")
+        raise FlagError(f"--json: is for --mode plan and parity; mode is {mode}", flag="--json")
     if mode == "eval" and data.use_synthetic_data:
-        raise FlagError("--mode eval: random images have no truth; give --data_dir, not --use_synthetic_data")
+        raise FlagError(
+            "--mode eval: random images have no truth",
+            flag="--mode",
+            remedy="give --data_dir, not --use_synthetic_data",
+        )
     sized = mode == "plan" and data.num_examples_per_epoch > 0
     if mode not in ("predict", "export") and not (given or data.use_synthetic_data or sized):
-        raise FlagError(f"--mode {mode}: needs --data_dir, with records or folders of classes")
+        raise FlagError(f"--mode {mode}: needs --data_dir, with records or folders of classes", flag="--mode")
 
 
 def _check_checkpoint(mode: str, run: RunFlags, steps: int) -> None:
     if mode == "verify-resume" and not 1 <= run.kills < (steps or math.inf):
-        raise FlagError(f"--kills {run.kills}: must be at least 1, and below the steps of the run")
+        raise FlagError(f"--kills {run.kills}: must be at least 1, and below the steps of the run", flag="--kills")
     named = ("newest", "best", "all") if mode == "eval" else ("newest", "best")
     if run.checkpoint not in named and not run.checkpoint.isdecimal():
-        raise FlagError(f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {mode}")
+        raise FlagError(
+            f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {mode}",
+            flag="--checkpoint",
+        )
     if run.checkpoint != "newest" and mode not in ("eval", "predict", "export", "parity"):
         which = "eval, predict, export and parity"
-        raise FlagError(f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {mode}")
+        raise FlagError(f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {mode}", flag="--checkpoint")
     if run.clean and mode != "train":
-        raise FlagError(f"--clean: is for --mode train; mode is {mode}")
+        raise FlagError(f"--clean: is for --mode train; mode is {mode}", flag="--clean")
 
 
 _SEED = "give --seed, the one seed of a run"

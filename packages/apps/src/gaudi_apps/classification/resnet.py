@@ -158,18 +158,30 @@ def validate(config: ResNetConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
     run, schedule, weights = config.run, config.schedule, config.weights
     if schedule.base_learning_rate is not None and _find_schedule(config) == "cyclical":
-        raise FlagError("--base_learning_rate: a cyclical schedule has none; give --maximal_learning_rate instead")
+        raise FlagError(
+            "--base_learning_rate: a cyclical schedule has none",
+            flag="--base_learning_rate",
+            remedy="give --maximal_learning_rate instead",
+        )
     if not schedule.maximal_learning_rate > schedule.initial_learning_rate:
         raise FlagError(
             f"--maximal_learning_rate {schedule.maximal_learning_rate:g}: must be above --initial_learning_rate, "
-            f"{schedule.initial_learning_rate:g}"
+            f"{schedule.initial_learning_rate:g}",
+            flag="--maximal_learning_rate",
         )
     if SAME_MODELS.get(weights.model, weights.model) not in CLASSIFIERS:
-        raise FlagError(f"--model {weights.model}: is none of {', '.join([*SAME_MODELS, *CLASSIFIERS])}")
+        raise FlagError(
+            f"--model {weights.model}: is none of {', '.join([*SAME_MODELS, *CLASSIFIERS])}", flag="--model"
+        )
     if weights.fine_tune and run.mode == "train" and not weights.pretrained_filepath:
-        raise FlagError("--fine_tune: needs --pretrained_filepath, the weights that give the features")
+        raise FlagError(
+            "--fine_tune: needs --pretrained_filepath, the weights that give the features", flag="--fine_tune"
+        )
     if config.report.enable_checkpoint_and_export and config.data.use_synthetic_data:
-        raise FlagError("--enable_checkpoint_and_export: an export is checked on images, so give --data_dir")
+        raise FlagError(
+            "--enable_checkpoint_and_export: an export is checked on images, so give --data_dir",
+            flag="--enable_checkpoint_and_export",
+        )
     skips = "skip_eval" if config.evaluation.skip_eval else None
     check_common(config, steps=run.train_steps, mode=run.mode, skips_evaluation=skips)
 

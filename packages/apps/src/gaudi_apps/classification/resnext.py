@@ -155,15 +155,20 @@ def validate(config: ResNeXtConfig) -> None:
     run, weights, report = config.run, config.weights, config.report
     mode = find_mode(config)
     if run.eval_only and run.mode not in ("train", "eval"):
-        raise FlagError(f"--eval_only: contradicts --mode {run.mode}; leave one of them out")
+        raise FlagError(
+            f"--eval_only: contradicts --mode {run.mode}", flag="--eval_only", remedy="leave one of them out"
+        )
     for name in {*_list_hooks(report)} - {"", *map(str.lower, HOOKS)}:
-        raise FlagError(f"--hooks {name}: must be among {', '.join(HOOKS)}")
+        raise FlagError(f"--hooks {name}: must be among {', '.join(HOOKS)}", flag="--hooks")
     if f"{weights.model_type}{weights.resnet_size}" not in CLASSIFIERS:
-        raise FlagError(f"--resnet_size {weights.resnet_size}: a resnext has 50, 101 or 152")
+        raise FlagError(f"--resnet_size {weights.resnet_size}: a resnext has 50, 101 or 152", flag="--resnet_size")
     if weights.fine_tune and mode == "train" and not weights.pretrained_model_checkpoint_path:
-        raise FlagError("--fine_tune: needs --pretrained_model_checkpoint_path, whose features the head is trained on")
+        raise FlagError(
+            "--fine_tune: needs --pretrained_model_checkpoint_path, whose features the head is trained on",
+            flag="--fine_tune",
+        )
     if report.export_dir is not None and config.data.use_synthetic_data:
-        raise FlagError("--export_dir: an export is checked on images, so give --data_dir")
+        raise FlagError("--export_dir: an export is checked on images, so give --data_dir", flag="--export_dir")
     skips = "disable_eval" if config.evaluation.disable_eval else None
     check_common(config, steps=run.max_train_steps, mode=mode, skips_evaluation=skips)
 

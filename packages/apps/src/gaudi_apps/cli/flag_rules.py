@@ -90,7 +90,6 @@ resume_safe = partial(Flag, resume_safe=True, per_rank=False)
 per_rank = partial(Flag, resume_safe=True, per_rank=True)
 
 
-@cache
 def find_rules(config_class: type[Any]) -> Mapping[str, Flag]:
     """Return the rules of all flags of a dataclass by name, in the order of declaration; groups are followed.
 
@@ -100,16 +99,16 @@ def find_rules(config_class: type[Any]) -> Mapping[str, Flag]:
     return dict(_walk(config_class))
 
 
-def _walk(config_class: type[Any]) -> Iterator[tuple[str, Flag]]:
+def _walk(config_class: Any) -> Iterator[tuple[str, Flag]]:
     for entry in fields(config_class):
         hint = _read_hints(config_class)[entry.name]
         if is_dataclass(hint):
-            yield from _walk(typing.cast("type[Any]", hint))
+            yield from _walk(hint)
         else:
             yield entry.name, _find_rule(config_class, entry.name)
 
 
-def _find_rule(config_class: type[Any], name: str) -> Flag:
+def _find_rule(config_class: Any, name: str) -> Flag:
     """Return the rules of a flag; those of a base class where the class itself declares none."""
     for base in config_class.__mro__:
         metadata = getattr(_read_hints(base).get(name), "__metadata__", ())
@@ -120,7 +119,7 @@ def _find_rule(config_class: type[Any], name: str) -> Flag:
 
 
 @cache
-def _read_hints(config_class: type[Any]) -> Mapping[str, Any]:
+def _read_hints(config_class: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(config_class, include_extras=True)
 
 

@@ -206,11 +206,19 @@ def check_distribution(flags: DistributionFlags) -> None:
     """Raise FlagError for the first flag that breaks a rule of its own or of another one."""
     strategy = flags.distribution_strategy
     if flags.use_horovod and strategy != "off":
-        raise FlagError(f"--use_horovod: contradicts --distribution_strategy {strategy}; leave one of them out")
+        raise FlagError(
+            f"--use_horovod: contradicts --distribution_strategy {strategy}",
+            flag="--use_horovod",
+            remedy="leave one of them out",
+        )
     _check_needs(flags)
     _check_hosts(flags)
     if flags.num_gpus and flags.hvd_workers not in (0, flags.num_gpus):
-        raise FlagError(f"--num_gpus {flags.num_gpus}: contradicts --hvd_workers {flags.hvd_workers}; leave one out")
+        raise FlagError(
+            f"--num_gpus {flags.num_gpus}: contradicts --hvd_workers {flags.hvd_workers}",
+            flag="--num_gpus",
+            remedy="leave one out",
+        )
 
 
 def _check_needs(flags: DistributionFlags) -> None:
@@ -231,17 +239,25 @@ def _check_needs(flags: DistributionFlags) -> None:
     )
     for name, is_given, is_met, needed in rules:
         if is_given and not is_met:
-            raise FlagError(f"--{name}: is for processes that train together; give {needed} too, or leave it out")
+            raise FlagError(
+                f"--{name}: is for processes that train together",
+                flag=f"--{name}",
+                remedy=f"give {needed} too, or leave it out",
+            )
 
 
 def _check_hosts(flags: DistributionFlags) -> None:
     if (flags.worker_hosts is None) != (flags.task_index == -1):
-        raise FlagError("--worker_hosts and --task_index: give both or none")
+        raise FlagError("--worker_hosts and --task_index: give both or none", flag="--worker_hosts")
     count = len((flags.worker_hosts or "").split(","))
     if flags.worker_hosts is not None and not 0 <= flags.task_index < count:
-        raise FlagError(f"--task_index {flags.task_index}: must be a place in --worker_hosts, 0 to {count - 1}")
+        raise FlagError(
+            f"--task_index {flags.task_index}: must be a place in --worker_hosts, 0 to {count - 1}", flag="--task_index"
+        )
     if flags.worker_hosts is not None and flags.hvd_workers not in (0, count):
-        raise FlagError(f"--hvd_workers {flags.hvd_workers}: contradicts --worker_hosts, which names {count}")
+        raise FlagError(
+            f"--hvd_workers {flags.hvd_workers}: contradicts --worker_hosts, which names {count}", flag="--hvd_workers"
+        )
 
 
 RECORDED = "recorded"
@@ -301,9 +317,13 @@ def check_parity(flags: ParityFlags, mode: str, per_side: Sequence[str]) -> None
         _require_defaults(flags, mode)
         return
     if not flags.parity_against and flags.parity_output is None:
-        raise FlagError("--mode parity: needs --parity_against, as device=cpu, or --parity_output FOLDER")
+        raise FlagError(
+            "--mode parity: needs --parity_against, as device=cpu, or --parity_output FOLDER", flag="--mode"
+        )
     if flags.parity_against and flags.parity_output is not None:
-        raise FlagError("--parity_output: records a side by itself, so leave out --parity_against")
+        raise FlagError(
+            "--parity_output: records a side by itself, so leave out --parity_against", flag="--parity_output"
+        )
     _check_against(flags.parity_against, per_side)
 
 
@@ -311,7 +331,7 @@ def _require_defaults(flags: ParityFlags, mode: str) -> None:
     defaults = ParityFlags()
     for entry in fields(flags):
         if getattr(flags, entry.name) != getattr(defaults, entry.name):
-            raise FlagError(f"--{entry.name}: is for --mode parity; mode is {mode}")
+            raise FlagError(f"--{entry.name}: is for --mode parity; mode is {mode}", flag=f"--{entry.name}")
 
 
 def _check_against(entries: Sequence[str], names: Collection[str]) -> None:
@@ -320,12 +340,22 @@ def _check_against(entries: Sequence[str], names: Collection[str]) -> None:
         name, value = _split(entry)
         if name not in (*names, RECORDED) or not value:
             known = ", ".join(f"{one}=.." for one in names)
-            raise FlagError(f"--parity_against {entry}: must be one of {known}, or {RECORDED}=FOLDER")
+            raise FlagError(
+                f"--parity_against {entry}: must be one of {known}, or {RECORDED}=FOLDER", flag="--parity_against"
+            )
         if name in seen:
-            raise FlagError(f"--parity_against {entry}: {name} is given twice; leave one of them out")
+            raise FlagError(
+                f"--parity_against {entry}: {name} is given twice",
+                flag="--parity_against",
+                remedy="leave one of them out",
+            )
         seen.add(name)
     if RECORDED in seen and len(seen) > 1:
-        raise FlagError(f"--parity_against {RECORDED}=..: what is recorded does not change; leave the others out")
+        raise FlagError(
+            f"--parity_against {RECORDED}=..: what is recorded does not change",
+            flag="--parity_against",
+            remedy="leave the others out",
+        )
 
 
 def _split(entry: str) -> tuple[str, str]:

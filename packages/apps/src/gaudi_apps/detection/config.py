@@ -209,15 +209,17 @@ def validate(config: SSDConfig) -> None:
     check_distribution(config.distribution)
     check_parity(config.parity, config.run.mode, list_per_side(SSDConfig))
     if config.device.no_hpu and config.device.device == "hpu":
-        raise FlagError("--no_hpu: contradicts --device hpu; leave one of them out")
+        raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
 
 
 def _check_schedule(schedule: ScheduleFlags) -> None:
     first, second = schedule.lr_drop_epochs
     if not (0 < first <= second < math.inf):
-        raise FlagError(f"--lr_drop_epochs {first:g} {second:g}: must be above 0, the smaller epoch first")
+        raise FlagError(
+            f"--lr_drop_epochs {first:g} {second:g}: must be above 0, the smaller epoch first", flag="--lr_drop_epochs"
+        )
     if schedule.k <= -10:
-        raise FlagError(f"--k {schedule.k}: 1 + k/10 must stay above 0; give -9 or more")
+        raise FlagError(f"--k {schedule.k}: 1 + k/10 must stay above 0", flag="--k", remedy="give -9 or more")
 
 
 def _check_inputs(config: SSDConfig) -> None:
@@ -225,11 +227,13 @@ def _check_inputs(config: SSDConfig) -> None:
     run, data, use = config.run, config.data, config.use
     _check_data(run, data)
     if run.mode == "predict" and not use.inference:
-        raise FlagError("--mode predict: needs --inference with images, videos or a folder")
+        raise FlagError("--mode predict: needs --inference with images, videos or a folder", flag="--mode")
     if run.mode not in USING and use.inference:
-        raise FlagError(f"--inference {use.inference[0]}: is for --mode predict and export; mode is {run.mode}")
+        raise FlagError(
+            f"--inference {use.inference[0]}: is for --mode predict and export; mode is {run.mode}", flag="--inference"
+        )
     if run.json and run.mode not in ("plan", "parity"):
-        raise FlagError(f"--json: is for --mode plan and parity; mode is {run.mode}")
+        raise FlagError(f"--json: is for --mode plan and parity; mode is {run.mode}", flag="--json")
     _check_checkpoint(run)
     _check_evaluation(config)
     parse_step_range(config.report.profile)
@@ -240,17 +244,30 @@ def _check_data(run: RunFlags, data: DataFlags) -> None:
     for split in ("train", "val"):
         annotations, images = (getattr(data, f"{split}_{what}") for what in ("annotations", "images"))
         if (annotations is None) != (images is None):
-            raise FlagError(f"--{split}_annotations and --{split}_images: give both or none")
+            raise FlagError(
+                f"--{split}_annotations and --{split}_images: give both or none", flag=f"--{split}_annotations"
+            )
     has_files = data.train_annotations is not None or data.val_annotations is not None
     if data.data_dir is not None and has_files:
-        raise FlagError(f"--data_dir {data.data_dir}: contradicts annotation files; leave one of them out")
+        raise FlagError(
+            f"--data_dir {data.data_dir}: contradicts annotation files",
+            flag="--data_dir",
+            remedy="leave one of them out",
+        )
     if data.use_fake_data and (data.data_dir is not None or has_files):
         named = f"--data_dir {data.data_dir}" if data.data_dir is not None else "annotation files"
-        raise FlagError(f"--use_fake_data: contradicts {named}; leave one of them out")
+        raise FlagError(f"--use_fake_data: contradicts {named}", flag="--use_fake_data", remedy="leave one of them out")
     if run.mode == "eval" and data.use_fake_data:
-        raise FlagError("--mode eval: random images have no truth to score; give --data_dir, not --use_fake_data")
+        raise FlagError(
+            "--mode eval: random images have no truth to score",
+            flag="--mode",
+            remedy="give --data_dir, not --use_fake_data",
+        )
     if data.static and not data.data_dir:
-        raise FlagError("--static: needs --data_dir with static batches; gaudi-datasets make-static-batches makes them")
+        raise FlagError(
+            "--static: needs --data_dir with static batches; gaudi-datasets make-static-batches makes them",
+            flag="--static",
+        )
     if run.mode in USING:
         return
     split = "val" if run.mode == "eval" else "train"
@@ -259,30 +276,40 @@ def _check_data(run: RunFlags, data: DataFlags) -> None:
     if not (data.data_dir or annotations or data.use_fake_data or sized):
         raise FlagError(
             f"--mode {run.mode}: needs --data_dir, a folder of records, which `gaudi-datasets convert coco` makes,"
-            f" or --{split}_annotations with --{split}_images"
+            f" or --{split}_annotations with --{split}_images",
+            flag="--mode",
         )
 
 
 def _check_checkpoint(run: RunFlags) -> None:
     if run.mode == "verify-resume" and not 1 <= run.kills < (run.steps or math.inf):
-        raise FlagError(f"--kills {run.kills}: must be at least 1, and below --steps")
+        raise FlagError(f"--kills {run.kills}: must be at least 1, and below --steps", flag="--kills")
     named = ("newest", "best", "all") if run.mode == "eval" else ("newest", "best")
     which = find_checkpoint(run)
     if which not in named and not which.isdecimal():
-        raise FlagError(f"--checkpoint {which}: must be {', '.join(named)} or a step, with --mode {run.mode}")
+        raise FlagError(
+            f"--checkpoint {which}: must be {', '.join(named)} or a step, with --mode {run.mode}", flag="--checkpoint"
+        )
     if which != "newest" and run.mode not in (*USING, "eval", "parity"):
-        raise FlagError(f"--checkpoint {which}: is for --mode eval, predict, export and parity; mode is {run.mode}")
+        raise FlagError(
+            f"--checkpoint {which}: is for --mode eval, predict, export and parity; mode is {run.mode}",
+            flag="--checkpoint",
+        )
     if run.clean and run.mode != "train":
-        raise FlagError(f"--clean: is for --mode train; mode is {run.mode}")
+        raise FlagError(f"--clean: is for --mode train; mode is {run.mode}", flag="--clean")
 
 
 def _check_evaluation(config: SSDConfig) -> None:
     """Scores during training need images that have a truth, and what depends on scores needs them."""
     evaluation = config.evaluation
     if not evaluation.eval_epochs and (evaluation.target_ap or evaluation.patience):
-        raise FlagError("--target_ap and --patience: need --eval_epochs, which says how often to evaluate")
+        raise FlagError(
+            "--target_ap and --patience: need --eval_epochs, which says how often to evaluate", flag="--target_ap"
+        )
     if evaluation.eval_epochs and (config.data.use_fake_data or config.data.static):
-        raise FlagError("--eval_epochs: needs records with a truth; random and static batches have none")
+        raise FlagError(
+            "--eval_epochs: needs records with a truth; random and static batches have none", flag="--eval_epochs"
+        )
 
 
 FORMER_FLAGS = (
