@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -14,21 +13,23 @@ from gaudi_datasets.errors import FlagError
 
 
 @pytest.mark.parametrize(
-    ("flags", "mode", "fault"),
+    ("flags", "mode", "flag", "named"),
     [
-        (ParityFlags(), "parity", "--mode parity: needs --parity_against, as device=cpu, or --parity_output FOLDER"),
-        (ParityFlags(parity_output="x"), "train", "--parity_output: is for --mode parity; mode is train"),
-        (ParityFlags(parity_steps=3), "plan", "--parity_steps: is for --mode parity; mode is plan"),
-        (ParityFlags(("dtype=fp32",), "x"), "parity", "--parity_output: records a side by itself, so leave out"),
-        (ParityFlags(("dtype",)), "parity", "--parity_against dtype: must be one of dtype=.., deterministic=.."),
-        (ParityFlags(("seed=3",)), "parity", "--parity_against seed=3: must be one of dtype=.."),
-        (ParityFlags(("dtype=fp32", "--dtype=bf16")), "parity", "--dtype=bf16: dtype is given twice"),
-        (ParityFlags(("recorded=x", "dtype=bf16")), "parity", "recorded=..: what is recorded does not change"),
+        (ParityFlags(), "parity", "--mode", "--parity_output FOLDER"),
+        (ParityFlags(parity_output="x"), "train", "--parity_output", "--mode parity"),
+        (ParityFlags(parity_steps=3), "plan", "--parity_steps", "--mode parity"),
+        (ParityFlags(("dtype=fp32",), "x"), "parity", "--parity_output", "records a side"),
+        (ParityFlags(("dtype",)), "parity", "--parity_against", "one of dtype=.."),
+        (ParityFlags(("seed=3",)), "parity", "--parity_against", "one of dtype=.."),
+        (ParityFlags(("dtype=fp32", "--dtype=bf16")), "parity", "--parity_against", "dtype is given"),
+        (ParityFlags(("recorded=x", "dtype=bf16")), "parity", "--parity_against", "recorded=.."),
     ],
 )
-def test_faults(flags: ParityFlags, mode: str, fault: str) -> None:
-    with pytest.raises(FlagError, match=re.escape(fault)):
+def test_faults(flags: ParityFlags, mode: str, flag: str, named: str) -> None:
+    with pytest.raises(FlagError) as caught:
         check_parity(flags, mode, ["dtype", "deterministic", "weights"])
+    assert caught.value.flag == flag
+    assert named in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,12 @@ def parse_step_range(text: str, flag: str = "profile") -> StepRange | None:
     """
     match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", text, re.ASCII)
     if match is None:
-        raise FlagError(f"--{flag} {text!r}: must be two steps as in 100,110, or 0,0 for none")
+        raise FlagError(f"--{flag} {text!r}: must be two steps as in 100,110, or 0,0 for none", flag=f"--{flag}")
     first, last = int(match[1]), int(match[2])
     if first == last == 0:
         return None
     if not 1 <= first <= last:
-        raise FlagError(f"--{flag} {text}: must be steps of at least 1, the smaller one first")
+        raise FlagError(f"--{flag} {text}: must be steps of at least 1, the smaller one first", flag=f"--{flag}")
     return StepRange(first, last)
 
 
