@@ -45,7 +45,9 @@ class SSDMXNetTrain(Program):
             return
         system = config.schedule.system
         if system is not None:
-            raise FlagError(f"--system {system}: with --submission SYSTEM names it; leave one of them out")
+            raise FlagError(
+                f"--system {system}: with --submission SYSTEM names it", flag="--system", remedy="leave one of them out"
+            )
         kept = [word for word in arguments if word.partition("=")[0] != "--submission"]
         become_launcher(["--submission", "--", self.prog, *kept])
 

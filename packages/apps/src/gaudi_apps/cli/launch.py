@@ -96,13 +96,15 @@ def list_launcher_words(
     if flags.kubernetes_run:
         raise FlagError(
             "--kubernetes_run: Kubernetes starts the processes, and it started none here; run this command by the "
-            "mpirun of an MPIJob (`gaudi-run --mpijob`), or leave the flag out to start them here"
+            "mpirun of an MPIJob (`gaudi-run --mpijob`), or leave the flag out to start them here",
+            flag="--kubernetes_run",
         )
     request = find_request(flags, environ, find_device)
     if request is None:
         raise FlagError(
-            f"{engine}: no processes were launched; give --num_workers_per_hls N, or --hvd_workers N, or start by "
-            "`gaudi-run --np N`"
+            f"{engine}: no processes were launched",
+            flag=engine.partition(" ")[0],
+            remedy="give --num_workers_per_hls N, or --hvd_workers N, or start by `gaudi-run --np N`",
         )
     if (request.np or request.slots) == 1 and not environ.get(_HOSTS):
         return None

@@ -161,7 +161,9 @@ class Program(ABC):
         # The flags of a run serve for its other modes too, as from the configuration that it left.
         size = detect_rank(os.environ).size
         if size > 1 or (mode == "verify-resume" and flags.has_engine):
-            raise FlagError(f"--mode {mode}: is for one process, and not for several that train together")
+            raise FlagError(
+                f"--mode {mode}: is for one process, and not for several that train together", flag="--mode"
+            )
         return Distribution()
 
 

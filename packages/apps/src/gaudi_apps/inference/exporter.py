@@ -80,7 +80,9 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
             raise MissingInputError("--inference: names videos only; an export is checked on images, so add one")
         return [read_image(files[index]).encoded for index in _spread(len(files))]
     if source is None:
-        raise FlagError("--mode export: needs images to check the export on; give --inference or --data_dir")
+        raise FlagError(
+            "--mode export: needs images to check the export on", flag="--mode", remedy="give --inference or --data_dir"
+        )
     return [source.read(index).encoded for index in _spread(len(source))]
 
 

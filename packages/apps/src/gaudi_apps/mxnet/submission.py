@@ -100,7 +100,7 @@ def choose_container(options: Options, environ: Mapping[str, str]) -> tuple[str,
     if not image:
         return ()
     if options.image is not None:
-        raise FlagError(f"--image {options.image}: CONT names the image {image}; give one")
+        raise FlagError(f"--image {options.image}: CONT names the image {image}", flag="--image", remedy="give one")
     kind = "singularity" if options.slurm_script is not None or "SLURM_JOB_ID" in environ else "docker"
     return (*(("--container", kind) if options.container == "none" else ()), "--image", image)
 

@@ -81,9 +81,14 @@ def check_elastic(mode: str, flags: Any) -> None:
         flags: see `gaudi_apps.cli.flags.DistributionFlags`.
     """
     if mode != "train":
-        raise FlagError(f"--mode {mode}: hosts may change during train only; start it by gaudi-run --np")
+        raise FlagError(
+            f"--mode {mode}: hosts may change during train only", flag="--mode", remedy="start it by gaudi-run --np"
+        )
     if not flags.global_batch_size or not flags.use_horovod:
-        raise FlagError("--use_horovod and --global_batch_size: give both, for the number of processes changes")
+        raise FlagError(
+            "--use_horovod and --global_batch_size: give both, for the number of processes changes",
+            flag="--use_horovod",
+        )
 
 
 __all__ = ["ElasticState", "RanksChangedError", "check_elastic", "is_elastic"]

@@ -88,16 +88,24 @@ def find_distribution(flags: DistributionFlags, environ: Mapping[str, str], find
         ("num_gpus", flags.num_gpus * (flags.distribution_strategy == "mirrored"), rank_info.local_size),
     ):
         if asked not in (0, found):
-            raise FlagError(f"--{name} {asked}: {found} processes were launched; give this number, or leave it out")
+            raise FlagError(
+                f"--{name} {asked}: {found} processes were launched",
+                flag=f"--{name}",
+                remedy="give this number, or leave it out",
+            )
     if 0 < flags.num_workers_per_hls < rank_info.local_size:
         raise FlagError(
             f"--num_workers_per_hls {flags.num_workers_per_hls}: {rank_info.local_size} processes were launched on "
-            "this host; give this number, or leave it out"
+            "this host",
+            flag="--num_workers_per_hls",
+            remedy="give this number, or leave it out",
         )
     group = (flags.bn_group or rank_info.size) if flags.distributed_bn else 1
     if rank_info.size % group:
         raise FlagError(
-            f"--bn_group {group}: must divide the {rank_info.size} processes; give another, or leave it out"
+            f"--bn_group {group}: must divide the {rank_info.size} processes",
+            flag="--bn_group",
+            remedy="give another, or leave it out",
         )
     communication = CommunicationOptions(
         engine=_choose_engine(flags, find_device),
@@ -151,7 +159,10 @@ def share_batch(flags: DistributionFlags, batch_size: int, workers: int) -> int:
     name = "global_batch_size" if flags.global_batch_size else "batch_size"
     whole = flags.global_batch_size or batch_size
     if whole % workers:
-        raise FlagError(f"--{name} {whole}: is that of all {workers} processes, so it must be a multiple of {workers}")
+        raise FlagError(
+            f"--{name} {whole}: is that of all {workers} processes, so it must be a multiple of {workers}",
+            flag=f"--{name}",
+        )
     return whole
 
 
@@ -168,5 +179,9 @@ def _list_workers(flags: DistributionFlags, environ: Mapping[str, str]) -> dict[
     if flags.worker_hosts is None:
         return {}
     if "TF_CONFIG" in environ:
-        raise FlagError("--worker_hosts: TF_CONFIG is set too, and says the same or otherwise; leave one of them out")
+        raise FlagError(
+            "--worker_hosts: TF_CONFIG is set too, and says the same or otherwise",
+            flag="--worker_hosts",
+            remedy="leave one of them out",
+        )
     return {"TF_CONFIG": write_tf_config(flags.worker_hosts.split(","), flags.task_index)}

@@ -102,7 +102,11 @@ def write_recording(
             total = sum(one["bytes"] for one in files) + sum(one.values.nbytes for one in step)
             if total > MAX_BYTES:
                 limit = f"above {MAX_BYTES >> 30} GiB"
-                raise FlagError(f"--parity_output {folder}: is {limit} at step {number}; give a smaller --batch_size")
+                raise FlagError(
+                    f"--parity_output {folder}: is {limit} at step {number}",
+                    flag="--parity_output",
+                    remedy="give a smaller --batch_size",
+                )
             _write_step(path, step)
             files.append({"bytes": path.stat().st_size, "sha256": _hash(path)})
             tensors += [one.facts for one in step]
