@@ -259,6 +259,7 @@ def run_settings(
         kills=run.kills,
         steps_per_call=steps_per_call,
         distribution=distribution,
+        callbacks=config.run.callbacks,
     )
 
 

@@ -36,6 +36,9 @@ class RunFlags:
     """Print the plan, or the result of --mode parity, as JSON."""
     debug: Annotated[Switch, per_rank(per_command=True)] = False
     """Show a traceback with each error."""
+    callbacks: Annotated[tuple[str, ...], resume_safe(short_run=())] = ()
+    """Callbacks of your own to call during training, as package.module:Name, each a subclass of
+    gaudi_apps.training.trainer.Callback."""
 
 
 @dataclass(frozen=True)

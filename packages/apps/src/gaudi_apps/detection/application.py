@@ -151,4 +151,5 @@ def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
         steps=run.steps,
         kills=run.kills,
         distribution=distribution,
+        callbacks=config.run.callbacks,
     )

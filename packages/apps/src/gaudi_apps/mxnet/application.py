@@ -247,4 +247,5 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
         steps=run.steps,
         kills=0,
         distribution=distribution,
+        callbacks=config.run.callbacks,
     )
