@@ -66,9 +66,7 @@ def load_json(path: Path) -> Any:
         return json.loads(content, object_hook=_drop_masks, parse_constant=_refuse_constant)
     except RecursionError:
         raise DataError(
-            "is nested too deeply to be JSON of annotations",
-            path=path,
-            remedy="give another file",
+            "is nested too deeply to be JSON of annotations", path=path, remedy="give another file"
         ) from None
     except ValueError as error:
         raise DataError(f"is not JSON ({error})", path=path, remedy="write or download it again") from None
@@ -208,9 +206,7 @@ def load_yaml(path: Path) -> Any:
         raise DataError("is nested too deeply", path=path, remedy="write plain lists and mappings") from None
     except (yaml.YAMLError, ValueError) as error:
         raise DataError(
-            f"is not YAML of plain values: {' '.join(str(error).split())}",
-            path=path,
-            remedy="correct it",
+            f"is not YAML of plain values: {' '.join(str(error).split())}", path=path, remedy="correct it"
         ) from None
 
 

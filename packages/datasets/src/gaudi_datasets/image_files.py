@@ -168,7 +168,7 @@ def _walk_png(encoded: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _missing(path: object) -> MissingInputError:
+def _missing(path: Path) -> MissingInputError:
     return MissingInputError("there is no such image", path=path, remedy="fix the image folder or the file name")
 
 

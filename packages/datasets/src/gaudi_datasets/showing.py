@@ -49,8 +49,7 @@ def find_images(image_ids: Sequence[int], known: Sequence[int], name: str) -> li
     unknown = next((image_id for image_id in image_ids if image_id not in index_of), None)
     if unknown is not None:
         raise FlagError(
-            f"--image_ids {unknown}: {name} has no image of that id; it has {len(known)} others",
-            flag="--image_ids",
+            f"--image_ids {unknown}: {name} has no image of that id; it has {len(known)} others", flag="--image_ids"
         )
     return [index_of[image_id] for image_id in image_ids]
 
@@ -94,9 +93,7 @@ def write_images(
         there = next((name for name in names if (output_dir / name).exists()), None)
         if there is not None and not overwrite:
             raise UnsafeError(
-                "is there already",
-                path=output_dir / there,
-                remedy="name another --output_dir or --overwrite",
+                "is there already", path=output_dir / there, remedy="name another --output_dir or --overwrite"
             )
         for name in names:
             (staging / name).replace(output_dir / name)

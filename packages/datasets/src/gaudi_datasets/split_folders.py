@@ -77,9 +77,7 @@ def inspect_folder(folder: Path) -> Content:
         return "class folders"
     if not files:
         raise DataError(
-            "is empty",
-            path=folder,
-            remedy="put records or a folder of images for each class there, or remove it",
+            "is empty", path=folder, remedy="put records or a folder of images for each class there, or remove it"
         )
     if not _is_image(folder / files[0]):
         raise DataError(

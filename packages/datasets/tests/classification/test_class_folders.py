@@ -138,9 +138,9 @@ def test_a_folder_that_is_none_is_named(class_tree: Path, tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"0\.jpg: is a file"):
         FolderSource(class_tree / "cat" / "0.jpg")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="has no folders") as caught:
+    with pytest.raises(DataError, match="has no folders") as other:
         FolderSource(tmp_path / "empty")
-    assert str(caught.value.path).endswith("empty")
+    assert str(other.value.path).endswith("empty")
 
 
 def test_a_file_that_is_no_image_is_named_when_it_is_read(class_tree: Path) -> None:

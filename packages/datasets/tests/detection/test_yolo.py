@@ -144,17 +144,17 @@ def test_other_faults_are_named(folder: Path) -> None:
         read(folder)
     assert str(caught.value.path).endswith("a.jpg")
     (folder / "more.txt").write_text("gone.jpg")
-    with pytest.raises(MissingInputError, match="there is no") as caught:
+    with pytest.raises(MissingInputError, match="there is no") as other:
         read(folder, "val")
-    assert str(caught.value.path).endswith("gone.jpg")
+    assert str(other.value.path).endswith("gone.jpg")
     shutil.rmtree(folder / "labels")
-    with pytest.raises(MissingInputError, match="is not there,") as caught:
+    with pytest.raises(MissingInputError, match="is not there,") as other:
         read(folder)
-    assert str(caught.value.path).endswith("labels/train/a.txt")
+    assert str(other.value.path).endswith("labels/train/a.txt")
     shutil.rmtree(folder / "images")
-    with pytest.raises(MissingInputError, match="is not there,") as caught:
+    with pytest.raises(MissingInputError, match="is not there,") as other:
         read(folder)
-    assert str(caught.value.path).endswith("images/train")
+    assert str(other.value.path).endswith("images/train")
     with pytest.raises(MissingInputError):
         read(folder / "none")
 

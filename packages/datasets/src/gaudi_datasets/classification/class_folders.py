@@ -65,9 +65,7 @@ def list_folders(root: Path, class_names: Sequence[str] | None = None) -> FileLi
     faults.raise_any()
     if not names:
         raise DataError(
-            "has no folders of images",
-            path=root,
-            remedy="give a folder that holds a folder for each class",
+            "has no folders of images", path=root, remedy="give a folder that holds a folder for each class"
         )
     sizes, times_ns = np.array(stats, np.int64).T
     return FileList(tuple(label_of_class), np.array(names, np.bytes_), np.array(labels, np.int32), sizes, times_ns)

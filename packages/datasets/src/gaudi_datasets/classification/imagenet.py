@@ -176,9 +176,7 @@ def _list_synset_folders(folder: Path) -> _Listing:
     wrong = next((name for name in files.class_names if not SYNSET.fullmatch(name)), None)
     if wrong is not None:
         raise DataError(
-            f"{shorten(wrong)} is no synset, n and eight digits",
-            path=folder,
-            remedy="rename it or move it away",
+            f"{shorten(wrong)} is no synset, n and eight digits", path=folder, remedy="rename it or move it away"
         )
     return found
 
@@ -187,9 +185,7 @@ def _check_train_image(place: str, name: str, synset: str) -> None:
     match = _TRAIN_IMAGE.fullmatch(name)
     if match is None or match[1] != synset:
         raise DataError(
-            f"is no image of synset {synset}, such as {synset}_1.JPEG",
-            path=place,
-            remedy="move it where it belongs",
+            f"is no image of synset {synset}, such as {synset}_1.JPEG", path=place, remedy="move it where it belongs"
         )
 
 

@@ -43,9 +43,7 @@ def read_validation_labels(root: Path, image_names: Sequence[str]) -> list[str]:
         if path.exists():
             return read(path, image_names)
     raise MissingInputError(
-        "has no labels of the validation images",
-        path=root,
-        remedy=f"put one of these there: {', '.join(_READERS)}",
+        "has no labels of the validation images", path=root, remedy=f"put one of these there: {', '.join(_READERS)}"
     )
 
 
@@ -58,9 +56,7 @@ def read_image_list(path: Path) -> list[str]:
     """
     if not path.is_file():
         raise MissingInputError(
-            "there is no such file",
-            path=path,
-            remedy="give a text file that names an image a line",
+            "there is no such file", path=path, remedy="give a text file that names an image a line"
         )
     return [line.strip() for line in _read_text(path).splitlines() if line.strip()]
 
@@ -101,18 +97,14 @@ def _read_devkit(path: Path, image_names: Sequence[str]) -> list[str]:
         truth, table = folder / "data" / _GROUND_TRUTH, folder / "data" / "meta.mat"
         if not truth.is_file() or not table.is_file():
             raise DataError(
-                f"has no data/{_GROUND_TRUTH} or no data/meta.mat",
-                path=path,
-                remedy="get it from its source again",
+                f"has no data/{_GROUND_TRUTH} or no data/meta.mat", path=path, remedy="get it from its source again"
             )
         try:
             synsets = loadmat(str(table), squeeze_me=True)["synsets"]
             synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
         except Exception as error:  # whatever SciPy raises about bytes that are not what they should be
             raise DataError(
-                f"meta.mat is not as it should be ({type(error).__name__})",
-                path=path,
-                remedy="get it again",
+                f"meta.mat is not as it should be ({type(error).__name__})", path=path, remedy="get it again"
             ) from None
         lines = _read_text(truth).splitlines()
     found = [synset_of.get(int(line), "") if line.strip().isdecimal() else "" for line in lines]
@@ -143,18 +135,14 @@ def _read_text(path: Path) -> str:
 def _check_synset(place: str, synset: str) -> None:
     if not SYNSET.fullmatch(synset):
         raise DataError(
-            f"{shorten(synset)} is no synset, which is n and eight digits",
-            record=place,
-            remedy="get the file again",
+            f"{shorten(synset)} is no synset, which is n and eight digits", record=place, remedy="get the file again"
         )
 
 
 def _check_count(path: Path, synsets: list[str], image_names: Sequence[str]) -> list[str]:
     if len(synsets) != len(image_names):
         raise DataError(
-            f"has {len(synsets)} labels for {len(image_names)} validation images",
-            path=path,
-            remedy="get both whole",
+            f"has {len(synsets)} labels for {len(image_names)} validation images", path=path, remedy="get both whole"
         )
     return synsets
 
@@ -163,8 +151,6 @@ def _look_up(path: Path, synsets: Mapping[str, str], image_names: Sequence[str])
     missing = next((name for name in image_names if Path(name).stem not in synsets), None)
     if missing is not None:
         raise DataError(
-            f"has no label for the validation image {missing}",
-            path=path,
-            remedy="get the file from its source again",
+            f"has no label for the validation image {missing}", path=path, remedy="get the file from its source again"
         )
     return [synsets[Path(name).stem] for name in image_names]

@@ -180,7 +180,5 @@ class FolderReader:
             return path.read_bytes()
         except FileNotFoundError:
             raise MissingInputError(
-                "was there and is gone",
-                path=path,
-                remedy="put it back, or start again without it",
+                "was there and is gone", path=path, remedy="put it back, or start again without it"
             ) from None

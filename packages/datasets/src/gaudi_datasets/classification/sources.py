@@ -96,9 +96,7 @@ def open_split(data_dir: Path, split: str, class_names: Sequence[str] | None = N
         if beside is None and data_dir.is_dir():
             names = " or ".join(name_folders(split))
             raise MissingInputError(
-                f"has no records {split}-* and no folder {names}",
-                path=data_dir,
-                remedy="name another folder",
+                f"has no records {split}-* and no folder {names}", path=data_dir, remedy="name another folder"
             )
         return RecordSource(data_dir, split)
     content = inspect_folder(folder)

@@ -227,9 +227,7 @@ def _decode_pixels(encoded: bytes, place: object) -> npt.NDArray[np.uint8]:
     pixels: npt.NDArray[np.uint8] | None = cv2.imdecode(np.frombuffer(image.encoded, np.uint8), flags)
     if pixels is None:
         raise DataError(
-            f"cannot be decoded ({len(encoded)} bytes)",
-            record=place,
-            remedy="fetch it again or leave it out",
+            f"cannot be decoded ({len(encoded)} bytes)", record=place, remedy="fetch it again or leave it out"
         )
     return pixels
 

@@ -174,9 +174,7 @@ def _lists_of(document: object, path: Path) -> dict[str, list[object]]:
         raise DataError("is a list, as results of a detector are", path=path, remedy="give an annotation file")
     if not isinstance(document, Mapping):
         raise DataError(
-            "is no JSON object",
-            path=path,
-            remedy="give an annotation file with images, annotations and categories",
+            "is no JSON object", path=path, remedy="give an annotation file with images, annotations and categories"
         )
     lists: dict[str, list[object]] = {}
     for name in ("images", "annotations", "categories"):

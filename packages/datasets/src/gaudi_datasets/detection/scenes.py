@@ -101,9 +101,7 @@ def _require_same(output_dir: Path, info: Mapping[str, Any]) -> None:
         there = None
     if there != info:
         raise UnsafeError(
-            "holds other files than these scenes",
-            path=output_dir,
-            remedy="name another folder or remove it",
+            "holds other files than these scenes", path=output_dir, remedy="name another folder or remove it"
         )
 
 

@@ -121,8 +121,7 @@ class CocoSource:
         rows = _kept_rows(annotations, keep_empty)
         if not len(rows):
             raise DataError(
-                f"none of {len(annotations.image_ids)} images has a box to learn from",
-                path=annotations.path,
+                f"none of {len(annotations.image_ids)} images has a box to learn from", path=annotations.path
             )
         # Only what examples need, because each process that writes records holds it.
         counts = np.diff(annotations.box_splits)

@@ -319,9 +319,7 @@ def _read_content(path: Path) -> bytes:
         places = index_records(path)
         if len(places) != 1:
             raise DataError(
-                f"holds {len(places)} records, a static batch is one",
-                path=path,
-                remedy="make the batches again",
+                f"holds {len(places)} records, a static batch is one", path=path, remedy="make the batches again"
             )
         return read_record(places[0])
     except OSError as error:
@@ -338,9 +336,7 @@ def _read_batch(path: Path, identity: str) -> bytes:
 def _require_file(path: Path, size: int) -> None:
     if not path.is_file():
         raise MissingInputError(
-            "is not there, though its manifest names it",
-            path=path,
-            remedy="make the batches again",
+            "is not there, though its manifest names it", path=path, remedy="make the batches again"
         )
     if path.stat().st_size != size:
         raise DataError(f"has not the {size} bytes of its manifest", path=path, remedy="make the batches again")

@@ -43,18 +43,14 @@ def read_voc(
     files = {path.stem: path for path in sorted(folder.glob("*.xml"))}
     if not files:
         raise MissingInputError(
-            "has no annotations *.xml",
-            path=folder,
-            remedy="give the folder that holds Annotations/",
+            "has no annotations *.xml", path=folder, remedy="give the folder that holds Annotations/"
         )
     image_ids = {stem: number for number, stem in enumerate(files, 1)}
     chosen = _read_image_sets(root, image_sets)
     missing = next((stem for stem in chosen if stem not in files), None)
     if missing is not None:
         raise MissingInputError(
-            f"has no {missing}.xml, which an image set names",
-            path=folder,
-            remedy="add it or fix the set",
+            f"has no {missing}.xml, which an image set names", path=folder, remedy="add it or fix the set"
         )
     trees = {stem: _parse(files[stem]) for stem in (chosen if class_names else files)}
     class_names = class_names or sorted(
@@ -100,9 +96,7 @@ def _image(tree: Element, path: Path) -> dict[str, Any]:
     height, width = (_number(tree, f"size/{side}", path) for side in ("height", "width"))
     if height < 1 or width < 1:
         raise DataError(
-            f"size is {height:g} high and {width:g} wide; it must be at least 1",
-            path=path,
-            remedy="fix the annotation",
+            f"size is {height:g} high and {width:g} wide; it must be at least 1", path=path, remedy="fix the annotation"
         )
     return {"file_name": name, "height": int(height), "width": int(width)}
 
@@ -111,9 +105,7 @@ def _annotation(one: Element, path: Path, category_ids: dict[str, int]) -> dict[
     name = _text(one, "name", path)
     if name not in category_ids:
         raise DataError(
-            f"class {name!r} is none of {', '.join(category_ids)}",
-            path=path,
-            remedy="fix it or add it to the classes",
+            f"class {name!r} is none of {', '.join(category_ids)}", path=path, remedy="fix it or add it to the classes"
         )
     xmin, ymin, xmax, ymax = (_number(one, f"bndbox/{corner}", path) for corner in _CORNERS)
     box = [xmin, ymin, xmax - xmin, ymax - ymin]

@@ -78,9 +78,7 @@ def _class_names(document: dict[str, Any], path: Path) -> list[str]:
         )
     if document.get("nc", len(names)) != len(names):
         raise DataError(
-            f"nc is {shorten(document['nc'])}, but names has {len(names)}",
-            path=path,
-            remedy="fix one of the two",
+            f"nc is {shorten(document['nc'])}, but names has {len(names)}", path=path, remedy="fix one of the two"
         )
     return names
 
@@ -111,9 +109,7 @@ def _resolve(root: Path, place: str) -> Path:
         path = root / place.removeprefix("../")  # as exports have it that are meant for a folder further down
     if not path.exists():
         raise MissingInputError(
-            "is not there, though the YAML file names it",
-            path=root / place,
-            remedy="fix path or the name",
+            "is not there, though the YAML file names it", path=root / place, remedy="fix path or the name"
         )
     return path
 

@@ -179,8 +179,7 @@ class _Inspector:
 
     def _refuse(self, entry: Entry, what: str) -> NoReturn:
         raise UnsafeError(
-            f"member {shorten(entry.name)} {what}; nothing was unpacked, get another archive",
-            path=self._called,
+            f"member {shorten(entry.name)} {what}; nothing was unpacked, get another archive", path=self._called
         )
 
 
@@ -190,9 +189,7 @@ def _below(name: str, folder: str, path: Path) -> str:
     first, _, rest = name.partition("/")
     if first != folder or not rest:
         raise DataError(
-            f"member {shorten(name)} is not in {folder}/, where all should be",
-            path=path,
-            remedy="get another archive",
+            f"member {shorten(name)} is not in {folder}/, where all should be", path=path, remedy="get another archive"
         )
     return rest
 

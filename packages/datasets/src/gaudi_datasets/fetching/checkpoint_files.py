@@ -76,9 +76,7 @@ def check_shard(path: Path, tensors: list[Tensor], shard: int = 0) -> None:
                 crc, left = google_crc32c.extend(crc, piece), left - len(piece)
             if _mask(crc) != tensor.checksum:
                 raise DataError(
-                    f"the tensor {shorten(tensor.name)} is damaged, by its CRC-32C",
-                    path=path,
-                    remedy="get it again",
+                    f"the tensor {shorten(tensor.name)} is damaged, by its CRC-32C", path=path, remedy="get it again"
                 )
 
 
@@ -92,9 +90,7 @@ def check_meta_graph(path: Path) -> None:
         numbers = {number for number, _ in _fields(path.read_bytes())}
     except _DamageError as error:
         raise DataError(
-            f"is no graph of TensorFlow, or is cut off ({error})",
-            path=path,
-            remedy="get it again",
+            f"is no graph of TensorFlow, or is cut off ({error})", path=path, remedy="get it again"
         ) from None
     if not numbers or not numbers <= set(_META_GRAPH_FIELDS):
         raise DataError("is no graph of TensorFlow", path=path, remedy="get it again")
@@ -110,9 +106,7 @@ def check_state_file(path: Path, name: str) -> None:
     newest = re.search(r'^model_checkpoint_path:\s*"([^"]+)"', text, re.MULTILINE)
     if newest is None or Path(newest[1]).name != name:
         raise DataError(
-            f"does not name {name} as the newest checkpoint but {shorten(text)}",
-            path=path,
-            remedy="get it again",
+            f"does not name {name} as the newest checkpoint but {shorten(text)}", path=path, remedy="get it again"
         )
 
 

@@ -164,9 +164,7 @@ class Fetcher:
             download.verify(download.path)
         except (DataError, OSError) as error:
             raise UnsafeError(
-                f"is there already and is not the file to fetch ({error})",
-                path=download.path,
-                remedy="move it away",
+                f"is there already and is not the file to fetch ({error})", path=download.path, remedy="move it away"
             ) from None
 
     def _transfer(self, download: Download, partial: PartialFile) -> None:
@@ -195,9 +193,7 @@ class Fetcher:
         status = response.status_code
         if status in _GONE:
             raise MissingInputError(
-                f"the server answers {status} {response.reason}",
-                path=download.url,
-                remedy="fix the address",
+                f"the server answers {status} {response.reason}", path=download.url, remedy="fix the address"
             )
         if status == 416:  # there is nothing after what is here
             total = response.headers.get("Content-Range", "").rpartition("/")[2]
@@ -209,15 +205,11 @@ class Fetcher:
             raise _AttemptError(f"the server answers {status} {response.reason}", _asked_wait(response))
         if status not in (200, 206):
             raise TransferError(
-                f"the server answers {status} {response.reason}",
-                path=download.url,
-                remedy="fix the address",
+                f"the server answers {status} {response.reason}", path=download.url, remedy="fix the address"
             )
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise TransferError(
-                "the server packs the content though asked not to",
-                path=download.url,
-                remedy="use another server",
+                "the server packs the content though asked not to", path=download.url, remedy="use another server"
             )
         length = self._resume(response, partial) if status == 206 else self._begin(response, partial)
         self._check_length(download, partial, length)
@@ -262,9 +254,7 @@ class Fetcher:
             for piece in response.raw.stream(_CHUNK, decode_content=False):
                 if self._stop.is_set():
                     raise TransferError(
-                        f"stopped after {file.tell()} bytes",
-                        path=download.url,
-                        remedy="run it again to go on",
+                        f"stopped after {file.tell()} bytes", path=download.url, remedy="run it again to go on"
                     )
                 if file.tell() + len(piece) > most:
                     raise DataError(f"does not end after the {most} bytes that it may have", path=download.url)
@@ -276,9 +266,7 @@ class Fetcher:
         longest = self._patience.longest_wait_seconds
         if asked is not None and asked > longest:
             raise TransferError(
-                f"the server asks to wait {asked:.0f} seconds",
-                path=download.url,
-                remedy="try again then",
+                f"the server asks to wait {asked:.0f} seconds", path=download.url, remedy="try again then"
             )
         seconds = min(longest, self._patience.first_wait_seconds * 2 ** (failures - 1))
         seconds *= random.uniform(0.5, 1)  # so that many clients do not come back at once

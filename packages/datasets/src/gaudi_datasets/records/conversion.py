@@ -186,9 +186,7 @@ def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[P
     there = [path for path in (manifest_path, *sorted(output_dir.glob(f"{split}-*"))) if path.exists()]
     if there and not overwrite:
         raise UnsafeError(
-            f"has records of split {split!r} ({there[0].name})",
-            path=output_dir,
-            remedy="name another or --overwrite",
+            f"has records of split {split!r} ({there[0].name})", path=output_dir, remedy="name another or --overwrite"
         )
     if there:
         manifest = load_json(manifest_path) if manifest_path.exists() else None

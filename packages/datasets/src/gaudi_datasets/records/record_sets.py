@@ -57,8 +57,7 @@ class RecordSet:
         self.manifest = _read_manifest(self.manifest_path, self.paths)
         if self.manifest is not None and self.manifest["kind"] != kind:
             raise DataError(
-                f"tells of {self.manifest['kind']} records; {kind} records are needed",
-                path=self.manifest_path,
+                f"tells of {self.manifest['kind']} records; {kind} records are needed", path=self.manifest_path
             )
         self.fingerprint = _hash_records(self.manifest, self.paths)
         self._places = _index_shards(self.paths)
@@ -131,16 +130,12 @@ def _find_shards(folder: Path, split: str) -> list[Path]:
     if not paths:
         state = "has no" if folder.is_dir() else "is not there; it should have"
         raise MissingInputError(
-            f"{state} records {split}-*",
-            path=folder,
-            remedy="write them with gaudi-datasets convert",
+            f"{state} records {split}-*", path=folder, remedy="write them with gaudi-datasets convert"
         )
     _check_complete(folder, split, paths)
     if unfinished_folder(folder, split).exists() and not (folder / f"{split}.json").exists():
         raise DataError(
-            f"the conversion of split {split!r} was stopped",
-            path=folder,
-            remedy="repeat the command that made it",
+            f"the conversion of split {split!r} was stopped", path=folder, remedy="repeat the command that made it"
         )
     return paths
 
@@ -179,9 +174,7 @@ def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
         raise DataError("is no manifest of records", path=path, remedy="move it away or convert the data again")
     if manifest.get("version") != MANIFEST_VERSION:
         raise DataError(
-            f"has version {manifest.get('version')}, known is {MANIFEST_VERSION}",
-            path=path,
-            remedy="convert again",
+            f"has version {manifest.get('version')}, known is {MANIFEST_VERSION}", path=path, remedy="convert again"
         )
     faults = Faults(path)
     listed = manifest.get("shards")
@@ -192,9 +185,7 @@ def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
     for shard in shards:
         if shard.stat().st_size != sizes[shard.name]:
             raise DataError(
-                f"has not the {sizes[shard.name]} bytes of its manifest",
-                path=shard,
-                remedy="copy or convert it again",
+                f"has not the {sizes[shard.name]} bytes of its manifest", path=shard, remedy="copy or convert it again"
             )
     return manifest
 

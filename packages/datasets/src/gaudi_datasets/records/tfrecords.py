@@ -213,9 +213,7 @@ class ExampleFeatures:
             self._feature = _Example.FromString(content).features.feature
         except Exception as error:  # protobuf's DecodeError, or a ValueError, by the implementation of protobuf
             raise DataError(
-                f"is no tf.train.Example ({error})",
-                record=place,
-                remedy="convert the data again",
+                f"is no tf.train.Example ({error})", record=place, remedy="convert the data again"
             ) from None
         self._place = place
 
