@@ -46,8 +46,9 @@ def test_what_is_no_video_is_named(tmp_path: Path) -> None:
     # A name with a number in it is a sequence of images to OpenCV where it is nothing else.
     for name, content in (("cut.mp4", whole[: len(whole) // 2]), ("text.avi", b"hello"), ("001.mp4", b"")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=rf"{name}: is no video that OpenCV can read"):
+        with pytest.raises(DataError, match="not a video") as caught:
             list(read_frames(tmp_path / name))
+        assert caught.value.path == str(tmp_path / name)
 
 
 def test_a_video_that_is_cut_short_gives_the_frames_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +66,7 @@ def test_a_video_that_is_cut_short_gives_the_frames_it_has(tmp_path: Path, monke
 
 def test_no_codec_is_an_error_of_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(videos, "CODECS", ((".mp4", "ZZZZ"),))
-    with pytest.raises(OSError, match="cannot write a video"):
+    with pytest.raises(OSError, match="OpenCV"):
         VideoWriter(tmp_path / "x", 25).write(paint(0))
     assert list(tmp_path.iterdir()) == []
 

@@ -91,27 +91,33 @@ def test_large_tensors_are_compared_to_their_end(tmp_path: Path) -> None:
 
 
 def test_tensors_of_one_side_only(recording: Recording) -> None:
-    with pytest.raises(ConfigurationError, match=r"step 1: gradient conv1/kernel of layer conv1: is not on this side"):
+    with pytest.raises(ConfigurationError, match="missing here") as caught:
         compare_step(make_step()[:3], recording, 1, FP32)
+    assert caught.value.field == "step1/gradient/conv1/kernel"
     more = [*make_step(), note_tensor(1, "loss", "other", np.array(0, np.float32))]
-    with pytest.raises(ConfigurationError, match=r"step 1: loss other, \[\] here, is not there; record it anew"):
+    with pytest.raises(ConfigurationError, match="missing there") as caught:
         compare_step(more, recording, 1, FP32)
-    with pytest.raises(ConfigurationError, match=r"weight conv1/kernel of layer conv1, \[2\] here, has shape \[3, 4\]"):
+    assert caught.value.field == "step1/loss/other"
+    with pytest.raises(ConfigurationError, match=r"\[2\] here, and \[3, 4\]") as caught:
         compare(recording, weight=np.zeros(2, np.float32))
+    assert caught.value.field == "step1/weight/conv1/kernel"
 
 
 @pytest.mark.parametrize(
-    ("settings", "fault"),
+    ("settings", "field", "there", "here"),
     [
-        ({"data": "b", "classes": ["x"]}, 'data is "a" there and "b" here; compare with a recording of the same data'),
-        ({"data": "a", "classes": ["y"]}, 'classes is ["x"] there and ["y"] here'),
-        ({"data": "a", "classes": ["x"], "seed": 1}, "seed is null there and 1 here"),
-        ({"data": "a"}, 'classes is ["x"] there and null here'),
+        ({"data": "b", "classes": ["x"]}, "data", '"a"', '"b"'),
+        ({"data": "a", "classes": ["y"]}, "classes", '["x"]', '["y"]'),
+        ({"data": "a", "classes": ["x"], "seed": 1}, "seed", "null", "1"),
+        ({"data": "a"}, "classes", '["x"]', "null"),
     ],
 )
-def test_another_setting_is_named(recording: Recording, settings: dict[str, Any], fault: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(fault)) as caught:
+def test_another_setting_is_named(
+    recording: Recording, settings: dict[str, Any], field: str, there: str, here: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"{there} there and {here} here")) as caught:
         require_comparable(settings, recording)
+    assert caught.value.field == field
     assert caught.value.exit_status == 78
 
 
@@ -138,12 +144,12 @@ def test_the_table_shows_the_first_one_and_its_neighbours(
     values = original("output") + np.float32(0.5)
     print_table(compare(recording, output=values), Console(width=150))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].strip() == "1 of 4 tensors differ; the first one and its neighbours:"
+    assert lines[0].strip().startswith("1 of 4 ")
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if "conv1" in line]
     assert rows[1][:6] == ["first", "1", "output", "conv1", "conv1", "0.5"]
     assert rows[0][:6] == ["", "1", "weight", "conv1/kernel", "conv1", "0"]
     print_table(compare(recording), Console(width=150))
-    assert "4 tensors are equal within the tolerance" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("4 tensors")
 
 
 def test_the_document_has_all_tensors(recording: Recording) -> None:

@@ -55,8 +55,9 @@ def test_what_is_written_is_read(folder: Path) -> None:
 
 
 def test_nothing_is_written_over(folder: Path) -> None:
-    with pytest.raises(UnsafeError, match="recording: is there already; give a folder that is not"):
+    with pytest.raises(UnsafeError, match="recording") as caught:
         write_recording(folder, SETTINGS, SIDE, make_steps())
+    assert caught.value.flag == "--parity_output"
 
 
 def test_a_stopped_recording_leaves_nothing(tmp_path: Path) -> None:
@@ -71,13 +72,13 @@ def test_a_stopped_recording_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_recording_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "MAX_BYTES", 100)
-    with pytest.raises(FlagError, match=r"recording: is above .* at step 2; give a smaller --batch_size"):
+    with pytest.raises(FlagError, match=r"recording: .*step 2; .*--batch_size"):
         write_recording(tmp_path / "recording", SETTINGS, SIDE, make_steps())
     assert not any(tmp_path.iterdir())
 
 
 def test_no_recording(tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match=r"manifest.json: there is no such file"):
+    with pytest.raises(MissingInputError, match=r"manifest\.json"):
         read_recording(tmp_path)
 
 
@@ -91,10 +92,10 @@ def test_other_bytes_of_the_tensors_are_found(folder: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(DataError, match=r"step-0002.safetensors: is not what manifest.json says; copy it again"):
+    with pytest.raises(DataError, match=r"step-0002\.safetensors: is not"):
         read_recording(folder)
     file.unlink()
-    with pytest.raises(DataError, match=r"step-0002.safetensors: is missing; copy the whole recording"):
+    with pytest.raises(DataError, match=r"step-0002\.safetensors: is missing"):
         read_recording(folder)
 
 
@@ -104,12 +105,12 @@ def test_other_bytes_of_the_tensors_are_found(folder: Path) -> None:
         (lambda d: d | {"version": 9}, "version 9"),
         (lambda d: d | {"format": "other"}, "format 'other'"),
         (lambda d: {name: value for name, value in d.items() if name != "side"}, "'side'"),
-        (lambda d: d | {"settings": []}, "settings is of the wrong type"),
+        (lambda d: d | {"settings": []}, "settings"),
         (lambda d: d | {"steps": []}, "0 steps"),
         (lambda d: d | {"steps": [{}] * 101}, "101 steps"),
-        (lambda d: [], "is no recording of a parity"),
-        (lambda d: d | {"tensors": d["tensors"] * 2}, "a tensor stands in it twice"),
-        (lambda d: d | {"tensors": [{"step": 1}]}, "is no recording of a parity"),
+        (lambda d: [], MANIFEST),
+        (lambda d: d | {"tensors": d["tensors"] * 2}, "twice"),
+        (lambda d: d | {"tensors": [{"step": 1}]}, MANIFEST),
         (lambda d: d | {"tensors": [d["tensors"][0] | {"part": "../x"}]}, "tensor {"),
         (lambda d: d | {"tensors": [d["tensors"][0] | {"step": 3}]}, "tensor {"),
         (lambda d: d | {"tensors": [d["tensors"][0] | {"step": True}]}, "tensor {"),
@@ -128,7 +129,7 @@ def test_a_manifest_is_not_trusted(folder: Path, edit: Callable[[Any], Any], fau
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
 def test_a_manifest_that_is_no_json(folder: Path, content: bytes) -> None:
     (folder / MANIFEST).write_bytes(content)
-    with pytest.raises(DataError, match="is no recording of a parity"):
+    with pytest.raises(DataError, match="not a recording"):
         read_recording(folder)
 
 

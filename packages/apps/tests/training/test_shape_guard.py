@@ -34,10 +34,10 @@ def test_a_batch_of_another_size_is_named_before_anything_is_computed() -> None:
     step(make_batch(4))
     with pytest.raises(ShapeError) as caught:
         step(make_batch(3))
-    assert str(caught.value).startswith("step 2 of this start: tensor ")
-    assert "images is float32 (3, 8, 8, 3) and was float32 (4, 8, 8, 3) before" in str(caught.value) or (
-        "labels is int32 (3,) and was int32 (4,) before" in str(caught.value)
-    )
+    assert str(caught.value).startswith("step 2 ")
+    assert caught.value.field in ("images", "labels")
+    assert "(3," in str(caught.value)
+    assert "(4," in str(caught.value)
     assert int(calls) == 1
     step(make_batch(4))
     assert caught.value.exit_status == 78
@@ -46,10 +46,13 @@ def test_a_batch_of_another_size_is_named_before_anything_is_computed() -> None:
 def test_another_type_and_a_missing_tensor_are_named() -> None:
     step = guard(lambda batch: tf.reduce_sum(batch["images"]))
     step(make_batch(4))
-    with pytest.raises(ShapeError, match=r"tensor images is bfloat16 .* and was float32 "):
-        step(make_batch(4, tf.bfloat16))
-    with pytest.raises(ShapeError, match="tensor labels is missing and was int32 "):
-        step({"images": make_batch(4)["images"]})
+    for batch, name, text in (
+        (make_batch(4, tf.bfloat16), "images", "bfloat16"),
+        ({"images": make_batch(4)["images"]}, "labels", "missing"),
+    ):
+        with pytest.raises(ShapeError, match=text) as caught:
+            step(batch)
+        assert caught.value.field == name
 
 
 def test_a_dynamic_shape_inside_is_named_with_its_layer() -> None:
@@ -85,5 +88,5 @@ def test_a_retrace_without_another_shape_is_an_error() -> None:
 
     changing = GuardedFunction(Changing())
     changing(make_batch(4))
-    with pytest.raises(ShapeError, match="step 2 of this start was traced again"):
+    with pytest.raises(ShapeError, match="traced again"):
         changing(make_batch(4))

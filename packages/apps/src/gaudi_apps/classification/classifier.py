@@ -148,7 +148,7 @@ def predict(
 ) -> Counts:
     """Classify every image and every frame of the files.
 
-    `output_dir` gets, all at the end or nothing: a PNG of each image and a video of each video under its likeliest
+    `output_dir` gets, all at the end or nothing: a PNG of each image and a video of each video under its most likely
     class, and ``predictions.json``, whose ``images`` say the classes and probabilities of each, and whose
     ``bad_files`` say what was skipped. Files of the same names from an earlier run are replaced.
 
@@ -160,11 +160,11 @@ def predict(
         image_size: that the network takes.
         batch_size: images at once, at most.
         top: classes to list of an image, 5 at most.
-        strict: end with the first file that cannot be used, instead of naming and skipping it.
+        strict: raise an error for the first bad file, instead of skipping it.
         write_line: gets a line for each image: file, then classes with their probabilities.
 
     Raises:
-        DataError: no file can be used, or one cannot and it is strict.
+        DataError: no file can be used, or `strict` is set and a file is bad.
         OSError: the results cannot be written.
     """
     _, counts = predict_files(
@@ -181,14 +181,14 @@ def predict(
 
 
 class ClassResults(Results):
-    """Collect the likeliest classes of each image, and write the first one above it."""
+    """Collect the most likely classes of each image, and write the first one above it."""
 
     def __init__(self, folder: Path, class_names: Sequence[str], top: int) -> None:
         super().__init__(folder)
         self._names, self._top = class_names, top
 
     def add(self, image: InputImage, *outputs: npt.NDArray[Any]) -> list[str]:
-        """Keep the classes of an image, the likeliest first, and write the first one above it."""
+        """Keep the classes of an image, the most likely first, and write the first one above it."""
         pairs = zip(outputs[1][: self._top].tolist(), outputs[0][: self._top].tolist(), strict=True)
         classes = [
             {"class": self._names[label], "label": label, "probability": round(share, 6)} for label, share in pairs
@@ -199,7 +199,7 @@ class ClassResults(Results):
         return [f"{image.name}: {', '.join(texts)}"]
 
     def count(self) -> str:
-        """Nothing beyond the images."""
+        """Count the files that were skipped."""
         return f"{len(self.bad_files)} files skipped"
 
     def write_tables(self) -> None:

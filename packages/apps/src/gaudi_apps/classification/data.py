@@ -1,4 +1,4 @@
-"""Training and validation data of a classifier: records, class folders or ImageNet's archives."""
+"""Open the data of a classifier: records, class folders or ImageNet's archives."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.memory import SHARE_OF_FREE_MEMORY, measure_free_memory
 from gaudi_datasets.sampling import InputOptions
 
-# What imports TensorFlow is imported inside the functions: it must have been started by then.
+# Modules that import TensorFlow are imported inside of functions, after TensorFlow was configured.
 
 
 def input_options(config: TrainConfig, *, image_size: int | None = None) -> InputOptions:
-    """How the pipelines batch in this process; the size of the images is the config's unless it is given."""
+    """Return the options of the pipelines on this rank; `image_size` replaces that of the configuration."""
     data, device, rank_info = config.data, config.run.device, config.run.distribution.rank_info
     return InputOptions(
         batch_size=data.batch_size,
@@ -44,11 +44,11 @@ def input_options(config: TrainConfig, *, image_size: int | None = None) -> Inpu
 
 
 def open_training_data(config: TrainConfig) -> TrainingData:
-    """Open what the config names.
+    """Open the training data of a configuration.
 
     Raises:
-        MissingInputError: it is not there.
-        DataError: it is damaged.
+        MissingInputError: the data is not there.
+        DataError: the data is damaged.
     """
     return _open_images(config) if config.data.data_dir else _open_synthetic(config)
 
@@ -60,7 +60,7 @@ def _open_images(config: TrainConfig) -> TrainingData:
 
     source, options = open_source(config.data.data_dir, config.data.train_splits), input_options(config)
     if config.data.caches_encoded:
-        options = keep_if_it_fits(source, options, config.run.distribution.rank_info.local_size)
+        options = keep_if_it_fits(source.num_bytes, options, config.run.distribution.rank_info.local_size)
     if len(source.class_names) < 2:
         raise DataError(f"{source.name}: has the class {source.class_names[0]} only; a classifier needs two or more")
     if config.data.caches_decoded:
@@ -111,9 +111,9 @@ def open_source(
 
 
 class JoinedSource:
-    """Several data sets of the same classes, one after the other.
+    """Join data sets of the same classes, one after the other.
 
-    Image ids are those of the parts, moved on by the number of images before the part.
+    An image id is that of the part plus the number of images before the part.
 
     Args:
         sources: two or more.
@@ -147,11 +147,11 @@ class JoinedSource:
 
 
 class DecodedSource:
-    """A data set whose images are decoded once and kept as uncompressed bitmaps, as many as fit; others as they are.
+    """Keep the images of a data set in memory as uncompressed bitmaps, as many as fit.
 
     Args:
         source: the images.
-        max_bytes: of memory; None: half of what is free when it is opened.
+        max_bytes: of memory; None: half of the free memory.
     """
 
     def __init__(self, source: ClassificationSource, max_bytes: int | None = None) -> None:
@@ -182,7 +182,7 @@ class DecodedSource:
 
 
 def encode_bitmap(pixels: Any) -> bytes:
-    """A BMP file of uint8 [height, width, 3], RGB: decoding it is little more than copying it."""
+    """Encode pixels uint8 [height, width, 3], RGB, as a BMP file, which is decoded by little more than a copy."""
     height, width = pixels.shape[:2]
     row_bytes = -(-3 * width // 4) * 4
     content = bytearray(row_bytes * height)
@@ -238,12 +238,12 @@ MODEL_FACTS = ("classes", "model", "padding", "image_size")
 
 
 def note_classes(names: Sequence[str]) -> Facts:
-    """The classes, in the order of their labels."""
+    """Return the configuration of a model with these classes, in the order of their labels."""
     return {"classes": [{"name": name} for name in names]}
 
 
 def class_names_of(facts: Facts) -> tuple[str, ...]:
-    """The names of the classes that were noted, in the order of their labels."""
+    """Return the names of the classes of a model, in the order of their labels."""
     return tuple(one["name"] for one in facts["classes"])
 
 

@@ -1,4 +1,4 @@
-"""Evaluate a classifier: top-1 and top-5, figures by class, confusion, and the report in the folder of the run."""
+"""Evaluate a classifier: top-1 and top-5 accuracy, metrics by class and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _COLUMNS = ("positions", "labels", "classes", "probabilities", "losses")
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What a classifier says of images.
+    """Hold the predictions of a classifier.
 
     Attributes:
         positions: int64 [images], of the images in their data set, rising.
-        labels: int32 [images], the truth.
-        classes: int32 [images, k], the k likeliest, best first; of equal ones the lower label.
+        labels: int32 [images], the ground truth.
+        classes: int32 [images, k], the k most likely, best first; of equal ones the lower label.
         probabilities: float32 [images, k], of these.
         losses: float32 [images], cross entropy.
         images_total: of the data set.
@@ -52,12 +52,12 @@ class Predictions:
 
     @property
     def are_right(self) -> npt.NDArray[np.bool_]:
-        """Whether the likeliest class is the truth, [images]."""
+        """Tell for each image whether the most likely class is the ground truth."""
         return np.asarray(self.classes[:, 0] == self.labels)
 
     @property
     def figures(self) -> dict[str, float]:
-        """Top-1 and top-5 accuracy in 0..1, and the mean loss."""
+        """Compute top-1 and top-5 accuracy in 0..1, and the mean loss."""
         among = (self.classes == self.labels[:, None]).any(axis=1)
         return {
             "top_1": float(self.are_right.mean()),
@@ -66,12 +66,12 @@ class Predictions:
         }
 
     def confusion(self, num_classes: int) -> npt.NDArray[np.int64]:
-        """How many images of a class (row) were taken for a class (column), [num_classes, num_classes]."""
+        """Count the images of a class (row) that were predicted as a class (column), [num_classes, num_classes]."""
         pairs = self.labels.astype(np.int64) * num_classes + self.classes[:, 0]
         return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
     def find_mistakes(self, count: int) -> npt.NDArray[np.int64]:
-        """Places of wrong predictions in the data set, the most confident first."""
+        """Find the indices of wrongly classified images, the most confident first."""
         wrong = np.flatnonzero(~self.are_right)
         return wrong[np.argsort(-self.probabilities[wrong, 0], kind="stable")][:count]
 
@@ -84,14 +84,14 @@ def evaluate(
     num_images: int | None = None,
     report: Callable[[], None] = lambda: None,
 ) -> Predictions:
-    """Classify every image of a data set that is dealt to this rank.
+    """Classify the images of this rank.
 
     Args:
-        classifier: the trained network.
-        source: images and truth.
-        options: batch size, threads, rank and number of ranks; figures do not depend on them.
-        num_images: only so many images, from the first.
-        report: called before each batch is used.
+        classifier: with the trained network.
+        source: images and ground truth.
+        options: batch size, threads, rank and number of ranks; metrics do not depend on them.
+        num_images: use the first images only; None: all.
+        report: called before each batch.
     """
     total = len(source) if num_images is None else min(num_images, len(source))
     columns: list[tuple[npt.NDArray[Any], ...]] = [classifier.nothing()]
@@ -106,10 +106,10 @@ def evaluate(
 
 
 def join_predictions(parts: Sequence[Predictions]) -> Predictions:
-    """The predictions of all ranks, in the order of the data set.
+    """Join the predictions of all ranks in the order of the data set.
 
     Raises:
-        DataError: an image is missing, or was classified twice.
+        DataError: an image is missing, or is there twice.
     """
     order = find_order([part.positions for part in parts])
     columns = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in _COLUMNS}
@@ -117,13 +117,13 @@ def join_predictions(parts: Sequence[Predictions]) -> Predictions:
 
 
 def pack_predictions(predictions: Predictions) -> bytes:
-    """A part as bytes."""
+    """Return predictions as bytes."""
     columns = {name: getattr(predictions, name) for name in _COLUMNS}
     return pack_arrays({**columns, "images_total": np.array(predictions.images_total)})
 
 
 def unpack_predictions(content: bytes) -> Predictions:
-    """The part that `pack_predictions` made the bytes of."""
+    """Return the predictions of the bytes of `pack_predictions`."""
     arrays = unpack_arrays(content)
     return Predictions(**{name: arrays[name] for name in _COLUMNS}, images_total=int(arrays["images_total"]))
 
@@ -132,15 +132,15 @@ EVALUATION, IMAGES = "evaluation.json", "pictures"
 
 
 class AccuracyEvaluator(Evaluator[Predictions, Predictions]):
-    """Scores classifiers by how often they are right.
+    """Evaluate classifiers by their accuracy.
 
     Args:
-        source: the images and their truth.
-        options: how to batch.
-        folder: of the run, which gets figures and images.
+        source: images and ground truth.
+        options: batch size, threads, rank and number of ranks.
+        folder: of the run, to write metrics and images into.
         class_names: of the classifiers.
-        communicator: of the processes that score together.
-        num_images: only so many, from the first.
+        communicator: of the processes that evaluate together.
+        num_images: evaluate the first images only; None: all.
 
     Raises:
         DataError: the source has other classes.
@@ -163,8 +163,8 @@ class AccuracyEvaluator(Evaluator[Predictions, Predictions]):
             raise DataError(f"{source.name}: has other classes than the model or the training data; give the same ones")
 
     def evaluate(self, task: Any) -> Predictions:
-        """Classify the images of this process."""
-        # The same at every evaluation of a training: a new one would be traced and compiled anew.
+        """Classify the images of this rank."""
+        # One classifier for all evaluations of a training: a new one would be traced and compiled again.
         if self._classifier is None or self._classifier[0] is not task:
             self._classifier = (task, Classifier(task.model))
         return evaluate(
@@ -172,36 +172,36 @@ class AccuracyEvaluator(Evaluator[Predictions, Predictions]):
         )
 
     def pack(self, part: Predictions) -> bytes:
-        """A part as bytes."""
+        """Return a part as bytes."""
         return pack_predictions(part)
 
     def unpack(self, content: bytes) -> Predictions:
-        """The part of the bytes."""
+        """Return the part of the bytes of `pack`."""
         return unpack_predictions(content)
 
     def join(self, parts: Sequence[Predictions]) -> Predictions:
-        """The predictions of all processes."""
+        """Join the predictions of all ranks."""
         return join_predictions(parts)
 
     def summarize(self, result: Predictions) -> Score:
-        """Top-1 is what should rise."""
+        """Return top-1 accuracy, which training is to raise, and the other metrics."""
         figures = result.figures
         images = f"{len(result.labels)}/{result.images_total}"
         text = f"top-1 {figures['top_1']:.4f}, top-5 {figures['top_5']:.4f}, {images} images"
         return Score(figures["top_1"], figures, text)
 
     def write(self, result: Predictions, step: int) -> None:
-        """Print the figures, and leave them and images in the folder of the run."""
+        """Print the metrics, and write them and images into the folder of the run."""
         path, names = self._folder.folder / EVALUATION, self._source.class_names
         write_json(path, {"step": step, **as_json(result, names)})
         drawn = draw_report(self._folder.folder / IMAGES, self._source, result)
         self._folder.register_files(*drawn)
         print_figures(result, names)
-        print(f"figures: {path}\nimages: {drawn[0].parent} ({len(drawn)})")
+        print(f"metrics: {path}\nimages: {drawn[0].parent} ({len(drawn)})")
 
 
 NUM_MISTAKES = 16
-SHOWN_CLASSES = 40  # of an image; of more, those with the most mistakes
+SHOWN_CLASSES = 40  # in a plot; of more, those with the most mistakes
 LISTED_CLASSES = 20
 CONFUSION, ACCURACY = "confusion_matrix.png", "class_accuracy.png"
 
@@ -209,7 +209,7 @@ Counts = npt.NDArray[np.int64]
 
 
 def as_json(predictions: Predictions, class_names: Sequence[str]) -> dict[str, Any]:
-    """The figures, and of each class the images, those that were right, and the other classes they were taken for."""
+    """Return the metrics, and for each class the images, the right ones, and the other predicted classes."""
     confusion = predictions.confusion(len(class_names))
     rows = [
         {
@@ -230,7 +230,7 @@ def as_json(predictions: Predictions, class_names: Sequence[str]) -> dict[str, A
 
 
 def print_figures(predictions: Predictions, class_names: Sequence[str], console: Console | None = None) -> None:
-    """Print the figures, then the classes, those that are worst known if there are many."""
+    """Print the metrics, then the classes, or those of the lowest accuracy if there are many."""
     console = console or Console(highlight=False)
     figures = predictions.figures
     console.print(
@@ -255,8 +255,8 @@ def draw_report(folder: Path, source: ClassificationSource, predictions: Predict
 
     Args:
         folder: made when it is not there.
-        source: the images that were classified, from the first.
-        predictions: about them.
+        source: the images that were classified.
+        predictions: of these images.
 
     Returns:
         the PNG files.
@@ -271,7 +271,7 @@ def draw_report(folder: Path, source: ClassificationSource, predictions: Predict
 
 
 def plot_accuracy(path: Path, confusion: Counts, shown: Counts, names: Sequence[str]) -> None:
-    """Bars of accuracy, one for each class that is shown."""
+    """Plot a bar of accuracy for each class that is shown."""
     images = np.maximum(confusion.sum(axis=1), 1)
     accuracy = (np.diagonal(confusion) / images)[shown]
     figure = Figure(figsize=(8, 1.5 + 0.25 * len(names)), dpi=120, layout="constrained")
@@ -286,7 +286,7 @@ def plot_accuracy(path: Path, confusion: Counts, shown: Counts, names: Sequence[
 
 
 def plot_confusion(path: Path, confusion: Counts, names: Sequence[str]) -> None:
-    """Shares of the images of a class (row) that were taken for a class (column), with their numbers in the cells."""
+    """Plot the confusion matrix as shares of each row, with the numbers of images in the cells."""
     shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     side = 2.5 + 0.35 * len(names)
     figure = Figure(figsize=(side, side), dpi=120, layout="constrained")
@@ -318,7 +318,7 @@ def _draw_mistakes(folder: Path, source: ClassificationSource, predictions: Pred
 
 
 def _order_by_accuracy(confusion: Counts) -> npt.NDArray[np.int64]:
-    """Labels by the share that was right, the least first; classes without images last."""
+    """Sort labels by accuracy, the lowest first; classes without images are last."""
     images = confusion.sum(axis=1)
     accuracy = np.where(images > 0, np.diagonal(confusion) / np.maximum(images, 1), 2.0)
     return np.argsort(accuracy, kind="stable")

@@ -1,4 +1,4 @@
-"""The classifier as a training task, and Adam with a rate that the caller keeps."""
+"""Train a classifier, by SGD, LARS or Adam."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gaudi_ops.tf.optimizers import NORMALIZATIONS
 
 
 class ClassificationTask(KerasTask):
-    """Trains a classifier on batches of `gaudi_datasets.classification.pipeline.train_dataset`.
+    """Train a classifier on batches of `gaudi_datasets.classification.pipeline.train_dataset`.
 
     Args:
         model: from `gaudi_models.classifiers.build_classifier`.
         config: loss and optimizer.
-        seed: of what is drawn in mixup and dropout, with the place of a batch in the sequence of all images.
-        head_only: whether only the head learns.
+        seed: of mixup and dropout, with the place of a batch in the sequence of all images.
+        head_only: train the head only.
         communicator: of the processes that train together.
-        averages: whether an average of the weights is kept, if the config has one.
+        averages: keep an average of the weights, if the configuration has one.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ClassificationTask(KerasTask):
         super().__init__(model, optimizer, communicator=communicator, ema_decay=config.ema_decay if averages else 0.0)
 
     def compute_loss(self, batch: Batch) -> dict[str, Any]:
-        """The mean cross entropy, with the decay of the weights where it is a term of the loss, and top-1 accuracy."""
+        """Compute the mean cross entropy, with the weight decay if it is a term of the loss, and top-1 accuracy."""
         config, images, targets = self._config, batch["images"], batch["labels"]
         if config.mixup_alpha:
             drawn_by = {"seed": self._seed, "step": self._find_first(images)}
@@ -76,9 +76,9 @@ class ClassificationTask(KerasTask):
         return self.model.get_layer(LOGITS)(dropped)
 
     def _find_first(self, images: Any) -> Any:
-        """The place of this rank's first image in the sequence of all images, so that no two batches draw the same.
+        """Find the place of this rank's first image in the sequence of all images, so that no two batches draw alike.
 
-        Not even where a run goes on with another number of ranks.
+        That holds when a run is resumed with another number of ranks, too.
         """
         batch = self._counter * self._communicator.size + self._communicator.rank
         return batch * images.shape[0]
@@ -90,7 +90,7 @@ class ClassificationTask(KerasTask):
         self._counter.assign_add(1)
 
     def training_state(self) -> dict[str, Any]:
-        """Variables by name that only training needs: of the optimizer and of pruning, and the number of steps."""
+        """Return the variables of optimizer and pruning and the number of steps, by name."""
         state = {**super().training_state(), "steps": self._counter}
         if self._pruning is not None:
             state |= self._pruning.state()
@@ -102,7 +102,7 @@ class ClassificationTask(KerasTask):
 
 
 def drop_out(features: Any, rate: float, seed: Any, *, rank: int, size: int) -> Any:
-    """Dropout whose draws for an image do not depend on how many ranks have parts of the batch.
+    """Drop features of an image by draws that do not depend on the number of ranks.
 
     Args:
         features: floating [batch, features], of this rank's part; all parts are equal in size.
@@ -134,7 +134,7 @@ def find_decay(name: str, config: LearningConfig, *, head_only: bool) -> float:
     Args:
         name: of the variable.
         config: with the form of the decay.
-        head_only: whether only the head learns. The original that trains a new head decays its kernel alone; the one
+        head_only: only the head is trained. The original that trains a new head decays its kernel alone; the one
             that trains all decays the head's bias, too.
     """
     if config.single_l2 or any(part in name for part in NORMALIZATIONS):
@@ -146,7 +146,7 @@ def find_decay(name: str, config: LearningConfig, *, head_only: bool) -> float:
 
 
 def _prunable(variables: list[Any]) -> list[Any]:
-    """Kernels of convolutions and of the head."""
+    """List the kernels of convolutions and of the head."""
     return [variable for variable in variables if "kernel" in variable.name]
 
 
@@ -154,16 +154,16 @@ BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
 
 
 class Adam(tf.Module):
-    """Adam: Kingma and Ba, https://arxiv.org/abs/1412.6980, algorithm 1, with L2 in the gradient.
+    """Update variables by Adam (Kingma and Ba, https://arxiv.org/abs/1412.6980, algorithm 1), with L2 in the gradient.
 
     Args:
-        variables: what is trained, float32.
+        variables: to train, float32.
         weight_decay: coefficients of half the squares, one for each variable.
 
     Attributes:
         velocities: averages of the gradients, one a variable.
         squares: averages of their squares.
-        updates: how many there were, int64.
+        updates: number of updates, int64.
     """
 
     def __init__(self, variables: Sequence[Any], weight_decay: Sequence[float]) -> None:

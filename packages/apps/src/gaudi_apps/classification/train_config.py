@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 IMAGENET_TRAIN_IMAGES = 1281167
 IMAGENET_CLASSES = 1000
-LISTED = 5  # classes that are said of an image at most, and that top-5 accuracy is among
+LISTED = 5  # classes of an image that are listed at most, and that top-5 accuracy counts
 
 RateKind = Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"]
 OptimizerKind = Literal["SGD", "LARS", "Adam"]
@@ -25,7 +25,7 @@ DecayForm = Literal["l2", "half_squares"]
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Images.
+    """Configure the images.
 
     Attributes:
         data_dir: folder of records or of class folders, such as that of JPEG files; None with random images.
@@ -78,7 +78,7 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate, and how long it is followed.
+    """Configure the learning rate and the length of training.
 
     Attributes:
         kind: of the curve after the warm-up.
@@ -110,13 +110,13 @@ class ScheduleConfig:
 
     @property
     def needs_length(self) -> bool:
-        """Whether the rate depends on the last step, so that a run cannot be prolonged."""
+        """Tell whether the rate depends on the last step, so that a run cannot be prolonged."""
         return self.kind in ("cosine", "polynomial")
 
 
 @dataclass(frozen=True)
 class PruningConfig:
-    """See `gaudi_ops.tf.MagnitudePruning`."""
+    """Configure pruning, see `gaudi_ops.tf.MagnitudePruning`."""
 
     initial_sparsity: float
     final_sparsity: float
@@ -127,7 +127,7 @@ class PruningConfig:
 
 @dataclass(frozen=True)
 class LearningConfig:
-    """Loss and optimizer.
+    """Configure loss and optimizer.
 
     Attributes:
         optimizer: by name.
@@ -161,7 +161,7 @@ class LearningConfig:
 
 @dataclass(frozen=True)
 class UseConfig:
-    """What is done with a trained network."""
+    """Configure predictions and exports."""
 
     inference: tuple[str, ...]
     top: int
@@ -195,7 +195,7 @@ class TrainConfig:
 
 
 def make_data_config(config: Any, distribution: Distribution, *, least_area: float, eval_steps: int = 0) -> DataConfig:
-    """Images, from the group `data`."""
+    """Make the configuration of the images, from the group `data`."""
     data, workers = config.data, distribution.rank_info.size
     whole = share_batch(config.distribution, data.batch_size, workers)
     return DataConfig(
@@ -232,7 +232,7 @@ def run_settings(
     steps: int,
     steps_per_call: int = 1,
 ) -> RunSettings:
-    """What the machinery has to know."""
+    """Make the settings of a run."""
     run, device, report = config.run, config.device, config.report
     return RunSettings(
         device=make_device_settings(
@@ -264,7 +264,7 @@ def run_settings(
 
 
 def make_network_config(config: Any, name: str) -> NetworkConfig:
-    """The network, from the group `weights` and its form, from `device`."""
+    """Make the configuration of the network, from the groups `weights` and `device`."""
     weights = config.weights
     return NetworkConfig(
         name=name,
@@ -281,7 +281,7 @@ def for_version(rate: ScheduleConfig, version: int) -> ScheduleConfig:
 
 
 def make_pruning_config(config: Any) -> PruningConfig | None:
-    """Pruning, from the group of its name; None without a method."""
+    """Make the configuration of pruning, from the group of its name; None without a method."""
     pruning = config.pruning
     if pruning.pruning_method is None:
         return None
@@ -295,7 +295,7 @@ def make_pruning_config(config: Any) -> PruningConfig | None:
 
 
 def make_use_config(config: Any, *, export_at_end: str | None) -> UseConfig:
-    """What is done with a trained network, from the group `use`."""
+    """Make the configuration of predictions and exports, from the group `use`."""
     use = config.use
     return UseConfig(
         use.inference,

@@ -1,4 +1,4 @@
-"""Training and validation data of ssd_train: records, files, static batches or random images."""
+"""Open the data of ssd_train: records, image files, static batches or random images."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "val"]
 
-# What imports TensorFlow is imported inside the functions: it must have been started by then.
+# Modules that import TensorFlow are imported inside of functions, after TensorFlow was configured.
 
 
 def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
-    """Open what the configuration names, for this process.
+    """Open the training data of a configuration, for this rank.
 
     Raises:
-        MissingInputError: it is not there.
-        DataError: it is damaged.
+        MissingInputError: the data is not there.
+        DataError: the data is damaged.
     """
     options = input_options(config, run)
     if config.data.use_fake_data:
@@ -50,11 +50,11 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
 
 
 def open_source(config: SSDConfig, split: Split) -> DetectionSource:
-    """The images of a split: records in --data_dir, or the files that annotations name, in the same order.
+    """Open a split: records in --data_dir, or the files that annotations name, in the same order.
 
     Raises:
-        MissingInputError: the flags name none, or they are not there.
-        DataError: they are damaged.
+        MissingInputError: no flag names the data, or the data is not there.
+        DataError: the data is damaged.
     """
     from gaudi_datasets.detection.coco import read_coco
     from gaudi_datasets.detection.sources import CocoSource, RecordSource
@@ -71,7 +71,7 @@ def open_source(config: SSDConfig, split: Split) -> DetectionSource:
 
 
 def find_files(config: SSDConfig, split: Split) -> tuple[str | None, str | None]:
-    """Annotation file and folder of images of a split that is read without records."""
+    """Return annotation file and image folder of a split that is read without records."""
     data = config.data
     if split == "train":
         return data.train_annotations, data.train_images
@@ -79,7 +79,7 @@ def find_files(config: SSDConfig, split: Split) -> tuple[str | None, str | None]
 
 
 def input_options(config: SSDConfig, run: RunSettings) -> InputOptions:
-    """How the pipelines batch, in this process."""
+    """Return the options of the pipelines on this rank."""
     data, device, rank_info = config.data, run.device, run.distribution.rank_info
     return InputOptions(
         batch_size=share_batch(config.distribution, data.batch_size, rank_info.size) // rank_info.size,
@@ -94,10 +94,10 @@ def input_options(config: SSDConfig, run: RunSettings) -> InputOptions:
 
 
 def categories_of(facts: Facts) -> tuple[Category, ...]:
-    """The classes that a checkpoint, or training data, notes.
+    """Return the classes of a model.
 
     Raises:
-        DataError: it does not name them.
+        DataError: its configuration does not name them.
     """
     try:
         return tuple(Category(**category) for category in facts["categories"])
@@ -106,7 +106,7 @@ def categories_of(facts: Facts) -> tuple[Category, ...]:
 
 
 def note_categories(categories: Sequence[Category]) -> Facts:
-    """Classes as checkpoints note them; `categories_of` reads them."""
+    """Return the configuration of a model with these classes, which `categories_of` reads."""
     return {"categories": [asdict(category) for category in categories]}
 
 
@@ -116,7 +116,7 @@ def _open_images(config: SSDConfig, options: InputOptions, processes: int) -> Tr
 
     source = open_source(config, "train")
     if config.data.cache == "auto":
-        options = keep_if_it_fits(source, options, processes)
+        options = keep_if_it_fits(source.num_bytes, options, processes)
 
     def batches(first_step: int) -> Batches:
         return read_batches(train_dataset(source, options, first_step=first_step), source)
@@ -159,8 +159,8 @@ def draw_training_input(
 ) -> list[Path]:
     """Draw the first images of training batches, each with the objects that its targets were encoded from.
 
-    The boxes are decoded back from classes and offsets, so an image shows what is learnt: an object that the crop or
-    the matching lost has no box in it.
+    The boxes are decoded from classes and offsets, so an image shows what is learnt: an object that was lost by the
+    crop or by matching has no box.
 
     Args:
         batches: of `gaudi_datasets.detection.pipeline.train_dataset`; no more of them are taken than needed.
@@ -188,7 +188,7 @@ def draw_training_input(
 
 
 def to_pixels(image: npt.ArrayLike) -> Image:
-    """Undo the normalisation: float [height, width, 3] as the network takes it to uint8 RGB."""
+    """Convert a normalized image float [height, width, 3] to uint8 RGB."""
     values = np.asarray(image, np.float32) * STDDEV_RGB + MEAN_RGB
     return np.asarray(np.rint(np.clip(values, 0, 1) * 255), np.uint8)
 
@@ -196,7 +196,7 @@ def to_pixels(image: npt.ArrayLike) -> Image:
 def find_objects(
     classes: npt.NDArray[np.int32], offsets: npt.NDArray[np.float32], spec: DefaultBoxSpec = SSD300
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    """The objects that the targets of an image stand for; several default boxes stand for one.
+    """Find the objects that the targets of an image were encoded from; several default boxes may match one object.
 
     Args:
         classes: int32 [spec.num_boxes], 0 for background.
@@ -219,7 +219,7 @@ def find_objects(
 
 
 def _list_images(batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Any, Any, Any, int]]:
-    """Image, classes, offsets and image id of every image, as arrays."""
+    """Yield image, classes, offsets and image id of each image, as arrays."""
     for batch in batches:
         columns = (np.asarray(batch[name]) for name in ("images", "classes", "offsets", "image_ids"))
         for image, classes, offsets, image_id in zip(*columns, strict=True):

@@ -1,11 +1,11 @@
-"""Detections on images and videos of the user's: listed, drawn, and as one COCO results file."""
+"""Detect objects on the images and videos of a user: print and draw them, and write a COCO results file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,24 +21,8 @@ from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.output_files import write_json
 
 
-@dataclass(frozen=True)
-class PredictOptions:
-    """How to predict.
-
-    Attributes:
-        batch_size: images at once, at most.
-        score_threshold: least score of a detection that is drawn and listed; the results file has all above .05.
-        strict: end with the first file that cannot be used, instead of naming and skipping it.
-    """
-
-    batch_size: int = 16
-    score_threshold: float = DRAWN_SCORE
-    strict: bool = False
-
-
-@dataclass(frozen=True)
-class PredictReport:
-    """What a prediction did: files that were given and that could not be used, images and frames, detections."""
+class PredictReport(NamedTuple):
+    """Count given files, bad files, images and frames, and detections."""
 
     output_dir: Path
     files: int
@@ -47,7 +31,7 @@ class PredictReport:
     detections: int
 
     def describe(self) -> str:
-        """Where the results are and what could not be used, a line each."""
+        """Return the counts and the folder of the results, a line each."""
         counts = f"{self.images} images and frames, {self.detections} detections"
         lines = [f"{self.output_dir}: {counts}; detections.json, files.json and what was drawn"]
         if self.bad_files:
@@ -64,22 +48,31 @@ def predict_by_flags(
     batch_size: int,
     prepare: Preprocessor,
 ) -> None:
-    """The mode predict: see `predict`.
+    """Detect on the images that flags name, see `predict`.
 
     Args:
-        flags: which images, and how.
-        restore: gives the network; called once the images are found.
-        open_detector: of a network.
+        flags: name the images.
+        restore: restores the network; called once the images are found.
+        open_detector: makes the detector of a network.
         model_dir: folder of the run.
         batch_size: images at once, at most.
-        prepare: makes images what the detector takes.
+        prepare: preprocessing of the detector.
     """
     files = find_files(flags.inference)
     restored = restore()
     output_dir = Path(flags.output_dir or model_dir / "predictions")
-    options = PredictOptions(batch_size, flags.score_threshold, flags.strict)
     detector, categories = open_detector(restored.task.model), categories_of(restored.facts)
-    print(predict(detector, files, categories, output_dir, options, prepare=prepare).describe())
+    report = predict(
+        detector,
+        files,
+        categories,
+        output_dir,
+        prepare=prepare,
+        batch_size=batch_size,
+        score_threshold=flags.score_threshold,
+        strict=flags.strict,
+    )
+    print(report.describe())
 
 
 def predict(
@@ -87,40 +80,44 @@ def predict(
     files: Sequence[Path],
     categories: Sequence[Category],
     output_dir: Path,
-    options: PredictOptions,
     *,
     prepare: Preprocessor,
+    batch_size: int = 16,
+    score_threshold: float = DRAWN_SCORE,
+    strict: bool = False,
     write_line: Callable[[str], None] = print,
 ) -> PredictReport:
     """Detect on every image and every frame of the files.
 
     `output_dir` gets, all at the end or nothing: a PNG of each image and a video of each video with at most 10 boxes
     drawn; ``detections.json``, a COCO results list; and ``files.json``, a COCO document without annotations whose
-    ``images`` say which file (and frame) each image id is, and which image was drawn of it, and whose ``bad_files``
-    say what was skipped. Files of the same names from an earlier run are replaced.
+    ``images`` have file, frame and drawn image of each image id, and whose ``bad_files`` are those that were skipped.
+    Files of the same names from an earlier run are replaced.
 
     Args:
-        detector: the trained network.
+        detector: with the trained network.
         files: from `gaudi_apps.inference.media.find_files`.
         categories: the classes, label 1 first.
         output_dir: made when it is not there.
-        options: see `PredictOptions`.
-        prepare: makes images what the detector takes.
+        prepare: preprocessing of the detector.
+        batch_size: images at once, at most.
+        score_threshold: of detections that are drawn and printed; the results file has all above .05.
+        strict: raise an error for the first bad file, instead of skipping it.
         write_line: gets a line for each detection that is drawn: file, score, class, and left, top, right, bottom in
             pixels.
 
     Raises:
-        DataError: no file can be used, or one cannot and the options are strict.
+        DataError: no file can be used, or `strict` is set and a file is bad.
         OSError: the results cannot be written.
     """
     results, counts = predict_files(
         detector.detect,
         files,
         prepare,
-        lambda folder: DetectionResults(folder, categories, options.score_threshold),
+        lambda folder: DetectionResults(folder, categories, score_threshold),
         output_dir,
-        batch_size=options.batch_size,
-        strict=options.strict,
+        batch_size=batch_size,
+        strict=strict,
         write_line=write_line,
     )
     return PredictReport(output_dir, counts.files, counts.bad_files, counts.images, len(results.detections))
@@ -138,7 +135,7 @@ class DetectionResults(Results):
         self._score_threshold = score_threshold
 
     def add(self, image: InputImage, *outputs: npt.NDArray[Any]) -> list[str]:
-        """Keep and draw the detections of an image (rows of label 0 are none); the lines about those drawn."""
+        """Keep and draw the detections of an image, without rows of label 0; return a line for each that is drawn."""
         boxes_yxyx, labels, scores = outputs
         size = np.array(image.pixels.shape[:2], np.int32)
         found = labels > 0
@@ -156,7 +153,7 @@ class DetectionResults(Results):
         ]
 
     def count(self) -> str:
-        """How many detections."""
+        """Return the number of detections."""
         return f"{len(self.detections)} detections"
 
     def write_tables(self) -> None:

@@ -1,4 +1,4 @@
-"""The detector as something that learns."""
+"""Train a detector."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOMENTUM = 0.9
 
 
 class SSDTask(KerasTask):
-    """Trains SSD-ResNet34 on batches of `gaudi_datasets.detection.pipeline.train_dataset`.
+    """Train SSD-ResNet34 on batches of `gaudi_datasets.detection.pipeline.train_dataset`.
 
     Args:
         num_classes: with the background.
@@ -49,7 +49,7 @@ class SSDTask(KerasTask):
         super().__init__(model, optimizer, communicator=communicator, ema_decay=ema_decay)
 
     def compute_loss(self, batch: Batch) -> dict[str, Any]:
-        """The loss and its two parts."""
+        """Compute the loss and its two parts."""
         logits, offsets = self.model(batch["images"], training=True)
         targets = (batch["classes"], batch["offsets"], batch["num_matched"])
         loss, class_loss, box_loss = ssd_loss(logits, offsets, *targets, implementation=self._cross_entropy)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -26,10 +26,15 @@ VIDEO_ENDINGS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """What a network takes of an image, float32 [side, side, 3]: of its encoded bytes, and of its pixels.
+    """Turn an image into the input of a network, float32 [side, side, 3].
 
-    Both are needed: decoded as in training, for the libraries' JPEG decoders differ in the last bit. What cannot be
-    decoded raises one of `errors`.
+    Image files are decoded as in training, because the JPEG decoders of libraries differ in the last bit; frames of
+    videos come as pixels.
+
+    Attributes:
+        from_encoded: takes the bytes of an image file.
+        from_pixels: takes uint8 [height, width, 3], RGB.
+        errors: of `from_encoded`, for an image that cannot be decoded.
     """
 
     from_encoded: Callable[[bytes], Any]
@@ -46,7 +51,7 @@ class InputImage:
         path: its file.
         frame: the number of the frame in the video, from 0; None for an image.
         rate: frames a second of the video; 0 for an image.
-        network_input: float32 [side, side, 3], what the network takes.
+        network_input: float32 [side, side, 3].
         pixels: uint8 [height, width, 3], RGB, to draw on.
     """
 
@@ -59,13 +64,13 @@ class InputImage:
 
     @property
     def name(self) -> str:
-        """The file, with the number of the frame after it in a video."""
+        """Return the file, followed by the number of the frame in a video."""
         return f"{self.path}" if self.frame is None else f"{self.path}#{self.frame}"
 
 
 @dataclass(frozen=True)
 class BadFile:
-    """A file that cannot be used, or only up to some frame, and why."""
+    """A file that cannot be used, or only up to some frame, and the error."""
 
     image_id: int
     path: Path
@@ -73,15 +78,15 @@ class BadFile:
 
     @property
     def message(self) -> str:
-        """One line with file, fault and remedy."""
+        """Return one line with file, fault and remedy."""
         return describe_error(self.error)
 
 
 def find_files(inputs: Sequence[str]) -> list[Path]:
-    """The files that paths, folders and patterns name, each once, in the order of the inputs and by name within one.
+    """List the files of paths, folders and patterns, each once, in the order of the inputs and sorted within one.
 
-    A file is taken whatever its ending; of a folder and of a pattern (`*`, `?`, `[...]`, and `**` for all folders
-    below) what ends as an image or a video.
+    A file may have any ending. Of a folder and of a pattern (`*`, `?`, `[...]`, and `**` for all folders below) the
+    files with the ending of an image or a video are taken.
 
     Raises:
         MissingInputError: a path is not there, or a folder or pattern gives no image or video.
@@ -90,7 +95,7 @@ def find_files(inputs: Sequence[str]) -> list[Path]:
 
 
 def read_images(files: Sequence[Path], prepare: Preprocessor) -> Iterator[InputImage | BadFile]:
-    """The images and the frames of the videos, and in its place each file that cannot be used."""
+    """Yield the images and the frames of the videos, and a BadFile for each file that cannot be used."""
     image_id = 0
     for path in files:
         try:
@@ -121,7 +126,7 @@ def _is_usable(path: Path) -> bool:
 
 
 def _read(path: Path, prepare: Preprocessor) -> Iterator[tuple[int | None, float, npt.NDArray[np.float32], Image]]:
-    """Number and rate of a frame (None and 0 for an image), input of the network, and pixels."""
+    """Yield number and rate of a frame (None and 0 for an image), network input, and pixels."""
     if path.suffix.lower() in VIDEO_ENDINGS:
         for frame in read_frames(path):
             yield frame.number, frame.rate, np.asarray(prepare.from_pixels(frame.pixels)), frame.pixels
@@ -143,8 +148,7 @@ SHARE_OF_FRAMES = 0.9
 CODECS = ((".mp4", "mp4v"), (".avi", "MJPG"))
 
 
-@dataclass(frozen=True)
-class VideoFrame:
+class VideoFrame(NamedTuple):
     """One frame: its number from 0, the frames a second of the video, and its pixels, RGB."""
 
     number: int
@@ -153,11 +157,11 @@ class VideoFrame:
 
 
 def read_frames(path: Path) -> Iterator[VideoFrame]:
-    """The frames of a video in their order, one in memory at a time.
+    """Yield the frames of a video in their order, one in memory at a time.
 
     Raises:
-        DataError: it is no video that OpenCV can read, it has no frame, or it ends far before its announced end (the
-            frames before have been yielded then).
+        DataError: OpenCV cannot read the video, it has no frame, or it ends far before its announced end; in this case
+            the frames before were yielded.
     """
     capture = cv2.VideoCapture(str(path))
     try:
@@ -172,16 +176,16 @@ def read_frames(path: Path) -> Iterator[VideoFrame]:
     finally:
         capture.release()
     if number == 0:
-        raise DataError(f"{path}: is no video that OpenCV can read; convert it to MP4 or leave it out")
+        raise DataError("is not a video that OpenCV can read", path=path, remedy="convert it to MP4 or leave it out")
     if number < SHARE_OF_FRAMES * announced:
         raise DataError(f"{path}: ends after {number} of {announced:.0f} frames; fetch it again or leave it out")
 
 
 class VideoWriter:
-    """Writes frames of one size as a video; `close` finishes it.
+    """Write frames of one size as a video; `close` finishes it.
 
     Args:
-        stem: the path without its ending, which the codec that OpenCV has decides on.
+        stem: path without the ending, which depends on the codecs of OpenCV.
         rate: frames a second.
     """
 
@@ -194,7 +198,7 @@ class VideoWriter:
         """Add a frame and return the video's path.
 
         Args:
-            image: uint8 [height, width, 3], RGB; an odd last row or column is cut off, as codecs ask for.
+            image: uint8 [height, width, 3], RGB; an odd last row or column is cut off for the codecs.
 
         Raises:
             OSError: OpenCV cannot write a video here.
@@ -220,16 +224,17 @@ class VideoWriter:
         raise OSError(f"{self._stem}: OpenCV cannot write a video here, neither MP4 nor AVI")
 
 
-class SizedSource(Protocol):
-    """A data set that knows how large it is."""
+def keep_if_it_fits(num_bytes: int, options: InputOptions, processes: int) -> InputOptions:
+    """Decide whether encoded images are kept in memory, and print the decision.
 
-    @property
-    def num_bytes(self) -> int:
-        """Of all encoded images together."""
+    Args:
+        num_bytes: of all encoded images.
+        options: of the pipeline.
+        processes: of this machine that keep the images.
 
-
-def keep_if_it_fits(source: SizedSource, options: InputOptions, processes: int) -> InputOptions:
-    """The options with the decision in them, which is printed; so many processes of this machine keep the images."""
-    decision = decide_cache(source.num_bytes, processes=processes)
+    Returns:
+        the options with the decision.
+    """
+    decision = decide_cache(num_bytes, processes=processes)
     print(decision.describe())
     return replace(options, cache_encoded=decision.keeps)

@@ -7,10 +7,9 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +34,8 @@ Compute = Callable[[npt.NDArray[np.float32]], Sequence[npt.NDArray[Any]]]
 AnyResults = TypeVar("AnyResults", bound="Results")
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Files that were given and that could not be used, and images and frames that were read."""
+class Counts(NamedTuple):
+    """Count given files, bad files, and images and frames that were read."""
 
     files: int
     bad_files: int
@@ -45,14 +43,14 @@ class Counts:
 
 
 class Results(ABC):
-    """What is predicted, collected and drawn into a folder; use it as a context manager, which finishes the videos.
+    """Collect predictions, and draw them into a folder; a context manager that finishes the videos.
 
     Args:
-        folder: where to.
+        folder: to write into.
 
     Attributes:
-        images: a row about each image.
-        bad_files: what could not be used.
+        images: a row for each image.
+        bad_files: files that could not be used.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,18 +68,18 @@ class Results(ABC):
 
     @abstractmethod
     def add(self, image: InputImage, *outputs: npt.NDArray[Any]) -> list[str]:
-        """Keep and draw what was found in an image; the lines to show of it."""
+        """Keep and draw the predictions of an image; return the lines to show."""
 
     @abstractmethod
     def count(self) -> str:
-        """How much there is, in words."""
+        """Return the number of results in words."""
 
     @abstractmethod
     def write_tables(self) -> None:
-        """Write what is collected into the folder."""
+        """Write the collected results into the folder."""
 
     def add_image(self, image: InputImage, drawn: Image) -> dict[str, Any]:
-        """Write a drawn image, or add it to its video, and note it; returns the row."""
+        """Write a drawn image, or add it to its video; return its row."""
         height, width = image.pixels.shape[:2]
         row = name_file(image.image_id, image.path)
         row |= {"height": height, "width": width, "drawn": self._write_drawn(image, drawn)}
@@ -89,11 +87,11 @@ class Results(ABC):
         return self.images[-1]
 
     def list_bad_files(self) -> list[dict[str, Any]]:
-        """A row about each file that could not be used."""
+        """Return a row for each file that could not be used."""
         return [{**name_file(bad.image_id, bad.path), "error": bad.message} for bad in self.bad_files]
 
     def _write_drawn(self, image: InputImage, drawn: Image) -> str:
-        """Write a PNG, or add a frame to the video of the file; the name of what is written."""
+        """Write a PNG, or add a frame to the video of the file; return the name of the file."""
         if image.frame is None:
             path = self.folder / f"{self._free_name(image)}.png"  # the whole name before it: a.jpg and a.png are two
             write_image(path, drawn)
@@ -109,7 +107,7 @@ class Results(ABC):
             self._video = None
 
     def _free_name(self, image: InputImage) -> str:
-        """The file's name, with the image id after it when a file of another folder has taken it."""
+        """Return the file's name, followed by the image id if a file of another folder has the same name."""
         name = image.path.name if image.path.name not in self._taken else f"{image.path.name}-{image.image_id}"
         self._taken.add(name)
         return name
@@ -126,23 +124,23 @@ def predict_files(
     strict: bool,
     write_line: Callable[[str], None],
 ) -> tuple[AnyResults, Counts]:
-    """Compute on every image and every frame of the files; the results are in `output_dir` at the end, or nothing is.
+    """Predict on each image and each frame of the files; `output_dir` gets all results at the end, or nothing.
 
     Args:
-        compute: outputs of a batch, float32 [batch, side, side, 3].
+        compute: returns the outputs of a batch, float32 [batch, side, side, 3].
         files: from `gaudi_apps.inference.media.find_files`.
         prepare: see `Preprocessor`.
-        make_results: of a folder.
+        make_results: makes the Results of a folder.
         output_dir: made when it is not there; files of the same names from an earlier run are replaced.
         batch_size: images at once, at most.
-        strict: end with the first file that cannot be used, instead of naming and skipping it.
+        strict: raise an error for the first bad file, instead of skipping it.
         write_line: gets the lines to show.
 
     Returns:
-        the results, and how many files and images they are of.
+        the results, and the numbers of files and images.
 
     Raises:
-        DataError: no file can be used, or one cannot and it is strict.
+        DataError: no file can be used, or `strict` is set and a file is bad.
         OSError: the results cannot be written.
     """
     places = {path: place for place, path in enumerate(files, 1)}
@@ -164,7 +162,7 @@ def predict_files(
 
 
 def name_file(image_id: int, path: Path) -> dict[str, Any]:
-    """What a row says of a file; COCO's file names are within a folder, so the path as it was given stands beside."""
+    """Return id, name and path of a file; COCO's file names have no folder, so the path is a field of its own."""
     return {"id": image_id, "file_name": path.name, "path": str(path)}
 
 
@@ -196,7 +194,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class FileProgress:
-    """Files done of all, on standard error, so that standard output holds results only.
+    """Show progress on standard error, so that standard output has results only.
 
     Args:
         total: number of files.
@@ -237,7 +235,7 @@ class FileProgress:
             self._bar.stop()
 
     def update(self, done: int, text: str) -> None:
-        """Show that so many files are done, and the text beside it."""
+        """Show the number of files that are done, and a text."""
         if self._bar:
             self._bar.update(self._task, completed=done, description=text)
         elif time.monotonic() - self._last_line >= self._seconds:
@@ -245,7 +243,7 @@ class FileProgress:
             self.note(f"{done}/{self._total} files, {text}")
 
     def note(self, text: str) -> None:
-        """Show a line of its own, as about a file that cannot be used."""
+        """Show a line, such as one about a bad file."""
         self._console.print(text, markup=False, highlight=False)
 
 

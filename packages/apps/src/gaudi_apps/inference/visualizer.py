@@ -1,4 +1,4 @@
-"""Detections drawn on images, and beside them the truth."""
+"""Draw detections on images, beside the ground truth."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def draw_detections(
         image: uint8 [height, width, 3], RGB.
         boxes_yxyx: float [n, 4], 0..1.
         labels: int [n], 1 for the first of `class_names`.
-        scores: float [n] in 0..1, or None for boxes that have none (the truth).
+        scores: float [n] in 0..1; None for ground truth.
         class_names: names in the order of the labels.
 
     Returns:
@@ -62,7 +62,7 @@ def draw_detections(
 
 
 def compare_images(left: Image, right: Image, *, left_title: str, right_title: str) -> Image:
-    """Put two images of one size side by side, each under its title: the truth and what was predicted."""
+    """Put two images of one size side by side, each under its title."""
     if left.shape != right.shape:
         raise ValueError(f"images are {left.shape} and {right.shape}; give two of the same size")
     columns = [add_title(left, left_title), add_title(right, right_title)]
@@ -80,14 +80,14 @@ def write_image(path: Path, image: Image) -> None:
 
 
 def decode_image(encoded: bytes) -> Image:
-    """Pixels uint8 [height, width, 3] RGB of an encoded image; orientation tags are not applied, as in training."""
+    """Decode an image to uint8 [height, width, 3], RGB; orientation tags are not applied, as in training."""
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
 
 
 def enlarge(image: Image) -> Image:
-    """A copy whose longer side has at least SMALLEST_SIDE pixels."""
+    """Copy an image, enlarged until its longer side has at least SMALLEST_SIDE pixels."""
     height, width = image.shape[:2]
     scale = SMALLEST_SIDE / max(height, width)
     if scale <= 1:
@@ -97,7 +97,7 @@ def enlarge(image: Image) -> Image:
 
 
 def _to_pixels(boxes_yxyx: Boxes, shape: tuple[int, ...]) -> NDArray[np.int64]:
-    """Corners in pixels of the canvas, within it."""
+    """Convert boxes to corners in pixels, within the canvas."""
     height, width = shape[:2]
     corners = np.round(np.reshape(boxes_yxyx, (-1, 4)) * [height, width, height, width])
     return np.clip(corners, 0, [height - 1, width - 1, height - 1, width - 1]).astype(np.int64)
@@ -108,7 +108,7 @@ def _scale_of(canvas: Image) -> float:
 
 
 def _text_style(canvas: Image) -> tuple[float, int]:
-    """Size (of OpenCV's font) and thickness (pixels) of the letters."""
+    """Return size (of OpenCV's font) and thickness (pixels) of the letters."""
     return 0.45 * _scale_of(canvas), max(1, round(_scale_of(canvas)))
 
 
@@ -125,7 +125,7 @@ def _measure_plate(canvas: Image, text: str) -> tuple[int, int]:
 
 
 def _draw_tag(canvas: Image, plate: Plate, text: str, colour: tuple[int, int, int]) -> None:
-    """Text on a plate of the class's colour, black or white as can be read on it."""
+    """Draw text in black or white on a plate of the class's color."""
     size, thickness = _text_style(canvas)
     left, top, right, bottom = plate
     (_, text_height), _ = cv2.getTextSize(text, FONT, size, thickness)
@@ -134,7 +134,7 @@ def _draw_tag(canvas: Image, plate: Plate, text: str, colour: tuple[int, int, in
 
 
 def add_title(image: Image, title: str) -> Image:
-    """An image under a bar with a line of text; what OpenCV's font lacks is left out."""
+    """Put a line of text above an image; letters that OpenCV's font lacks are left out."""
     title = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
     size = 0.6 * _scale_of(image)
     thickness = max(1, round(_scale_of(image)))

@@ -44,7 +44,7 @@ def open_training_data(config: SSDMXNetConfig, run: RunSettings, layout: Any) ->
 
         return TrainingData(note_categories(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", draw)
     source = open_source(config, "train")
-    options = keep_if_it_fits(source, options, run.distribution.rank_info.local_size)
+    options = keep_if_it_fits(source.num_bytes, options, run.distribution.rank_info.local_size)
 
     def read(first_step: int) -> Batches:
         return train_batches(source, options, first_step=first_step, layout=layout, scale_brightness=True)

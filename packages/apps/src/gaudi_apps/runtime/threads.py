@@ -1,4 +1,4 @@
-"""TensorFlow's threads: as many as the user says, or the fastest choice of those measured here.
+"""Choose the threads of TensorFlow: those that the user gives, or the fastest by measurement.
 
 `python -m gaudi_apps.runtime.threads INTRA INTER DTYPE` measures one choice and prints seconds. TensorFlow takes the
 numbers once in a process, so each choice has a process of its own.
@@ -13,9 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gaudi_apps.errors import ThreadTrialError
 from gaudi_apps.runtime.settings import ThreadFlag
@@ -26,9 +25,8 @@ FILE = "threads.json"
 _MOST, _SECONDS = 4096, 120
 
 
-@dataclass(frozen=True)
-class Threads:
-    """Of TensorFlow, `intra` within an operation and `inter` between operations."""
+class Threads(NamedTuple):
+    """Threads of TensorFlow: `intra` within an operation and `inter` between operations."""
 
     intra: int
     inter: int
@@ -39,8 +37,9 @@ Measure: TypeAlias = Callable[[Threads], float]
 
 
 def list_choices(processors: int, cores: int, intra: ThreadFlag = "auto", inter: ThreadFlag = "auto") -> list[Threads]:
-    """What is worth trying where the user leaves it open: within an operation a thread for each processor or for each
-    core, between operations one to all of them.
+    """List the choices to measure where the user gives no number.
+
+    Within an operation there is a thread for each processor or for each core, between operations one to all of them.
     """
     within = sorted({processors, min(cores, processors)}, reverse=True) if intra == "auto" else [intra or processors]
     between = sorted({1, min(2, processors), processors}) if inter == "auto" else [inter or processors]
@@ -48,46 +47,46 @@ def list_choices(processors: int, cores: int, intra: ThreadFlag = "auto", inter:
 
 
 def choose_fastest(choices: list[Threads], measure: Measure, cache: Path, key: str) -> tuple[Threads, str]:
-    """Return the fastest, and a sentence that says so.
+    """Return the fastest choice, and a sentence about it.
 
     Args:
-        choices: what to try.
-        measure: takes seconds, for all of the choices.
-        cache: file of earlier answers; what it holds is used only where it is one of `choices`.
-        key: of this machine and what else the answer depends on.
+        choices: to measure.
+        measure: returns the seconds of a choice.
+        cache: file of earlier results; a result is used only if it is one of `choices`.
+        key: of this machine and all else that the result depends on.
     """
     answers = _read_answers(cache)
     if (known := answers.get(key)) is not None and Threads(*known) in choices:
         threads = Threads(*known)
-        return threads, f"{_describe(threads)}, the fastest as measured before ({cache})"
+        return threads, f"{_describe(threads)}, the fastest by an earlier measurement ({cache})"
     seconds = {threads: measure(threads) for threads in choices}
     fastest = min(choices, key=lambda threads: seconds[threads])
     gain = max(seconds.values()) / seconds[fastest]
     _write_answers(cache, {**answers, key: (fastest.intra, fastest.inter)})
     return fastest, (
-        f"{_describe(fastest)}, the fastest of {len(choices)} choices measured here, {gain:.2f} times the slowest "
-        f"(kept in {cache})"
+        f"{_describe(fastest)}, the fastest of {len(choices)} measured choices, {gain:.2f} times as fast "
+        f"as the slowest (kept in {cache})"
     )
 
 
 def find_threads(intra: ThreadFlag, inter: ThreadFlag, processors: int, *, dtype: str, on_cpu: bool) -> Threads:
-    """Return what the flags stand for, having printed what was chosen where they leave it open.
+    """Return the threads that the flags stand for, and print a choice that was measured.
 
     Args:
-        intra: of the user, within operations.
-        inter: of the user, between operations.
-        processors: that may be used.
-        dtype: in which is computed.
-        on_cpu: whether it is computed on the processors; a device leaves them little to do, and nothing is measured.
+        intra: flag of the user, within operations.
+        inter: flag of the user, between operations.
+        processors: number of processors that may be used.
+        dtype: of the computation.
+        on_cpu: the CPU computes; with an accelerator nothing is measured.
 
     Raises:
-        ThreadTrialError: TensorFlow does not run as it is asked to be tried.
+        ThreadTrialError: a choice could not be measured.
     """
     plain = Threads(*(processors if flag == "auto" else flag or processors for flag in (intra, inter)))
     if "auto" not in (intra, inter):
         return plain
     if not on_cpu:
-        print(f"threads: {_describe(plain)}; they are measured where a CPU computes", flush=True)
+        print(f"threads: {_describe(plain)}; they are measured on a CPU only", flush=True)
         return plain
     facts = gather_processor(Machine(), os.sched_getaffinity(0))
     versions = "-".join(find_version(name) for name in ("tensorflow", "tensorflow-cpu"))
@@ -100,10 +99,10 @@ def find_threads(intra: ThreadFlag, inter: ThreadFlag, processors: int, *, dtype
 
 
 def measure(threads: Threads, dtype: str) -> float:
-    """Seconds, by `gaudi_apps.runtime.threads`.
+    """Measure the seconds of a choice in a process of its own.
 
     Raises:
-        ThreadTrialError: it failed.
+        ThreadTrialError: the process failed.
     """
     command = [sys.executable, "-m", "gaudi_apps.runtime.threads", str(threads.intra), str(threads.inter), dtype]
     try:
@@ -115,7 +114,7 @@ def measure(threads: Threads, dtype: str) -> float:
 
 
 def cache_file(environ: Mapping[str, str]) -> Path:
-    """Return the file of earlier answers, below the user's cache."""
+    """Return the file of earlier results, in the user's cache."""
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gaudi" / FILE
 
 
@@ -124,7 +123,7 @@ def _describe(threads: Threads) -> str:
 
 
 def _read_answers(path: Path) -> dict[str, tuple[int, int]]:
-    """What is there and has the right form; anybody may have written it."""
+    """Return the results in the file that have the right form."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -147,7 +146,7 @@ def _write_answers(path: Path, answers: Mapping[str, tuple[int, int]]) -> None:
 
 
 def find_version(distribution: str) -> str:
-    """The version of a distribution, ``"none"`` where it is not installed."""
+    """Return the version of a distribution, ``"none"`` if it is not installed."""
     from importlib import metadata  # 30 ms, which --help does not need
 
     try:
@@ -162,7 +161,7 @@ LAYERS, WARM_UPS, REPEATS = 4, 2, 7
 
 
 def run_trial(intra: int, inter: int, dtype: str) -> float:
-    """The median of the seconds that convolutions with batch norm take, forward and backward."""
+    """Return the median seconds of convolutions with batch norm, forward and backward."""
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")

@@ -1,4 +1,4 @@
-"""A Keras network as something that learns: gradients, optimizer, average of the weights, and their state by name."""
+"""Train a Keras network: gradients, optimizer, average of the weights, and their state by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOMENTUM_NAME = "momentum/"
 
 
 class Optimizer(Protocol):
-    """What moves the weights; its velocities are part of the state."""
+    """Update the weights; the velocities are part of the state."""
 
     velocities: Sequence[Any]
 
@@ -33,13 +33,13 @@ class Optimizer(Protocol):
 
 
 class KerasTask(ABC):
-    """Trains a Keras network; what the loss is, is said by the one who derives from it.
+    """Train a Keras network; a subclass defines the loss.
 
     Args:
         model: the network.
         optimizer: of its trainable variables, in their order.
         communicator: of the processes that train together.
-        ema_decay: of the average of the weights, see `gaudi_ops.tf.ExponentialMovingAverage`; 0: there is none.
+        ema_decay: of the average of the weights, see `gaudi_ops.tf.ExponentialMovingAverage`; 0: no average.
     """
 
     def __init__(self, model: Any, optimizer: Optimizer, *, communicator: Communicator, ema_decay: float = 0.0) -> None:
@@ -60,7 +60,7 @@ class KerasTask(ABC):
 
     @abstractmethod
     def compute_loss(self, batch: Batch) -> dict[str, Any]:
-        """Scalars by name, with ``loss``, the one that is learnt from; within a gradient tape."""
+        """Compute scalars by name inside a gradient tape; ``loss`` is minimized."""
 
     def train_step(self, batch: Batch, learning_rate: float) -> Scalars:
         """Learn from a batch; see `gaudi_apps.training.trainer.TrainableTask`."""
@@ -106,7 +106,7 @@ class KerasTask(ABC):
         return {**scalars, "finite": finite}
 
     def _average(self, gradients: Sequence[Any], scalars: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Make this rank's step the step of all: the means of gradients, scalars and moving statistics over the ranks.
+        """Average gradients, scalars and moving statistics over the ranks.
 
         This is the one place where anything is normalised by the number of ranks. A rank's loss is the mean over its
         images, and all ranks have equally many, so the mean over the ranks is the mean over the global batch. What
@@ -123,21 +123,21 @@ class KerasTask(ABC):
         return gradients, {**averaged, "own_finite": own_finite}
 
     def _find_statistics(self) -> list[Any]:
-        """The moving statistics that a forward pass changes; those of frozen layers it does not."""
+        """List the moving statistics that a forward pass changes; those of frozen layers stay."""
         return [one for layer in self.model.layers if layer.trainable for one in layer.non_trainable_variables]
 
     def update(self, gradients: Sequence[Any], learning_rate: Any) -> None:
-        """Move the weights, inside the graph, and all that follows on it."""
+        """Update weights, counters and average, inside the graph."""
         self._optimizer.apply(gradients, learning_rate)
         self.after_update()
         if self._averages is not None:
             self._averages.update()
 
     def after_update(self) -> None:  # noqa: B027
-        """What follows on an update of the weights, inside the graph; nothing, unless somebody says so."""
+        """Run after each update of the weights, inside the graph; a subclass may override it."""
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Within, the model has the average of its weights, if one is kept."""
+        """Give the model the average of its weights, if one is kept, within a context."""
         return contextlib.nullcontext() if self._averages is None else self._averages.swapped()
 
     def load_weights(self, weights: WeightsFile) -> LoadReport:
@@ -152,7 +152,7 @@ class KerasTask(ABC):
             self._averages.reset()
 
     def training_state(self) -> dict[str, Any]:
-        """Variables by name that only training needs."""
+        """Return the variables by name that only training needs."""
         trained = (name_of(variable) for variable in self.model.trainable_variables)
         return {f"{MOMENTUM_NAME}{name}": slot for name, slot in zip(trained, self._optimizer.velocities, strict=True)}
 
@@ -160,12 +160,12 @@ class KerasTask(ABC):
         return {name_of(variable): variable for variable in self.model.variables}
 
     def _state(self) -> dict[str, Any]:
-        """Every variable by the name it has in a checkpoint."""
+        """Return every variable by its name in a checkpoint."""
         averages = self._averages.state() if self._averages is not None else {}
         return self._weights() | self.training_state() | averages
 
     def read_state(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of all variables, weights, optimizer and average, by name."""
+        """Copy all variables of weights, optimizer and average, by name."""
         return {name: np.array(variable.numpy()) for name, variable in self._state().items()}
 
     def write_weights(self, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -198,7 +198,7 @@ def _are_finite(loss: Any, learning_rate: Any, gradients: Sequence[Any]) -> Any:
 
 
 def name_of(variable: Any) -> str:
-    """What a checkpoint calls a variable."""
+    """Return the name of a variable in a checkpoint."""
     name: str = variable.name.removesuffix(":0")
     return name
 

@@ -1,4 +1,4 @@
-"""A compiled step that takes one shape of everything: what else would compile a Gaudi's graph anew is an error."""
+"""Refuse steps whose shapes are dynamic or change, because a Gaudi would compile its graph again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SHOWN = 3
 
 
 class GuardedFunction:
-    """A tf.function that is called as before, and looked at.
+    """Check the shapes of a tf.function at each call.
 
     Args:
-        function: made by tf.function. Its first call is the warm-up, which traces it.
-        layers: names of layers, to tell which one makes a tensor.
+        function: made by tf.function. Its first call traces it.
+        layers: names of layers, to name the one that makes a tensor.
     """
 
     def __init__(self, function: Any, layers: Collection[str] = ()) -> None:
@@ -25,11 +25,11 @@ class GuardedFunction:
         self._calls, self._traces = 0, 0
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it.
+        """Call the function.
 
         Raises:
-            ShapeError: a tensor of the arguments has another shape or type than at the first call, a tensor inside has
-                none that is static, or the call traced it again.
+            ShapeError: an argument has another shape or type than at the first call, a tensor inside has a dynamic
+                shape, or the function was traced again.
         """
         self._check_arguments(arguments)
         if not self._calls:
@@ -39,14 +39,14 @@ class GuardedFunction:
         self._calls += 1
         if self._calls > 1 and traces > self._traces:
             raise ShapeError(
-                f"step {self._calls} of this start was traced again though its tensors are as before, so it holds a "
-                "Python value that changes; make it a tensor"
+                f"step {self._calls} of this start was traced again with equal shapes, so a Python value changes",
+                remedy="make it a tensor",
             )
         self._traces = traces
         return results
 
     def get_concrete_function(self, *arguments: Any) -> Any:
-        """See tf.function."""
+        """Return the concrete function of the arguments, see tf.function."""
         return self._function.get_concrete_function(*arguments)
 
     def _check_arguments(self, arguments: tuple[Any, ...]) -> None:
@@ -57,8 +57,9 @@ class GuardedFunction:
             if signature.get(name) != expected.get(name):
                 raise ShapeError(
                     f"step {self._calls + 1} of this start: tensor {name} is {signature.get(name, 'missing')} and was "
-                    f"{expected.get(name, 'missing')} before; give every batch the same shape, such as by dropping "
-                    "or padding the last one"
+                    f"{expected.get(name, 'missing')} before",
+                    field=name,
+                    remedy="give every batch the same shape, for example by dropping or padding the last one",
                 )
 
     def _check_graph(self, arguments: tuple[Any, ...]) -> None:
@@ -66,11 +67,13 @@ class GuardedFunction:
         dynamic = find_dynamic(list_operations(concrete, self._layers))
         if dynamic:
             more = f" and {len(dynamic) - _SHOWN} more" * (len(dynamic) > _SHOWN)
-            raise ShapeError(f"{'; '.join(dynamic[:_SHOWN])}{more}: give every tensor of a step a static shape")
+            raise ShapeError(
+                f"{'; '.join(dynamic[:_SHOWN])}{more}", remedy="give every tensor of a step a static shape"
+            )
 
 
 def _list_tensors(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Name and description of every tensor in nested arguments; a mapping's keys name what is in it."""
+    """Yield name and description of each tensor in nested arguments."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             yield from _list_tensors(one, f"{name}.{key}" if name else str(key))

@@ -21,13 +21,13 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a tensor of two sides is apart.
+    """Hold the difference of a tensor between two sides.
 
     Attributes:
-        tensor: which one.
-        largest: difference of two values, without its sign; not finite where a value is not.
-        norm: of the differences, as a share of the larger norm of the two tensors.
-        bound: the largest difference that is tolerated.
+        tensor: that was compared.
+        largest: absolute difference of two values; not finite where a value is not.
+        norm: of the differences, divided by the larger norm of the two tensors.
+        bound: tolerance of `largest`.
     """
 
     tensor: TensorFacts
@@ -37,51 +37,61 @@ class Difference:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether it is not tolerated."""
+        """Tell whether the difference is above the tolerance."""
         return not (math.isfinite(self.largest) and self.largest <= self.bound)
 
 
 def require_comparable(settings: Mapping[str, Any], recording: Recording) -> None:
-    """See that a recording is of the same data and flags as this side.
+    """Check that a recording is of the same data and flags as this side.
 
     Raises:
-        ConfigurationError: it is not; the first field that differs is named, with both values.
+        ConfigurationError: a setting differs; the error names it, with both values.
     """
     here = json.loads(json.dumps(settings))  # where a tuple is a list
     for name in [*here, *recording.settings]:
         own, other = here.get(name), recording.settings.get(name)
         if own != other:
             raise ConfigurationError(
-                f"{recording.folder}: {name} is {_shorten(other)} there and {_shorten(own)} here; "
-                f"compare with a recording of the same {name}"
+                f"{recording.folder}: {name} is {_shorten(other)} there and {_shorten(own)} here",
+                path=recording.folder,
+                field=name,
+                remedy=f"compare with a recording of the same {name}",
             )
 
 
 def compare_step(
     own: Sequence[StepTensor], recording: Recording, step: int, tolerances: Mapping[Part, Tolerance]
 ) -> list[Difference]:
-    """Compare the tensors of a step with those that were recorded of it.
+    """Compare the tensors of a step with the recorded ones.
 
     Raises:
-        ConfigurationError: one side has a tensor that the other has not, or has in another shape.
+        ConfigurationError: a tensor is on one side only, or has another shape on the other.
         DataError: the recording is damaged.
     """
     recorded = {tensor.key: tensor for tensor in recording.list_step(step)}
     for one in own:
         there = recorded.pop(one.facts.key, None)
         if there is None or (there.shape, there.layer) != (one.facts.shape, one.facts.layer):
-            shape = "is not there" if there is None else f"has shape {list(there.shape)}, layer {there.layer!r}"
+            shape = "and is missing there" if there is None else f"and {list(there.shape)}, layer {there.layer!r} there"
             raise ConfigurationError(
-                f"{recording.folder}: {one.facts.describe()}, {list(one.facts.shape)} here, {shape}; record it anew"
+                f"{recording.folder}: {one.facts.describe()}: has shape {list(one.facts.shape)} here, {shape}",
+                path=recording.folder,
+                field=one.facts.key,
+                remedy="record it again",
             )
     if recorded:
         unknown = next(iter(recorded.values()))
-        raise ConfigurationError(f"{recording.folder}: {unknown.describe()}: is not on this side; record it anew")
+        raise ConfigurationError(
+            f"{recording.folder}: {unknown.describe()}: is missing here",
+            path=recording.folder,
+            field=unknown.key,
+            remedy="record it again",
+        )
     return [_compare(one.facts, one.values, recording.read(one.facts), tolerances) for one in own]
 
 
 def find_first(differences: Sequence[Difference]) -> int | None:
-    """The place of the first difference that is not tolerated; None: there is none."""
+    """Find the index of the first difference above its tolerance; None if all are within."""
     return next((place for place, one in enumerate(differences) if one.is_beyond), None)
 
 
@@ -114,18 +124,18 @@ ABSOLUTE = 1e-6
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Two tensors are equal where no difference is above `absolute` + `relative` x the largest of their values."""
+    """Bound differences by `absolute` + `relative` x the largest absolute value of two tensors."""
 
     absolute: float
     relative: float
 
     def bound(self, largest: float) -> float:
-        """The difference that is tolerated between tensors whose largest value, without its sign, is this one."""
+        """Return the bound for tensors of this largest absolute value."""
         return self.absolute + self.relative * largest
 
 
-# Of what a layer or a loss gives on equal inputs, and of gradients, which have gone through all layers, and what is
-# made of them. Measured of SSD-ResNet34 and ResNet-50, bfloat16 against float32: .007 and .15.
+# Of outputs of a layer or a loss on equal inputs, and of gradients and updates, which depend on all layers. Measured on
+# SSD-ResNet34 and ResNet-50, bfloat16 against float32: .007 and .15.
 _FP32 = (1e-4, 1e-3)
 _BF16 = (0.05, 0.3)
 _BACKWARD: tuple[Part, ...] = ("gradient", "update")
@@ -134,12 +144,12 @@ _BACKWARD: tuple[Part, ...] = ("gradient", "update")
 def choose_tolerances(
     precisions: Collection[str], rtol: float | None = None, atol: float | None = None
 ) -> Mapping[Part, Tolerance]:
-    """What is tolerated between sides of these precisions, ``"fp32"``, ``"bf16"``, ...
+    """Choose the tolerances of each part of a step by the precisions of both sides.
 
     Args:
-        precisions: of both sides; more may follow after a space.
-        rtol: in place of the relative tolerance of all tensors.
-        atol: in place of the absolute tolerance of all tensors.
+        precisions: of both sides, ``"fp32"``, ``"bf16"`` and so on; more may follow after a space.
+        rtol: replaces the relative tolerance of all tensors.
+        atol: replaces the absolute tolerance of all tensors.
     """
     exact = {precision.partition(" ")[0] for precision in precisions} == {"fp32"}
     forward, backward = _FP32 if exact else _BF16
@@ -160,17 +170,17 @@ _WIDTH = 140
 
 
 def print_table(differences: Sequence[Difference], console: Console | None = None) -> None:
-    """Show the first tensor that differs and its neighbours, or those that came closest to it where none does."""
+    """Print the first tensor that differs and its neighbours, or those closest to their tolerance if none does."""
     first = find_first(differences)
     # In a file or a pipe there is no width to keep to.
     console = console or Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     if first is None:
-        title = f"{len(differences)} tensors are equal within the tolerance; the closest to it:"
+        title = f"{len(differences)} tensors agree within the tolerance; the closest to it:"
         shown = sorted(range(len(differences)), key=lambda place: _share(differences[place]), reverse=True)
         shown = sorted(shown[: _BEFORE + 1 + _AFTER])
     else:
         beyond = sum(one.is_beyond for one in differences)
-        title = f"{beyond} of {len(differences)} tensors differ; the first one and its neighbours:"
+        title = f"{beyond} of {len(differences)} tensors differ; the first and its neighbours:"
         shown = list(range(max(0, first - _BEFORE), min(len(differences), first + _AFTER + 1)))
     table = Table(title=title, title_justify="left")
     for heading in ("", "step", "part", "tensor", "layer"):
@@ -189,7 +199,7 @@ def print_table(differences: Sequence[Difference], console: Console | None = Non
 def make_document(
     differences: Sequence[Difference], side: Mapping[str, Any], other: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The same as JSON values, with all tensors; a figure that is not finite is null."""
+    """Return all differences as JSON values; a number that is not finite is null."""
     first = find_first(differences)
     return {
         "equal": first is None,
@@ -220,5 +230,5 @@ def _describe(one: Difference) -> dict[str, Any]:
 
 
 def _share(one: Difference) -> float:
-    """Of the tolerance."""
+    """Return the difference as a share of the tolerance."""
     return one.largest / one.bound if one.bound else float(one.largest > 0)

@@ -1,9 +1,9 @@
-"""The first training steps of a Keras network with everything in them laid open, as the mode parity compares it.
+"""Record all tensors of the first training steps of a Keras network, for the mode parity.
 
-The side that is compared follows the one that was recorded: each layer is given what the recorded layers before it
-gave, and each step begins with the weights that the recorded one began with. So a layer is compared on equal inputs,
-and what differs is its own doing. Without, rounding alone would tear two sides apart: a deep network with batch norm
-over a small batch makes other gradients of the last bits of bfloat16.
+The side that is compared follows the recorded one: each layer takes the recorded outputs of the layers before it, and
+each step begins with the recorded weights. So each layer is compared on equal inputs, and a difference is its own.
+Otherwise rounding alone would separate the two sides: a deep network with batch norm over a small batch turns the last
+bits of bfloat16 into other gradients.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def replay_steps(
     steps: int,
     reference: Reference | None = None,
 ) -> Iterator[list[StepTensor]]:
-    """Train, as `KerasTask.train_step` does, and give all tensors of each step in the order of computation.
+    """Train as `KerasTask.train_step` does, and yield all tensors of each step in the order of computation.
 
     Args:
-        task: trained by this; alone, not with other processes.
+        task: to train, in one process.
         batches: of `gaudi_apps.training.application.TrainingData`.
         learning_rate: of a step, counted from 0.
-        steps: how many.
+        steps: number of steps.
         reference: steps of the other side, counted from 1; None: this side runs alone.
 
     Raises:
-        ConfigurationError: the other side's tensors are not of the shapes of this side's.
+        ConfigurationError: a tensor of the other side has another shape.
     """
     open_step = _OpenStep(task)
     before = _read_weights(task.model)
@@ -70,7 +70,7 @@ def replay_steps(
 
 
 class _OpenStep:
-    """A step, compiled, that gives what its layers compute, its scalars and its gradients."""
+    """Compute a step, compiled, and return outputs of layers, scalars and gradients."""
 
     def __init__(self, task: KerasTask) -> None:
         self._task = task
@@ -106,7 +106,7 @@ class _OpenStep:
 def _noting_outputs(layers: Sequence[Any], reference: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Record the outputs of layers by name, in the order of their calls, and replace them by the reference.
 
-    A model of the layers' outputs would be a second forward pass, which changes the moving statistics a second time.
+    A model of the layers' outputs would run a second forward pass, which would update the moving statistics again.
     """
     noted: dict[str, Any] = {}
 
@@ -124,7 +124,7 @@ def _noting_outputs(layers: Sequence[Any], reference: Mapping[str, Any]) -> Iter
 
 
 def _replace(name: str, output: Any, given: Any) -> Any:
-    """Other values in place of an output, whose gradient stays that of the output."""
+    """Replace the values of an output, and keep its gradient."""
 
     @tf.custom_gradient
     def replace(own: Any) -> Any:
@@ -134,7 +134,7 @@ def _replace(name: str, output: Any, given: Any) -> Any:
 
 
 def _take(name: str, own: Any, given: Any) -> Any:
-    """The other side's values in the type of this side's; this side's where there are no others."""
+    """Return the values of the other side in the dtype of this side; without such values, those of this side."""
     if given is None:
         return own
     require_shape(name, own.shape, given.shape)
@@ -142,7 +142,7 @@ def _take(name: str, own: Any, given: Any) -> Any:
 
 
 def _follow(model: Any, before: Weights, updates: Mapping[str, Array]) -> Weights:
-    """Take the other side's step in place of the own one; returns the weights after it."""
+    """Apply the updates of the other side, and return the weights after them."""
     for layer in model.layers:
         for variable, (name, old) in zip(layer.variables, before[layer.name], strict=True):
             require_shape(name, old.shape, updates[name].shape)
@@ -151,26 +151,26 @@ def _follow(model: Any, before: Weights, updates: Mapping[str, Array]) -> Weight
 
 
 def _list_updates(number: int, before: Weights, after: Weights) -> Iterator[StepTensor]:
-    """What the step added to each variable: weights and moving statistics."""
+    """Yield the update of each variable, weights and moving statistics."""
     for layer, variables in after.items():
         for (name, new), (_, old) in zip(variables, before[layer], strict=True):
             yield note_tensor(number, "update", name, new - old, layer)
 
 
 def _read_weights(model: Any) -> Weights:
-    """Names and values of the variables of each layer."""
+    """Read names and values of the variables of each layer."""
     return {
         layer.name: [(name_of(variable), _to_array(variable)) for variable in layer.variables] for layer in model.layers
     }
 
 
 def _with_total_last(scalars: Mapping[str, Array]) -> list[tuple[str, Array]]:
-    """The loss is the sum of its parts, so it comes after them."""
+    """Sort the loss after its parts, of which it is the sum."""
     return sorted(scalars.items(), key=lambda item: item[0] == "loss")
 
 
 def _to_array(values: Any) -> Array:
-    """NumPy has no bfloat16: its values are given in float32, which has all of them."""
+    """Convert a tensor to NumPy; bfloat16, which NumPy lacks, becomes float32."""
     tensor = tf.convert_to_tensor(values)
     if tensor.dtype == tf.bfloat16:
         tensor = tf.cast(tensor, tf.float32)

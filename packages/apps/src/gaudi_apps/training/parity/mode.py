@@ -1,4 +1,4 @@
-"""The mode parity: record this side, or compare it with another, recorded before or by a process started now."""
+"""Record the first steps of a training, or compare them with a recording of another side, in mode parity."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from gaudi_apps.training.plan import Plan, note_version
 from gaudi_apps.training.setup import list_start_facts, require_classes
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 
-# Of a start; what else it has in common with others is in the settings.
+# Values of a start that sides may differ in.
 _OF_A_SIDE = ("device", "precision", "python", "versions", "code")
 
 
 def run_parity(session: Session, flags: ParityFlags, other: Path | None, *, as_json: bool) -> None:
-    """Record this side where there is no other, and else compare with it.
+    """Compare this side with a recording, or record this side.
 
     Args:
         session: of this side; nothing is written into its folder of a run.
         flags: checked.
-        other: a recording.
-        as_json: whether standard output is for one JSON object.
+        other: folder of a recording; None: record this side.
+        as_json: print one JSON object on standard output.
 
     Raises:
         ParityError: the sides differ.
         ConfigurationError: the recording is of other data, flags or tensors.
-        DataError: it is damaged.
+        DataError: the recording is damaged.
     """
     if flags.parity_output is not None:
         require_new(Path(flags.parity_output))
@@ -75,13 +75,14 @@ def run_parity(session: Session, flags: ParityFlags, other: Path | None, *, as_j
     if first is not None:
         one = differences[first]
         raise ParityError(
-            f"parity: {one.tensor.describe()} is the first that differs, by {one.largest:.3g}, tolerated are "
-            f"{one.bound:.3g}"
+            f"parity: {one.tensor.describe()} is the first tensor that differs, by {one.largest:.3g}; the tolerance is "
+            f"{one.bound:.3g}",
+            field=one.tensor.key,
         )
 
 
 class _ThisSide:
-    """The side that this process computes."""
+    """Compute the side of this process."""
 
     def __init__(self, session: Session, steps: int) -> None:
         self._framework = session.app.framework
@@ -95,7 +96,7 @@ class _ThisSide:
         self.settings = _list_settings(session, self._data, self._plan, facts, steps)
 
     def compute(self, recording: Recording | None) -> Iterator[list[StepTensor]]:
-        """All tensors of each step, computed along the recording where there is one."""
+        """Yield all tensors of each step, which follows the recording if there is one."""
         reference = None if recording is None else lambda step: _read_reference(recording, step)
         batches = self._data.batches(0)
         return self._framework.replay_steps(self._task, batches, self._plan.learning_rate, self._steps, reference)
@@ -111,7 +112,7 @@ def _compare(this: _ThisSide, recording: Recording, flags: ParityFlags) -> list[
 
 
 def _begin(session: Session, data: TrainingData) -> tuple[TrainableTask, Facts, str]:
-    """The network as a training would begin with it, its facts, and where its weights are from."""
+    """Build the network that a training would begin with, and find the source of its weights."""
     run = session.settings
     if run.checkpoint != "newest" or session.checkpoints.steps():
         restored = session.restore_selected()
@@ -130,7 +131,7 @@ def _begin(session: Session, data: TrainingData) -> tuple[TrainableTask, Facts, 
 
 
 def _list_settings(session: Session, data: TrainingData, plan: Plan, facts: Facts, steps: int) -> dict[str, Any]:
-    """What two sides must have in common, JSON values by name."""
+    """List the JSON values that both sides must have in common."""
     app = session.app
     flags = list_settings(app.resolved_config, plan.global_batch, rate_needs_length=app.rate_needs_length)
     for name in list_per_side(type(app.config)):
@@ -148,14 +149,14 @@ def _read_reference(recording: Recording, step: int) -> ReferenceStep:
 
 @contextlib.contextmanager
 def recorded_side(flags: ParityFlags, command: Sequence[str]) -> Iterator[Path | None]:
-    """The folder of the other side's recording; None: only this side is to be recorded.
+    """Give the folder of a recording of the other side within a context; None if this side is to be recorded.
 
     Args:
         flags: checked.
-        command: that computes this side.
+        command: of this side.
 
     Raises:
-        OtherSideError: it could not be computed.
+        OtherSideError: the other side failed.
     """
     other = find_other_side(flags)
     if other is None:
@@ -170,7 +171,7 @@ def recorded_side(flags: ParityFlags, command: Sequence[str]) -> Iterator[Path |
 
 
 def other_arguments(flags: ParityFlags, folder: Path) -> tuple[str, ...]:
-    """What a command line says after that of this side, to have the other side recorded in a folder."""
+    """Return the arguments that make the command of this side record the other side in a folder."""
     other = find_other_side(flags)
     return (*(other.arguments if other else ()), "--parity_against", f"--parity_output={folder}")
 
@@ -179,6 +180,6 @@ def _record(command: Sequence[str], text: str) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()
-        last = next((line for line in reversed(said) if "error: " in line), said[-1] if said else "it said nothing")
+        last = next((line for line in reversed(said) if "error: " in line), said[-1] if said else "no output")
         status = done.returncode if done.returncode > 0 else 70
         raise OtherSideError(f"the other side ({text}): {last.partition('error: ')[2] or last}", status)

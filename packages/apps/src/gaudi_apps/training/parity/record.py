@@ -1,4 +1,4 @@
-"""Tensors of a step in the order of computation, and their recording in a folder."""
+"""Record the tensors of steps, in the order of computation, in a folder, and read recordings."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _TYPES = {"settings": dict, "side": dict, "steps": list, "tensors": list}
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording, whose manifest was found good and whose files are what it says.
+    """A recording whose manifest and files were checked.
 
     Attributes:
-        folder: where it is.
-        settings: what two sides must have in common, JSON values by name.
-        side: what they may differ in.
-        steps: how many there are.
+        folder: of the files.
+        settings: JSON values by name that both sides must have in common.
+        side: JSON values by name that the sides may differ in.
+        steps: number of steps.
         tensors: of all steps, in the order of computation.
     """
 
@@ -49,14 +49,14 @@ class Recording:
     tensors: tuple[TensorFacts, ...]
 
     def list_step(self, step: int) -> list[TensorFacts]:
-        """The tensors of a step, counted from 1."""
+        """List the tensors of a step, counted from 1."""
         return [tensor for tensor in self.tensors if tensor.step == step]
 
     def read(self, tensor: TensorFacts) -> Array:
-        """The values of one of the tensors.
+        """Read the values of a tensor.
 
         Raises:
-            DataError: they are not there, or of another shape or type than the manifest says.
+            DataError: they are missing, or have another shape or dtype than in the manifest.
         """
         path = self.folder / _name_file(tensor.step)
         try:
@@ -64,32 +64,32 @@ class Recording:
                 shape = tuple(file.get_slice(tensor.key).get_shape())
                 values: Array = file.get_tensor(tensor.key) if shape == tensor.shape else np.empty(shape, np.uint8)
         except (OSError, SafetensorError, TypeError) as error:
-            raise DataError(f"{path}: {tensor.key}: cannot be read ({error}); record it anew") from None
+            raise DataError(f"{path}: {tensor.key}: cannot be read ({error}); record it again") from None
         if (values.shape, values.dtype.name) != (tensor.shape, tensor.dtype):
-            raise DataError(f"{path}: {tensor.key}: is not of the shape and type of {MANIFEST}; record it anew")
+            raise DataError(f"{path}: {tensor.key}: is not of the shape and type of {MANIFEST}; record it again")
         return values
 
 
 def require_new(folder: Path) -> None:
-    """Raise UnsafeError where a recording cannot be written because something is there."""
+    """Raise UnsafeError if the folder of a new recording exists."""
     if os.path.lexists(folder):
-        raise UnsafeError(f"--parity_output {folder}: is there already; give a folder that is not")
+        raise UnsafeError("exists already", flag="--parity_output", path=folder, remedy="give another folder")
 
 
 def write_recording(
     folder: Path, settings: Mapping[str, Any], side: Mapping[str, Any], steps: Iterable[list[StepTensor]]
 ) -> None:
-    """Write a recording, which is there as a whole or not at all.
+    """Write a recording, complete or not at all.
 
     Args:
         folder: must not be there yet.
         settings: see `Recording`.
         side: see `Recording`.
-        steps: the tensors of each step; only one step is kept in memory.
+        steps: tensors of each step; one step at a time is in memory.
 
     Raises:
-        UnsafeError: something is there.
-        FlagError: it would be larger than a recording may be.
+        UnsafeError: the folder exists.
+        FlagError: the recording would be too large.
     """
     require_new(folder)
     files: list[dict[str, Any]] = []
@@ -120,22 +120,22 @@ def write_recording(
 
 
 def read_recording(folder: Path) -> Recording:
-    """Open a recording and check all of it.
+    """Open a recording, and check all of it.
 
     Raises:
-        MissingInputError: there is none.
-        DataError: it is damaged, or of another format or version.
+        MissingInputError: the folder has no recording.
+        DataError: the recording is damaged, or has another format or version.
     """
     path = folder / MANIFEST
     if not path.is_file():
-        raise MissingInputError(f"{path}: there is no such file; give a folder that --parity_output made")
+        raise MissingInputError(f"{path}: does not exist; give a folder that --parity_output made")
     if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise DataError(f"{path}: is larger than {MAX_MANIFEST_BYTES >> 20} MiB; record it anew")
+        raise DataError(f"{path}: is larger than {MAX_MANIFEST_BYTES >> 20} MiB; record it again")
     try:
         document = json.loads(path.read_bytes())
         recording = _parse(folder, document)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{path}: is no recording of a parity ({error}); record it anew") from None
+        raise DataError(f"{path}: is not a recording of a parity ({error}); record it again") from None
     for number, entry in enumerate(document["steps"], 1):
         _check_file(folder / _name_file(number), entry)
     return recording
@@ -169,11 +169,11 @@ def _parse_tensor(entry: Any, steps: int) -> TensorFacts:
 
 def _check_file(path: Path, entry: Any) -> None:
     if not path.is_file():
-        raise DataError(f"{path}: is missing; copy the whole recording, or record it anew")
+        raise DataError(f"{path}: is missing; copy the whole recording, or record it again")
     size = path.stat().st_size
     known = isinstance(entry, dict) and entry.get("bytes") == size <= MAX_BYTES
     if not known or entry.get("sha256") != _hash(path):
-        raise DataError(f"{path}: is not what {MANIFEST} says; copy it again, or record it anew")
+        raise DataError(f"{path}: is not what {MANIFEST} says; copy it again, or record it again")
 
 
 def _write_step(path: Path, step: list[StepTensor]) -> None:
@@ -195,21 +195,21 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-# In the order of a step: what goes in, the weights of a layer (in the first step) and what it gives, the parts of the
-# loss, gradients from the last layer to the first, and what the step adds to each variable.
+# In the order of a step: the batch, the weights of a layer (in the first step) and its output, the parts of the loss,
+# gradients from the last layer to the first, and the update of each variable.
 Part: TypeAlias = Literal["batch", "weight", "output", "loss", "gradient", "update"]
 Array: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """A tensor without its values.
+    """Describe a tensor, without its values.
 
     Attributes:
         step: from 1.
         part: of the step.
         name: of a variable, a layer, a part of the batch or of the loss.
-        layer: that it belongs to; empty: to none.
+        layer: that it belongs to; empty: none.
         shape: of its values.
         dtype: of its values, as NumPy names it.
     """
@@ -223,50 +223,50 @@ class TensorFacts:
 
     @property
     def key(self) -> str:
-        """What tells it from all others of a recording."""
+        """Return the unique name of the tensor in a recording."""
         return f"step{self.step}/{self.part}/{self.name}"
 
     def describe(self) -> str:
-        """For a line of text."""
+        """Return step, part, name and layer in words."""
         place = f" of layer {self.layer}" if self.layer else ""
         return f"step {self.step}: {self.part} {self.name}{place}"
 
 
 @dataclass(frozen=True, eq=False)
 class StepTensor:
-    """A tensor with its values, which are numbers that NumPy has."""
+    """A tensor with its values, of a dtype of NumPy."""
 
     facts: TensorFacts
     values: Array
 
 
 def note_tensor(step: int, part: Part, name: str, values: Array, layer: str = "") -> StepTensor:
-    """A tensor of a step."""
+    """Make a tensor of a step."""
     return StepTensor(TensorFacts(step, part, name, layer, tuple(values.shape), values.dtype.name), values)
 
 
 @dataclass(frozen=True)
 class ReferenceStep:
-    """What a step of the other side went by: its batch, what its layers gave, and what was added to its variables."""
+    """A step of the other side: its batch, the outputs of its layers, and the updates of its variables."""
 
     batch: Mapping[str, Array]
     outputs: Mapping[str, Array]
     updates: Mapping[str, Array]
 
 
-# The other side's steps, counted from 1.
+# Returns a step of the other side, counted from 1.
 Reference: TypeAlias = Callable[[int], ReferenceStep]
 
 
 def list_outputs(
     step: int, outputs: Iterable[tuple[str, Array]], weights: Mapping[str, Sequence[tuple[str, Array]]]
 ) -> Iterator[StepTensor]:
-    """What layers give, and before it the weights that they begin with.
+    """Yield the outputs of layers, each after the weights of its layer.
 
     Args:
         step: from 1.
         outputs: names and values in the order of computation; a second output of a layer has ``#2`` after its name.
-        weights: names and values by layers; empty where they are not to be noted.
+        weights: names and values by layer; empty: none.
     """
     left = dict(weights)
     for name, values in outputs:
@@ -277,16 +277,16 @@ def list_outputs(
 
 
 def require_shape(name: str, own: Sequence[int], given: Sequence[int]) -> None:
-    """Raise ConfigurationError where a tensor of the other side cannot take the place of this side's."""
+    """Raise ConfigurationError if a tensor of the other side has another shape."""
     if tuple(own) != tuple(given):
         raise ConfigurationError(
-            f"recording: {name} has shape {list(given)} there and {list(own)} here; record it anew"
+            f"recording: {name} has shape {list(given)} there and {list(own)} here; record it again"
         )
 
 
 @contextlib.contextmanager
 def wrapped(layers: Iterable[Any], method: str, wrap: Callable[..., Any]) -> Iterator[None]:
-    """Within, a method of each layer is ``wrap(layer, own method, *arguments)``."""
+    """Replace a method of each layer by ``wrap(layer, method, *arguments)`` within a context."""
     kept = list(layers)
     for layer in kept:
         # Not by an assignment, which a framework would track.
