@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import mxnet as mx
 import pytest
 
 from gaudi_apps.mxnet.config import NetworkFlags, SSDMXNetConfig
 from gaudi_apps.mxnet.framework import MXNet, require_support
+from gaudi_datasets.errors import MissingExtraError
 from gaudi_distributed.errors import DeviceError
 from gaudi_models.mxnet import Layout, Precision
 
@@ -36,6 +38,7 @@ def test_a_device_that_is_not_there_is_told() -> None:
 def test_a_process_that_was_refused_ends_without_noise() -> None:
     code = """
 import mxnet as mx
+from gaudi_datasets.errors import MissingExtraError
 from gaudi_distributed.errors import DeviceError
 from gaudi_apps.mxnet.framework import require_support
 try:
@@ -52,3 +55,18 @@ def test_only_float16_scales_the_loss(precision: Precision, factor: float) -> No
     framework = MXNet(SSDMXNetConfig(network=NetworkFlags(precision=precision)))
     framework.precision = precision
     assert framework.loss_scale == factor
+
+
+def test_without_mxnet_the_program_names_the_extra(tmp_path: Path) -> None:
+    code = """
+import sys
+sys.modules["mxnet"] = None
+from gaudi_apps.ssd_mxnet_train import main
+main(["--synthetic", "--steps", "1", "--model_dir", sys.argv[1]])
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (MissingExtraError.exit_status, "")
+    assert "pip install 'gaudi-apps[mxnet]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""ssd_mxnet_train as the machinery of all programs sees it."""
+"""Give ssd_mxnet_train its data, plan, network, evaluation, callbacks and export."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ MLPERF_LOG = "mlperf.log"
 
 
 class SSDMXNetApplication(Application):
-    """Trains and uses SSD-ResNet34 in MXNet.
+    """Train and use SSD-ResNet34 in MXNet.
 
     Args:
-        config: validated.
-        distribution: this process among those that train together.
+        config: validated flags.
+        distribution: rank and communication of this process.
 
     Raises:
-        MissingExtraError: MLPerf's log is wanted, and MLPerf's package is not installed.
+        MissingExtraError: --mlperf is given, and MLPerf's package is not installed.
     """
 
     program = ("-m", "gaudi_apps.ssd_mxnet_train")
@@ -59,12 +59,12 @@ class SSDMXNetApplication(Application):
 
     @property
     def rate_needs_length(self) -> bool:
-        """The rate depends on no end, so a run may be prolonged."""
+        """Return False: the rate of a step does not depend on the length of the run."""
         return False
 
     def open_training_data(self) -> TrainingData:
-        """Files, records or random images."""
-        # What was left to the device is what decides the weights.
+        """Open files, records or random images."""
+        # The weights depend on what the device chose for "auto".
         network = replace(self.config.network, precision=self._mxnet.precision, data_layout=self._mxnet.layout)
         self.config = replace(self.config, network=network)
         return open_training_data(self.config, self.settings, self._mxnet.layout)
@@ -75,7 +75,7 @@ class SSDMXNetApplication(Application):
         return make_plan(self.config, self.config.data.dataset_size or num_images, workers, self.recipe_version)
 
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
-        """The classes, and the padding of the weights."""
+        """Return the classes, and the padding of the weights."""
         is_known = weights is not None and weights.padding is not None
         return {**data.facts, "pool_padding": weights.pool_padding if weights and is_known else "symmetric"}
 
@@ -87,7 +87,7 @@ class SSDMXNetApplication(Application):
         communicator: Communicator,
         reduce_statistics: ReduceStatistics | None,
     ) -> TrainableTask:
-        """A detector of these classes."""
+        """Build a detector of these classes."""
         from gaudi_apps.mxnet.task import ComputeConfig, MXNetTask, SGDConfig
 
         flags, group = self.config.distribution, self.settings.distribution.batch_norm_group
@@ -104,13 +104,13 @@ class SSDMXNetApplication(Application):
             ),
             communicator=communicator,
             pool_padding=facts.get("pool_padding", "symmetric"),
-            # Sums of MXNet's arrays, which those of the session are not.
+            # The session's sums are of TensorFlow's tensors, and these of MXNet's arrays.
             reduce_statistics=among.sum_within(group) if group > 1 and communicator.size > 1 else None,
             seed=self.config.run.seed,
         )
 
     def open_evaluator(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> DetectionEvaluator:
-        """COCO figures on the validation images."""
+        """Open the evaluation on the validation images, which computes COCO's figures."""
         from gaudi_apps.detection.evaluator import DetectionEvaluator
         from gaudi_datasets.detection.batches import eval_batches
 
@@ -163,7 +163,7 @@ class SSDMXNetApplication(Application):
         )
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
-        """Training images with the boxes that their targets stand for."""
+        """Draw training images with the boxes that their targets encode."""
         from gaudi_apps.detection.data import draw_training_input
 
         batches = open_training_data(self.config, self.settings, "NHWC").batches(0)
@@ -179,7 +179,7 @@ class SSDMXNetApplication(Application):
         predict_by_flags(self.config.use, restore, self._open_detector, folder, batch_size=batch_size, prepare=prepare)
 
     def export(self, restore: Callable[[], Restored]) -> None:
-        """Write the weights for either framework to read; their image size and classes are in the file, too."""
+        """Write the weights, their image size and classes into a file that both frameworks read."""
         from gaudi_models.mxnet.weights import write_weights
         from gaudi_models.weights import WeightsMetadata
         from gaudi_ops import SSD300
@@ -194,7 +194,7 @@ class SSDMXNetApplication(Application):
 
 
 def open_scoring(config: SSDMXNetConfig, facts: Facts) -> Callable[[Mapping[str, Any]], Any]:
-    """In a process of its own: what scores weights, with the result of the evaluator of `open_evaluator`."""
+    """Return a function that scores weights, for a process of its own; see `SSDMXNetApplication.open_evaluator`."""
     from gaudi_apps.training.run_dir import RunFolder
 
     app = SSDMXNetApplication(config, Distribution())
@@ -211,7 +211,7 @@ def open_scoring(config: SSDMXNetConfig, facts: Facts) -> Callable[[Mapping[str,
 
 
 def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSettings:
-    """What the machinery has to know of the flags."""
+    """Return the settings that the training and evaluation of all programs need."""
     run, report, validation = config.run, config.report, config.validation
     if distribution.rank_info.size > 1:
         communication = replace(distribution.communication, engine="horovod_mxnet")

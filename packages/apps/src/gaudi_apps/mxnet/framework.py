@@ -32,11 +32,13 @@ class MXNet:
         config: gives precision and layout; the device decides where they are "auto".
 
     Attributes:
+        distributions: names of the packages whose versions must be equal on all ranks.
         device: the `mxnet.Context` to compute on, once started.
         precision: "fp32", "bf16" or "fp16", once started.
         layout: "NCHW" or "NHWC", once started.
     """
 
+    distributions = ("mxnet",)
     device: Any
     precision: Precision
     layout: Layout

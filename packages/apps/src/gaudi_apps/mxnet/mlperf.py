@@ -1,6 +1,6 @@
-"""The log of a training as MLPerf training v0.7 wants it, by MLPerf's own package: in a file, and on standard output.
+"""Log a training in the format of MLPerf training v0.7 by MLPerf's own package, in a file and on standard output.
 
-A run that was stopped and continued adds to its log, so that it begins and ends once.
+A resumed run appends to its log, so that the log begins and ends once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gaudi_distributed.launch.planning import CACHES_CLEARED
 
 
 class StandardOutput(logging.Handler):
-    """Writes lines to what is standard output when they come: above the bar of progress, where there is one."""
+    """Write lines to the standard output of the moment: above the progress bar, if one is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
@@ -31,14 +31,14 @@ class StandardOutput(logging.Handler):
 
 
 class MLPerfLog(Callback):
-    """Writes the lines of one run, ``:::MLLOG {...}``.
+    """Write the lines of a run, ``:::MLLOG {...}``.
 
     Args:
-        path: the file; it is begun anew by a run that begins.
+        path: the file, which a new run overwrites.
         config: of the run.
         plan: of the run.
         eval_samples: images that are scored.
-        started: when the program was, in seconds since 1970.
+        started: start of the program, in seconds since 1970.
 
     Raises:
         MissingExtraError: MLPerf's package is not installed.
@@ -54,16 +54,16 @@ class MLPerfLog(Callback):
         self._epoch = 0
 
     def on_train_begin(self) -> None:
-        """Say what is to be done, and that it begins now; a run that goes on says only which epoch begins."""
+        """Log the settings and the start of the run; a resumed run logs the start of its epoch only."""
         done = self.trainer.step
         self._open(is_new=done == 0)
         keys = self._keys
         if done == 0:
             milliseconds = int(1000 * self._started)
-            # Only gaudi-run clears the caches of the machines, and says whether it could.
+            # gaudi-run alone clears the caches of the machines, and sets the variable if it could.
             self._logger.event(keys.CACHE_CLEAR, os.environ.get(CACHES_CLEARED) == "1", time_ms=milliseconds)
             self._logger.start(keys.INIT_START, time_ms=milliseconds)
-            for key, value in self._list_facts().items():
+            for key, value in self._list_settings().items():
                 self._logger.event(key, value)
             self._logger.end(keys.INIT_STOP)
             self._logger.start(keys.RUN_START)
@@ -71,7 +71,7 @@ class MLPerfLog(Callback):
         self._start_epoch()
 
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
-        """Say where epochs end and begin."""
+        """Log where epochs end and begin."""
         epoch = self._find_epoch(step)
         if epoch != self._epoch:
             self._stop_epoch()
@@ -80,18 +80,18 @@ class MLPerfLog(Callback):
                 self._start_epoch()
 
     def on_evaluate_begin(self, step: int) -> None:
-        """Say that it begins."""
+        """Log the start of an evaluation."""
         self._logger.start(self._keys.EVAL_START, metadata=self._name_epochs(step))
 
     def on_evaluate_end(self, step: int, score: Score) -> None:
-        """Say that it has ended, and the accuracy."""
+        """Log the end of an evaluation, and its accuracy."""
         metadata = self._name_epochs(step)
         self._logger.event(self._keys.EVAL_ACCURACY, score.value, metadata=metadata)
         self._logger.end(self._keys.EVAL_STOP, metadata=metadata)
         self._reached |= 0 < self._config.validation.target_map <= 100 * score.value
 
     def on_train_end(self) -> None:
-        """Say how it ended, unless it was stopped and is to be continued."""
+        """Log the status of the run, unless it was stopped before its end."""
         if self.trainer.step < self._plan.total_steps and not self._reached:
             return
         status = self._keys.SUCCESS if self._reached else self._keys.ABORTED
@@ -109,7 +109,7 @@ class MLPerfLog(Callback):
         logger.addHandler(StandardOutput())
         self._logger = self._mllog.MLLogger(logger)
 
-    def _list_facts(self) -> dict[str, Any]:
+    def _list_settings(self) -> dict[str, Any]:
         keys, plan, config = self._keys, self._plan, self._config
         schedule, names = config.schedule, config.mlperf
         return {
@@ -132,7 +132,7 @@ class MLPerfLog(Callback):
         }
 
     def _find_epoch(self, done: int) -> int:
-        """The epoch of the next step, from 1."""
+        """Return the epoch of the next step, counted from 1."""
         return int(done * self._plan.global_batch / self._plan.images) + 1
 
     def _start_epoch(self) -> None:
@@ -150,7 +150,7 @@ class MLPerfLog(Callback):
 
 
 def load_mllog() -> tuple[Any, Any]:
-    """MLPerf's module for logs, and that of its keys.
+    """Return MLPerf's module for logs, and that of its keys.
 
     Raises:
         MissingExtraError: the package is not installed.

@@ -1,4 +1,4 @@
-"""The detector in MXNet as a training task, with weights drawn by NumPy."""
+"""Train the detector in MXNet, from weights drawn by NumPy."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class ComputeConfig:
-    """Where and in what the network computes.
+    """The device and the precision of the network.
 
     Attributes:
         device: an `mxnet.Context`.
         precision: of the convolutions; weights are float32.
-        layout: of images.
-        loss_scale: the loss is multiplied by it for the backward pass, and gradients are divided by it.
+        layout: of the images.
+        loss_scale: factor of the loss in the backward pass, by which gradients are divided.
     """
 
     device: Any
@@ -45,13 +45,13 @@ class ComputeConfig:
 
 @dataclass(frozen=True)
 class SGDConfig:
-    """How the weights move.
+    """The optimizer, SGD with momentum.
 
     Attributes:
-        momentum: of SGD.
-        weight_decay: times the weight, in the gradient of every trainable variable.
+        momentum: share of the last update in the next one.
+        weight_decay: factor of the weight in the gradient of every trainable variable.
         predivide: see `gaudi_distributed.comm.horovod_mxnet_engine.HorovodMXNetCommunicator.open_trainer`.
-        groups: the same.
+        groups: groups in which gradients travel, see there.
     """
 
     momentum: float = 0.9
@@ -61,15 +61,15 @@ class SGDConfig:
 
 
 class MXNetTask:
-    """Trains SSD-ResNet34 on batches of `gaudi_datasets.detection.batches.train_batches`.
+    """Train SSD-ResNet34 on batches of `gaudi_datasets.detection.batches.train_batches`.
 
     Args:
-        num_classes: with the background.
-        compute: where and in what to compute.
-        sgd: how the weights move.
-        communicator: of the processes that train together: with several, one of `horovod_mxnet_engine`.
-        pool_padding: see `gaudi_models.mxnet.ssd.build_ssd`.
-        reduce_statistics: the same.
+        num_classes: number of classes including the background.
+        compute: device and precision.
+        sgd: the optimizer.
+        communicator: of the ranks that train together; of several, one of `horovod_mxnet_engine`.
+        pool_padding: see `gaudi_models.mxnet.build_ssd`.
+        reduce_statistics: see `gaudi_models.mxnet.build_ssd`.
         seed: of the new weights.
     """
 
@@ -122,7 +122,7 @@ class MXNetTask:
         return scalars
 
     def compute_gradients(self, batch: Batch) -> Any:
-        """The loss and its two parts, float32 [3]; the gradients are in the parameters then."""
+        """Compute gradients into the parameters; return the loss and its two parts, float32 [3]."""
         device = self._compute.device
         images, classes, offsets = (mx.nd.array(batch[name], ctx=device) for name in ("images", "classes", "offsets"))
         with mx.autograd.record():
@@ -132,17 +132,17 @@ class MXNetTask:
         return mx.nd.concat(*losses, dim=0)
 
     def read_gradients(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of the gradients by the names of their variables, as `compute_gradients` left them, unscaled."""
+        """Return copies of the gradients of `compute_gradients` by the names of their variables, unscaled."""
         scale, layout = self._compute.loss_scale, self._compute.layout
         return {name: to_numpy(one.grad(), layout) / scale for name, one in self._trained.items()}
 
     def update(self, learning_rate: float) -> None:
-        """Move the weights by the gradients that there are."""
+        """Update the weights by the gradients in the parameters."""
         self._trainer.set_learning_rate(learning_rate)
         self._trainer.update(1)
 
     def train_steps(self, batches: Sequence[Batch], learning_rates: Sequence[float]) -> list[Mapping[str, Any]]:
-        """One step after the other: MXNet has no call for several."""
+        """Train one step after the other: MXNet has no call for several."""
         return [self.train_step(*given) for given in zip(batches, learning_rates, strict=True)]
 
     def vote(self, *, stop: bool, save: bool) -> None:
@@ -150,34 +150,34 @@ class MXNetTask:
         self._votes = [float(stop), float(save)]
 
     def guard_shapes(self) -> None:
-        """Nothing is to be done: the network's graph is built once, for the shapes of the first batch."""
+        """Do nothing: the network's graph is built once, for the shapes of the first batch."""
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """The weights as they are; no average of them is kept."""
+        """Use the weights as they are; no average of them is kept."""
         return contextlib.nullcontext()
 
     def load_weights(self, weights: WeightsFile) -> LoadReport:
-        """See `gaudi_models.mxnet.weights.assign_weights`."""
+        """Set the weights that a file has, see `gaudi_models.mxnet.assign_weights`."""
         return assign_weights(self.model, weights)
 
     def read_weights(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of weights and moving statistics by name."""
+        """Return copies of weights and moving statistics by name."""
         return {name: to_numpy(array, self._compute.layout) for name, array in self._weights.items()}
 
     def read_state(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of weights and momentum by name, kernels as the TensorFlow programs have them."""
+        """Return copies of weights and momentum by name, kernels in TensorFlow's order of axes."""
         return {name: to_numpy(array, self._compute.layout) for name, array in self._state().items()}
 
     def write_state(self, tensors: Tensors) -> None:
         """Set weights and momentum.
 
         Raises:
-            DataError: a tensor is missing, superfluous, or of another shape; nothing is changed then.
+            DataError: a tensor is missing, unknown, or of another shape; nothing is changed then.
         """
         self._write(tensors, self._state())
 
     def write_weights(self, tensors: Tensors) -> None:
-        """Set the weights to use the model with, and leave the momentum that is among the tensors.
+        """Set the weights, and ignore the momentum among the tensors.
 
         Raises:
             DataError: a weight is missing, or of another shape; nothing is changed then.
@@ -185,7 +185,7 @@ class MXNetTask:
         self._write({name: one for name, one in tensors.items() if name in self._weights}, self._weights)
 
     def _state(self) -> dict[str, Any]:
-        """Every array by the name it has in a checkpoint."""
+        """Return every array by its name in a checkpoint."""
         return self._weights | {f"{MOMENTUM_NAME}{name}": one for name, one in self._velocities.items()}
 
     def _write(self, tensors: Tensors, arrays: Mapping[str, Any]) -> None:
@@ -197,7 +197,7 @@ class MXNetTask:
             array[:] = values[name].as_in_context(array.context)
 
     def _open_trainer(self, sgd: SGDConfig) -> tuple[Any, dict[str, Any]]:
-        """The trainer, and the velocities of the trained parameters by name."""
+        """Return the trainer, and the velocities of the trained parameters by name."""
         optimizer = mx.optimizer.SGD(
             momentum=sgd.momentum, wd=sgd.weight_decay, rescale_grad=1 / self._compute.loss_scale
         )
@@ -207,8 +207,8 @@ class MXNetTask:
             )
         else:
             trainer = mx.gluon.Trainer(self._trained, optimizer, kvstore=None)
-        # Gluon makes them at the first step, by the places of the names in their order; here they are part of the state
-        # from the start.
+        # Gluon makes velocities at the first step, numbered in the order of the names. Here they are part of the state
+        # from the beginning.
         velocities = {name: mx.nd.zeros(one.shape, ctx=self._compute.device) for name, one in self._trained.items()}
         (updater,) = trainer._updaters
         updater.states = dict(enumerate(velocities.values()))
@@ -216,15 +216,15 @@ class MXNetTask:
         return trainer, velocities
 
     def _find_finite(self, losses: Any) -> Any:
-        """Whether losses and gradients are, float32 [1], maybe still being computed."""
+        """Return 1 if losses and gradients are finite, else 0, float32 [1], which may still be being computed."""
         arrays = [losses, *self._gradients]
         return mx.nd.multi_all_finite(*arrays, num_arrays=len(arrays))
 
     def _average(self, losses: Any) -> tuple[Any, npt.NDArray[np.float32]]:
-        """Make this rank's losses and moving statistics the means over the ranks; the losses, and the mean vote.
+        """Average moving statistics over the ranks; return the mean losses and the mean vote.
 
-        What follows on the averaged gradients computes with means only, so after the step all ranks have the same
-        state, bit for bit, and have found alike whether its numbers are finite.
+        All that follows is computed from means, so after the step all ranks have the same state, bit for bit, and agree
+        on whether its numbers are finite.
         """
         votes = mx.nd.array(self._votes, ctx=losses.context)
         (means,) = self._communicator.allreduce([mx.nd.concat(losses, votes, *self._statistics, dim=0)])
@@ -235,15 +235,15 @@ class MXNetTask:
 
 
 def draw_weights(net: SSD, seed: int) -> WeightsFile:
-    """Kernels for a detector: He's normal distribution in the backbone, Glorot's uniform one in what has a bias.
+    """Draw the kernels of a detector: by He's normal distribution, and by Glorot's uniform one in layers with a bias.
 
-    These are the distributions that the TensorFlow program draws from, but for his cut tails. He et al.,
+    The TensorFlow program draws from the same distributions, but truncates He's. He et al.,
     https://arxiv.org/abs/1502.01852; Glorot and Bengio, "Understanding the difficulty of training deep feedforward
     neural networks", 2010.
 
     Args:
-        net: initialised.
-        seed: of the draws; each kernel has draws of its own.
+        net: an initialised network.
+        seed: of the draws, which are independent for each kernel.
     """
     shapes = {name: tensor.shape for name, tensor in read_tensors(net).items()}
     kernels = [name for name in shapes if name.endswith("/kernel")]

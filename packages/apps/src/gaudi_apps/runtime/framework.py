@@ -25,7 +25,13 @@ class Tracer(Protocol):
 
 
 class Framework(Protocol):
-    """A library that computes; it is imported by `start` at the earliest."""
+    """A library that computes; it is imported by `start` at the earliest.
+
+    Attributes:
+        distributions: names of the packages whose versions must be equal on all ranks.
+    """
+
+    distributions: tuple[str, ...]
 
     def start(self, settings: DeviceSettings) -> None:
         """Choose device and precision, set the environment, and only then import the library.

@@ -31,8 +31,11 @@ class TensorFlow:
     """The framework TensorFlow, see `gaudi_apps.runtime.framework.Framework`.
 
     Attributes:
+        distributions: names of the packages whose versions must be equal on all ranks.
         precision: that of the device, once started.
     """
+
+    distributions = ("tensorflow", "tensorflow-cpu", "tf-keras", "habana-tensorflow")
 
     def __init__(self) -> None:
         self.precision = Precision("fp32", "float32")

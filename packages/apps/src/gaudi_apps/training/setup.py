@@ -192,7 +192,7 @@ def list_run_settings(app: Application, data: TrainingData, plan: Plan) -> dict[
 
 
 OURS = ("gaudi_apps", "gaudi_datasets", "gaudi_distributed", "gaudi_models", "gaudi_ops")
-OTHERS = ("tensorflow", "tensorflow-cpu", "tf-keras", "habana-tensorflow", "mxnet", "horovod", "numpy")
+OTHERS = ("horovod", "numpy")  # besides those of the framework
 
 
 def require_equal_start(session: Session, data: str = "") -> None:
@@ -220,7 +220,7 @@ def list_start_facts(session: Session, data: str) -> dict[str, Any]:
         "device": session.app.framework.list_devices(),
         "precision": session.app.framework.precision_name,
         "python": platform.python_version(),
-        "versions": {name: find_version(name) for name in OTHERS},
+        "versions": {name: find_version(name) for name in (*session.app.framework.distributions, *OTHERS)},
         "code": hash_code(),
     }
 
