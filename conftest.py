@@ -1,4 +1,4 @@
-"""What tests of all packages wait by: events, never a time that they guess.
+"""Fixtures of all packages' tests, which wait for events and never for a guessed time.
 
 No test sleeps or reads a clock (tests/test_waiting.py sees to it). Programs that a test starts write lines to a channel
 and wait at a gate; one that is to hang blocks in `signal.pause` or the like.
@@ -103,7 +103,7 @@ class Gate:
 
 @contextlib.contextmanager
 def open_process(process: subprocess.Popen[str] | subprocess.Popen[bytes] | None) -> Iterator[list[int]]:
-    """A descriptor that can be read once the process has ended; none without a process."""
+    """Return a descriptor that can be read once the process has ended; none without a process."""
     if process is None:
         yield []
         return

@@ -38,7 +38,7 @@ PATIENCE, GRACE_SECONDS = 2.0, 240.0
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Run the benchmarks that the command line names."""
     names = ", ".join(SHARES)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=SHARES, help=f"some of {names}; default: all")
@@ -142,7 +142,7 @@ def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _load(path: Path) -> list[dict[str, Any]]:
-    """The fields of each figure that was written, if any."""
+    """Return the fields of each figure that was written, if any."""
     if not path.exists():
         return []
     rows = json.loads(path.read_text(encoding="utf-8"))

@@ -32,5 +32,5 @@ NEED_TORCH = frozenset({"ssd_step", "resnet_step", "resnext_step"})
 
 
 def deal_seconds(name: str, following: Sequence[str], seconds_left: float) -> float:
-    """The seconds of a benchmark, of those that are left for it and the following ones."""
+    """Share out the seconds that are left for a benchmark and the following ones."""
     return seconds_left * SHARES[name] / sum(SHARES[each] for each in (name, *following))

@@ -85,7 +85,7 @@ def _compare(name: str, records: Path, images: int, budget_seconds: float) -> It
 
 
 def _reader(dataset: Any, batches: int) -> Callable[[], None]:
-    """What reads one turn's batches, going on where the last turn stopped."""
+    """Return a reader of one turn's batches, which continues where the last turn stopped."""
     iterator = iter(dataset)
 
     def read() -> None:

@@ -22,7 +22,7 @@ LONG = 300.0  # seconds in which there are three rounds, in place of one: pycoco
 
 
 def run(budget_seconds: float) -> Iterator[Figure]:
-    """The ratio of both, and how far their figures are apart."""
+    """Measure the ratio of both, and the difference of their figures."""
     from gaudi_datasets.detection.scoring import score_detections
 
     document = make_truth()
@@ -47,7 +47,7 @@ def run(budget_seconds: float) -> Iterator[Figure]:
 
 
 def make_truth() -> dict[str, Any]:
-    """A document of images with some objects each."""
+    """Make a document of images with some objects each."""
     generator = np.random.default_rng(0)
     image_ids = np.repeat(np.arange(IMAGES), generator.poisson(OBJECTS, IMAGES))
     boxes = draw_boxes(generator, len(image_ids))
@@ -96,7 +96,7 @@ def draw_boxes(generator: np.random.Generator, count: int) -> npt.NDArray[np.flo
 
 
 def score_by_pycocotools(document: dict[str, Any], detections: list[dict[str, Any]]) -> list[float]:
-    """The twelve figures."""
+    """Compute the twelve figures."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 

@@ -23,7 +23,7 @@ COMMAND = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "non
 
 
 def run(budget_seconds: float) -> Iterator[Figure]:
-    """What rank 0 measured.
+    """Return the measurements of rank 0.
 
     Raises:
         RuntimeError: a rank ended with an error.

@@ -71,7 +71,7 @@ def measure_memory(document: dict[str, Any], images: Path, count: int) -> int:
 
 
 def repeat(document: dict[str, Any], count: int) -> dict[str, Any]:
-    """A COCO document of `count` images, each file named again and again."""
+    """Make a COCO document of `count` images, each file named again and again."""
     boxes: dict[int, list[dict[str, Any]]] = {}
     for one in document["annotations"]:
         boxes.setdefault(one["image_id"], []).append({**one, "segmentation": None})

@@ -46,13 +46,13 @@ class RepeatedSource:
         return self._length
 
     def read(self, index: int) -> DetectionExample:
-        """The example that comes around at an index, with the index for its id."""
+        """Return the example that comes around at an index, with the index for its id."""
         example = self._source.read(index % len(self._source))
         return DetectionExample(**{**vars(example), "image_id": index})
 
 
 def write_photographs(folder: Path) -> RecordSource:
-    """Records of the photographs whose long side is 640 pixels."""
+    """Write records of the photographs whose long side is 640 pixels."""
     data = data_folder() / "coco_ccby"
     write_records(
         read_coco(data / "annotations" / "instances_train2017.json"),
@@ -76,7 +76,7 @@ def repeat(dataset: Any) -> Callable[[], None]:
 
 
 def run(budget_seconds: float) -> list[Figure]:
-    """The ratio of both, and images a second of the loader."""
+    """Measure the ratio of both, and images a second of the loader."""
     from benchmarks.plain_detection_input import plain_dataset
     from gaudi_datasets.detection.pipeline import train_dataset
 

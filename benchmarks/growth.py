@@ -1,4 +1,4 @@
-"""What it costs the detector's loader that a run is long or a data set large: images a second, and memory."""
+"""The cost of a long run or a large data set for the detector's loader: images a second, and memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(budget_seconds: float) -> Iterator[Figure]:
 
 
 def measure_epochs(source: RecordSource, options: InputOptions, budget_seconds: float) -> Iterator[Figure]:
-    """An iterator that has read ten epochs against new ones."""
+    """Measure an iterator that has read ten epochs against new ones."""
     from gaudi_datasets.detection.pipeline import train_dataset
 
     steps = max(1, len(source) // BATCH)
@@ -80,7 +80,7 @@ def measure_records(source: RecordSource, options: InputOptions, budget_seconds:
 
 
 def reader(batches: Iterator[Any]) -> Callable[[], None]:
-    """A function that reads a turn's batches."""
+    """Return a function that reads a turn's batches."""
     return lambda: read(batches, STEPS)
 
 

@@ -40,7 +40,7 @@ def run(budget_seconds: float) -> Iterator[Figure]:
 
 
 def repeat_shard(shard: Path, folder: Path, count: int) -> Path:
-    """Records whose shards are all the same file, so that they take no disk."""
+    """Write records whose shards are all the same file, so that they take no disk."""
     folder.mkdir()
     for number in range(count):
         os.link(shard, folder / f"train-{number:05d}-of-{count:05d}")

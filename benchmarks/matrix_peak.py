@@ -1,4 +1,4 @@
-"""What this machine does in products of large matrices: what a training step is measured by."""
+"""The speed of this machine in products of large matrices, which training steps are compared with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(budget_seconds: float) -> Iterator[Figure]:
 
 
 def build_product(dtype: str) -> Callable[[], None]:
-    """A function that multiplies some times."""
+    """Return a function that multiplies some times."""
     import tensorflow as tf
 
     matrix = tf.cast(tf.random.stateless_normal([SIDE, SIDE], [0, 0]), DTYPES[dtype])

@@ -22,7 +22,7 @@ import psutil
 
 @dataclass(frozen=True)
 class Timing:
-    """What the repeats of one candidate took.
+    """The times of the repeats of one candidate.
 
     Attributes:
         seconds: of each repeat, in the order of the rounds.
@@ -69,17 +69,17 @@ class Figure:
 
     @property
     def passed(self) -> bool:
-        """Whether the value is what it must be."""
+        """Tell if the value is within its bounds."""
         return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
 
     @property
     def target(self) -> str:
-        """What the value must be, in words; empty where it may be anything."""
+        """Describe the bounds of the value in words; empty where it may be anything."""
         bounds = (("at least", self.least), ("at most", self.most))
         return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
 
     def describe(self) -> str:
-        """The figure in one line."""
+        """Describe the figure in one line."""
         spread = "" if self.spread is None else f" (spread {self.spread:.2g})"
         target = f", must be {self.target}: {'yes' if self.passed else 'NO'}" if self.target else ""
         note = f"; {self.note}" if self.note else ""
@@ -115,12 +115,12 @@ def interleave(
 
 
 def ratio(timings: Mapping[str, Timing], slow: str, fast: str) -> float:
-    """How many times as fast `fast` is as `slow`: the median over the rounds, each compared with itself."""
+    """Compute how many times as fast `fast` is as `slow`: the median over the rounds, each compared with itself."""
     return statistics.median(_ratios(timings, slow, fast))
 
 
 def compare(name: str, timings: Mapping[str, Timing], slow: str, fast: str, **more: Any) -> Figure:
-    """The figure of `ratio`, with its spread; `more` are fields of the figure."""
+    """Make the figure of `ratio`, with its spread; `more` are fields of the figure."""
     ratios = _ratios(timings, slow, fast)
     return Figure(
         name,
@@ -137,13 +137,13 @@ def _ratios(timings: Mapping[str, Timing], slow: str, fast: str) -> list[float]:
 
 
 def describe_rates(timings: Mapping[str, Timing], amount: float, unit: str = "images/s") -> str:
-    """How much of something each candidate did in a second, for a note."""
+    """Compute the work of each candidate in a second, for a note."""
     rates = ", ".join(f"{name} {amount / timing.median:.3g}" for name, timing in timings.items())
     return f"{rates} {unit}"
 
 
 def describe_timings(timings: Mapping[str, Timing]) -> dict[str, Any]:
-    """Timings for a figure's details."""
+    """List timings for a figure's details."""
     return {
         name: {
             "median_seconds": round(timing.median, 4),
@@ -156,7 +156,7 @@ def describe_timings(timings: Mapping[str, Timing]) -> dict[str, Any]:
 
 
 def data_folder() -> Path:
-    """The folder of real data that REAL_DATA names.
+    """Return the folder of real data that REAL_DATA names.
 
     Raises:
         SystemExit: it is not set, or no folder.

@@ -61,7 +61,7 @@ class Workers:
 
 
 def serve(source: RepeatedSource, options: InputOptions, end: Any) -> None:
-    """What such a process does."""
+    """Read images in a process of its own."""
     from gaudi_datasets.detection.batches import train_batches
 
     while True:
@@ -74,7 +74,7 @@ def serve(source: RepeatedSource, options: InputOptions, end: Any) -> None:
 
 
 def run(budget_seconds: float) -> list[Figure]:
-    """The ratio to gluon's, images a second, and the ratio to processes."""
+    """Measure the ratio to Gluon's, images a second, and the ratio to processes."""
     processors = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         source = RepeatedSource(write_photographs(Path(folder)), EPOCH)

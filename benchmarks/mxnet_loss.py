@@ -76,7 +76,7 @@ def check_equal(candidates: dict[str, Callable[[], list[Any]]]) -> None:
 
 
 def run(budget_seconds: float) -> list[Figure]:
-    """The ratio of both."""
+    """Measure the ratio of both."""
     candidates = build_candidates()
     check_equal(candidates)
     timings = interleave(candidates, REPEATS, budget_seconds=budget_seconds)

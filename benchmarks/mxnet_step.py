@@ -21,7 +21,7 @@ MIB = 2**20
 
 
 def build_plain() -> Callable[[], None]:
-    """The network as layers of Gluon, the loss with two sorts, both hybridized."""
+    """Build the network as layers of Gluon, and the loss with two sorts, both hybridized."""
     import mxnet as mx
 
     from benchmarks.plain_mxnet_ssd import PlainLoss, PlainSSD
@@ -80,7 +80,7 @@ def make_trainer(net: Any) -> Any:
 
 
 def make_step(net: Any, differentiate: Callable[[Any], None]) -> Callable[[], None]:
-    """A training step as a function that waits for its end."""
+    """Return a training step as a function that waits for its end."""
     import mxnet as mx
 
     images, trainer = mx.nd.random.normal(shape=(BATCH, 3, 300, 300)), make_trainer(net)

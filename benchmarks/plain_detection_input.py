@@ -39,7 +39,7 @@ def load(record: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def parse(record: Any) -> tuple[Any, Any, Any]:
-    """Encoded image, boxes y0, x0, y1, x1 in 0..1 and labels of those objects that are no crowd."""
+    """Parse an encoded image, boxes y0, x0, y1, x1 in 0..1 and labels of objects that are no crowd."""
     floats = {f"image/object/bbox/{side}": tf.io.VarLenFeature(tf.float32) for side in SIDES}
     integers = {f"image/object/{name}": tf.io.VarLenFeature(tf.int64) for name in ("class/label", "is_crowd")}
     features = tf.io.parse_single_example(
@@ -52,7 +52,7 @@ def parse(record: Any) -> tuple[Any, Any, Any]:
 
 
 def draw_window(boxes: Any) -> tuple[Any, Any]:
-    """A window y0, x0, y1, x1 in 0..1, and which boxes have their centre in it."""
+    """Draw a window y0, x0, y1, x1 in 0..1, and find the boxes with their centre in it."""
     whole = (True, tf.constant([0.0, 0.0, 1.0, 1.0]), tf.ones([tf.shape(boxes)[0]], tf.bool))
     _, window, kept = tf.while_loop(
         lambda found, *_: tf.logical_not(found),
@@ -63,7 +63,7 @@ def draw_window(boxes: Any) -> tuple[Any, Any]:
 
 
 def propose(boxes: Any) -> tuple[Any, Any, Any]:
-    """Whether one of 50 proposed windows is valid, the last such one, and the boxes with their centre in it."""
+    """Propose 50 windows; return if one is valid, the last such one, and the boxes with their centre in it."""
     height, width = tf.random.uniform([50], 0.3, 1.0), tf.random.uniform([50], 0.3, 1.0)
     top, left = tf.random.uniform([50]) * (1 - height), tf.random.uniform([50]) * (1 - width)
     windows = tf.stack([top, left, top + height, left + width], axis=1)
@@ -92,7 +92,7 @@ def flip(image: Any, boxes: Any) -> tuple[Any, Any]:
 
 
 def jitter(image: Any) -> Any:
-    """The four colour operations."""
+    """Apply the four colour operations."""
     image = tf.image.random_brightness(image, 0.125)
     image = tf.image.random_contrast(image, 0.5, 1.5)
     image = tf.image.random_saturation(image, 0.5, 1.5)

@@ -25,7 +25,7 @@ BOXES = (4, 6, 6, 6, 4, 4)
 
 
 def build_plain_ssd(num_classes: int, policy: str) -> Any:
-    """A Keras model from images [batch, 300, 300, 3] to logits and offsets."""
+    """Build a Keras model from images [batch, 300, 300, 3] to logits and offsets."""
     before = keras.mixed_precision.global_policy()
     keras.mixed_precision.set_global_policy(policy)
     images = keras.Input([300, 300, 3])
@@ -64,7 +64,7 @@ def _block(x: Any, filters: int, stride: int, *, project: bool) -> Any:
 
 
 def plain_loss(logits: Any, offsets: Any, classes: Any, target_offsets: Any, num_matched: Any) -> Any:
-    """The detector's loss."""
+    """Compute the detector's loss."""
     positive = classes > 0
     counts = tf.reduce_sum(tf.cast(positive, tf.int32), axis=1)
     entropy = tf.nn.softmax_cross_entropy_with_logits(tf.one_hot(classes, logits.shape[-1]), logits)
@@ -82,7 +82,7 @@ def plain_loss(logits: Any, offsets: Any, classes: Any, target_offsets: Any, num
 
 
 def build_plain_step(model: Any, weight_decay: float) -> Callable[[Any, Any], Any]:
-    """A training step with Keras' optimizer, from images and targets to the loss."""
+    """Make a training step with Keras' optimizer, from images and targets to the loss."""
     optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
 
     @tf.function

@@ -48,7 +48,7 @@ def plain_loader(source: DetectionSource, batch_size: int, processes: int) -> An
 
 
 def crop(image: Any, boxes: Any, labels: Any) -> tuple[Any, Any, Any]:
-    """The crop of the paper: one window after the other until one will do."""
+    """Crop as in the paper: draw one window after the other until one is valid."""
     while True:
         minimum = random.choice([None, 0.0, 0.1, 0.3, 0.5, 0.7, 0.9])
         if minimum is None:

@@ -79,7 +79,7 @@ def build_plain(dtype: str) -> Callable[[Any, Any], Any]:
 
 
 def build_ours(name: str, dtype: str) -> tuple[Callable[[Any, Any], Any], float]:
-    """A step of a classifier of ours (version 1.5, which has 6 % more work than 1) and its operations per image."""
+    """Make a step of our classifier (version 1.5, with 6 % more work than 1), and count its operations per image."""
     import tensorflow as tf
 
     from gaudi_models.classifiers import build_classifier

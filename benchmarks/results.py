@@ -28,7 +28,7 @@ Earlier = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one benchmark gave: figures, and the reason where it failed before its end."""
+    """The result of one benchmark: figures, and the reason if it failed."""
 
     benchmark: str
     figures: tuple[Figure, ...]
@@ -36,12 +36,12 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether it came to its end, and everything is what it must be."""
+        """Tell if it came to its end with all figures within their bounds."""
         return not self.error and all(figure.passed for figure in self.figures)
 
 
 def list_rows(outcomes: Iterable[Outcome]) -> list[tuple[str, ...]]:
-    """The rows of the table, as texts for `COLUMNS`."""
+    """List the rows of the table, as texts for `COLUMNS`."""
     rows = []
     for outcome in outcomes:
         for one in outcome.figures:
@@ -57,7 +57,7 @@ def list_rows(outcomes: Iterable[Outcome]) -> list[tuple[str, ...]]:
 
 
 def format_table(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS) -> str:
-    """A table in Markdown with columns of one width, so that it is read as it is, too."""
+    """Format a table in Markdown with columns of one width, so that its source is readable, too."""
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     lines = [columns, ["-" * width for width in widths], *rows]
     return "\n".join(
@@ -66,7 +66,7 @@ def format_table(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS
 
 
 def read_earlier(text: str) -> Earlier:
-    """The values of a committed table by benchmark and figure."""
+    """Read the values of a committed table by benchmark and figure."""
     values = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -76,7 +76,7 @@ def read_earlier(text: str) -> Earlier:
 
 
 def compare_with(earlier: Earlier, outcomes: Iterable[Outcome]) -> list[str]:
-    """A line for each figure that changed by a tenth or more, that is new, or that is no longer there.
+    """List a line for each figure that changed by a tenth or more, is new, or is gone.
 
     Benchmarks that did not run are left out.
     """
@@ -125,7 +125,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def format_results(machine: Mapping[str, str], outcomes: Iterable[Outcome]) -> str:
-    """The file that is committed."""
+    """Format the file that is committed."""
     facts = "\n".join(f"- {name}: {value}" for name, value in machine.items())
     explanation = (
         "Written by `nox -s bench -- --write_results`; later runs are compared with it. Candidates took turns (A B,\n"
@@ -149,7 +149,7 @@ def _find_processor() -> str:
 
 
 def _describe_others(details: Mapping[str, Any]) -> str:
-    """A warning where other programs kept the machine busy."""
+    """Return a warning where other programs kept the machine busy."""
     timings = [each for each in details.values() if isinstance(each, Mapping)]
     busy = max((each.get("others_processors", 0.0) for each in timings), default=0.0)
     return f"others kept {busy:.1f} processors busy" if busy > BUSY else ""

@@ -14,7 +14,7 @@ LEAST = 3.0
 
 
 def run(budget_seconds: float) -> list[Figure]:
-    """The ratio of both, which have to give the same loss."""
+    """Measure the ratio of both, which have to give the same loss."""
     import numpy as np
     import tensorflow as tf
 

@@ -39,7 +39,7 @@ def measure(dtype: str, budget_seconds: float) -> Iterator[Figure]:
 
 
 def build_ours(dtype: str, batch: int) -> tuple[Callable[[], float], float]:
-    """The step of ssd_train, as a function that waits for its end, and its operations per image."""
+    """Make the step of ssd_train, a function that waits for its end, and count its operations per image."""
     from gaudi_apps.detection.task import SSDTask
     from gaudi_distributed import SingleProcess
 
@@ -49,7 +49,7 @@ def build_ours(dtype: str, batch: int) -> tuple[Callable[[], float], float]:
 
 
 def build_plain(dtype: str, batch: int) -> Callable[[], float]:
-    """The step of plain Keras."""
+    """Make the step of plain Keras."""
     from benchmarks.plain_keras_ssd import build_plain_ssd, build_plain_step
 
     step = build_plain_step(build_plain_ssd(CLASSES, POLICIES[dtype]), WEIGHT_DECAY)

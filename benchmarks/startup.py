@@ -31,7 +31,7 @@ def run(budget_seconds: float) -> Iterator[Figure]:
 
 
 def describe(name: str, timing: Timing, most: float) -> Figure:
-    """The median of the repeats."""
+    """Measure the median of the repeats."""
     spread = max(timing.seconds) - min(timing.seconds)
     return Figure(name, timing.median, "s", most=most, spread=spread, details=describe_timings({name: timing}))
 

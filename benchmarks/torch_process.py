@@ -15,7 +15,7 @@ FOLDER = ROOT / ".nox" / "torch_benchmark"
 
 
 def find_torch() -> Path:
-    """The Python of an environment with PyTorch, which is made if there is none yet.
+    """Return the Python of an environment with PyTorch, and make the environment if it is missing.
 
     Raises:
         CalledProcessError: it cannot be made.
@@ -33,7 +33,7 @@ def find_torch() -> Path:
 
 @contextmanager
 def start_torch(network: str, dtype: str, batch: int) -> Iterator[Callable[[], None]]:
-    """A function that has a process with PyTorch do one training step and waits for it; see torch_step.py."""
+    """Return a function that lets a process with PyTorch do one training step and waits; see torch_step.py."""
     command = [str(find_torch()), str(ROOT / "benchmarks" / "torch_step.py"), network, dtype, str(batch)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = subprocess.Popen(

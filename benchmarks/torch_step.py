@@ -52,7 +52,7 @@ class SSD(nn.Module):
 
 
 def detection_loss(outputs: tuple[Any, Any], classes: Any, target_offsets: Any) -> Any:
-    """The loss of logits and offsets, with hard negatives by the rank of a rank."""
+    """Compute the loss of logits and offsets, with hard negatives by the rank of a rank."""
     logits, offsets = (output.float() for output in outputs)
     entropy = nn.functional.cross_entropy(logits.transpose(1, 2), classes, reduction="none")
     positive = classes > 0
@@ -64,7 +64,7 @@ def detection_loss(outputs: tuple[Any, Any], classes: Any, target_offsets: Any) 
 
 
 def build(network: str, batch: int) -> tuple[nn.Module, Any, Callable[[Any], Any]]:
-    """A network, images for it, and the loss of what it gives."""
+    """Make a network, images for it, and the loss of its outputs."""
     if network == "ssd":
         classes = torch.zeros(batch, ROWS, dtype=torch.long)
         classes[:, ::200] = torch.randint(1, CLASSES, (batch, len(range(0, ROWS, 200))))

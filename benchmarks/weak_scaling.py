@@ -21,7 +21,7 @@ LAUNCHER = (sys.executable, "-m", "gaudi_distributed.launch", "--cores_per_rank"
 
 
 def run(budget_seconds: float) -> Iterator[Figure]:
-    """The speed of two, over twice that of one."""
+    """Measure the speed of two, over twice that of one."""
     candidates = {"one rank": (1, "openmpi"), "Open MPI": (2, "openmpi"), "Gloo": (2, "gloo")}
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     started = time.perf_counter()

@@ -38,7 +38,7 @@ OUTCOMES = [Outcome("ssd_step", FIGURES), Outcome("startup", (), "RuntimeError: 
 
 @pytest.fixture
 def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Outcome]:
-    """Runs the text of a module as a benchmark."""
+    """Return a function that runs the text of a module as a benchmark."""
     (tmp_path / "made").mkdir()
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
 

@@ -50,7 +50,7 @@ def test_nobody_reads_the_output(command: str) -> None:
 
 
 def has_fault() -> bool:
-    """Whether gaudi-run doctor finds a fault in this machine."""
+    """Find out if gaudi-run doctor finds a fault in this machine."""
     with start("gaudi-run doctor --json", stdout=subprocess.PIPE) as process:
         process.communicate(timeout=60)
     return process.returncode == 78

@@ -1,4 +1,4 @@
-"""What the files in containers/ say: the two of a lane agree, and nothing that makes an image unsafe or large is there.
+"""Check the files in containers/: the two of a lane agree, and nothing makes an image unsafe or large.
 
 hadolint, in `nox -s lint`, knows more of Dockerfiles.
 """

@@ -1,4 +1,4 @@
-"""What the documents say is true: their Python runs, and their commands exist with the flags that they give."""
+"""Check the documents: their Python runs, and their commands exist with the flags that they give."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def list_documented(kind: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the commands of the documents make, but small: scenes, records, a model, its export, and an image."""
+    """Make what the commands of the documents make, but small: scenes, records, a model, its export, an image."""
     folder = tmp_path_factory.mktemp("documents")
     convert = "gaudi-datasets convert coco --annotations scenes/annotations/instances_{0}.json --images scenes/{0}"
     train = "ssd_train --data_dir records --model_dir runs/cells"

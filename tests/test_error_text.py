@@ -109,7 +109,7 @@ COMMANDS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working folder with a file of notes and two bad configurations."""
+    """Make a working folder with a file of notes and two bad configurations."""
     (tmp_path / "notes").write_text("these are notes")
     (tmp_path / "unknown.yaml").write_text("bath_size: 3\n")
     (tmp_path / "broken.yaml").write_text("batch_size: [3\n")

@@ -1,4 +1,4 @@
-"""What a user sees when the input is wrong: exit status, a short error that names the culprit, nothing left behind."""
+"""Errors that a user sees when the input is wrong: exit status, a short text that names the culprit, no files left."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def list_files(folder: Path) -> dict[str, str]:
 
 
 def assert_refused(folder: Path, status: int, named: list[str], *arguments: str) -> None:
-    """The program ends with the status and a short error that holds all of `named`, and leaves the folder as it was."""
+    """Check that the program ends with the status and a short error that holds all of `named`, and writes nothing."""
     before = list_files(folder)
     done = run(folder, *arguments)
     assert done.returncode == status, done.stderr
@@ -47,7 +47,7 @@ def assert_refused(folder: Path, status: int, named: list[str], *arguments: str)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What a user may have: the edge cases, the images of gt.json, an empty folder, and a file of notes."""
+    """Make a user's folder: the edge cases, the images of gt.json, an empty folder, and a file of notes."""
     for path in EDGE_JSON.glob("*.json"):
         shutil.copy(path, tmp_path)
     (tmp_path / "images").mkdir()

@@ -47,7 +47,7 @@ sys.exit(mutation.main(sys.argv[3:]))
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """The folder of a package and its tests."""
+    """Make the folder of a package and its tests."""
     (tmp_path / "measured").mkdir()
     (tmp_path / "measured" / "__init__.py").touch()
     (tmp_path / "measured" / "numbers.py").write_text(SOURCE)
@@ -61,7 +61,7 @@ def check(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def find_changes(report: str, heading: str) -> set[str]:
-    """The lines that the mutants under a heading have in place of others."""
+    """List the lines that the mutants under a heading have in place of others."""
     _, _, part = report.partition(f"## {heading}\n")
     lines = re.findall(r"^\+(?!\+)(.*)$", part.partition("\n## ")[0], re.MULTILINE)
     return {" ".join(line.split()) for line in lines}

@@ -201,7 +201,7 @@ def run(module: str, *arguments: str | Path) -> None:
 
 
 def find_both(pair: Pair) -> tuple[list[Detection], list[Detection]]:
-    """What MXNet and TensorFlow find in the images."""
+    """Return the detections of MXNet and TensorFlow in the images."""
     category_ids = np.array([0, *(category.id for category in pair.val.categories)])
     detector, keras_detector = Detector(pair.net, mx.cpu()), KerasDetector(pair.model)
     ours: list[Detection] = []
@@ -238,7 +238,7 @@ def assert_same_detections(ours: list[Detection], theirs: list[Detection]) -> No
 
 
 def corners_and_score(detection: Detection) -> Floats:
-    """The box in pixels, and the score in hundreds, so that one tolerance is 1e-2 pixels and 1e-4."""
+    """Scale the box to pixels and the score to hundreds, so that one tolerance is 1e-2 pixels and 1e-4."""
     return np.array([*detection["bbox"], 100 * detection["score"]], np.float32)
 
 

@@ -107,7 +107,7 @@ class OriginalFlag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it took no value."""
+        """Tell if it took no value."""
         return self.default in (ON, OFF) and self.type != "string"
 
 
@@ -154,7 +154,7 @@ def parse(command: str, arguments: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class Row:
-    """What a document says of a flag."""
+    """The row of a document about a flag."""
 
     name: str
     short: str
@@ -296,7 +296,7 @@ def check_taken(flag: OriginalFlag, row: Row) -> None:
 
 
 def check_command(flag: OriginalFlag) -> None:
-    """The same of a command of gaudi-datasets."""
+    """Do the same for a command of gaudi-datasets."""
     required = [each for each in flag.place.required if not each.startswith(f"{flag.name}=")]
     found = [parse(flag.place.command, [*required, *form]) for form in list_forms(flag, "9")]
     assert all(each == found[0] for each in found)

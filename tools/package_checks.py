@@ -1,4 +1,4 @@
-"""What each package is worth to who installs it alone; `nox -s packages` runs it.
+"""Check each package as installed alone; `nox -s packages` runs it.
 
 `python tools/package_checks.py FOLDER` builds all packages into the folder and installs each wheel, and each of its
 extras, in empty environments there. The first thing that is not as it should be ends it with a line. It needs uv
@@ -82,7 +82,7 @@ class Environment:
         return uv("pip", "install", *flags, *arguments, *requirements)
 
     def list_names(self) -> set[str]:
-        """The distributions that it holds."""
+        """List the distributions that it holds."""
         lines = uv("pip", "freeze", "-p", str(self.folder)).splitlines()
         return {re.split(r"[ =@]", line)[0].lower() for line in lines if line}
 
@@ -142,7 +142,7 @@ def build(name: str, dist: Path, direct: Path) -> None:
 
 
 def check_alone(name: str, dist: Path, folder: Path) -> None:
-    """The wheel with its declared dependencies: it imports, everything agrees, and no TensorFlow came along."""
+    """Check a wheel with its declared dependencies: it imports, everything agrees, without a TensorFlow."""
     environment = Environment(folder).create()
     environment.install(dist, f"gaudi-{name}")
     environment.check()
@@ -155,7 +155,7 @@ def check_alone(name: str, dist: Path, folder: Path) -> None:
 
 
 def check_extra(name: str, extra: str, dist: Path, folder: Path) -> None:
-    """An extra brings what it is for, and a TensorFlow only where its name says so, and never two."""
+    """Check that an extra brings its libraries, and one TensorFlow only if its name says so."""
     environment = Environment(folder).create()
     said = environment.install(dist, f"gaudi-{name}[{extra}]", dry=extra in ONLY_RESOLVED)
     if extra in ONLY_RESOLVED:
@@ -181,7 +181,7 @@ def check_no_other_tensorflow(name: str, dist: Path, folder: Path) -> None:
 
 
 def make_vendor_build(folder: Path) -> str:
-    """An empty distribution that stands for a TensorFlow of a vendor's; returns its wheel."""
+    """Build an empty distribution that stands for a vendor's TensorFlow; return its wheel."""
     wheels = folder / "wheels"
     if not wheels.exists():
         (folder / "tensorflow").mkdir(parents=True)
@@ -196,7 +196,7 @@ def make_vendor_build(folder: Path) -> str:
 
 
 def run_examples(name: str, extra: str, commands: Sequence[str], dist: Path, folder: Path) -> None:
-    """The Python of a README, as a reader would paste it, with the package and what it declares."""
+    """Run the Python of a README, as a reader would paste it, with the package and its dependencies."""
     environment = Environment(folder).create()
     environment.install(dist, f"gaudi-{name}[{extra}]" if extra else f"gaudi-{name}")
     for arguments in commands:
@@ -210,7 +210,7 @@ def run_examples(name: str, extra: str, commands: Sequence[str], dist: Path, fol
 
 
 def check_ranges(dist: Path, folder: Path) -> None:
-    """What a package says of the versions of ours holds at both ends: the first and the last work, later is refused."""
+    """Check the version ranges of our packages at both ends: the first and the last work, a later one is refused."""
     for name in NAMES:
         for needed in list_needed(find_wheel(name, dist)):
             (lowest,) = (one.version for one in needed.specifier if one.operator == ">=")
@@ -222,7 +222,7 @@ def check_ranges(dist: Path, folder: Path) -> None:
 
 
 def last_before(version: str) -> str:
-    """A version of the series before: 0.1.999 for 0.2."""
+    """Return a version of the series before: 0.1.999 for 0.2."""
     major, minor = version.split(".")[:2]
     return f"{major}.{int(minor) - 1}.999"
 
@@ -244,7 +244,7 @@ def check_version(name: str, other: str, version: str, fits: bool, dist: Path, f
 
 
 def make_version(name: str, version: str, folder: Path) -> Path:
-    """The wheel of a package as if it were of that version; returns the folder that it is in."""
+    """Make the wheel of a package as if it were of that version; return its folder."""
     if not folder.exists():
         shutil.copytree(ROOT / "packages" / name, folder / "tree", ignore=shutil.ignore_patterns("tests"))
         path = folder / "tree" / "pyproject.toml"
@@ -255,7 +255,7 @@ def make_version(name: str, version: str, folder: Path) -> Path:
 
 
 def find_wheel(name: str, folder: Path) -> Path:
-    """The one wheel of a package in a folder."""
+    """Find the one wheel of a package in a folder."""
     (wheel,) = folder.glob(f"gaudi_{name}-*.whl")
     return wheel
 
@@ -267,7 +267,7 @@ def read_contents(wheel: Path) -> dict[str, int]:
 
 
 def read_metadata(wheel: Path) -> dict[str, list[str]]:
-    """The fields of a wheel's metadata that are lists."""
+    """Read the fields of a wheel's metadata that are lists."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
         message = HeaderParser().parsestr(archive.read(name).decode())
@@ -275,12 +275,12 @@ def read_metadata(wheel: Path) -> dict[str, list[str]]:
 
 
 def list_extras(wheel: Path) -> list[str]:
-    """The extras of a wheel."""
+    """List the extras of a wheel."""
     return read_metadata(wheel)["Provides-Extra"]
 
 
 def list_needed(wheel: Path) -> Iterator[Requirement]:
-    """What a wheel requires of ours, without its extras."""
+    """List the requirements of a wheel on our packages, without its extras."""
     for text in read_metadata(wheel)["Requires-Dist"]:
         requirement = Requirement(text)
         if requirement.name.startswith("gaudi-") and requirement.marker is None:
@@ -288,7 +288,7 @@ def list_needed(wheel: Path) -> Iterator[Requirement]:
 
 
 def list_programs(folder: Path, name: str) -> list[str]:
-    """The programs that a package brought into an environment."""
+    """List the programs that a package brought into an environment."""
     code = (
         "from importlib import metadata\n"
         f"found = metadata.distribution('gaudi-{name}').entry_points\n"

@@ -1,4 +1,4 @@
-"""What the tests against the vendor's wheel share; `nox -s gaudi_contract` runs them, nothing else does.
+"""Fixtures of the tests against the vendor's wheel, which only `nox -s gaudi_contract` runs.
 
 Only the wheel's public Python API and TensorFlow's registries are used. Whatever loads its library runs in a process of
 its own, because the library ends a process that asks it for a device that is not there.
@@ -53,7 +53,7 @@ print(json.dumps({"kernels": kinds, "operations": operations}))
 
 @pytest.fixture(scope="session")
 def child() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs Python code in a process of its own; `loaded`: after the vendor's library."""
+    """Return a function that runs Python code in a new process; `loaded`: after the vendor's library."""
 
     def run(code: str, *, loaded: bool = False, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -70,7 +70,7 @@ def child() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def registry(child: Callable[..., subprocess.CompletedProcess[str]]) -> dict[str, Any]:
-    """What the library registers without a driver: kernels for HPU with their types, and its own operations."""
+    """List what the library registers without a driver: kernels for HPU with their types, and its operations."""
     done = child(REGISTRY, loaded=True)
     assert done.returncode == 0, done.stderr
     content: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

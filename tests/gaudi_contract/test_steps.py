@@ -25,7 +25,7 @@ Batch = dict[str, tf.TensorSpec]
 
 @pytest.fixture(autouse=True)
 def _hpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is traced here is what is traced where TensorFlow has an HPU."""
+    """Trace here what is traced where TensorFlow has an HPU."""
     monkeypatch.setattr("gaudi_ops.tf.hpu.has_hpu", lambda: True)
 
 
@@ -80,7 +80,7 @@ STEPS: dict[str, Callable[[], tuple[KerasTask, Batch]]] = {
 
 @pytest.fixture(scope="module")
 def steps() -> dict[str, list[Operation]]:
-    """The traced steps; each takes seconds."""
+    """Trace the steps; each takes seconds."""
     return {}
 
 

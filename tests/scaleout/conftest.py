@@ -29,7 +29,7 @@ class StartRanks(Protocol):
 
 @pytest.fixture(scope="session")
 def start_ranks() -> StartRanks:
-    """The function to start ranks with."""
+    """Return the function to start ranks with."""
     return run_ranks
 
 
@@ -41,7 +41,7 @@ def serve() -> Callable[[Sequence[str], str], AbstractContextManager[None]]:
 
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train (12 images) and validation (6) of three classes, which are colours."""
+    """Make a folder with train (12 images) and validation (6) of three classes, which are colours."""
     root = tmp_path_factory.mktemp("colours")
     generator = np.random.default_rng(0)
     for split, count in (("train", 4), ("validation", 2)):

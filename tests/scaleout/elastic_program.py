@@ -29,7 +29,7 @@ def main(fault: dict[str, Any], arguments: list[str]) -> None:
 
 
 def begin(fault: dict[str, Any], step: int, phase: str) -> None:
-    """What a step begins with."""
+    """Return the state that a step begins with."""
     if phase != "step" or step != fault.get("step") or fault.get("done"):
         return
     fault["done"] = True

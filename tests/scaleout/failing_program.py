@@ -107,7 +107,7 @@ def spoil_batches() -> None:
 
 
 def build_small_classifier(name: str, num_classes: int, *, image_size: int, **options: Any) -> Any:
-    """A model with the inputs, outputs and names of a classifier."""
+    """Build a model with the inputs, outputs and names of a classifier."""
     from gaudi_models.layers import make_batch_norm
     from gaudi_ops.tf.keras_api import keras
 

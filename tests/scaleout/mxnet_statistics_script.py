@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def sum_over_group(group_size: int) -> Callable[[Any, str], Any]:
-    """Sums over consecutive ranks, by one allreduce of a row for each group."""
+    """Sum over consecutive ranks, by one all-reduce of a row for each group."""
     group, groups = hvd.rank() // group_size, hvd.size() // group_size
 
     def reduce_statistics(array: Any, name: str) -> Any:
@@ -53,7 +53,7 @@ def make_images(count: int) -> npt.NDArray[np.float32]:
 
 
 def build(reduce_statistics: Callable[[Any, str], Any] | None) -> SSD:
-    """The same detector in every process."""
+    """Build the same detector in every process."""
     from gaudi_models.mxnet.weights import assign_weights, read_tensors
 
     net = build_ssd(3, depth=18, reduce_statistics=reduce_statistics)

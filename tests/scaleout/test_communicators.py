@@ -31,7 +31,7 @@ Results = list[dict[str, list[np.ndarray[Any, Any]]]]
 def results(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start_ranks: Callable[..., str]
 ) -> Results:
-    """What each rank got, by rank and name."""
+    """Return the results of each rank, by rank and name."""
     way, size = request.param
     folder = tmp_path_factory.mktemp(f"{way}_{size}")
     start_ranks(way, size, [str(SCRIPT), str(folder), ENGINES[way]])

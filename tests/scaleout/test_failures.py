@@ -72,7 +72,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Waits:
-    """What tests wait by, of conftest.py at the root."""
+    """The means that tests wait by, of conftest.py at the root."""
 
     make_channel: Callable[[str], Any]
     make_gate: Callable[[str], Any]
@@ -179,12 +179,12 @@ class Run:
         return Ended(status, self.error_file.read_text(errors="replace"))
 
     def left(self) -> list[int]:
-        """Processes that still belong to it."""
+        """List the processes that still belong to it."""
         return find_processes(self.folder)
 
 
 def find_processes(folder: Path) -> list[int]:
-    """Processes that have the folder, or something in it, on their command line."""
+    """List processes that have the folder, or something in it, on their command line."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
     return [pid for pid in pids if os.fsencode(folder) in read_command(pid)]
 
@@ -254,7 +254,7 @@ def test_failure(runs: Runs, waits: Waits, name: str) -> None:
 
 
 def check_end(ended: Ended, kind: str, phase: str, step: int | None) -> None:
-    """The first cause was said once, and last."""
+    """Check that the first cause was reported once, and last."""
     what, target = kind.split()
     assert len(ended.causes) == 1, ended.error
     (cause,) = ended.causes

@@ -28,7 +28,7 @@ print("talked", hvd.__file__, float(total.asscalar() if hasattr(total, "asscalar
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The Python of a new environment with this one's frameworks, and what the command reports of it."""
+    """Return the Python of a new environment with this one's frameworks, and the command's report about it."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False, symlinks=True)
     (packages,) = folder.glob("lib/*/site-packages")

@@ -30,6 +30,6 @@ def test_all_ranks_get_the_same(tmp_path: Path, start_ranks: Callable[..., str],
 
 
 def rank_tensors(rank: int) -> list[npt.NDArray[np.float32]]:
-    """What a rank has, as in the script, which is no module that a test could import."""
+    """Compute the values of a rank as the script does, which is no module that a test could import."""
     generator = np.random.default_rng(100 + rank)
     return [generator.normal(size=shape).astype(np.float32) for shape in ((3,), (2, 5), (1, 1, 4))]

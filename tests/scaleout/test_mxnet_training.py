@@ -22,13 +22,13 @@ StartRanks = Callable[..., str]
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of the real network takes long where tests share a machine with others."""
+    """Give the ranks time: a step of the real network takes long where tests share a machine."""
     monkeypatch.setenv("GAUDI_RUN_STALL_SECONDS", "600")
 
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Flags for a data set of 24 scenes to train on and 5 to score on, which no batch divides."""
+    """Return flags for a data set of 24 scenes to train on and 5 to score on, which no batch divides."""
     folder = tmp_path_factory.mktemp("data") / "scenes"
     command = ["-m", "gaudi_datasets", "make-scenes", "--output_dir", str(folder), "--train", "24", "--val", "5"]
     subprocess.run([sys.executable, *command], check=True)
@@ -38,7 +38,7 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def alone(flags: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process."""
+    """Train in one process."""
     folder = tmp_path_factory.mktemp("alone")
     run_alone(*flags, "--batch-size", GLOBAL_BATCH, "--model_dir", folder)
     return folder

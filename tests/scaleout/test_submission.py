@@ -21,7 +21,7 @@ OWN = (
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """The variables of the scripts, and a program of that name with a small network."""
+    """Return the variables of the scripts, and make a program of that name with a small network."""
     made = ["-m", "gaudi_datasets", "make-scenes", "--train", "8", "--val", "4"]
     subprocess.run([sys.executable, *made, "--output_dir", str(tmp_path / "data" / "coco2017")], check=True)
     (tmp_path / "weights").mkdir()

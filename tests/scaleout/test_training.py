@@ -57,7 +57,7 @@ StartRanks = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Flags of ssd_train for a data set of 24 scenes to train on and 11 to score on, which no batch divides."""
+    """Return flags of ssd_train for 24 scenes to train on and 11 to score on, which no batch divides."""
     folder = tmp_path_factory.mktemp("data") / "scenes"
     command = ["-m", "gaudi_datasets", "make-scenes", "--output_dir", str(folder), "--train", "24", "--val", "11"]
     subprocess.run([sys.executable, *command], check=True)
@@ -70,7 +70,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Flags of resnet_train with LARS for images of three colours, 24 to train on and 11 to score on."""
+    """Return flags of resnet_train with LARS for images of three colours, 24 to train on and 11 to score on."""
     folder = tmp_path_factory.mktemp("data") / "classes"
     generator = np.random.default_rng(0)
     for split, count in (("train", 24), ("validation", 11)):
@@ -89,7 +89,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def ssd_alone(scenes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process."""
+    """Train in one process."""
     folder = tmp_path_factory.mktemp("ssd") / "alone"
     run(*SSD, *scenes, *BATCH, "--steps", STEPS, "--no_evaluate", "--model_dir", folder)
     return folder
@@ -97,7 +97,7 @@ def ssd_alone(scenes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def small_ssd_alone(scenes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process with the small network."""
+    """Train the small network in one process."""
     folder = tmp_path_factory.mktemp("ssd") / "small"
     run(*SMALL_SSD, *scenes, *BATCH, "--steps", STEPS, "--no_evaluate", "--model_dir", folder)
     return folder
@@ -105,21 +105,21 @@ def small_ssd_alone(scenes: tuple[str, ...], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def resnet_alone(classes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process, with checkpoints of steps 3 and 5."""
+    """Train in one process, with checkpoints of steps 3 and 5."""
     folder = tmp_path_factory.mktemp("resnet") / "alone"
     run(*RESNET, *classes, *BATCH, "--train_steps", STEPS, "--skip_eval", "--model_dir", folder)
     return folder
 
 
 def run(*words: object) -> str:
-    """What a program prints that ends well."""
+    """Run a program that has to succeed, and return its output."""
     done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def list_launch(backend: str, size: int) -> list[object]:
-    """The beginning of a command that starts ranks by gaudi-run, as one that `run` takes."""
+    """Return the beginning of a command that starts ranks by gaudi-run, as `run` takes it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = min(free.getsockname()[1], 65000)
@@ -128,7 +128,7 @@ def list_launch(backend: str, size: int) -> list[object]:
 
 
 def load(folder: Path, step: int = STEPS) -> Checkpoint:
-    """A checkpoint that is the newest one of its run."""
+    """Load the newest checkpoint of a run."""
     newest = CheckpointFolder(folder / "checkpoints").load_newest()
     assert newest.step == step
     return newest
@@ -145,13 +145,13 @@ def assert_equal_states(output: str, folder: Path, size: int) -> None:
 
 
 def assert_same_training(found: Checkpoint, expected: Checkpoint) -> None:
-    """The weights are the same but for rounding; the images are the same in the same order."""
+    """Check that weights are equal but for rounding, and images equal in the same order."""
     assert found.facts == expected.facts
     assert find_difference(found, expected) < 1e-4
 
 
 def find_difference(one: Checkpoint, other: Checkpoint) -> float:
-    """The norm of the difference between two networks' weights over the norm of the second ones."""
+    """Compute the norm of the difference between two networks' weights over the norm of the second ones."""
     assert one.tensors.keys() == other.tensors.keys()
     names = [name for name in one.tensors if not name.startswith("momentum/")]
     pairs = [(one.tensors[name].astype(np.float64), other.tensors[name].astype(np.float64)) for name in names]

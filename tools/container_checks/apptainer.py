@@ -66,7 +66,7 @@ class Apptainer:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """What `prefix` reads."""
+        """Return what `prefix` reads."""
         return {"SHARED": str(self.folder), "CLONE": str(ROOT)}
 
     def build(self, lane: str) -> Path:

@@ -34,7 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_small_classifier(name: str, num_classes: int, *, image_size: int, **options: Any) -> Any:
-    """A model with the inputs, outputs and names of a classifier."""
+    """Build a model with the inputs, outputs and names of a classifier."""
     from gaudi_models.padding import find_rule
     from gaudi_ops.tf.keras_api import keras
 

@@ -35,7 +35,7 @@ def make_arrays(groups: int, size: tuple[int, int], channels: int = 2, kernel: i
 def expect(
     inputs: Array, filters: Array, groups: int, strides: tuple[int, int], padding: Padding
 ) -> tuple[Array, Array, Array, Array]:
-    """Result, a gradient of it, and the gradients by inputs and by filters that follow, of the reference.
+    """Return the reference's result, a gradient of it, and the gradients by inputs and filters that follow.
 
     The result is linear in each argument, so its gradient is that of a product with each unit, group by group.
     """
