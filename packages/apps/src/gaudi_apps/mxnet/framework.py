@@ -38,7 +38,7 @@ class MXNet:
         layout: "NCHW" or "NHWC", once started.
     """
 
-    distributions = ("mxnet",)
+    distributions: tuple[str, ...] = ("mxnet",)
     device: Any
     precision: Precision
     layout: Layout

@@ -35,7 +35,7 @@ class TensorFlow:
         precision: that of the device, once started.
     """
 
-    distributions = ("tensorflow", "tensorflow-cpu", "tf-keras", "habana-tensorflow")
+    distributions: tuple[str, ...] = ("tensorflow", "tensorflow-cpu", "tf-keras", "habana-tensorflow")
 
     def __init__(self) -> None:
         self.precision = Precision("fp32", "float32")
