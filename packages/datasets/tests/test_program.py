@@ -19,7 +19,7 @@ from gaudi_datasets.program import describe_error, exit_status_of, run_program
         (DataError("x"), 65),
         (MissingInputError("x"), 66),
         (ZeroDivisionError("x"), 70),
-        (OSError(errno.ENOSPC, "No space left on device"), 74),
+        (OSError(errno.ENOSPC, "disk full"), 74),
         (PermissionError(errno.EACCES, "Permission denied"), 74),
         (KeyboardInterrupt(), 75),
         (UnsafeError("x"), 77),
@@ -73,8 +73,8 @@ def test_what_main_returns_is_the_exit_status(returned: int | None, status: int)
 
 
 def test_an_error_of_the_system_names_its_file() -> None:
-    error = OSError(errno.ENOSPC, "No space left on device", "/data/a.tfrecord")
-    assert describe_error(error) == "/data/a.tfrecord: No space left on device"
+    error = OSError(errno.ENOSPC, "disk full", "/data/a.tfrecord")
+    assert describe_error(error) == "/data/a.tfrecord: disk full"
 
 
 MODULE = "gaudi_datasets.program"

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from gaudi_datasets import cli
+from gaudi_datasets.linting.rules import NO_BOX, NO_SIZE, UNUSED
 
 FOLDER = Path(os.environ.get("REAL_DATA", ""))
 
@@ -57,7 +58,7 @@ def lint(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> 
 def test_the_two_boxes_of_no_area_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     report = lint(capsys, *BCCD, "train", "val", "--val_image_sets", "test", status=65)
     assert (report["images"], report["boxes"], report["losses"]) == (292, {"kept": 3941, "of": 3943}, 2)
-    assert report["counts"] == {"box of no size": 2}
+    assert report["counts"] == {NO_SIZE.name: 2}
     named = sorted(finding["where"].split("(")[-1] for finding in report["findings"])
     assert named == ["BloodImage_00338.jpg)", "BloodImage_00343.jpg)"]
     assert [(one["name"], one["boxes"]) for one in report["classes"]] == [
@@ -74,7 +75,7 @@ def test_coco_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     others = [flag.replace("--", "--val_") for flag in coco("val")[1:]]
     report = lint(capsys, *coco("train"), *others)
     assert (report["images"], report["boxes"]) == (80, {"kept": 770, "of": 770})
-    assert report["counts"] == {"image without a box": 1, "class without boxes": 13}
+    assert report["counts"] == {NO_BOX.name: 1, UNUSED.name: 13}
     assert sum(one["crowds"] for one in report["classes"]) == 9
     assert sum(one["boxes"] > 0 or one["crowds"] > 0 for one in report["classes"]) == 67
     assert lint(capsys, *coco("val"))["boxes"] == {"kept": 517, "of": 517}

@@ -87,12 +87,12 @@ def test_every_format_of_boxes_is_linted(
 ) -> None:
     assert run("lint", *command) == 65
     shown = capsys.readouterr()
-    assert re.search("2 images, 1 of 2 boxes, 1 classes, .* 60x40 ", shown.out)
+    assert re.search(r"2 images, 1 of 2 boxes, 1 .* 60x40 ", shown.out)
     assert "of no size: 1" in shown.out
     assert named in shown.out
     assert "in both sets: 1" in shown.out
     assert shown.err.count("\n") == 1
-    assert "1 finding by which" in (shown.err)
+    assert "1 finding by which" in shown.err
     assert run("lint", *command, "--allow", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["losses"], document["boxes"], document["classes"][0]["boxes"]) == (1, {"kept": 1, "of": 2}, 1)

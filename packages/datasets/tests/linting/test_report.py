@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import numpy as np
 from rich.console import Console
@@ -33,7 +34,8 @@ def test_findings_come_in_the_order_of_the_rules_and_then_as_they_were() -> None
 
 
 def test_a_report_is_told_in_one_line() -> None:
-    assert REPORT.describe() == "4 images, 3 of 15 boxes, 2 classes, 40x10 to 80x30 pixels, median 60x20"
+    numbers = ["4", "3", "15", "2", "40x10", "80x30", "60x20"]
+    assert re.findall(r"[\dx]*\d", REPORT.describe()) == numbers
     same = LintReport("x", "classification", 1, classes=(ClassCount("cat", 1),), sizes_hw=SIZES[:1])
     assert same.describe() == "1 images, 1 classes, all 40x20 pixels"
     assert LintReport("x").describe() == "cannot be read"

@@ -144,12 +144,13 @@ def test_faults_name_the_record_its_image_and_the_feature() -> None:
     features = ExampleFeatures(content, "x.tfrecord: record 3")
     for kind, name, message in (
         ("int64", "m", "feature m: is missing"),
-        ("int64", "n", "feature n: has 2 values; it must have 1"),
-        ("float", "n", "feature n: is a int64_list; it must be a float_list"),
+        ("int64", "n", "feature n: has 2 values"),
+        ("float", "n", "feature n: is a int64_list"),
     ):
         with pytest.raises(DataError) as error:
             features.one(kind, name)  # type: ignore[arg-type]
-        assert str(error.value) == f"x.tfrecord: record 3 (image a.jpg): {message}; convert the data again"
+        assert (error.value.record, error.value.field) == ("x.tfrecord: record 3 (image a.jpg)", name)
+        assert f": {message}" in str(error.value)
 
 
 @pytest.mark.parametrize("content", [b"no message", b"\x0a\x05\x0a\x03\x0a\x01\xff", b"\x0a\xff\xff\xff\xff\x0f"])
