@@ -106,7 +106,7 @@ def check_end(ended: Ended, uninterrupted: Ended) -> None:
     """Every step counts once, on the same images, and the weights are as without a change, but for rounding."""
     assert ended.checkpoint.step == STEPS
     assert ended.steps == list(range(1, STEPS + 1))
-    assert ended.checkpoint.facts["image_sequence"] == uninterrupted.checkpoint.facts["image_sequence"]
+    assert ended.checkpoint.metadata["image_sequence"] == uninterrupted.checkpoint.metadata["image_sequence"]
     for name, tensor in uninterrupted.checkpoint.tensors.items():
         difference = float(np.linalg.norm(ended.checkpoint.tensors[name].astype(float) - tensor))
         assert difference <= 1e-3 * max(float(np.linalg.norm(tensor.astype(float))), 1e-3), name

@@ -70,7 +70,7 @@ def assert_same_training(folder: Path, alone: Path) -> None:
     """Weights and momentum are those of one process, but for rounding; the images are the same in the same order."""
     one, other = load(alone), load(folder)
     for fact in ("image_sequence", "position", "categories", "batch_norm_images"):
-        assert one.facts[fact] == other.facts[fact], fact
+        assert one.metadata[fact] == other.metadata[fact], fact
     assert one.tensors.keys() == other.tensors.keys()
     pairs = [(one.tensors[name].astype(np.float64), other.tensors[name]) for name in one.tensors]
     difference = sum(np.square(mine - theirs).sum() for mine, theirs in pairs)

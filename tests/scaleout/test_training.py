@@ -146,7 +146,7 @@ def assert_equal_states(output: str, folder: Path, size: int) -> None:
 
 def assert_same_training(found: Checkpoint, expected: Checkpoint) -> None:
     """Check that weights are equal but for rounding, and images equal in the same order."""
-    assert found.facts == expected.facts
+    assert found.metadata == expected.metadata
     assert find_difference(found, expected) < 1e-4
 
 
@@ -206,10 +206,10 @@ def test_batch_norm_over_groups(classes: tuple[str, ...], resnet_alone: Path, tm
     run(*list_launch("gloo", 4), *three, tmp_path / "groups", *ALL_TOGETHER, "--bn_group", 2)
     run(*list_launch("gloo", 2), *three, tmp_path / "alone")
     groups, alone = load(tmp_path / "groups", 3), load(tmp_path / "alone", 3)
-    assert groups.facts["batch_norm_images"] == 2
+    assert groups.metadata["batch_norm_images"] == 2
     assert_same_training(groups, alone)
     over_all = load_checkpoint(CheckpointFolder(resnet_alone / "checkpoints").path(3))
-    assert over_all.facts["batch_norm_images"] == 4
+    assert over_all.metadata["batch_norm_images"] == 4
     assert find_difference(groups, over_all) > 1e-2
 
 

@@ -56,7 +56,7 @@ def test_a_run_learns_and_leaves_what_belongs_to_it(train: Program, run_classifi
     owned = json.loads((tmp_path / "run.json").read_text())["files"]
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert {one for one in files if not one.startswith(("best/", "checkpoints/"))} - {*owned} == {"run.json"}
-    facts = load(tmp_path).facts
+    facts = load(tmp_path).metadata
     assert [one["name"] for one in facts["classes"]] == ["blue", "green", "red"]
     assert (facts["model"], facts["image_size"]) == ("resnet50", 32)
     assert facts["padding"] == "symmetric_stem"
@@ -87,7 +87,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(train: Program, tmp_path: Path) 
     done = train(broken, "--train_steps", 6, *flags)
     assert done.status == 0, done.err
     assert "continuing after step 2" in done.out
-    assert load(broken).facts["image_sequence"] == load(whole).facts["image_sequence"]
+    assert load(broken).metadata["image_sequence"] == load(whole).metadata["image_sequence"]
     assert_same_state(load(broken), load(whole))
     assert {"steps", "adam_updates"} < load(whole).tensors.keys()
 
@@ -100,7 +100,7 @@ def test_several_steps_in_a_call_are_the_same_steps(train: Program, tmp_path: Pa
     done = train(several, *flags, "--steps_per_loop", 3, "--log_steps", 5, "-cs", 100)
     assert done.status == 0, done.err
     assert [row["step"] for row in read_history(several / "history.jsonl")] == [5, 7]
-    assert load(one).facts["image_sequence"] == load(several).facts["image_sequence"]
+    assert load(one).metadata["image_sequence"] == load(several).metadata["image_sequence"]
     assert_same_state(load(several), load(one))
 
 
@@ -196,8 +196,8 @@ def test_resnext_train(run_classifier: Program, folders: Path, tmp_path: Path) -
     paths = ("--data_dir", folders, "--model_dir", tmp_path, "--image_size", 32, "-bs", 4)
     done = run_classifier(*paths, "-mts", 5, "-dis", 2, "-ebe", 0, "--disable_warmup", program="resnext_train")
     assert done.status == 0, done.err
-    assert load(tmp_path).facts["model"] == "resnext101"
-    assert load(tmp_path).facts["padding"] == "same"
+    assert load(tmp_path).metadata["model"] == "resnext101"
+    assert load(tmp_path).metadata["padding"] == "same"
     assert [row["step"] for row in read_history(tmp_path / "history.jsonl")] == [2, 4, 5]
     done = run_classifier(*paths, "--eval_only", "-mes", 1, program="resnext_train")
     assert done.status == 0, done.err
@@ -207,7 +207,7 @@ def test_resnext_train(run_classifier: Program, folders: Path, tmp_path: Path) -
 def test_random_images_need_no_data(run_classifier: Program, tmp_path: Path) -> None:
     done = run_classifier("--use_synthetic_data", "--model_dir", tmp_path, "--train_steps", 2, *COMMON)
     assert done.status == 0, done.err
-    assert len(load(tmp_path).facts["classes"]) == 1000
+    assert len(load(tmp_path).metadata["classes"]) == 1000
 
 
 def test_other_classes_and_missing_folders_are_named(train: Program, folders: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from gaudi_apps.errors import RunChangedError
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.run_dir import RunFolder
-from gaudi_apps.training.setup import list_run_settings, list_start_facts
+from gaudi_apps.training.setup import list_run_settings, list_start_metadata
 from gaudi_apps.training.trainer import TrainingData
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
@@ -154,7 +154,7 @@ def test_ranks_may_differ_in_the_flags_that_are_declared_so(name: str, monkeypat
     def describe_rank(config: Any) -> dict[str, Any]:
         app = SimpleNamespace(config=config, framework=TensorFlow())
         session: Any = SimpleNamespace(app=app)
-        return list_start_facts(session, "fingerprint")
+        return list_start_metadata(session, "fingerprint")
 
     rules = find_rules(CLASSES[name])
     first = describe_rank(parse(name))

@@ -30,7 +30,7 @@ def assert_equal_runs(one: Path, other: Path) -> None:
     """The same weights, bit for bit, after the same images in the same order."""
     first, second = load(one), load(other)
     assert (first.step, first.sha256) == (second.step, second.sha256)
-    assert first.facts["image_sequence"] == second.facts["image_sequence"] != ""
+    assert first.metadata["image_sequence"] == second.metadata["image_sequence"] != ""
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def test_a_run_leaves_what_all_programs_leave(trained: Path) -> None:
     assert [row["step"] for row in read_lines(trained / "evaluations.jsonl")] == [3, 5, 6]
     evaluation = json.loads((trained / "evaluation.json").read_text())
     assert (evaluation["step"], evaluation["images"], evaluation["images_total"]) == (STEPS, 5, 5)
-    assert load(trained).facts["position"] == {"epoch": 2, "image": 2}
-    assert load(trained).facts["settings"]["precision"] == "fp32"  # which auto is here
+    assert load(trained).metadata["position"] == {"epoch": 2, "image": 2}
+    assert load(trained).metadata["settings"]["precision"] == "fp32"  # which auto is here
     owned = json.loads((trained / "run.json").read_text())["files"]
     there = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
     assert {name for name in there if not name.startswith(("checkpoints", "best", "run.json"))} <= {*owned}
@@ -196,7 +196,7 @@ def test_random_images_measure_speed(ssd_mxnet_train: Callable[..., Any], tmp_pa
     done = ssd_mxnet_train("--synthetic", "--steps", 3, "--model_dir", tmp_path, data=False)
     assert done.status == 0, done.err
     assert "images/s" in done.out
-    assert load(tmp_path).facts["settings"]["data"] == "random images"
+    assert load(tmp_path).metadata["settings"]["data"] == "random images"
     assert not (tmp_path / "evaluation.json").exists()  # there is nothing to find in them
 
 

@@ -67,7 +67,7 @@ def test_a_changed_weight_is_named(
     newest = checkpoints.load_newest()
     tensors = {key: np.array(tensor) for key, tensor in newest.tensors.items()}
     tensors[name].reshape(-1)[-1] += 1e-3
-    CheckpointFolder(tmp_path / "changed" / "checkpoints").save(newest.step, tensors, newest.facts)
+    CheckpointFolder(tmp_path / "changed" / "checkpoints").save(newest.step, tensors, newest.metadata)
     assert ssd_train(*flags, "--parity_output", tmp_path / "recording").status == 0
     changed = [*flags[:-1], tmp_path / "changed", "--parity_against", f"recorded={tmp_path / 'recording'}"]
     done = ssd_train(*changed)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gaudi_apps.errors import RootError
-from gaudi_apps.runtime.session import from_root, share_state
+from gaudi_apps.runtime.session import broadcast_from_rank0, share_state
 from gaudi_apps.training.trainer import ImageSequence
 from gaudi_datasets.errors import DataError
 from gaudi_distributed import SingleProcess
@@ -25,9 +25,9 @@ def test_all_ranks_get_what_rank_0_computes() -> None:
         asked.append(1)
         return {"steps": [1, 2], "name": None}
 
-    assert run_ranks(3, lambda rank: from_root(rank, compute)) == [compute()] * 3
+    assert run_ranks(3, lambda rank: broadcast_from_rank0(rank, compute)) == [compute()] * 3
     assert len(asked) == 2
-    assert from_root(SingleProcess(), lambda: (1, 2)) == (1, 2)
+    assert broadcast_from_rank0(SingleProcess(), lambda: (1, 2)) == (1, 2)
 
 
 @pytest.mark.parametrize("error", [DataError("file: is damaged"), OSError(28, "No space left on device", "file")])
@@ -35,7 +35,7 @@ def test_all_ranks_end_with_what_rank_0_raises(error: Exception) -> None:
     def fail() -> None:
         raise error
 
-    first, *others = run_ranks(3, lambda rank: from_root(rank, fail))
+    first, *others = run_ranks(3, lambda rank: broadcast_from_rank0(rank, fail))
     assert first is error
     status = {"DataError": 65, "OSError": 74}[type(error).__name__]
     for other in others:

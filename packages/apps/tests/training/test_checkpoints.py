@@ -19,7 +19,7 @@ from gaudi_apps.training import checkpoint as checkpoints
 from gaudi_apps.training.checkpoint import MANIFEST, TENSORS, CheckpointFolder, load_checkpoint
 from gaudi_datasets.errors import DataError, MissingInputError
 
-FACTS = {"categories": [{"id": 1, "name": "cät"}]}
+METADATA = {"categories": [{"id": 1, "name": "cät"}]}
 
 
 def make_tensors(seed: int = 0) -> dict[str, npt.NDArray[Any]]:
@@ -38,14 +38,14 @@ def names(folder: Path) -> list[str]:
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
     assert folder.steps() == []
-    path = folder.save(12, make_tensors(), FACTS)
+    path = folder.save(12, make_tensors(), METADATA)
     assert path == tmp_path / "run" / "checkpoints" / "step-00000012"
     assert names(path) == [MANIFEST, TENSORS]
     umask = os.umask(0)
     os.umask(umask)
     assert {stat.S_IMODE((path / name).stat().st_mode) for name in names(path)} == {0o666 & ~umask}
     loaded = folder.load_newest()
-    assert (loaded.step, loaded.facts) == (12, FACTS)
+    assert (loaded.step, loaded.metadata) == (12, METADATA)
     assert loaded.tensors.keys() == make_tensors().keys()
     for name, tensor in make_tensors().items():
         assert loaded.tensors[name].dtype == tensor.dtype
@@ -77,7 +77,7 @@ def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.save(1, make_tensors(0), {"run": 1})
     folder.save(1, make_tensors(1), {"run": 2})
-    assert folder.load_newest().facts == {"run": 2}
+    assert folder.load_newest().metadata == {"run": 2}
     assert names(tmp_path) == ["step-00000001"]
 
 
@@ -115,7 +115,7 @@ def choose_places(name: str, content: bytes) -> list[int]:
 
 @pytest.mark.parametrize("name", [TENSORS, MANIFEST])
 def test_damage_anywhere_is_refused_and_named(tmp_path: Path, name: str) -> None:
-    path = CheckpointFolder(tmp_path).save(5, make_tensors(), FACTS)
+    path = CheckpointFolder(tmp_path).save(5, make_tensors(), METADATA)
     good = (path / name).read_bytes()
     cases = 0
     for what, damaged in list_damages(good, choose_places(name, good)):

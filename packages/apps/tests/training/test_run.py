@@ -63,7 +63,7 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(records: 
     assert [name for name in states[0] if states[0][name].tobytes() != states[1][name].tobytes()] == []
     loaded = [CheckpointFolder(folder / "checkpoints").load_newest() for folder in (whole, broken)]
     assert loaded[0].sha256 == loaded[1].sha256
-    assert loaded[0].facts == loaded[1].facts
+    assert loaded[0].metadata == loaded[1].metadata
     histories = [read_history(folder / "history.jsonl") for folder in (whole, broken)]
     assert histories[0] == histories[1]
     assert [row["step"] for row in histories[0]] == [1, 2, 3, 4]

@@ -10,7 +10,7 @@ from gaudi_apps.classification.resnext import ResNeXtConfig
 from gaudi_apps.detection.config import DataFlags, RunFlags, SSDConfig
 from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_apps.runtime.tensorflow import TensorFlow
-from gaudi_apps.training.setup import hash_code, list_start_facts
+from gaudi_apps.training.setup import hash_code, list_start_metadata
 from gaudi_distributed import Precision
 from gaudi_distributed.comm.opening import find_difference
 
@@ -36,7 +36,7 @@ def test_the_code_has_a_hash() -> None:
     ],
 )
 def test_what_ranks_must_have_in_common(other: SSDConfig, data: str, named: str | None) -> None:
-    facts = [list_start_facts(make_session(SSDConfig()), "a"), list_start_facts(make_session(other), data)]
+    facts = [list_start_metadata(make_session(SSDConfig()), "a"), list_start_metadata(make_session(other), data)]
     assert facts[0]["device"] == ["CPU"]
     assert facts[0]["precision"] == "fp32"
     assert {"tensorflow", "numpy"} <= facts[0]["versions"].keys()

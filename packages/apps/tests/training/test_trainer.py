@@ -181,7 +181,7 @@ def test_several_steps_in_a_call_are_reported_and_saved_alike(tmp_path: Path) ->
     assert runs[0].task.images == runs[1].task.images
     histories = [read_history(run.folder / "history.jsonl") for run in runs]
     assert histories[0] == histories[1]
-    manifests = [CheckpointFolder(run.folder / "checkpoints").load_newest().facts for run in runs]
+    manifests = [CheckpointFolder(run.folder / "checkpoints").load_newest().metadata for run in runs]
     assert manifests[0] == manifests[1]
 
 

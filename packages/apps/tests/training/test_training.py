@@ -130,10 +130,10 @@ def test_a_run_leaves_what_belongs_to_it(train: Program, tmp_path: Path) -> None
 
     checkpoint = load(tmp_path)
     assert checkpoint.step == 3
-    assert checkpoint.facts["position"] == {"epoch": 1, "image": 1}
-    assert [category["name"] for category in checkpoint.facts["categories"]] == ["red", "blue"]
-    assert checkpoint.facts["settings"]["batch_size"] == 2
-    assert len(checkpoint.facts["settings"]["data"]) == 64
+    assert checkpoint.metadata["position"] == {"epoch": 1, "image": 1}
+    assert [category["name"] for category in checkpoint.metadata["categories"]] == ["red", "blue"]
+    assert checkpoint.metadata["settings"]["batch_size"] == 2
+    assert len(checkpoint.metadata["settings"]["data"]) == 64
 
     (tmp_path / "notes.txt").write_text("mine")
     done = train(tmp_path, "--steps", 1, "--batch_size", 1, "--clean")
@@ -154,7 +154,7 @@ def test_the_configuration_beside_a_run_makes_the_same_run(train: Program, ssd_t
     assert known - flags.keys() == {"config", "clean", "debug", "json", "mode", "task_index"}
     done = ssd_train("--config", one / "config.yaml", "--model_dir", two)
     assert done.status == 0, done.err
-    assert load(two).facts == load(one).facts
+    assert load(two).metadata == load(one).metadata
     assert_same_state(load(two), load(one))
     # And for the other modes.
     done = ssd_train("--config", one / "config.yaml", "--mode", "eval")
@@ -181,7 +181,7 @@ def test_a_run_that_is_stopped_saves_its_step_and_goes_on(
     assert done.status == 0, done.err
     assert "step-00000003: continuing after step 3" in done.out
     assert (list_steps(whole), list_steps(broken)) == ([2, 4, 5], [2, 3, 4, 5])
-    assert load(broken).facts == load(whole).facts
+    assert load(broken).metadata == load(whole).metadata
     assert_same_state(load(broken), load(whole))
     histories = [read_history(folder / "history.jsonl") for folder in (whole, broken)]
     assert [row["step"] for row in histories[1]] == [1, 2, 3, 4, 5]
@@ -199,7 +199,7 @@ def test_the_newest_checkpoint_that_can_be_read_is_used(train: Program, tmp_path
     assert "step-00000004/state.safetensors: is not what its manifest says" in done.err
     assert "continuing after step 2" in done.out
     assert load(tmp_path).step == 4
-    assert load(tmp_path).facts == uninterrupted.facts
+    assert load(tmp_path).metadata == uninterrupted.metadata
     for step in (2, 4):
         (tmp_path / "checkpoints" / f"step-{step:08d}" / MANIFEST).unlink()
     before = list_files(tmp_path / "checkpoints")
@@ -338,8 +338,8 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(
     ]
     assert list_steps(tmp_path) == [3, 4]
     assert list_steps(tmp_path, "best") == [2]
-    assert load(tmp_path, "best").facts["early_stop"] == {"best": 0.5, "best_step": 2, "without_gain": 0}
-    assert load(tmp_path).facts["early_stop"] == {"best": 0.5, "best_step": 2, "without_gain": 2}
+    assert load(tmp_path, "best").metadata["early_stop"] == {"best": 0.5, "best_step": 2, "without_gain": 0}
+    assert load(tmp_path).metadata["early_stop"] == {"best": 0.5, "best_step": 2, "without_gain": 2}
     assert not (tmp_path / "evaluation.json").exists()  # --no_evaluate: not after training
 
     for which, steps in (("best", [2]), ("newest", [4]), ("3", [3]), ("all", [3, 4])):
@@ -481,14 +481,14 @@ def test_static_batches_are_the_same_training(train: Program, records: Path, tmp
     for steps in (1, 2):
         done = train(static, "--steps", steps, "--data_dir", tmp_path / "static", "--static", scored=True)
         assert done.status == 0, done.err
-    assert load(static).facts["image_sequence"] == load(live).facts["image_sequence"]
+    assert load(static).metadata["image_sequence"] == load(live).metadata["image_sequence"]
     assert_same_state(load(static), load(live))
 
 
 def test_random_images_need_no_data(ssd_train: Program, tmp_path: Path) -> None:
     done = ssd_train("--use_fake_data", "--model_dir", tmp_path, "--steps", 1, *COMMON)
     assert done.status == 0, done.err
-    assert len(load(tmp_path).facts["categories"]) == 80
+    assert len(load(tmp_path).metadata["categories"]) == 80
 
 
 def test_a_checkpoint_is_used(
@@ -554,7 +554,7 @@ def test_files_without_records_give_the_same_training(train: Program, train_file
     assert train(tmp_path / "records", "--steps", 4, "--deterministic", scored=True).status == 0
     assert train_files(tmp_path / "files", "--steps", 4, "--deterministic").status == 0
     one, other = load(tmp_path / "records"), load(tmp_path / "files")
-    assert one.facts["image_sequence"] == other.facts["image_sequence"]
+    assert one.metadata["image_sequence"] == other.metadata["image_sequence"]
     for name, tensor in one.tensors.items():
         np.testing.assert_array_equal(tensor, other.tensors[name], err_msg=name)
     figures = [json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("records", "files")]

@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(
     assert report.describe().startswith("5 steps, killed 2 times: the same as without\n")
     checkpoints = [CheckpointFolder(tmp_path / name / "checkpoints").load_newest() for name in ("whole", "killed")]
     assert {checkpoint.sha256 for checkpoint in checkpoints} == {report.state}
-    assert {checkpoint.facts["image_sequence"] for checkpoint in checkpoints} == {report.image_sequence}
+    assert {checkpoint.metadata["image_sequence"] for checkpoint in checkpoints} == {report.image_sequence}
     assert all(re.fullmatch("[0-9a-f]{64}", text) for text in (report.state, report.image_sequence))
     assert not any((tmp_path / name / "evaluation.json").exists() for name in ("whole", "killed"))
 

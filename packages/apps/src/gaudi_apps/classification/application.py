@@ -7,11 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gaudi_apps.classification.data import MODEL_FACTS, class_names_of, input_options, open_training_data, require_facts
+from gaudi_apps.classification.data import (
+    MODEL_CONFIG_NAMES,
+    class_names_of,
+    input_options,
+    open_training_data,
+    require_model_config,
+)
 from gaudi_apps.classification.plan import make_plan
 from gaudi_apps.classification.train_config import TrainConfig
 from gaudi_apps.runtime.tensorflow import TensorFlow
-from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored
+from gaudi_apps.training.application import Application, ModelConfig, ReduceStatistics, Restored
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_distributed import Communicator
@@ -74,33 +80,38 @@ class ClassificationApplication(Application):
         """Plan by the configuration; its own number of images comes first."""
         return make_plan(self.train_config, self.train_config.data.num_images or num_images)
 
-    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
+    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> ModelConfig:
         """Classes, network and size, and the padding that is asked for, else that of the weights or the original."""
         model = self.train_config.model
         of_original = RESNETS[model.name].padding if model.name in RESNETS else "symmetric"
         of_weights = None if weights is None else weights.padding
         padding = model.padding or of_weights or of_original
-        return {**data.facts, "model": model.name, "padding": padding, "image_size": self.train_config.data.image_size}
+        return {
+            **data.model_config,
+            "model": model.name,
+            "padding": padding,
+            "image_size": self.train_config.data.image_size,
+        }
 
     def build_task(
         self,
-        facts: Facts,
+        model_config: ModelConfig,
         *,
         averages: bool,
         communicator: Communicator,
         reduce_statistics: ReduceStatistics | None,
     ) -> TrainableTask:
-        """Build a classifier as the facts say."""
+        """Build a classifier as its configuration says."""
         from gaudi_apps.classification.task import ClassificationTask
         from gaudi_models.classifiers import build_classifier
 
-        require_facts(facts)
+        require_model_config(model_config)
         model = build_classifier(
-            facts["model"],
-            len(facts["classes"]),
+            model_config["model"],
+            len(model_config["classes"]),
             dtype=self.framework.precision.keras_policy,
-            padding=facts["padding"],
-            image_size=facts["image_size"],
+            padding=model_config["padding"],
+            image_size=model_config["image_size"],
             zero_gamma=self.train_config.model.zero_gamma,
             implementation=self.train_config.model.grouped_convolution,
             reduce_statistics=reduce_statistics,
@@ -114,22 +125,24 @@ class ClassificationApplication(Application):
             averages=averages,
         )
 
-    def open_evaluator(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> AccuracyEvaluator:
+    def open_evaluator(
+        self, folder: RunFolder, model_config: ModelConfig, communicator: Communicator
+    ) -> AccuracyEvaluator:
         """Accuracy on the validation images."""
         from gaudi_apps.classification.data import open_source
         from gaudi_apps.classification.evaluator import AccuracyEvaluator
 
-        require_facts(facts)
-        data, names = self.train_config.data, class_names_of(facts)
+        require_model_config(model_config)
+        data, names = self.train_config.data, class_names_of(model_config)
         source = open_source(data.data_dir, [data.eval_split], class_names=names)
-        options = input_options(self.train_config, image_size=facts["image_size"])
+        options = input_options(self.train_config, image_size=model_config["image_size"])
         return AccuracyEvaluator(source, options, folder, names, communicator, num_images=data.eval_images or None)
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Training images with their labels."""
         from gaudi_apps.classification.data import draw_training_input
 
-        return draw_training_input(data.batches(0), class_names_of(data.facts), folder)
+        return draw_training_input(data.batches(0), class_names_of(data.model_config), folder)
 
     def finish(self, restore: Callable[[], Restored]) -> None:
         """Export a SavedModel, if the end of training is to."""
@@ -148,9 +161,9 @@ class ClassificationApplication(Application):
         counts = predict(
             Classifier(restored.task.model),
             files,
-            class_names_of(restored.facts),
+            class_names_of(restored.model_config),
             output_dir,
-            image_size=restored.facts["image_size"],
+            image_size=restored.model_config["image_size"],
             batch_size=self.train_config.data.batch_size,
             top=use.top,
             strict=use.strict,
@@ -173,7 +186,7 @@ class ClassificationApplication(Application):
         source = open_source(data.data_dir, [data.eval_split]) if data.data_dir else None
         reports = run_export(
             restored.task.model,
-            {name: restored.facts[name] for name in MODEL_FACTS},
+            {name: restored.model_config[name] for name in MODEL_CONFIG_NAMES},
             choose_images(use.inference, source),
             output_dir,
             formats,

@@ -16,7 +16,7 @@ import numpy as np
 from gaudi_apps.classification.train_config import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, TrainConfig
 from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import add_title, enlarge, write_image
-from gaudi_apps.training.application import Facts
+from gaudi_apps.training.application import ModelConfig
 from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.classification.sources import open_split
@@ -234,20 +234,20 @@ def draw_training_input(
     return paths
 
 
-MODEL_FACTS = ("classes", "model", "padding", "image_size")
+MODEL_CONFIG_NAMES = ("classes", "model", "padding", "image_size")
 
 
-def note_classes(names: Sequence[str]) -> Facts:
+def note_classes(names: Sequence[str]) -> ModelConfig:
     """Return the configuration of a model with these classes, in the order of their labels."""
     return {"classes": [{"name": name} for name in names]}
 
 
-def class_names_of(facts: Facts) -> tuple[str, ...]:
+def class_names_of(model_config: ModelConfig) -> tuple[str, ...]:
     """Return the names of the classes of a model, in the order of their labels."""
-    return tuple(one["name"] for one in facts["classes"])
+    return tuple(one["name"] for one in model_config["classes"])
 
 
-def require_facts(facts: Facts) -> None:
-    """Raise DataError unless the facts are those of a classifier."""
-    if missing := [name for name in MODEL_FACTS if name not in facts]:
+def require_model_config(model_config: ModelConfig) -> None:
+    """Raise DataError unless the configuration is that of a classifier."""
+    if missing := [name for name in MODEL_CONFIG_NAMES if name not in model_config]:
         raise DataError(f"checkpoint: does not name its {missing[0].replace('_', ' ')}; use one of a classifier")

@@ -13,7 +13,7 @@ from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import RunSettings, make_device_settings
 from gaudi_apps.runtime.tensorflow import TensorFlow
-from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored
+from gaudi_apps.training.application import Application, ModelConfig, ReduceStatistics, Restored
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_distributed import Communicator
@@ -57,13 +57,13 @@ class SSDApplication(Application):
         images = self.config.data.num_examples_per_epoch or num_images
         return make_plan(self.config, images, workers, self.recipe_version)
 
-    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
+    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> ModelConfig:
         """The classes, and the padding of the weights."""
-        return {**data.facts, "pool_padding": "same" if weights is None else weights.pool_padding}
+        return {**data.model_config, "pool_padding": "same" if weights is None else weights.pool_padding}
 
     def build_task(
         self,
-        facts: Facts,
+        model_config: ModelConfig,
         *,
         averages: bool,
         communicator: Communicator,
@@ -73,30 +73,32 @@ class SSDApplication(Application):
         from gaudi_apps.detection.task import SSDTask
 
         return SSDTask(
-            len(categories_of(facts)) + 1,
+            len(categories_of(model_config)) + 1,
             keras_policy=self.framework.precision.keras_policy,
             weight_decay=self.config.schedule.weight_decay,
             communicator=communicator,
-            pool_padding=facts.get("pool_padding", "same"),
+            pool_padding=model_config.get("pool_padding", "same"),
             reduce_statistics=reduce_statistics,
             cross_entropy=self.config.device.cross_entropy,
             ema_decay=self.config.weights.ema_decay if averages else 0.0,
         )
 
-    def open_evaluator(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> DetectionEvaluator:
+    def open_evaluator(
+        self, folder: RunFolder, model_config: ModelConfig, communicator: Communicator
+    ) -> DetectionEvaluator:
         """COCO figures on the validation images."""
         from gaudi_apps.detection.evaluator import DetectionEvaluator
 
         source = open_source(self.config, "val")
         options = input_options(self.config, self.settings)
         limit = self.config.evaluation.eval_samples or None
-        return DetectionEvaluator(source, options, folder, categories_of(facts), communicator, num_images=limit)
+        return DetectionEvaluator(source, options, folder, categories_of(model_config), communicator, num_images=limit)
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Training images with the boxes that their targets stand for."""
         from gaudi_apps.detection.data import draw_training_input
 
-        return draw_training_input(data.batches(0), categories_of(data.facts), folder)
+        return draw_training_input(data.batches(0), categories_of(data.model_config), folder)
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Detect on the user's images and videos."""
@@ -117,12 +119,12 @@ class SSDApplication(Application):
         restored = restore()
         reports = run_export(
             restored.task.model,
-            categories_of(restored.facts),
+            categories_of(restored.model_config),
             encoded_images,
             Path(use.output_dir or self.settings.model_dir / "export"),
             use.export_format,
             step=restored.step,
-            pool_padding=restored.facts.get("pool_padding", "same"),
+            pool_padding=restored.model_config.get("pool_padding", "same"),
         )
         for report in reports:
             print(report.describe())

@@ -17,7 +17,7 @@ from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, draw_detections, write_image
 from gaudi_apps.runtime.process_group import share_batch
 from gaudi_apps.runtime.settings import RunSettings
-from gaudi_apps.training.application import Facts
+from gaudi_apps.training.application import ModelConfig
 from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category
@@ -93,19 +93,19 @@ def input_options(config: SSDConfig, run: RunSettings) -> InputOptions:
     )
 
 
-def categories_of(facts: Facts) -> tuple[Category, ...]:
+def categories_of(model_config: ModelConfig) -> tuple[Category, ...]:
     """Return the classes of a model.
 
     Raises:
         DataError: its configuration does not name them.
     """
     try:
-        return tuple(Category(**category) for category in facts["categories"])
+        return tuple(Category(**category) for category in model_config["categories"])
     except (KeyError, TypeError) as error:
         raise DataError(f"checkpoint: does not name its classes ({error!r}); use another") from None
 
 
-def note_categories(categories: Sequence[Category]) -> Facts:
+def note_categories(categories: Sequence[Category]) -> ModelConfig:
     """Return the configuration of a model with these classes, which `categories_of` reads."""
     return {"categories": [asdict(category) for category in categories]}
 

@@ -61,7 +61,7 @@ def predict_by_flags(
     files = find_files(flags.inference)
     restored = restore()
     output_dir = Path(flags.output_dir or model_dir / "predictions")
-    detector, categories = open_detector(restored.task.model), categories_of(restored.facts)
+    detector, categories = open_detector(restored.task.model), categories_of(restored.model_config)
     report = predict(
         detector,
         files,

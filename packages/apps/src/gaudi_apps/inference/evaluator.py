@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.inference.scores import Score
-from gaudi_apps.runtime.session import from_root
+from gaudi_apps.runtime.session import broadcast_from_rank0
 from gaudi_datasets.errors import DataError
 from gaudi_distributed import Communicator
 from gaudi_distributed.comm.opening import verify_consistent
@@ -56,12 +56,12 @@ class Evaluator(ABC, Generic[Part, Result]):
             the metrics, on all ranks.
         """
         result = self._find_result(task, step)
-        return Score(**from_root(self._communicator, lambda: vars(self.summarize(_require(result)))))
+        return Score(**broadcast_from_rank0(self._communicator, lambda: vars(self.summarize(_require(result)))))
 
     def report(self, task: Any, step: int) -> Score:
         """Evaluate a task, and on rank 0 print the metrics and write them into the folder of the run."""
         result = self._find_result(task, step)
-        from_root(self._communicator, lambda: self.write(_require(result), step))
+        broadcast_from_rank0(self._communicator, lambda: self.write(_require(result), step))
         return self.score(task, step)
 
     def _find_result(self, task: Any, step: int) -> Result | None:

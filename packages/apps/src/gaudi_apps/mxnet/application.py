@@ -17,7 +17,7 @@ from gaudi_apps.mxnet.framework import MXNet
 from gaudi_apps.mxnet.plan import make_plan
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.settings import DeviceSettings, RunSettings
-from gaudi_apps.training.application import Application, Facts, ReduceStatistics, Restored
+from gaudi_apps.training.application import Application, ModelConfig, ReduceStatistics, Restored
 from gaudi_apps.training.callbacks import Checkpoints, Evaluation, Heartbeat
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
@@ -74,14 +74,14 @@ class SSDMXNetApplication(Application):
         workers = self.settings.distribution.rank_info.size
         return make_plan(self.config, self.config.data.dataset_size or num_images, workers, self.recipe_version)
 
-    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
+    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> ModelConfig:
         """Return the classes, and the padding of the weights."""
         is_known = weights is not None and weights.padding is not None
-        return {**data.facts, "pool_padding": weights.pool_padding if weights and is_known else "symmetric"}
+        return {**data.model_config, "pool_padding": weights.pool_padding if weights and is_known else "symmetric"}
 
     def build_task(
         self,
-        facts: Facts,
+        model_config: ModelConfig,
         *,
         averages: bool,
         communicator: Communicator,
@@ -94,7 +94,7 @@ class SSDMXNetApplication(Application):
         device, precision, layout = self._mxnet.device, self._mxnet.precision, self._mxnet.layout
         among: Any = communicator
         return MXNetTask(
-            len(categories_of(facts)) + 1,
+            len(categories_of(model_config)) + 1,
             compute=ComputeConfig(device, precision, layout, self._mxnet.loss_scale),
             sgd=SGDConfig(
                 self.config.schedule.momentum,
@@ -103,13 +103,15 @@ class SSDMXNetApplication(Application):
                 flags.horovod_num_groups,
             ),
             communicator=communicator,
-            pool_padding=facts.get("pool_padding", "symmetric"),
+            pool_padding=model_config.get("pool_padding", "symmetric"),
             # The session's sums are of TensorFlow's tensors, and these of MXNet's arrays.
             reduce_statistics=among.sum_within(group) if group > 1 and communicator.size > 1 else None,
             seed=self.config.run.seed,
         )
 
-    def open_evaluator(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> DetectionEvaluator:
+    def open_evaluator(
+        self, folder: RunFolder, model_config: ModelConfig, communicator: Communicator
+    ) -> DetectionEvaluator:
         """Open the evaluation on the validation images, which computes COCO's figures."""
         from gaudi_apps.detection.evaluator import DetectionEvaluator
         from gaudi_datasets.detection.batches import eval_batches
@@ -120,7 +122,7 @@ class SSDMXNetApplication(Application):
             source,
             input_options(self.config, self.settings, data.eval_batch_size),
             folder,
-            categories_of(facts),
+            categories_of(model_config),
             communicator,
             num_images=data.eval_dataset_size,
             make_detector=self._open_detector,
@@ -167,7 +169,7 @@ class SSDMXNetApplication(Application):
         from gaudi_apps.detection.data import draw_training_input
 
         batches = open_training_data(self.config, self.settings, "NHWC").batches(0)
-        return draw_training_input(batches, categories_of(data.facts), folder)
+        return draw_training_input(batches, categories_of(data.model_config), folder)
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Detect on the user's images and videos."""
@@ -188,20 +190,20 @@ class SSDMXNetApplication(Application):
         folder = Path(self.config.use.output_dir or self.settings.model_dir / "export")
         folder.mkdir(parents=True, exist_ok=True)
         network, path = restored.task.model, folder / "weights.safetensors"
-        classes = [asdict(category) for category in categories_of(restored.facts)]
+        classes = [asdict(category) for category in categories_of(restored.model_config)]
         write_weights(network, path, metadata=WeightsMetadata(network.padding, classes, SSD300.image_size))
         print(f"{path}: weights after step {restored.step}")
 
 
-def open_scoring(config: SSDMXNetConfig, facts: Facts) -> Callable[[Mapping[str, Any]], Any]:
+def open_scoring(config: SSDMXNetConfig, model_config: ModelConfig) -> Callable[[Mapping[str, Any]], Any]:
     """Return a function that scores weights, for a process of its own; see `SSDMXNetApplication.open_evaluator`."""
     from gaudi_apps.training.run_dir import RunFolder
 
     app = SSDMXNetApplication(config, Distribution())
     app.framework.start(app.settings.device)
     alone = SingleProcess()
-    task = app.build_task(facts, averages=False, communicator=alone, reduce_statistics=None)
-    evaluator = app.open_evaluator(RunFolder(app.settings.model_dir), facts, alone)
+    task = app.build_task(model_config, averages=False, communicator=alone, reduce_statistics=None)
+    evaluator = app.open_evaluator(RunFolder(app.settings.model_dir), model_config, alone)
 
     def score(tensors: Mapping[str, Any]) -> Any:
         task.write_weights(tensors)

@@ -173,7 +173,7 @@ class AsyncEvaluation(Evaluation):
         self.evaluator.set_result(step, self._latest_result)
         checkpoint = self.trainer.make_checkpoint()
         if self.trainer.is_root:
-            self._checkpoints.save(step, checkpoint.tensors, checkpoint.facts)
+            self._checkpoints.save(step, checkpoint.tensors, checkpoint.metadata)
 
     def on_train_end(self) -> None:
         """Warn of a score that was not waited for."""
@@ -193,5 +193,5 @@ class AsyncEvaluation(Evaluation):
             checkpoint = job.checkpoint
             self.trainer.end_evaluation(checkpoint.step, self.evaluator.summarize(self._latest_result))
             if self.early_stopping.is_best:
-                facts = {**checkpoint.facts, "early_stop": self.early_stopping.state()}
-                self.best.save(checkpoint.step, checkpoint.tensors, facts)
+                metadata = {**checkpoint.metadata, "early_stop": self.early_stopping.state()}
+                self.best.save(checkpoint.step, checkpoint.tensors, metadata)

@@ -16,7 +16,7 @@ import numpy as np
 from gaudi_apps.errors import RootError
 from gaudi_apps.runtime.elastic import ElasticState
 from gaudi_apps.runtime.failure_reporting import FailureReporter
-from gaudi_apps.training.application import Application, Facts, Restored
+from gaudi_apps.training.application import Application, ModelConfig, Restored
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, load_checkpoint
 from gaudi_apps.training.plan import find_recipe_version
 from gaudi_apps.training.run_dir import RunFolder
@@ -106,12 +106,14 @@ class Session:
     def choose_version(self) -> None:
         """Follow the rules of the run in the folder, or the current ones, alike on all ranks."""
         clean = self.settings.clean
-        self.app.use_version(from_root(self.communicator, lambda: find_recipe_version(self.folder, clean=clean)))
+        self.app.use_version(
+            broadcast_from_rank0(self.communicator, lambda: find_recipe_version(self.folder, clean=clean))
+        )
 
-    def build_task(self, facts: Facts, *, averages: bool) -> TrainableTask:
-        """A network as the facts describe it, with new weights, that trains with the other processes."""
+    def build_task(self, model_config: ModelConfig, *, averages: bool) -> TrainableTask:
+        """A network as its configuration describes it, with new weights, that trains with the other processes."""
         task = self.app.build_task(
-            facts,
+            model_config,
             averages=averages,
             communicator=self.communicator,
             reduce_statistics=self._find_reduction(),
@@ -161,27 +163,27 @@ class Session:
 
         def look() -> dict[str, Any]:
             loaded.append(load())
-            return {"facts": loaded[0].model_config, "step": loaded[0].step}
+            return {"model_config": loaded[0].model_config, "step": loaded[0].step}
 
-        found = from_root(self.communicator, look)
+        found = broadcast_from_rank0(self.communicator, look)
         if self.is_root:
             restored = self._restore(loaded[0])
         else:
-            restored = Restored(self._build_for_use(found["facts"]), found["facts"], found["step"])
+            restored = Restored(self._build_for_use(found["model_config"]), found["model_config"], found["step"])
         self.reporter.begin("broadcast")
         share_state(self.communicator, restored.task)
         return restored
 
     def _restore(self, checkpoint: Checkpoint) -> Restored:
         """With the averaged weights where the checkpoint has them."""
-        facts = checkpoint.model_config
-        task = self._build_for_use(facts)
+        model_config = checkpoint.model_config
+        task = self._build_for_use(model_config)
         task.write_weights(checkpoint.tensors)
-        return Restored(task, facts, checkpoint.step)
+        return Restored(task, model_config, checkpoint.step)
 
-    def _build_for_use(self, facts: Facts) -> TrainableTask:
+    def _build_for_use(self, model_config: ModelConfig) -> TrainableTask:
         """A network that does not train, and so needs no other process."""
-        return self.app.build_task(facts, averages=False, communicator=SingleProcess(), reduce_statistics=None)
+        return self.app.build_task(model_config, averages=False, communicator=SingleProcess(), reduce_statistics=None)
 
 
 def warn(text: str) -> None:
@@ -192,7 +194,7 @@ def warn(text: str) -> None:
 Value = TypeVar("Value")
 
 
-def from_root(communicator: Communicator, compute: Callable[[], Value]) -> Value:
+def broadcast_from_rank0(communicator: Communicator, compute: Callable[[], Value]) -> Value:
     """What `compute`, which is called on rank 0 only, gives there: a JSON value, for every rank.
 
     Raises:

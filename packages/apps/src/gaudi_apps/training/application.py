@@ -19,16 +19,17 @@ from gaudi_distributed import Communicator
 if TYPE_CHECKING:
     from gaudi_models.weights import WeightsFile
 
-Facts = Mapping[str, Any]
+# JSON values by name that say how to build a model: classes, architecture, padding.
+ModelConfig = Mapping[str, Any]
 ReduceStatistics: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A network from a checkpoint, what the checkpoint notes of it, and its step."""
+    """A network from a checkpoint, its configuration, and the step."""
 
     task: TrainableTask
-    facts: Facts
+    model_config: ModelConfig
     step: int
 
 
@@ -100,13 +101,13 @@ class Application(ABC):
         """Plan the training of so many images an epoch, on all processes together."""
 
     @abstractmethod
-    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> Facts:
+    def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> ModelConfig:
         """What a checkpoint has to note for its model to be built again: classes, architecture, padding."""
 
     @abstractmethod
     def build_task(
         self,
-        facts: Facts,
+        model_config: ModelConfig,
         *,
         averages: bool,
         communicator: Communicator,
@@ -115,18 +116,18 @@ class Application(ABC):
         """A network with new weights.
 
         Args:
-            facts: from `describe_model`, or from a checkpoint.
+            model_config: from `describe_model`, or from a checkpoint.
             averages: whether it may keep an average of its weights.
             communicator: of the processes that it trains with.
             reduce_statistics: gives the sums, over processes, of what batch norm measures; None: each by itself.
 
         Raises:
-            DataError: the facts do not say what is needed.
+            DataError: the configuration lacks what is needed.
         """
 
     @abstractmethod
-    def open_evaluator(self, folder: RunFolder, facts: Facts, communicator: Communicator) -> TaskEvaluator:
-        """What scores networks of these facts, each process a part of the images, and leaves the scores in the folder.
+    def open_evaluator(self, folder: RunFolder, model_config: ModelConfig, communicator: Communicator) -> TaskEvaluator:
+        """Open what evaluates networks of this configuration, each rank a part of the images.
 
         Raises:
             MissingInputError: there is no validation data.

@@ -23,7 +23,7 @@ from gaudi_apps.runtime.elastic import ElasticState
 from gaudi_apps.runtime.failure_reporting import FailureReporter, StopRequest
 from gaudi_apps.runtime.framework import Framework, Tracer
 from gaudi_apps.runtime.profiler import StepRange
-from gaudi_apps.runtime.session import from_root, warn
+from gaudi_apps.runtime.session import broadcast_from_rank0, warn
 from gaudi_apps.runtime.tensorboard import SummaryWriter
 from gaudi_apps.training.application import TaskEvaluator
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunState
@@ -325,7 +325,7 @@ class Checkpoints(Callback):
         """Write a checkpoint."""
         checkpoint = self.trainer.make_checkpoint()
         if self.trainer.is_root:
-            self.folder.save(step, checkpoint.tensors, checkpoint.facts)
+            self.folder.save(step, checkpoint.tensors, checkpoint.metadata)
             self.trainer.message(f"checkpoint {self.folder.path(step)}")
         if self.trainer.communicator.size > 1:
             self._compare_states(checkpoint)
@@ -370,7 +370,7 @@ class Evaluation(Callback):
         if self.early_stopping.is_best:
             checkpoint = self.trainer.make_checkpoint()
             if self.trainer.is_root:
-                self.best.save(step, checkpoint.tensors, checkpoint.facts)
+                self.best.save(step, checkpoint.tensors, checkpoint.metadata)
         if self.early_stopping.reason is not None:
             self.trainer.should_stop = True
 
@@ -393,7 +393,7 @@ class ElasticCommits(Callback):
         """Copy the state if it is time, and raise RanksChangedError if others wait for the next round."""
         if self._elastic.is_due(step):
             self._elastic.newest = self.trainer.make_checkpoint()
-            if from_root(self.trainer.communicator, self._elastic.hosts_updated):
+            if broadcast_from_rank0(self.trainer.communicator, self._elastic.hosts_updated):
                 raise RanksChangedError("the processes that train together change")
 
 

@@ -85,24 +85,24 @@ class Checkpoint:
     Attributes:
         step: steps that were done when it was written.
         tensors: arrays by name.
-        facts: what the program that wrote it noted about model and run, JSON values by name.
+        metadata: JSON values about model and run by name; in the file they stand under "facts".
         sha256: of the tensor file; equal for equal tensors.
     """
 
     step: int
     tensors: Mapping[str, npt.NDArray[Any]]
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     sha256: str
 
     @property
     def run_state(self) -> RunState:
         """How far the run was."""
-        return RunState.from_json(self.step, self.facts)
+        return RunState.from_json(self.step, self.metadata)
 
     @property
     def model_config(self) -> dict[str, Any]:
         """JSON values by name that say how to build the model again."""
-        return {name: value for name, value in self.facts.items() if name not in RUN_STATE_NAMES}
+        return {name: value for name, value in self.metadata.items() if name not in RUN_STATE_NAMES}
 
 
 class CheckpointFolder:
@@ -126,7 +126,7 @@ class CheckpointFolder:
         """Folder of the checkpoint of a step."""
         return self.folder / f"step-{step:08d}"
 
-    def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> Path:
+    def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, Any]) -> Path:
         """Write a checkpoint, remove those that are too many, and return the new one's folder.
 
         Raises:
@@ -136,7 +136,7 @@ class CheckpointFolder:
         draft = target.with_name(f"{target.name}.tmp")
         draft.mkdir(parents=True, exist_ok=True)
         try:
-            _write(draft, step, tensors, facts)
+            _write(draft, step, tensors, metadata)
             _publish(draft, target)
         except BaseException:
             _remove_files(draft)
@@ -210,11 +210,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise DataError(f"{path}: is damaged ({error!r}); {_REMEDY}") from error
 
 
-def _write(draft: Path, step: int, tensors: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> None:
+def _write(draft: Path, step: int, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, Any]) -> None:
     # In memory, for the library's own writing goes through a file of its own, which stays where a run is killed in it.
     content = save(dict(tensors))
     sha256 = {TENSORS: hashlib.sha256(content).hexdigest()}
-    manifest = {"format": FORMAT, "version": VERSION, "step": step, "sha256": sha256, "facts": dict(facts)}
+    manifest = {"format": FORMAT, "version": VERSION, "step": step, "sha256": sha256, "facts": dict(metadata)}
     _write_file(draft / TENSORS, content)
     _write_file(draft / MANIFEST, _render(manifest))
     _sync(draft)

@@ -16,7 +16,7 @@ from gaudi_apps.cli.flag_rules import list_flags, list_per_command
 from gaudi_apps.errors import StoppedError
 from gaudi_apps.inference.scores import Score
 from gaudi_apps.runtime.failure_reporting import StopRequest
-from gaudi_apps.runtime.session import SUMMARIES, Session, from_root, warn
+from gaudi_apps.runtime.session import SUMMARIES, Session, broadcast_from_rank0, warn
 from gaudi_apps.training.callbacks import (
     Checkpoints,
     ElasticCommits,
@@ -56,7 +56,7 @@ def open_training(session: Session) -> Iterator[Trainer]:
     """
     run, communicator = session.settings, session.communicator
     start = prepare_training(session)
-    from_root(communicator, partial(_begin_folder, session, start))
+    broadcast_from_rank0(communicator, partial(_begin_folder, session, start))
     with session.showing(), StopRequest(session.reporter.find_requester) as stop:
         if run.draws_input and session.is_root:
             _draw_input(session, start.data)
@@ -195,10 +195,10 @@ def run_evaluation(session: Session) -> None:
         return
     rows = []
     # The paths are those of rank 0: other ranks count them, and load nothing.
-    paths = from_root(session.communicator, lambda: [str(path) for path in session.select_checkpoints()])
+    paths = broadcast_from_rank0(session.communicator, lambda: [str(path) for path in session.select_checkpoints()])
     for path in map(Path, paths):
         found: list[Checkpoint] = []
-        loaded = from_root(session.communicator, partial(_load_readable, path, found))
+        loaded = broadcast_from_rank0(session.communicator, partial(_load_readable, path, found))
         if loaded:
             step, score = _evaluate_checkpoint(session, found.pop)
             rows.append({"step": step, **score.figures})
@@ -224,6 +224,6 @@ def _load_readable(path: Path, found: list[Checkpoint]) -> bool:
 def _evaluate_checkpoint(session: Session, load: Callable[[], Checkpoint]) -> tuple[int, Score]:
     restored = session.restore_together(load)
     print(f"step {restored.step}")
-    evaluator = session.app.open_evaluator(session.folder, restored.facts, session.communicator)
+    evaluator = session.app.open_evaluator(session.folder, restored.model_config, session.communicator)
     evaluator.watch(session.reporter.begin)
     return restored.step, evaluator.report(restored.task, restored.step)

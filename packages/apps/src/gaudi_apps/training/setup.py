@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gaudi_apps.cli.flag_rules import list_flags, list_per_rank, list_settings
-from gaudi_apps.runtime.session import SUMMARIES, Session, from_root, share_state, warn
+from gaudi_apps.runtime.session import SUMMARIES, Session, broadcast_from_rank0, share_state, warn
 from gaudi_apps.runtime.threads import find_version
-from gaudi_apps.training.application import Application, Facts, TaskEvaluator
+from gaudi_apps.training.application import Application, ModelConfig, TaskEvaluator
 from gaudi_apps.training.callbacks import EarlyStopping, load_callbacks
 from gaudi_apps.training.checkpoint import Checkpoint, RunState
 from gaudi_apps.training.plan import Plan, note_version
@@ -37,7 +37,7 @@ class InitialState:
     """
 
     task: TrainableTask
-    model_config: Facts
+    model_config: ModelConfig
     run_state: RunState
 
 
@@ -53,9 +53,9 @@ def load_or_initialize(session: Session, data: TrainingData, batch_norm_images: 
         DataError: no checkpoint can be read, or it is of other classes than the data.
     """
     source = _StateSource(session, data, batch_norm_images)
-    found = from_root(session.communicator, source.find)
+    found = broadcast_from_rank0(session.communicator, source.find)
     task = session.build_task(found["model_config"], averages=True)
-    from_root(session.communicator, partial(source.fill, task))
+    broadcast_from_rank0(session.communicator, partial(source.fill, task))
     session.reporter.at(found["step"], "broadcast")
     share_state(session.communicator, task)
     return InitialState(task, found["model_config"], RunState.from_json(found["step"], found["run_state"]))
@@ -94,7 +94,7 @@ class _StateSource:
             print(task.load_weights(self._weights).describe())
 
     def _describe(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        require_classes(checkpoint.facts, self._data, f"checkpoint of step {checkpoint.step}")
+        require_classes(checkpoint.metadata, self._data, f"checkpoint of step {checkpoint.step}")
         state = checkpoint.run_state
         if state.batch_norm_images not in (0, self._batch_norm_images):
             warn(
@@ -104,7 +104,7 @@ class _StateSource:
         return {"model_config": checkpoint.model_config, "step": checkpoint.step, "run_state": state.to_json()}
 
 
-def require_classes(noted: Facts, data: TrainingData, name: str) -> None:
+def require_classes(noted: ModelConfig, data: TrainingData, name: str) -> None:
     """See that a checkpoint is of the classes of the data.
 
     Args:
@@ -115,10 +115,10 @@ def require_classes(noted: Facts, data: TrainingData, name: str) -> None:
     Raises:
         DataError: it is not.
     """
-    for fact, value in data.facts.items():
-        if fact not in noted:
+    for entry, value in data.model_config.items():
+        if entry not in noted:
             raise DataError(f"{name}: does not name its classes; use another")
-        if noted[fact] != value:
+        if noted[entry] != value:
             raise DataError(f"{name}: is of other classes than the data; give another --model_dir")
 
 
@@ -169,7 +169,7 @@ def prepare_training(session: Session) -> PreparedTraining:
     settings = list_run_settings(app, data, plan)
     own = {"files": (*FILES, *app.files), "folders": (*FOLDERS, *app.folders)}
     if not run.clean:
-        from_root(communicator, partial(session.folder.validate, settings, **own))
+        broadcast_from_rank0(communicator, partial(session.folder.validate, settings, **own))
     # Before anything is written or removed: a wrong file of weights leaves all as it was.
     batch_norm_images = plan.global_batch // communicator.size * run.distribution.batch_norm_group
     initial = load_or_initialize(session, data, batch_norm_images)
@@ -206,10 +206,10 @@ def require_equal_start(session: Session, data: str = "") -> None:
         ConfigurationError: ranks differ; it names the first difference.
     """
     if session.communicator.size > 1:
-        verify_consistent(session.communicator, list_start_facts(session, data))
+        verify_consistent(session.communicator, list_start_metadata(session, data))
 
 
-def list_start_facts(session: Session, data: str) -> dict[str, Any]:
+def list_start_metadata(session: Session, data: str) -> dict[str, Any]:
     """JSON values by name that are equal where ranks may train together."""
     config = session.app.config
     per_rank = list_per_rank(type(config))

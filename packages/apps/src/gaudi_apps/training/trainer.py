@@ -77,13 +77,13 @@ class TrainingData:
     """Data to train on.
 
     Attributes:
-        facts: the classes, as checkpoints hold them: JSON values by name.
+        model_config: JSON values that the data adds to the model's configuration: the classes.
         num_images: images an epoch.
         fingerprint: equal for equal data, on all ranks too.
         batches: returns the endless batches of this rank, beginning with that of a step.
     """
 
-    facts: Mapping[str, Any]
+    model_config: Mapping[str, Any]
     num_images: int
     fingerprint: str
     batches: Callable[[int], Batches]

@@ -90,11 +90,11 @@ def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed
     for what, one, other in (
         ("steps", first.step, second.step),
         ("weights and optimizer state", first.sha256, second.sha256),
-        ("sequence of image ids", first.facts["image_sequence"], second.facts["image_sequence"]),
+        ("sequence of image ids", first.metadata["image_sequence"], second.metadata["image_sequence"]),
     ):
         if one != other:
             raise ResumeError(f"verify-resume: {what} differ after {kills} kills: {one} without, {other} with them")
-    return ResumeReport(first.step, kills, first.sha256, first.facts["image_sequence"])
+    return ResumeReport(first.step, kills, first.sha256, first.metadata["image_sequence"])
 
 
 def _command(app: Application, model_dir: Path, steps: int) -> list[str]:

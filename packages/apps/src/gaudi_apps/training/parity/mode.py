@@ -14,7 +14,7 @@ from gaudi_apps.cli.flag_rules import list_per_side, list_settings
 from gaudi_apps.cli.flags import ParityFlags, find_other_side
 from gaudi_apps.errors import OtherSideError, ParityError
 from gaudi_apps.runtime.session import Session
-from gaudi_apps.training.application import Facts
+from gaudi_apps.training.application import ModelConfig
 from gaudi_apps.training.parity.compare import (
     Difference,
     choose_tolerances,
@@ -34,7 +34,7 @@ from gaudi_apps.training.parity.record import (
     write_recording,
 )
 from gaudi_apps.training.plan import Plan, note_version
-from gaudi_apps.training.setup import list_start_facts, require_classes
+from gaudi_apps.training.setup import list_start_metadata, require_classes
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 
 # Values of a start that sides may differ in.
@@ -90,10 +90,10 @@ class _ThisSide:
         session.choose_version()
         self._plan = session.app.make_plan(self._data.num_images)
         self._steps = steps
-        self._task, facts, weights = _begin(session, self._data)
-        start = list_start_facts(session, self._data.fingerprint)
+        self._task, model_config, weights = _begin(session, self._data)
+        start = list_start_metadata(session, self._data.fingerprint)
         self.side = {"weights": weights, **{name: start[name] for name in _OF_A_SIDE}}
-        self.settings = _list_settings(session, self._data, self._plan, facts, steps)
+        self.settings = _list_settings(session, self._data, self._plan, model_config, steps)
 
     def compute(self, recording: Recording | None) -> Iterator[list[StepTensor]]:
         """Yield all tensors of each step, which follows the recording if there is one."""
@@ -111,33 +111,35 @@ def _compare(this: _ThisSide, recording: Recording, flags: ParityFlags) -> list[
     return differences
 
 
-def _begin(session: Session, data: TrainingData) -> tuple[TrainableTask, Facts, str]:
+def _begin(session: Session, data: TrainingData) -> tuple[TrainableTask, ModelConfig, str]:
     """Build the network that a training would begin with, and find the source of its weights."""
     run = session.settings
     if run.checkpoint != "newest" or session.checkpoints.steps():
         restored = session.restore_selected()
-        require_classes(restored.facts, data, f"checkpoint of step {restored.step}")
-        return restored.task, restored.facts, f"checkpoint of step {restored.step}"
+        require_classes(restored.model_config, data, f"checkpoint of step {restored.step}")
+        return restored.task, restored.model_config, f"checkpoint of step {restored.step}"
     if run.weights is None:
-        facts = session.app.describe_model(data, None)
-        return session.build_task(facts, averages=False), facts, f"seed {run.device.seed}"
+        model_config = session.app.describe_model(data, None)
+        return session.build_task(model_config, averages=False), model_config, f"seed {run.device.seed}"
     from gaudi_models.weights import read_weights
 
     weights = read_weights(run.weights)
-    facts = session.app.describe_model(data, weights)
-    task = session.build_task(facts, averages=False)
+    model_config = session.app.describe_model(data, weights)
+    task = session.build_task(model_config, averages=False)
     print(task.load_weights(weights).describe())
-    return task, facts, "file of weights"
+    return task, model_config, "file of weights"
 
 
-def _list_settings(session: Session, data: TrainingData, plan: Plan, facts: Facts, steps: int) -> dict[str, Any]:
+def _list_settings(
+    session: Session, data: TrainingData, plan: Plan, model_config: ModelConfig, steps: int
+) -> dict[str, Any]:
     """List the JSON values that both sides must have in common."""
     app = session.app
     flags = list_settings(app.resolved_config, plan.global_batch, rate_needs_length=app.rate_needs_length)
     for name in list_per_side(type(app.config)):
         flags.pop(name, None)
     version = note_version(app.recipe_version)
-    return {"data": data.fingerprint, "parity_steps": steps, **facts, **flags, **version}
+    return {"data": data.fingerprint, "parity_steps": steps, **model_config, **flags, **version}
 
 
 def _read_reference(recording: Recording, step: int) -> ReferenceStep:
