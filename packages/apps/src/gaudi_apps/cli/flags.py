@@ -38,7 +38,7 @@ class RunFlags:
     """Show a traceback with each error."""
     callbacks: Annotated[tuple[str, ...], resume_safe(short_run=())] = ()
     """Callbacks of your own to call during training, as package.module:Name, each a subclass of
-    gaudi_apps.training.trainer.Callback."""
+    gaudi_apps.Callback."""
 
 
 @dataclass(frozen=True)
