@@ -49,28 +49,33 @@ def test_false_switch_is_the_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "field", "flag", "named"),
     [
-        ("bath_size: 3\n", "bath_size: .* did you mean batch_size?"),
-        ("config: other.yaml\n", "config: .* remove it"),
-        ("batch_size: many\n", "--batch_size"),
-        ("batch_size: true\n", "--batch_size"),
-        ("mode: fly\n", "--mode"),
-        ("use_fake_data: 7\n", "use_fake_data"),
-        ("data:\n  batch_size: 3\n", "data: is no flag"),
-        ("batch_size: {a: 3}\n", "batch_size: holds a mapping"),
-        ("- batch_size\n", "holds a list"),
-        ("", "holds nothing"),
-        ("a: [1\n", "is not YAML"),
-        ("a: !!python/object/apply:os.getcwd []\n", "is not YAML"),
+        ("bath_size: 3\n", "bath_size", None, "did you mean batch_size?"),
+        ("config: other.yaml\n", "config", None, "remove it"),
+        ("batch_size: many\n", None, "--batch_size", "many"),
+        ("batch_size: true\n", None, "--batch_size", "True"),
+        ("mode: fly\n", None, "--mode", "fly"),
+        ("use_fake_data: 7\n", "use_fake_data", None, "7"),
+        ("data:\n  batch_size: 3\n", "data", None, "no flag"),
+        ("batch_size: {a: 3}\n", "batch_size", None, "a mapping"),
+        ("- batch_size\n", None, None, "a list"),
+        ("", None, None, "nothing"),
+        ("a: [1\n", None, None, "not YAML"),
+        ("a: !!python/object/apply:os.getcwd []\n", None, None, "not YAML"),
     ],
 )
-def test_a_bad_file_is_named_in_one_line(tmp_path: Path, text: str, named: str) -> None:
-    with pytest.raises(ConfigFileError, match=named) as caught:
+def test_a_bad_file_is_named_in_one_line(
+    tmp_path: Path, text: str, field: str | None, flag: str | None, named: str
+) -> None:
+    with pytest.raises(ConfigFileError) as caught:
         parse(tmp_path, text)
-    assert caught.value.exit_status == 78
-    assert "run.yaml" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    error = caught.value
+    assert (error.exit_status, error.path, error.field) == (78, str(tmp_path / "run.yaml"), field)
+    assert flag is None or flag in str(error)
+    assert named in str(error)
+    assert str(error).startswith(f"{tmp_path / 'run.yaml'}: ")
+    assert "\n" not in str(error)
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from gaudi_datasets.errors import FlagError
 
 @dataclass(frozen=True)
 class RunFlags(flags.TensorFlowRunFlags):
-    """What to do, for how long, and where the results go."""
+    """Mode, length of training, and folder of the results."""
 
     mode: Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"] = "train"
     """eval: evaluate checkpoints; predict: classify images; export: export for deployment; plan: print what train would
@@ -214,7 +214,7 @@ def _check_pruning(pruning: PruningFlags) -> None:
 
 
 def _check_inputs(mode: str, run: RunFlags, data: DataFlags, use: UseFlags) -> None:
-    """What each mode needs to read, and what only some modes read."""
+    """Check that the input of the mode is given, and no input of other modes."""
     folders = {"data_dir": data.data_dir, "jpeg_data_dir": data.jpeg_data_dir}
     given = next((f"--{flag} {folder}" for flag, folder in folders.items() if folder is not None), "")
     if data.use_synthetic_data and given:

@@ -37,7 +37,7 @@ IMAGES_OF_BASE_RATE = 256
 
 @dataclass(frozen=True)
 class Preset:
-    """What flags of one name mean where they are not given."""
+    """Defaults of flags, chosen by another flag."""
 
     optimizer: OptimizerKind
     lr_schedule: RateKind
@@ -59,7 +59,7 @@ ADAM_RATE = 1e-3
 
 @dataclass(frozen=True)
 class RunFlags(flags.RunFlags):
-    """What to do, for how long, and where the results go."""
+    """Mode, length of training, and folder of the results."""
 
     model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnet_train"
     train_steps: Annotated[int, resume_safe(length="steps", minimum=0)] = 0
@@ -239,7 +239,7 @@ def make_train_config(
 
 
 def _find_decay_form(config: ResNetConfig) -> DecayForm:
-    """Find what the weight decay is: Adam without --fine_tune is not of the originals."""
+    """Find the form of the weight decay; Adam without --fine_tune is not in the original program."""
     is_original = config.weights.fine_tune or config.schedule.optimizer != "Adam"
     return "l2" if is_original and not config.schedule.single_l2_loss_op else "half_squares"
 
@@ -253,7 +253,7 @@ def _find_schedule(config: ResNetConfig) -> RateKind:
 
 
 def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -> ScheduleConfig:
-    """The rate for a global batch on so many processes."""
+    """Return the learning rate for a global batch and a number of ranks."""
     schedule, kind = config.schedule, _find_schedule(config)
     own_rates = {"LARS": LARS_RATE if workers == 1 else LARS_RATE_OF_SEVERAL, "Adam": ADAM_RATE}
     optimizer = schedule.optimizer or preset.optimizer

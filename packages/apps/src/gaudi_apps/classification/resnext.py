@@ -40,7 +40,7 @@ HOOKS = ("LoggingTensorHook", PROFILER_HOOK, "ExamplesPerSecondHook", "LoggingMe
 
 @dataclass(frozen=True)
 class RunFlags(flags.RunFlags):
-    """What to do, for how long, and where the results go."""
+    """Mode, length of training, and folder of the results."""
 
     model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnext_train"
     train_epochs: Annotated[float, arg(aliases=["-te"])] = 10.0
@@ -146,7 +146,7 @@ def _list_hooks(report: ReportFlags) -> list[str]:
 
 
 def find_mode(config: ResNeXtConfig) -> str:
-    """What is done: by --mode, or by --eval_only."""
+    """Return the mode: by --mode, or by --eval_only."""
     return "eval" if config.run.eval_only else config.run.mode
 
 

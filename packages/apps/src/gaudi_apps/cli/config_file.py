@@ -53,7 +53,7 @@ def parse_config(
         try:
             parse_flags(config_class, from_file, prog=prog, former_flags=former_flags)
         except FlagError as error:
-            raise ConfigFileError(f"{path}: {error}") from None
+            raise ConfigFileError(str(error), path=path, flag=error.flag) from None
         given = [*from_file, *argv]
     given = [*_list_preset(config_class, given), *given]
     return parse_flags(config_class, given, prog=prog, description=description, former_flags=former_flags)
@@ -87,13 +87,15 @@ def read_flags(path: Path, config_class: type[Any], former_flags: Sequence[Forme
     import yaml
 
     if not path.is_file():
-        raise MissingInputError(f"--config {path}: there is no such file; give a YAML file of flags")
+        raise MissingInputError(
+            f"--config {path}: there is no such file", flag="--config", remedy="give a YAML file of flags"
+        )
     try:
         entries = yaml.safe_load(path.read_bytes())
     except yaml.YAMLError as error:
-        raise ConfigFileError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigFileError(f"is not YAML: {' '.join(str(error).split())}", path=path) from None
     if not isinstance(entries, dict):
-        raise ConfigFileError(f"{path}: holds {_kind_of(entries)}; write one `flag: value` a line")
+        raise ConfigFileError(f"holds {_kind_of(entries)}", path=path, remedy="write one `flag: value` a line")
     _drop_former_default(entries)
     defaults = {**dict.fromkeys(_list_names(former_flags)), **dict(list_flags(config_class()))}
     return [argument for name, value in entries.items() for argument in _to_arguments(path, name, value, defaults)]
@@ -116,15 +118,16 @@ def _to_arguments(path: Path, name: Any, value: Any, defaults: dict[str, Any]) -
     if flag not in defaults or flag == "config":
         nearest = difflib.get_close_matches(flag, defaults, n=1, cutoff=0.5)
         remedy = f"did you mean {nearest[0]}?" if nearest and flag != "config" else "remove it"
-        raise ConfigFileError(f"{path}: {name}: is no flag that a file can give; {remedy}")
+        raise ConfigFileError(f"{name}: is no flag that a file can give", path=path, field=str(name), remedy=remedy)
     if value is None:
         return []
     if isinstance(defaults[flag], bool):
         if not isinstance(value, bool):
-            raise ConfigFileError(f"{path}: {name}: holds {value!r}; write true or false")
+            raise ConfigFileError(f"{name}: holds {value!r}", path=path, field=str(name), remedy="write true or false")
         return [] if value == defaults[flag] else [f"--{flag}" if value else f"--no_{flag}"]
     if isinstance(value, dict):
-        raise ConfigFileError(f"{path}: {name}: holds {_kind_of(value)}; give a value, flags stand at the top level")
+        remedy = "give a value, flags stand at the top level"
+        raise ConfigFileError(f"{name}: holds {_kind_of(value)}", path=path, field=str(name), remedy=remedy)
     if isinstance(value, list):
         return [f"--{flag}", *map(str, value)]
     return [f"--{flag}={value}"]

@@ -18,10 +18,10 @@ from gaudi_datasets.errors import FlagError
 
 @dataclass(frozen=True)
 class RunFlags:
-    """What to do, and where the results go."""
+    """Mode, and folder of the results."""
 
     mode: Annotated[str, resume_safe(per_command=True)] = "train"
-    """What to do."""
+    """Mode of the program."""
     model_dir: Annotated[str, resume_safe(per_side=True)] = "runs"
     """Folder for checkpoints, curves, images and figures; training continues from its newest checkpoint."""
     clean: Annotated[Switch, resume_safe(per_command=True)] = False
@@ -43,7 +43,7 @@ class RunFlags:
 
 @dataclass(frozen=True)
 class TensorFlowRunFlags(RunFlags):
-    """What to do, and where the results go, in a program that TensorFlow computes."""
+    """Mode, and folder of the results, of a program that computes by TensorFlow."""
 
     kills: Annotated[int, resume_safe()] = 3
     """Number of times that --mode verify-resume kills its run."""
@@ -225,7 +225,7 @@ def check_distribution(flags: DistributionFlags) -> None:
 
 
 def _check_needs(flags: DistributionFlags) -> None:
-    """Flags that have an effect only beside others."""
+    """Raise FlagError for a flag that has an effect only beside another one, which is not given."""
     strategy, is_several = flags.distribution_strategy, flags.has_engine
     several = "--use_horovod or --distribution_strategy"
     rules = (
@@ -286,12 +286,12 @@ class ParityFlags:
 
 @dataclass(frozen=True)
 class OtherSide:
-    """What this side is compared with.
+    """The side that this one is compared with.
 
     Attributes:
-        recorded: a folder that --parity_output made; None: it is computed.
-        arguments: added to the command line they give the other side, if it is computed.
-        text: as the user described it.
+        recorded: folder that --parity_output made; None if the other side is to be computed.
+        arguments: arguments that turn this side's command line into that of the other side, if it is computed.
+        text: description by the user.
     """
 
     recorded: str | None
@@ -300,7 +300,7 @@ class OtherSide:
 
 
 def find_other_side(flags: ParityFlags) -> OtherSide | None:
-    """The other side of checked flags; None: there is only a recording to make."""
+    """Return the other side of checked flags; None if this side is only recorded."""
     given = dict(_split(entry) for entry in flags.parity_against)
     if not given:
         return None
@@ -312,8 +312,8 @@ def check_parity(flags: ParityFlags, mode: str, per_side: Sequence[str]) -> None
     """Raise FlagError for the first flag whose value breaks a rule.
 
     Args:
-        flags: to be checked.
-        mode: what is done.
+        flags: flags of the command line.
+        mode: mode of the program.
         per_side: names of the flags that two sides may differ in.
     """
     if mode != "parity":

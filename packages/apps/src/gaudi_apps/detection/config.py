@@ -55,7 +55,7 @@ class LengthFlags:
 
 @dataclass(frozen=True)
 class RunFlags(LengthFlags, TensorFlowRunFlags):
-    """What to do, for how long, and where the results go."""
+    """Mode, length of training, and folder of the results."""
 
     mode: Mode = "train"
     """eval: evaluate checkpoints; predict: draw detections; export: export for deployment; plan: print what train would
@@ -223,7 +223,7 @@ def _check_schedule(schedule: ScheduleFlags) -> None:
 
 
 def _check_inputs(config: SSDConfig) -> None:
-    """What each mode needs to read, and what only some modes read."""
+    """Check that the input of the mode is given, and no input of other modes."""
     run, data, use = config.run, config.data, config.use
     _check_data(run, data)
     if run.mode == "predict" and not use.inference:
@@ -240,7 +240,7 @@ def _check_inputs(config: SSDConfig) -> None:
 
 
 def _check_data(run: RunFlags, data: DataFlags) -> None:
-    """Images come from one place: records, COCO files, or nowhere."""
+    """Check that images come from one place: records, COCO files, or nowhere."""
     for split in ("train", "val"):
         annotations, images = (getattr(data, f"{split}_{what}") for what in ("annotations", "images"))
         if (annotations is None) != (images is None):
@@ -300,7 +300,7 @@ def _check_checkpoint(run: RunFlags) -> None:
 
 
 def _check_evaluation(config: SSDConfig) -> None:
-    """Scores during training need images that have a truth, and what depends on scores needs them."""
+    """Check that evaluations have ground truth, and that flags that depend on evaluations have them."""
     evaluation = config.evaluation
     if not evaluation.eval_epochs and (evaluation.target_ap or evaluation.patience):
         raise FlagError(

@@ -28,7 +28,7 @@ def validate(config: SSDMXNetConfig) -> None:
 
 
 def find_traced(config: SSDMXNetConfig) -> StepRange | None:
-    """The steps to trace; None: none.
+    """Return the steps to trace; None if there are none.
 
     Raises:
         FlagError: only one of the two flags is given, or they are no range.
@@ -47,7 +47,7 @@ def find_traced(config: SSDMXNetConfig) -> StepRange | None:
 
 
 def _check_epochs(config: SSDMXNetConfig) -> None:
-    """Lists of epochs rise, and are of whole epochs from the first one on."""
+    """Check that lists of epochs rise, from the first epoch on."""
     for flag, epochs in (
         ("lr_decay_epochs", config.schedule.lr_decay_epochs),
         ("val_epochs", config.validation.val_epochs),
@@ -60,7 +60,7 @@ def _check_epochs(config: SSDMXNetConfig) -> None:
 
 
 def _check_data(run: RunFlags, data: DataFlags) -> None:
-    """Images come from one place: files, records, or nowhere."""
+    """Check that images come from one place: files, records, or nowhere."""
     if data.use_tfrecord != (data.tfrecord_root is not None):
         raise FlagError("--use_tfrecord and --tfrecord_root: give both or none", flag="--use_tfrecord")
     roots = (("coco_root", data.coco_root), ("tfrecord_root", data.tfrecord_root))
@@ -87,7 +87,7 @@ def _check_data(run: RunFlags, data: DataFlags) -> None:
 
 
 def _check_modes(config: SSDMXNetConfig) -> None:
-    """What is for some modes only."""
+    """Check the flags that are for some modes only."""
     run, use = config.run, config.use
     if run.mode == "predict" and not use.inference:
         raise FlagError("--mode predict: needs --inference with images, videos or a folder", flag="--mode")

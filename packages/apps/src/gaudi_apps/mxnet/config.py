@@ -40,7 +40,7 @@ Mode = Annotated[str, choose_among("train_val", "train", "val", "predict", "expo
 
 @dataclass(frozen=True)
 class RunFlags(LengthFlags, flags.RunFlags):
-    """What to do, for how long, and where the results go."""
+    """Mode, length of training, and folder of the results."""
 
     mode: Mode = "train_val"
     """train_val: train, and validate at some epochs; train: train without validation; val: evaluate checkpoints;
