@@ -155,6 +155,8 @@ def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any])
         name = changed[0]
         others = f" (and {len(changed) - 1} more: {', '.join(changed[1:4])})" if len(changed) > 1 else ""
         raise RunChangedError(
-            f"{path}: the run there has {name} {before.get(name)!r}, this one {now.get(name)!r}{others}; "
-            f"give the same, another --model_dir, or --clean to start over"
+            f"the run there has {name} {before.get(name)!r}, this one {now.get(name)!r}{others}",
+            path=path,
+            field=name,
+            remedy="give the same, another --model_dir, or --clean to start over",
         )
