@@ -126,12 +126,12 @@ def describe_machine() -> dict[str, str]:
 
 def format_results(machine: Mapping[str, str], outcomes: Iterable[Outcome]) -> str:
     """Format the file that is committed."""
-    facts = "\n".join(f"- {name}: {value}" for name, value in machine.items())
+    lines = "\n".join(f"- {name}: {value}" for name, value in machine.items())
     explanation = (
         "Written by `nox -s bench -- --write_results`; later runs are compared with it. Candidates took turns (A B,\n"
         "A B); a ratio is the median over the rounds, its spread the largest minus the smallest one."
     )
-    return f"# Results of the benchmarks\n\n{explanation}\n\n{facts}\n\n{format_table(list_rows(outcomes))}\n"
+    return f"# Results of the benchmarks\n\n{explanation}\n\n{lines}\n\n{format_table(list_rows(outcomes))}\n"
 
 
 def format_number(value: float) -> str:

@@ -82,12 +82,12 @@ def test_safetensors_with_wrong_notes(notes: dict[str, str], tmp_path: Path) -> 
     assert caught.value.path == str(tmp_path / "x")
 
 
-def write_checkpoint(folder: Path, *, others: dict[str, Any] | None = None, **facts: Any) -> Path:
+def write_checkpoint(folder: Path, *, others: dict[str, Any] | None = None, **notes: Any) -> Path:
     folder.mkdir()
     momentum = {f"momentum/{name}": tensor + 1 for name, tensor in OURS.items()}
     save_file(OURS | momentum | (others or {}), folder / "state.safetensors")
     digest = hashlib.sha256((folder / "state.safetensors").read_bytes()).hexdigest()
-    manifest = {"format": "gaudi-apps checkpoint", "version": 2, "step": 3, "facts": facts}
+    manifest = {"format": "gaudi-apps checkpoint", "version": 2, "step": 3, "facts": notes}
     manifest["sha256"] = {"state.safetensors": digest}
     (folder / "manifest.json").write_text(json.dumps({"manifest_sha256": "...", "manifest": manifest}))
     return folder
@@ -101,8 +101,8 @@ def test_checkpoint_of_our_own(tmp_path: Path) -> None:
     assert weights.skipped == dict.fromkeys([f"momentum/{name}" for name in OURS], "training state")
     assert weights.metadata == WeightsMetadata("symmetric", tuple(categories))
     assert read_weights(write_checkpoint(tmp_path / "older")).padding == "same_pool"
-    facts: dict[str, Any] = {"padding": "symmetric_stem", "model": "resnet50", "image_size": 128}
-    weights = read_weights(write_checkpoint(tmp_path / "classifier", classes=[{"name": "coat"}], **facts))
+    notes: dict[str, Any] = {"padding": "symmetric_stem", "model": "resnet50", "image_size": 128}
+    weights = read_weights(write_checkpoint(tmp_path / "classifier", classes=[{"name": "coat"}], **notes))
     assert weights.metadata == WeightsMetadata("symmetric_stem", ({"name": "coat"},), 128, "resnet50")
 
 

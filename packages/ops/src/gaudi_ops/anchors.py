@@ -26,8 +26,8 @@ class DefaultBoxSpec:
         steps: pixels between cell centres of each level.
         scales: box side of each level in pixels, and one more for the last level's second box.
         aspect_ratios: per level, the ratios besides 1; each gives a wide and a tall box.
-        center_variance: what centre offsets are divided by.
-        size_variance: what log size offsets are divided by.
+        center_variance: divisor of centre offsets.
+        size_variance: divisor of log size offsets.
 
     Raises:
         ValueError: if the tuples do not describe the same number of levels.

@@ -1,4 +1,4 @@
-"""NumPy references of the operations: short, plain, and what the fast forms are tested against."""
+"""NumPy references of the operations: short and plain, to test the fast forms against."""
 
 from __future__ import annotations
 

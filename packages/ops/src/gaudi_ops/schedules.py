@@ -1,8 +1,8 @@
 """Schedules as pure functions: step -> value, for learning rates and for the sparsity of pruning.
 
 Each builder returns a function of the step, counted from 0. Plain Python, so that a schedule can be planned, plotted
-and tested without a framework; the training loop feeds its value to the optimizer. The formulas take what differs
-between numbers and tensors as an argument: `gaudi_ops.tf.TensorSchedule` evaluates the same ones in a graph.
+and tested without a framework; the training loop feeds its value to the optimizer. Operations that differ
+between numbers and tensors are an argument: `gaudi_ops.tf.TensorSchedule` evaluates the same ones in a graph.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read weights of several programs as arrays by our names, put them into a model, and write them.
 
-Nothing here runs what a file asks for: pickles are read by an interpreter of our own that knows numbers only.
+No code in a file is run: pickles are read by an interpreter of our own that knows numbers only.
 """
 
 from gaudi_models.weights.assignment import LoadReport, assign_weights

@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
 class _FormerSwitch(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         """Leave with the status of a bad flag."""
-        parser.error(f"{self.option_strings[0]}: what is left out is always told; leave it out")
+        parser.error(f"{self.option_strings[0]}: tensors that are left out are always listed; leave it out")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -39,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Convert one file; the exit status says what was wrong with it."""
+    """Convert one file, and return the exit status."""
     try:
         return _convert()
     finally:
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _flush_output() -> None:
-    """Write what is left to standard output, or drop it where whoever read it has left, as `head` does."""
+    """Flush standard output; drop the rest if its reader has closed it, as `head` does."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -67,7 +67,7 @@ def _convert() -> int:
         return _IO
     lines = [f"{weights.source}: {len(weights.tensors)} tensors are in {arguments.target}"]
     lines += [f"  {name} is not: {reason}" for name, reason in weights.skipped.items()]
-    with contextlib.suppress(BrokenPipeError):  # the file is what matters
+    with contextlib.suppress(BrokenPipeError):  # the file is written already
         sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

@@ -22,8 +22,8 @@ class LoadReport:
     Attributes:
         source: the file.
         loaded: variables that were set, by our names.
-        skipped: what of the file was not used, with the reason.
-        other_shape: variables that are there in both, with the shape in the file and in the model; they were left.
+        skipped: tensors of the file that were not used, with the reason.
+        other_shape: variables that have another shape in the file, with both shapes; they were left.
         initial: variables that are not in the file, left at their initial values.
     """
 
@@ -140,7 +140,7 @@ def _require_padding(weights: WeightsFile, paddings: Mapping[str, Sides]) -> Non
 
 
 def _require_backbone(shapes: Mapping[str, tuple[int, ...]], weights: WeightsFile) -> None:
-    """Raise if what both have of the backbone is not the same: a deeper network would fit in part, and be of no use."""
+    """Raise if the backbones differ: weights of a deeper network would fit in part, and be useless."""
     for name, tensor in weights.tensors.items():
         if name in shapes and _BACKBONE.fullmatch(name) and tensor.shape != shapes[name]:
             raise WeightsError(

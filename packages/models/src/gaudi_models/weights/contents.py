@@ -43,10 +43,10 @@ class RawWeights:
     """Tensors as a file names them.
 
     Attributes:
-        kind: what sort of file it is, for a person.
+        kind: of file, for a person.
         tensors: functions that each read one tensor, by the name in the file.
-        skipped: what in the file is no tensor, with the reason, by name.
-        metadata: what one of our own files says about its model.
+        skipped: reasons by name, for entries that are no tensors.
+        metadata: of the model, from files of our own.
     """
 
     kind: str
@@ -63,9 +63,9 @@ class WeightsFile:
         source: file, kind of file and whose names it had, for a person.
         tensors: float32, by the names of Keras variables without their ``:0``, convolutions as [height, width,
             channels in, channels out].
-        padding: what the weights were trained with; build the model with it. None if that is not known.
-        skipped: why what is not among the tensors was left out, by the name in the file.
-        metadata: what one of our own files says about its model; None for the files of other programs.
+        padding: of the network that the weights are from; build the model with it. None if it is not known.
+        skipped: reasons by the name in the file, for tensors that were left out.
+        metadata: of the model, from files of our own; None for files of other programs.
         path: the file or folder; empty if there is none.
     """
 
@@ -97,7 +97,7 @@ def write_tensors(tensors: Mapping[str, Array], path: str | os.PathLike[str], *,
         metadata: noted in the file, for whoever reads it.
 
     Raises:
-        OSError: it cannot be written; what was there before stays.
+        OSError: it cannot be written; an earlier file stays.
     """
     target = Path(path)
     draft = target.with_name(f"{target.name}.tmp")

@@ -68,7 +68,7 @@ def read_pickle(file: BytesIO, names: Mapping[str, Any], persistent: Callable[[A
 
     Args:
         file: bytes in memory, so that a length which is not there cannot make anybody reserve it.
-        names: what a dotted name in the pickle stands for: a `Function`, or a value that is not called.
+        names: meaning of each dotted name in the pickle: a `Function`, or a value that is not called.
         persistent: turns a persistent id into a value; None if there must be none.
 
     Returns:
@@ -114,7 +114,7 @@ class _Machine:
 
     def push_tuple(self, length: int) -> None:
         if len(self.stack) < length:
-            raise ValueError("the pickle is damaged: a tuple of what is not there")
+            raise ValueError("the pickle is damaged: a tuple of missing items")
         self.stack[-length:] = [tuple(self.stack[-length:])]
 
     def push_name(self, name: str) -> None:

@@ -32,7 +32,7 @@ TENSORS = "state.safetensors"
 MANIFEST = "manifest.json"
 _LEGACY_TORCH = b"\x8a\x0a" + LEGACY_MAGIC.to_bytes(10, "little") + b"."
 
-# What readers raise for bytes that are not what they should be, beside what they raise on purpose.
+# Errors that readers raise for damaged bytes, beside those that they raise on purpose.
 _DAMAGE = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError, MemoryError, SyntaxError,
     RuntimeError, NotImplementedError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
@@ -74,12 +74,12 @@ def read_weights(path: str | os.PathLike[str]) -> WeightsFile:
         except _DAMAGE as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise WeightsError(
-                f"is damaged or not what it seems: {reason}", path=where, remedy="get it again"
+                f"is damaged or of another format: {reason}", path=where, remedy="get it again"
             ) from None
 
 
 def _read_raw(path: Path, stack: contextlib.ExitStack) -> RawWeights:
-    """Read a file or a folder; what has to stay open while its tensors are read is put on the stack."""
+    """Read a file or a folder; files that stay open while tensors are read are put on the stack."""
     if path.is_dir() and (path / MANIFEST).is_file():
         return _read_own_checkpoint(path)
     if prefix := find_checkpoint(path):
@@ -162,7 +162,7 @@ def _read_safetensors(path: Path) -> RawWeights:
 
 
 def _read_own_checkpoint(folder: Path) -> RawWeights:
-    """Read a checkpoint of our programs: a manifest that has the tensors' SHA-256 and what is known of the model."""
+    """Read a checkpoint of our programs, whose manifest has the tensors' SHA-256 and describes the model."""
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["manifest"]
     if not (folder / TENSORS).is_file():
         raise WeightsError(f"has no {TENSORS}", path=folder, remedy="use another checkpoint")
@@ -210,10 +210,10 @@ def convert_weights(
     Args:
         source: as `read_weights` takes it.
         target: the file to write; one that is there is replaced.
-        padding: what the network was trained with, where the file does not tell.
+        padding: of the network, if the file does not tell.
 
     Returns:
-        What was read.
+        The weights that were read.
 
     Raises:
         WeightsError: the file is damaged or of no known format, its padding is not known, or another one was given.

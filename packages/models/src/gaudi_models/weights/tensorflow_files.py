@@ -36,7 +36,7 @@ def find_checkpoint(path: Path) -> Path | None:
 def _find_in_folder(folder: Path) -> Path | None:
     prefixes = sorted(path.with_name(path.name.removesuffix(".index")) for path in folder.glob("*.index"))
     if (folder / "checkpoint").is_file():
-        # Often an absolute path of another machine; what counts is the name, and it has to be in this folder.
+        # Often an absolute path of another machine, so only the name counts, and it has to be in this folder.
         newest = _NEWEST.search((folder / "checkpoint").read_text(encoding="utf-8", errors="replace"))
         named = [prefix for prefix in prefixes if newest and prefix.name == Path(newest[1]).name]
         prefixes = named or prefixes
@@ -49,7 +49,7 @@ def _find_in_folder(folder: Path) -> Path | None:
 
 
 def read_tensorflow_checkpoint(prefix: Path) -> RawWeights:
-    """Read a checkpoint; a tensor is read when it is asked for.
+    """Read a checkpoint; each tensor is read when its function is called.
 
     Raises:
         WeightsError: it is damaged.
@@ -140,7 +140,7 @@ def read_hdf5(path: Path) -> RawWeights:
                     raise ValueError(f"it has two tensors {name}")
                 else:
                     tensors[name] = _read(dataset, name)
-    except (OSError, RuntimeError, KeyError) as error:  # what h5py raises for bytes that are not as they should be
+    except (OSError, RuntimeError, KeyError) as error:  # h5py raises these for damaged bytes
         raise ValueError(" ".join(str(error).split())) from None
     return RawWeights("HDF5", {name: functools.partial(np.asarray, array) for name, array in tensors.items()}, skipped)
 
@@ -164,7 +164,7 @@ def _read(dataset: Any, name: str) -> Array:
         raise UnsafeWeightsError("is kept in other files", record=f"tensor {name}")
     if dataset.dtype.kind not in "fiu":
         raise ValueError(f"tensor {name} is of {dataset.dtype}, which are no numbers")
-    # Keras never compresses, and what is not compressed cannot swell when it is read.
+    # Keras never compresses, and uncompressed data cannot swell when it is read.
     if dataset.id.get_storage_size() < dataset.nbytes:
         raise ValueError(f"tensor {name} needs {dataset.nbytes} bytes and has {dataset.id.get_storage_size()}")
     return np.asarray(dataset[()])

@@ -91,7 +91,7 @@ def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any
 
 
 def _unwrap(tensor: Any, *_: Any) -> _Tensor:
-    """Return the tensor of a parameter, without what else is known about it."""
+    """Return the tensor of a parameter, without its other properties."""
     if not isinstance(tensor, _Tensor):
         raise ValueError("a parameter is not made of a tensor")
     return tensor
@@ -123,7 +123,7 @@ def _find_storage(identity: Any) -> _Storage:
 
 
 def read_torch_archive(archive: zipfile.ZipFile) -> RawWeights:
-    """Read the zip format; a tensor is read when it is asked for, from the archive, so that stays open until then.
+    """Read the zip format; tensors are read from the archive when their functions are called, so it stays open.
 
     Raises:
         UnsafeWeightsError: the pickle in it asks for more than tensors.
@@ -139,7 +139,7 @@ def read_torch_archive(archive: zipfile.ZipFile) -> RawWeights:
 
 
 def _read_stored(archive: zipfile.ZipFile, name: str) -> bytes:
-    # PyTorch never compresses, and what is not compressed cannot swell when it is read.
+    # PyTorch never compresses, and uncompressed data cannot swell when it is read.
     if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{name!r} in it is compressed, which PyTorch never does")
     return archive.read(name)

@@ -53,7 +53,7 @@ class ExponentialMovingAverage:
         self._updates.assign_add(1)
 
     def reset(self) -> None:
-        """Begin anew from what the variables are now: after weights were loaded."""
+        """Begin anew from the present variables, after weights were loaded."""
         for name, average in self._averages.items():
             average.assign(self._variables[name])
         self._updates.assign(0)

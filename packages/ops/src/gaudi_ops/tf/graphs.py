@@ -68,7 +68,7 @@ def list_operations(function: Any, layers: Collection[str] = ()) -> list[Operati
 
 
 def find_dynamic(operations: Iterable[Operation]) -> list[str]:
-    """Return a line for each tensor whose shape is not static, with its operation and what made it."""
+    """Return a line for each tensor whose shape is not static, with its operation and its maker."""
     return [
         f"tensor {one.name}:{index} has shape {shape}, made by {one.kind} of {one.maker}"
         for one in operations

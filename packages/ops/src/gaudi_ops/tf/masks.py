@@ -11,7 +11,7 @@ from gaudi_ops.tf.keras_tensors import accepts_keras_tensors
 
 Implementation = Literal["auto", "bisection", "sort"]
 
-# In what values are compared: each holds all values of the dtype.
+# Dtypes in which values are compared: each holds all values of the original.
 _COMPARED_AS = {
     tf.float16: tf.float32,
     tf.bfloat16: tf.float32,

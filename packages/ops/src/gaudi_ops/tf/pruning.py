@@ -35,8 +35,8 @@ def magnitude_mask(weights: Any, sparsity: Any) -> Any:
 class MagnitudePruning:
     """Prune variables on the polynomial schedule of Zhu and Gupta, https://arxiv.org/abs/1710.01878, equation 1.
 
-    From ``begin_step`` on, every ``frequency`` steps, and last at ``end_step``, what is dropped is chosen anew: of each
-    variable the share ``final + (initial - final) (1 - (step - begin) / (end - begin)) ** 3``.
+    From ``begin_step`` on, every ``frequency`` steps, and last at ``end_step``, the dropped weights are chosen anew: of
+    each variable the share ``final + (initial - final) (1 - (step - begin) / (end - begin)) ** 3``.
 
     Args:
         variables: kernels, of names that differ; biases and batch norm had better be left out.
@@ -44,7 +44,7 @@ class MagnitudePruning:
         final_sparsity: share that is dropped from ``end_step`` on.
         begin_step: the first step that drops.
         end_step: the last step that does, whatever the frequency.
-        frequency: steps from one choice of what is dropped to the next.
+        frequency: steps from one choice to the next.
 
     Raises:
         ValueError: a sparsity is not from 0 to below 1, the steps don't rise, the frequency is below 1, or two
@@ -92,7 +92,7 @@ class MagnitudePruning:
         return sparsity
 
     def update(self, step: Any) -> None:
-        """Choose what is dropped when the step is one that does, and set what is dropped to 0.
+        """Choose the dropped weights if the step is one that does, and set dropped weights to 0.
 
         Call it after the optimizer, each step, eagerly or in a tf.function.
 
