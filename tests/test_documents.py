@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def test_python_in_documents_runs(data_folder: Path, code: str) -> None:
 def test_modules_and_files_that_documents_name_exist(path: Path) -> None:
     """A dotted name is of a module or of a name in one; a file is below the root, a package's sources or gaudi_apps."""
     text = path.read_text(encoding="utf-8")
-    modules = {name: module.path.read_text(encoding="utf-8") for name, module in read_modules(ROOT).items()}
+    modules = read_module_texts()
     configurations = [file.read_text(encoding="utf-8") for file in ROOT.glob("packages/*/pyproject.toml")]
     groups = re.findall(r'entry-points\."([\w.]+)"', "\n".join(configurations))
     folders = [ROOT, ROOT / "packages/apps/src/gaudi_apps", *ROOT.glob("packages/*/src")]
@@ -135,6 +136,12 @@ def test_modules_and_files_that_documents_name_exist(path: Path) -> None:
     wrong = [name for name in named if name not in groups and not is_defined(name, modules)]
     files = [name for name in re.findall(r"`([\w/]+/\w+\.py)`", text) if not name.startswith(("scripts/", "demo"))]
     assert wrong + [name for name in files if not any((folder / name).is_file() for folder in folders)] == []
+
+
+@cache
+def read_module_texts() -> Mapping[str, str]:
+    """Return the text of each module of the packages by its dotted name."""
+    return {name: module.path.read_text(encoding="utf-8") for name, module in read_modules(ROOT).items()}
 
 
 def is_defined(name: str, modules: Mapping[str, str]) -> bool:
