@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gaudi_apps.detection.data import categories_of
-from gaudi_apps.mxnet.checks import find_traced
-from gaudi_apps.mxnet.config import SSDMXNetConfig
+from gaudi_apps.mxnet.config import SSDMXNetConfig, find_traced
 from gaudi_apps.mxnet.data import input_options, open_source, open_training_data
 from gaudi_apps.mxnet.framework import MXNet
 from gaudi_apps.mxnet.plan import make_plan
