@@ -1,4 +1,4 @@
-"""Declare the flags of ssd_mxnet_train as frozen dataclasses, their rules, its systems, and the flags of the original."""
+"""Declare the flags of ssd_mxnet_train as frozen dataclasses, their rules, its systems, and the original flags."""
 
 from __future__ import annotations
 
