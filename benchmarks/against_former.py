@@ -177,6 +177,7 @@ def open_candidate(name: str, checkout: Path) -> Iterator[Callable[[], float]]:
     """Give a function that takes a turn with the packages of a checkout, and returns its seconds."""
     sources = [str(checkout), *(str(path) for path in sorted(checkout.glob("packages/*/src")))]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sources)}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles anew
     with tempfile.TemporaryDirectory() as folder:
         if name in STARTS:
             yield lambda: measure_start(*STARTS[name], environ=environ)
