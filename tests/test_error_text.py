@@ -1,4 +1,4 @@
-"""How errors print, in one file for each program: tests/data/error_text/PROGRAM.txt.
+"""Compare the errors that programs print with one file for each: tests/data/error_text/PROGRAM.txt.
 
 Other tests assert the fields of an error. `UPDATE_ERROR_TEXT=1 pytest tests/test_error_text.py` writes the files anew;
 read what changed in them as a user would.

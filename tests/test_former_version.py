@@ -26,7 +26,7 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-6
 
 
 def assert_close(found: Any, kept: Any) -> None:
-    """The same names and the same numbers, but for rounding."""
+    """Check that names are the same, and numbers but for rounding."""
     if isinstance(kept, dict):
         assert found.keys() == kept.keys()
         for name, value in kept.items():
@@ -37,7 +37,7 @@ def assert_close(found: Any, kept: Any) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy that a test may change."""
+    """Make a copy that a test may change."""
     shutil.copytree(FOLDER, tmp_path / "former")
     return tmp_path / "former"
 

@@ -90,19 +90,29 @@ def find_figures(program: str, folder: Path, sources: Sequence[Path]) -> dict[st
         sources: folders of the packages that are run.
 
     Returns:
-        ``evaluation``, the numbers of evaluation.json; ``loss``, of each step after the kept ones; ``tensors``, the
-        Euclidean norm of each tensor in the last checkpoint.
+        ``evaluation``, the numbers of evaluation.json; ``detections``, sums of them where there are some; ``loss``, of
+        each step after the kept ones; ``tensors``, the Euclidean norm of each tensor in the last checkpoint.
     """
     mode = "val" if program == "ssd_mxnet_train" else "eval"
     run(program, [*PROGRAMS[program][0], "--mode", mode, "--model_dir", program], folder, sources)
     evaluation = json.loads((folder / program / "evaluation.json").read_text(encoding="utf-8"))
+    detections = read_detections(folder / program / "detections.json")
     train(program, ALL_STEPS, folder, sources)
     rows = [json.loads(line) for line in (folder / program / "history.jsonl").read_text().splitlines()]
     return {
         "evaluation": {name: value for name, value in evaluation.items() if isinstance(value, int | float)},
+        "detections": detections,
         "loss": [row["loss"] for row in rows if row["step"] > KEPT_STEPS],
         "tensors": read_norms(folder / program / "checkpoints" / f"step-{ALL_STEPS:08d}"),
     }
+
+
+def read_detections(path: Path) -> dict[str, float]:
+    """Return the sums of scores and of the sides of boxes in a file of COCO's detections; empty without a file."""
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    sums = {"score": sum(row["score"] for row in rows)}
+    sums |= {f"bbox {place}": sum(row["bbox"][place] for row in rows) for place in range(4)}
+    return sums if rows else {}
 
 
 def read_norms(checkpoint: Path) -> dict[str, float]:

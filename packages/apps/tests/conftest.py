@@ -1,4 +1,4 @@
-"""What several tests of this package need and what takes a while to make: records, and the network."""
+"""Share between the tests of this package what takes a while to make: records, and the network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIDE = 60  # of the square in each image, in pixels
 
 @pytest.fixture(scope="session")
 def image_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of five images, 1.png to 5.png, with a red or a blue square each; the grey behind tells them apart."""
+    """Make a folder of images 1.png to 5.png, with a red or a blue square each; the grey behind tells them apart."""
     folder = tmp_path_factory.mktemp("pictures")
     for number in range(1, NUM_IMAGES + 1):
         image = np.full((120, 150, 3), 30 * number, np.uint8)
@@ -40,7 +40,7 @@ def image_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def annotation_file(image_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The COCO annotation file of the images."""
+    """Write the COCO annotation file of the images."""
     numbers = range(1, NUM_IMAGES + 1)
     document = {
         "images": [{"id": n, "file_name": f"{n}.png", "height": 120, "width": 150} for n in numbers],
@@ -56,7 +56,7 @@ def annotation_file(image_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def records(image_dir: Path, annotation_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Records of the images, for training and for validation."""
+    """Write records of the images, for training and for validation."""
     folder = tmp_path_factory.mktemp("data") / "records"
     for split in ("train", "val"):
         write_records(read_coco(annotation_file), image_dir, folder, split, keep_empty=True)
@@ -65,7 +65,7 @@ def records(image_dir: Path, annotation_file: Path, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="session")
 def task() -> SSDTask:
-    """The network for two classes, as it is at the start; tests that change its weights set them back."""
+    """Build the network for two classes, as it is at the start; tests that change its weights set them back."""
     from gaudi_apps.detection.task import SSDTask
     from gaudi_distributed import SingleProcess
     from gaudi_ops.tf.keras_api import keras
@@ -76,7 +76,7 @@ def task() -> SSDTask:
 
 @pytest.fixture(scope="session")
 def oracle() -> Callable[..., Any]:
-    """A network that knows the five images by the grey behind and answers with boxes that it was given.
+    """Make a network that knows the five images by the grey behind and answers with boxes that it was given.
 
     Call it with a mapping from the number of an image to rows (box_yxyx in 0..1, label, logit).
     """
@@ -126,7 +126,7 @@ def noise_images() -> list[bytes]:
 
 @pytest.fixture(scope="session")
 def detector_network() -> Any:
-    """A small network of two classes whose random weights find many things in an image, with scores that differ."""
+    """Make a small network of two classes whose random weights find many things in an image, by different scores."""
     from gaudi_models.ssd import build_ssd
     from gaudi_ops.tf.keras_api import keras
 
@@ -149,7 +149,7 @@ def small_network() -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Done:
-    """How a program ended."""
+    """Hold the exit status of a program, and its output."""
 
     status: int
     out: str
@@ -158,7 +158,7 @@ class Done:
 
 @pytest.fixture
 def run_main(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """Calls the `main` of a program with arguments."""
+    """Call the `main` of a program with arguments."""
 
     def run(main: Callable[..., None], argv: Sequence[object]) -> Done:
         capsys.readouterr()
@@ -174,7 +174,7 @@ def run_main(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
 def ssd_train(
     small_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, run_main: Callable[..., Done]
 ) -> Callable[..., Done]:
-    """The program within this process, with the small network: TensorFlow has started, so it is not started anew."""
+    """Run the program within this process, with the small network: TensorFlow has started already."""
     from gaudi_apps import ssd_train as program
     from gaudi_distributed import Precision
     from gaudi_ops.tf.keras_api import keras

@@ -44,7 +44,7 @@ class ThreadRank:
 
 
 def run_ranks(size: int, function: Callable[[ThreadRank], Result]) -> list[Result | Exception]:
-    """What the function returns, or raises, on each rank."""
+    """Return the results or errors of the function on each rank."""
     slots, barrier = [None] * size, threading.Barrier(size, timeout=600)
     results: list[Any] = [None] * size
 

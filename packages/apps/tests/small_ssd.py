@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def build_small_ssd(
     num_classes: int, *, pool_padding: str = "same", dtype: str = "float32", reduce_statistics: Any = None
 ) -> Any:
-    """A model with the inputs and outputs of the detector, which answers the same at each default box."""
+    """Make a model with the inputs and outputs of the detector, which answers the same at each default box."""
     from gaudi_models.layers import make_batch_norm
     from gaudi_ops.tf.keras_api import keras
 

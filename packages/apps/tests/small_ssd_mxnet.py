@@ -15,7 +15,7 @@ def build_small_ssd(
     precision: str = "fp32",
     reduce_statistics: Any = None,
 ) -> Any:
-    """A block with the inputs, outputs and names of the detector, which answers the same at each default box."""
+    """Make a block with the inputs, outputs and names of the detector, which answers the same at each default box."""
     from mxnet.gluon import HybridBlock
 
     from gaudi_models.mxnet.layers import BatchNorm, Convolution

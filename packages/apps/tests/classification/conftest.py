@@ -1,4 +1,4 @@
-"""What several tests of the classifier need: folders of classes, a network that costs next to nothing, the programs."""
+"""Share between the tests of the classifiers: folders of classes, a small network, the programs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def small_classifier() -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Done:
-    """How a program ended."""
+    """Hold the exit status of a program, and its output."""
 
     status: int
     out: str
@@ -66,7 +66,7 @@ class Done:
 
 @pytest.fixture
 def run_classifier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """A program within this process, with the small network; TensorFlow has started, so it is not started anew."""
+    """Run a program within this process, with the small network; TensorFlow has started already."""
     from gaudi_apps import resnet_train, resnext_train
     from gaudi_distributed import Precision
     from gaudi_ops.tf.keras_api import keras

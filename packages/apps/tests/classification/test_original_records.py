@@ -60,7 +60,7 @@ def write_shard(path: Path, examples: Iterable[tuple[bytes, int]]) -> None:
 
 @pytest.fixture(scope="module")
 def tf_records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the original preparation of ImageNet leaves, of eight training and three validation images."""
+    """Make the folders of the original preparation of ImageNet, of eight training and three validation images."""
     root = tmp_path_factory.mktemp("original") / "tf_records"
     for split, total, filled in (("train", 1024, 8), ("validation", 128, 3)):
         (root / split).mkdir(parents=True)

@@ -140,7 +140,7 @@ def small(monkeypatch: pytest.MonkeyPatch, small_classifier: Callable[..., Any])
 
 
 def open_app(program: str, flags: str, workers: int = 1) -> Application:
-    """The program as its command line makes it."""
+    """Make the program as its command line does."""
     launch = PROGRAMS[program]
     config = launch.parse([*COMMON, *flags.split()])
     app: Application = launch.open(config, Distribution(RankInfo(size=workers)))
@@ -218,7 +218,7 @@ def twin(small_classifier: Callable[..., Any]) -> Twin:
 
 
 def find_difference(found: Weights, expected: Weights) -> float:
-    """The largest difference of a weight from what it should be, as a share of the largest weight of its variable."""
+    """Return the largest difference of a weight from the expected one, over the largest weight of its variable."""
     return max(
         float(np.abs(found[name] - values).max() / max(1.0, np.abs(values).max())) for name, values in expected.items()
     )

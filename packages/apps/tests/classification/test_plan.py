@@ -30,7 +30,7 @@ def plan_of(program: str, *argv: object, images: int = IMAGENET) -> Plan:
 
 
 def print_plan(program: str, *argv: str) -> Any:
-    """The program's own answer, in a process that must not import TensorFlow for it."""
+    """Return the program's own answer, in a process that must not import TensorFlow for it."""
     code = f"import sys\nfrom gaudi_apps.{program} import PROGRAM\nsys.modules['tensorflow'] = None\nPROGRAM.run()"
     command = [sys.executable, "-c", code, "--mode", "plan", "--json", "--use_synthetic_data", *argv]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -21,7 +21,7 @@ DECAYED = ("conv1/kernel", "logits/bias", "logits/kernel")
 
 @pytest.fixture
 def make_task(small_classifier: Callable[..., Any]) -> Callable[..., ClassificationTask]:
-    """A task with the small network, whose weights are always the same."""
+    """Make a task with the small network, whose weights are always the same."""
 
     def make(
         config: LearningConfig = PLAIN, *, head_only: bool = False, communicator: Communicator = ALONE

@@ -116,7 +116,7 @@ def list_settings_of(name: str, config: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=PROGRAMS)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunFolder]:
-    """A run's folder, with its run.json."""
+    """Make a run's folder, with its run.json."""
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     folder.begin(list_settings_of(request.param, parse(request.param)), files=(), folders=())
     return request.param, folder

@@ -1,4 +1,4 @@
-"""What every preset of a program would run is pinned, word by word, in golden/."""
+"""Compare the command of every preset of a program, word by word, with golden/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command that is given to a program itself starts, as the originals' demo scripts did."""
+"""Check that a program's own command starts its ranks, as the originals' demo scripts did."""
 
 from __future__ import annotations
 

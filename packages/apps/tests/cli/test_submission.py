@@ -26,7 +26,7 @@ Plan = Callable[..., str]
 
 @pytest.fixture
 def variables(tmp_path: Path) -> dict[str, str]:
-    """The variables of a user who has everything."""
+    """Return the variables of a user who has everything."""
     folders = {"DATADIR": "data", "LOGDIR": "results", "PRETRAINED_DIR": "weights"}
     for folder in ("data/coco2017", "weights"):
         (tmp_path / folder).mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_without_the_flag_the_variables_mean_nothing(variables: dict[str, str]) 
 
 
 def list_given(system: str, number: int, data: object, results: object, weights: object) -> tuple[str, ...]:
-    """The program's arguments of an experiment."""
+    """Return the program's arguments of an experiment."""
     return (
         *("ssd_mxnet_train", "--seed", str(number), "--async_val"),
         *("--dataset_size", "117266", "--eval_dataset_size", "5000"),
@@ -198,7 +198,7 @@ def test_a_line_of_results() -> None:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a submission ended: status, standard output and error, and its logs by name."""
+    """Hold the result of a submission: status, standard output and error, and its logs by name."""
 
     status: int
     out: str

@@ -55,7 +55,7 @@ def test_detections_are_where_the_network_says(
 
 @pytest.fixture(scope="module")
 def run_dir(task: SSDTask, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run with a checkpoint of the network."""
+    """Return the folder of a run with a checkpoint of the network."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "run.json").write_text("{}")
     categories = [{"id": 3, "name": "red", "supercategory": ""}, {"id": 5, "name": "blue", "supercategory": ""}]

@@ -33,7 +33,7 @@ def read(path: Path) -> Any:
 
 @pytest.fixture
 def clip(image_dir: Path, tmp_path: Path) -> Path:
-    """A video of images 1 to 5."""
+    """Make a video of images 1 to 5."""
     writer = VideoWriter(tmp_path / "clip", 10)
     for number in range(1, 6):
         path = writer.write(np.asarray(cv2.imread(str(image_dir / f"{number}.png"))[:, :, ::-1], np.uint8))

@@ -78,7 +78,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(task: SSDTask)
 
 @pytest.fixture
 def make_small(small_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., SSDTask]:
-    """A task with the small network."""
+    """Make a task with the small network."""
     monkeypatch.setattr("gaudi_apps.detection.task.build_ssd", small_network)
 
     def make(ema_decay: float = 0.0) -> SSDTask:

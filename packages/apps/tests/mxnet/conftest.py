@@ -15,7 +15,7 @@ SMALL_PROGRAM = Path(__file__).parents[1] / "small_ssd_mxnet.py"
 
 @pytest.fixture(scope="session")
 def coco_root(image_dir: Path, annotation_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The images, for training and for validation, named as `--dataset plain` has them."""
+    """Copy the images, for training and for validation, named as `--dataset plain` has them."""
     root = tmp_path_factory.mktemp("plain")
     (root / "annotations").mkdir()
     for split in ("train", "val"):
@@ -28,7 +28,7 @@ def coco_root(image_dir: Path, annotation_file: Path, tmp_path_factory: pytest.T
 def ssd_mxnet_train(
     coco_root: Path, monkeypatch: pytest.MonkeyPatch, run_main: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The program on the images, two of them a step, unless other flags say otherwise."""
+    """Run the program on the images, two of them a step, unless other flags say otherwise."""
     from gaudi_apps import ssd_mxnet_train as program
 
     monkeypatch.setattr("gaudi_apps.mxnet.task.build_ssd", runpy.run_path(str(SMALL_PROGRAM))["build_small_ssd"])

@@ -50,7 +50,7 @@ def make_batch(seed: int, images: int = 3, boxes: int = 200, classes: int = 5, s
 
 
 def compute(batch: dict[str, Any], loss_function: SSDLoss | None = None) -> tuple[list[float], list[Any]]:
-    """The three losses, and the gradients of the sum with respect to logits and offsets."""
+    """Compute the three losses, and the gradients of their sum with respect to logits and offsets."""
     num_matched = batch["num_matched"]
     arrays = {name: mx.nd.array(values, dtype=values.dtype) for name, values in batch.items() if name != "num_matched"}
     losses, gradients = (loss_function or SSDLoss())(**arrays, num_matched=num_matched)
@@ -115,7 +115,7 @@ def test_a_class_without_any_probability_has_its_loss() -> None:
 
 
 def test_one_object_takes_batches_of_any_shape_one_after_the_other() -> None:
-    """What it keeps from a batch has no part in the next one."""
+    """Check that arrays kept from a batch have no part in the next one."""
     loss_function = SSDLoss()
     for seed, images, boxes, share in [(5, 3, 200, 0.1), (6, 3, 200, 0.02), (7, 2, 200, 0.1), (8, 2, 90, 0.9)]:
         batch = make_batch(seed, images, boxes, share=share)

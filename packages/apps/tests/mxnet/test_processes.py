@@ -79,7 +79,7 @@ def test_the_real_network_makes_a_step(coco_root: Path, tmp_path: Path) -> None:
 
 
 def test_the_programs_flag_is_the_launchers() -> None:
-    """What the variables lack is said by gaudi-run, which the process has become."""
+    """Check that gaudi-run, which the process has become, names the missing variables."""
     command = [sys.executable, "-m", "gaudi_apps.ssd_mxnet_train", "--submission", "--batch-size", "2"]
     environ = {name: value for name, value in os.environ.items() if name != "SYSTEM"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)

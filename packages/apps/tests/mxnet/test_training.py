@@ -27,7 +27,7 @@ def load(folder: Path) -> Any:
 
 
 def assert_equal_runs(one: Path, other: Path) -> None:
-    """The same weights, bit for bit, after the same images in the same order."""
+    """Check that the weights are the same, bit for bit, after the same images in the same order."""
     first, second = load(one), load(other)
     assert (first.step, first.sha256) == (second.step, second.sha256)
     assert first.metadata["image_sequence"] == second.metadata["image_sequence"] != ""
@@ -35,7 +35,7 @@ def assert_equal_runs(one: Path, other: Path) -> None:
 
 @pytest.fixture
 def trained(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> Path:
-    """A run that validated after each epoch and wrote MLPerf's log."""
+    """Train a run that validates after each epoch and writes MLPerf's log."""
     flags = ("--val-interval", 1, "--target-map", 0, "--mlperf", "--profile-start", 2, "--profile-stop", 3)
     done = ssd_mxnet_train("--steps", STEPS, *flags, "--model_dir", tmp_path / "whole")
     assert done.status == 0, done.err

@@ -171,7 +171,7 @@ def test_other_shapes_are_named(small_classifier: Callable[..., Any]) -> None:
 
 
 def compare(one: list[list[StepTensor]], other: list[list[StepTensor]], precisions: list[str]) -> list[str]:
-    """What differs beyond what is tolerated."""
+    """Return the differences beyond the tolerance."""
     tolerances, found = choose_tolerances(precisions), []
     for ours, theirs in zip(one, other, strict=True):
         for a, b in zip(ours, theirs, strict=True):

@@ -31,7 +31,7 @@ def list_traces(folder: Path) -> list[Path]:
 
 
 def run_steps(folder: Path, steps: StepRange, numbers: range) -> list[int]:
-    """Number of traces that are there after each step, and after the end."""
+    """Return the number of traces that are there after each step, and after the end."""
     import tensorflow as tf
 
     counts = []

@@ -1,4 +1,4 @@
-"""What ranks tell each other, with ranks that are threads."""
+"""Check the exchange between ranks, with ranks that are threads."""
 
 from __future__ import annotations
 

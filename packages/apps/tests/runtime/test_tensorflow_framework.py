@@ -1,4 +1,4 @@
-"""How TensorFlow is started, in processes of its own: what it reads has to be there before it is imported."""
+"""Start TensorFlow in processes of its own, for its variables have to be there before it is imported."""
 
 from __future__ import annotations
 

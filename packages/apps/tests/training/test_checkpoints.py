@@ -87,7 +87,7 @@ def test_none_is_a_missing_input(tmp_path: Path) -> None:
 
 
 def list_damages(content: bytes, places: Sequence[int]) -> Iterator[tuple[str, bytes | None]]:
-    """What may become of a file: lost, cut off at a place, or one byte of it changed there."""
+    """Draw a damage of a file: lost, cut off at a place, or one byte of it changed there."""
     yield "lost", None
     for place in places:
         yield f"cut off at {place}", content[:place]

@@ -48,7 +48,7 @@ def train(ssd_train: Program, records: Path) -> Program:
 
 @pytest.fixture
 def train_files(ssd_train: Program, annotation_file: Path, image_dir: Path) -> Program:
-    """The same from annotations and image files, without records."""
+    """Train on annotations and image files, without records."""
 
     def run(folder: Path, *flags: object) -> Any:
         training = ("--train_annotations", annotation_file, "--train_images", image_dir)

@@ -23,7 +23,7 @@ VALIDATION = ("n03000247", "n01440764", "n02105855", "n01440764")
 def encode_image(
     seed: int = 0, kind: str = "JPEG", mode: str = "RGB", size: tuple[int, int] = (48, 40), **options: int
 ) -> bytes:
-    """An image of smooth colours that depend on the seed; its size is height and width."""
+    """Make an image of smooth colours that depend on the seed; its size is height and width."""
     colours = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(colours).resize(size[::-1], Image.Resampling.BICUBIC).convert(mode).save(buffer, kind, **options)
@@ -31,7 +31,7 @@ def encode_image(
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """A tar of these files."""
+    """Make a tar of these files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():
@@ -42,7 +42,7 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 
 def image_of(name: str) -> bytes:
-    """The content of an image of the small ImageNet: one CMYK, one a PNG, the others JPEGs."""
+    """Return the content of an image of the small ImageNet: one CMYK, one a PNG, the others JPEGs."""
     seed = sum(name.encode())
     if name == "n01440764_2.JPEG":
         return encode_image(seed, mode="CMYK")
@@ -89,7 +89,7 @@ def imagenet_tars(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def imagenet_folders(tmp_path: Path) -> Path:
-    """The same images in folders, those of validation in one."""
+    """Write the same images in folders, those of validation in one."""
     root = tmp_path / "folders"
     for synset, numbers in TRAIN.items():
         (root / "train" / synset).mkdir(parents=True)

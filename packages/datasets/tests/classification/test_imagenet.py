@@ -104,7 +104,7 @@ def repack(root: Path, tar: Tar, members: Mapping[str, bytes]) -> None:
 
 
 def with_member(name: str, **fields: object) -> bytes:
-    """A tar with one member that is not a plain file."""
+    """Make a tar with one member that is not a plain file."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         info = tarfile.TarInfo(name)

@@ -30,7 +30,7 @@ def paint(path: Path, seed: int) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same images as COCO (gt.json, images), VOC, YOLO and class folders; val has an image of train."""
+    """Write the same images as COCO (gt.json, images), VOC, YOLO and class folders; val has an image of train."""
     monkeypatch.chdir(tmp_path)
     names = {"train": ["a", "b"], "val": ["c", "d"]}
     seeds = {"a": 1, "b": 2, "c": 3, "d": 1}

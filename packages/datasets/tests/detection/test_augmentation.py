@@ -45,7 +45,7 @@ class Spy:
 
 
 def find_last_valid(block: Any, boxes: npt.NDArray[np.float32], min_iou: float) -> list[float] | None:
-    """The rule in plain words: the last of the proposals that is not too oblong and shows enough of every object."""
+    """Apply the rule in plain words: the last proposal that is not too oblong and shows enough of every object."""
     found = None
     for height, width, top, left in np.transpose(block).tolist():
         height, width = 0.3 + 0.7 * height, 0.3 + 0.7 * width

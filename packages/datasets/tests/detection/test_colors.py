@@ -44,7 +44,7 @@ def finish(pixels: Pixels, draws: Draws, side: int) -> Any:
 
 
 def finish_by_tensorflow(pixels: Pixels, draws: Draws, side: int) -> Any:
-    """The same by the operations of tf.image in float32."""
+    """Compute the same by the operations of tf.image in float32."""
     image = tf.image.resize(pixels, [side, side]) / 255.0
     image = tf.reverse(image, [1]) if draws.flip else image
     image = tf.image.adjust_contrast(tf.image.adjust_brightness(image, draws.brightness), draws.contrast)

@@ -57,7 +57,7 @@ def encode(pixels: Pixels, kind: str = "PNG") -> bytes:
 
 
 def make_example(image_id: int, kind: str = "PNG") -> DetectionExample:
-    """A grey image with a red and a blue rectangle, of sizes and places that depend on the id."""
+    """Make a grey image with a red and a blue rectangle, of sizes and places that depend on the id."""
     generator = np.random.default_rng(image_id)
     height, width = int(generator.integers(100, 160)), int(generator.integers(100, 160))
     pixels = np.full((height, width, 3), GREY, np.uint8)

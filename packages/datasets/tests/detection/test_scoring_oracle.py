@@ -28,7 +28,7 @@ detections = st.tuples(places, boxes, st.sampled_from(SCORES))
 
 
 def make_truth(rows: list[Any]) -> dict[str, Any]:
-    """A document with three images and three classes, the last of which no object has."""
+    """Make a document with three images and three classes, the last of which no object has."""
     annotations = [
         {"id": number, **place, "bbox": box, "iscrowd": crowd, "area": area or box[2] * box[3]}
         for number, (place, box, crowd, area) in enumerate(rows, 1)
@@ -48,7 +48,7 @@ def make_detections(rows: list[Any]) -> list[dict[str, Any]]:
 def score_by_pycocotools(
     truth: dict[str, Any], found: list[dict[str, Any]], image_ids: list[int] | None = None
 ) -> tuple[list[float], list[float]]:
-    """The twelve figures, and AP of each class."""
+    """Return the twelve figures, and AP of each class."""
     with contextlib.redirect_stdout(io.StringIO()):
         coco, result = COCO(), COCO()
         coco.dataset = copy.deepcopy(truth)

@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             after_piece()
 
     def _start(self, page: Page) -> int | None:
-        """The first byte asked for; None when it is past the end."""
+        """Return the first byte asked for; None when it is past the end."""
         asked, version = self.headers.get("Range", ""), self.headers.get("If-Range", "")
         if not asked or not page.takes_ranges or (version and version != page.etag):
             return 0
@@ -150,7 +150,7 @@ class Faults:
 
     @staticmethod
     def cut(sent: int) -> Fault:
-        """The connection ends after so many bytes."""
+        """End the connection after a number of bytes."""
         return lambda handler, page: handler.answer(page, sent=sent)
 
     @staticmethod
@@ -187,7 +187,7 @@ class Faults:
 
     @staticmethod
     def status(number: int, **headers: str) -> Fault:
-        """An error, or a redirect."""
+        """Answer with an error, or a redirect."""
 
         def fault(handler: Handler, page: Page) -> None:
             handler.send_response(number)
@@ -200,7 +200,7 @@ class Faults:
 
     @staticmethod
     def raw(answer: bytes) -> Fault:
-        """These bytes instead of an answer, and the end."""
+        """Write these bytes instead of an answer, and end."""
 
         def fault(handler: Handler, page: Page) -> None:
             handler.wfile.write(answer)

@@ -20,7 +20,7 @@ TENSORS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint as TensorFlow 1's Saver writes it."""
+    """Make a checkpoint as TensorFlow 1's Saver writes it."""
     folder = tmp_path_factory.mktemp("checkpoint")
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         for name, values in TENSORS.items():

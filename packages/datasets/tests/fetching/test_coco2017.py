@@ -59,7 +59,7 @@ def pack(files: dict[str, bytes]) -> bytes:
 
 @pytest.fixture
 def archives(server: Any) -> dict[str, ArchiveFile]:
-    """A small COCO on the server, with archives like the real ones."""
+    """Make a small COCO on the server, with archives like the real ones."""
     contents = {
         "annotations": (
             "annotations/annotations_trainval2017.zip",

@@ -82,7 +82,7 @@ def patched(content: bytes, old: bytes, new: bytes) -> bytes:
 
 
 def pax_member(fields: dict[str, str], name: str = "x", content: bytes = b"x") -> bytes:
-    """A tar whose second member has a pax header."""
+    """Make a tar whose second member has a pax header."""
     records = b""
     for key, value in fields.items():
         line = f" {key}={value}\n".encode()

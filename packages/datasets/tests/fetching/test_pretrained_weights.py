@@ -29,7 +29,7 @@ def run(*argv: object) -> int:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a small checkpoint by the names of the original's backbone."""
+    """Write the files of a small checkpoint by the names of the original's backbone."""
     folder = tmp_path_factory.mktemp("checkpoint")
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         tf.compat.v1.get_variable("conv2d/kernel", initializer=np.ones([7, 7, 3, 4], np.float32), use_resource=True)
@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture
 def small_weights(monkeypatch: pytest.MonkeyPatch, content: bytes, checkpoint: dict[str, bytes]) -> None:
-    """The table of weights with the checksums of the contents that a test serves."""
+    """Return the table of weights with the checksums of the contents that a test serves."""
     sha256 = hashlib.sha256(content).hexdigest()
     torch = WeightsFile("https://download.pytorch.org/models/resnet34-333f7ec4.pth", sha256, len(content))
     original = WEIGHTS["resnet34-tensorflow"]

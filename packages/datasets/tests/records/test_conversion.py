@@ -56,7 +56,7 @@ def contents(folder: Path) -> dict[str, str]:
 def start(
     output_dir: Path, processes: int, *, records: int = 230, size: int = 4000, trouble: str = ""
 ) -> subprocess.Popen[str]:
-    """The program, at the moment when it begins to convert."""
+    """Start the program, and stop it at the moment when it begins to convert."""
     words = [output_dir, processes, records, size, trouble]
     program = subprocess.Popen(
         [sys.executable, PROGRAM, *map(str, words)],
@@ -135,7 +135,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_files(
 
 
 def find_processes(mark: str) -> list[int]:
-    """The processes of a program, by what `start` gave it, and those that it has started."""
+    """Return the processes of a program, by what `start` gave it, and those that it has started."""
     paths = Path("/proc").glob("[0-9]*/environ")
     return [int(path.parent.name) for path in paths if f"MARK={mark}\0" in _environment(path)]
 
