@@ -27,7 +27,7 @@ _HOSTS = "MULTI_HLS_IPS"
 
 @dataclass(frozen=True)
 class LaunchReport:
-    """What a command would start.
+    """The processes that a command would start.
 
     Attributes:
         command: gaudi-run with its flags and the program; empty where it cannot be started.

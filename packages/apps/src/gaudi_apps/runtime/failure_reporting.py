@@ -40,7 +40,7 @@ class FailureReporter:
             self._client.set_progress(step, phase)
 
     def begin(self, phase: str) -> None:
-        """Say what comes next, after the same step."""
+        """Report the next phase after the same step."""
         self.at(self._step, phase)
 
     def __enter__(self) -> FailureReporter:
@@ -67,7 +67,7 @@ class FailureReporter:
             exit_now(cause.status)
 
     def host(self, communicator: Communicator, rank_info: RankInfo) -> None:
-        """Without gaudi-run, have rank 0 watch over all; every rank calls this."""
+        """Start a coordinator in rank 0, if gaudi-run did not; every rank calls this."""
         if self._client is None:
             self._client = start_coordinator(communicator, rank_info, os.environ, self._announce)
 
@@ -90,12 +90,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def interrupt_on_sigterm() -> None:
-    """Have SIGTERM interrupt the program as Ctrl-C does, so that what it was writing is taken away, as a rule."""
+    """Let SIGTERM interrupt the program as Ctrl-C does, so that files that are half written are removed."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 class StopRequest:
-    """Notes the first SIGINT or SIGTERM while it is entered; a second one interrupts at once.
+    """Remember the first SIGINT or SIGTERM within a context; a second one interrupts at once.
 
     Args:
         find_other: the name of who else asks; empty: nobody does.

@@ -1,4 +1,4 @@
-"""What the machinery of a run needs of the library that computes; it knows no other face of one."""
+"""Define what training needs of the library that computes."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Framework(Protocol):
         """Return the precision that was started with, which ranks compare."""
 
     def list_devices(self) -> list[str]:
-        """Kinds of the devices that are computed on, once it was started."""
+        """List the kinds of the devices in use, once the framework was started."""
 
     def needs_static_shapes(self) -> bool:
-        """Whether the device that was started computes well only where all shapes are known."""
+        """Return True if the device in use needs static shapes."""
 
     def replay_steps(
         self,
@@ -69,4 +69,4 @@ class Framework(Protocol):
         """
 
     def open_tracer(self, folder: Path, steps: StepRange | None) -> AbstractContextManager[Tracer]:
-        """A trace of some steps, left in the folder; of none where the range is None."""
+        """Open a trace of a range of steps, which is written into the folder; None traces no step."""

@@ -1,4 +1,4 @@
-"""Where a process stands among those that train together, by its flags and by what launched it.
+"""Find the rank of this process and how ranks communicate, from flags and environment.
 
 Plain Python, so that a plan, or an error in the flags, needs no TensorFlow.
 """
@@ -23,7 +23,7 @@ SomeFlags = TypeVar("SomeFlags", bound=HorovodFlags)
 
 @dataclass(frozen=True)
 class Distribution:
-    """A process and the others that it trains with; as it is by default, it is alone.
+    """A process and the others that it trains with; by default it is alone.
 
     Attributes:
         rank_info: rank and world size of the process.
@@ -67,7 +67,7 @@ def complete_flags(flags: SomeFlags, environ: Mapping[str, str], find_device: Fi
 
 
 def find_distribution(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> Distribution:
-    """The place of this process, and how it is to talk to the others.
+    """Return the rank of this process, and how it communicates with the others.
 
     Args:
         flags: checked.
@@ -117,7 +117,7 @@ def find_distribution(flags: DistributionFlags, environ: Mapping[str, str], find
 
 
 def count_workers(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> int:
-    """How many processes train together, where they are launched already, and else where they will be.
+    """Count the processes that train together, those launched already or those to be launched.
 
     Raises:
         ConfigurationError: what names the hosts names none.
@@ -132,7 +132,7 @@ def count_workers(flags: DistributionFlags, environ: Mapping[str, str], find_dev
 
 
 def find_request(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> HostRequest | None:
-    """The ranks that the launcher is to start, in all or on each host; None where nothing says how many.
+    """Return the ranks that the launcher has to start, in all or on each host; None if no flag gives a number.
 
     Hosts are those of MULTI_HLS_IPS, of a scheduler, or this machine; with MULTI_HLS_IPS alone, each has 8.
     """
@@ -147,7 +147,7 @@ def find_request(flags: DistributionFlags, environ: Mapping[str, str], find_devi
 
 
 def share_batch(flags: DistributionFlags, batch_size: int, workers: int) -> int:
-    """Images a step of all processes together.
+    """Return the images per step of all processes.
 
     --batch_size is that of one process with Horovod, and that of all with tf.distribute, as in the originals.
 
@@ -175,7 +175,7 @@ def _choose_engine(flags: DistributionFlags, find_device: FindDevice) -> Engine:
 
 
 def _list_workers(flags: DistributionFlags, environ: Mapping[str, str]) -> dict[str, str]:
-    """TF_CONFIG by --worker_hosts."""
+    """Return TF_CONFIG by --worker_hosts."""
     if flags.worker_hosts is None:
         return {}
     if "TF_CONFIG" in environ:

@@ -1,4 +1,4 @@
-"""A trace of some steps of a training, for TensorBoard's profiler."""
+"""Trace some steps of a training for TensorBoard's profiler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepRange:
 
 
 def parse_step_range(text: str, flag: str = "profile") -> StepRange | None:
-    """The range that a flag names, as in `--profile a,b`; None for ``0,0``, which is no range.
+    """Parse the range of a flag such as `--profile a,b`; None for ``0,0``, which is no range.
 
     Raises:
         FlagError: it is not two numbers of at least 1, the smaller one first.
@@ -40,7 +40,7 @@ def parse_step_range(text: str, flag: str = "profile") -> StepRange | None:
 
 
 class Profiler:
-    """Traces the steps of a range; what is traced is written when the range or the run ends, whichever is first.
+    """Trace the steps of a range; the trace is written when the range or the run ends, whichever is first.
 
     A run that is continued within the range traces the rest of it. Use it as a context manager.
 

@@ -88,7 +88,7 @@ class Session:
 
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
-        """Within, what other ranks than 0 print goes into their log in place of being lost; the run has begun."""
+        """Redirect what other ranks than 0 print into their log within a context; the run has begun."""
         if self.is_root:
             yield
             return
@@ -111,7 +111,7 @@ class Session:
         )
 
     def build_task(self, model_config: ModelConfig, *, averages: bool) -> TrainableTask:
-        """A network as its configuration describes it, with new weights, that trains with the other processes."""
+        """Build a network by its configuration, with new weights, that trains with the other ranks."""
         task = self.app.build_task(
             model_config,
             averages=averages,
@@ -127,7 +127,7 @@ class Session:
         return allreduce_within(self.communicator, group) if group > 1 else None
 
     def select_checkpoints(self) -> list[Path]:
-        """Folders of the checkpoints that --checkpoint names, in the order of steps.
+        """List the folders of the checkpoints that --checkpoint names, in the order of steps.
 
         Raises:
             MissingInputError: there are none.
@@ -144,7 +144,7 @@ class Session:
         return [folder.path(step) for step in (steps if which == "all" else steps[-1:])]
 
     def load_selected(self) -> Checkpoint:
-        """The one checkpoint that --checkpoint names; the newest that can be read is taken for the newest."""
+        """Load the checkpoint that --checkpoint names; the newest is the newest one that can be read."""
         if self.settings.checkpoint == "newest":
             return self.checkpoints.load_newest(report=warn)
         return load_checkpoint(self.select_checkpoints()[0])
@@ -175,14 +175,14 @@ class Session:
         return restored
 
     def _restore(self, checkpoint: Checkpoint) -> Restored:
-        """With the averaged weights where the checkpoint has them."""
+        """Build a network with the averaged weights of a checkpoint, or its weights if there is no average."""
         model_config = checkpoint.model_config
         task = self._build_for_use(model_config)
         task.write_weights(checkpoint.tensors)
         return Restored(task, model_config, checkpoint.step)
 
     def _build_for_use(self, model_config: ModelConfig) -> TrainableTask:
-        """A network that does not train, and so needs no other process."""
+        """Build a network that does not train, and so needs no other rank."""
         return self.app.build_task(model_config, averages=False, communicator=SingleProcess(), reduce_statistics=None)
 
 
@@ -195,10 +195,10 @@ Value = TypeVar("Value")
 
 
 def broadcast_from_rank0(communicator: Communicator, compute: Callable[[], Value]) -> Value:
-    """What `compute`, which is called on rank 0 only, gives there: a JSON value, for every rank.
+    """Call a function on rank 0 only, and return its result, a JSON value, on every rank.
 
     Raises:
-        RootError: it raised something on rank 0, which is raised on there.
+        RootError: on the other ranks, if the function raised an error on rank 0, where that error is raised.
     """
     if communicator.size == 1:
         return compute()

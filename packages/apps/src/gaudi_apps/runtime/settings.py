@@ -1,4 +1,4 @@
-"""What the machinery of a run has to know of a program's flags, whatever that program calls them."""
+"""Settings of a run, made from the flags of a program, whose names differ from program to program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ThreadFlag: TypeAlias = Literal["auto"] | int
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """Where and how TensorFlow computes.
+    """Settings of the device.
 
     Attributes:
         device: ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"hpu"``.
@@ -105,7 +105,7 @@ class RunSettings:
 def make_device_settings(
     config: Any, distribution: Distribution, *, intra_threads: ThreadFlag, inter_threads: ThreadFlag
 ) -> DeviceSettings:
-    """What TensorFlow programs call alike: of the flags in the groups `run` and `device`, for one of the processes."""
+    """Make the settings of the device for one rank, from the flag groups `run` and `device` of a TensorFlow program."""
     run, device = config.run, config.device
     return DeviceSettings(
         device=device.device,

@@ -50,13 +50,13 @@ class TensorFlow:
         return self.precision.name
 
     def list_devices(self) -> list[str]:
-        """Such as ``["CPU"]``."""
+        """List the kinds of the devices in use, such as ``["CPU"]``."""
         import tensorflow as tf
 
         return sorted({device.device_type for device in tf.config.get_visible_devices()})
 
     def needs_static_shapes(self) -> bool:
-        """On a Gaudi, where each new shape is compiled for long."""
+        """Return True on a Gaudi, where each new shape takes long to compile."""
         from gaudi_ops.tf import hpu
 
         return hpu.has_hpu()
@@ -75,7 +75,7 @@ class TensorFlow:
         return replay_steps(task, batches, learning_rate, steps, reference)
 
     def open_tracer(self, folder: Path, steps: StepRange | None) -> Profiler:
-        """By TensorFlow's profiler."""
+        """Open TensorFlow's profiler."""
         return Profiler(folder, steps)
 
 

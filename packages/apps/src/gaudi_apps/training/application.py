@@ -1,4 +1,4 @@
-"""The interface of a program to the machinery that all programs share: data, network and scores."""
+"""Define what a program has to implement for training, evaluation, prediction and export."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TaskEvaluator(Protocol):
     """Scores a task on validation data."""
 
     def summarize(self, result: Any) -> Score:
-        """The figures of a result, as of an evaluation in the background."""
+        """Return the figures of a result."""
 
     def set_result(self, step: int, result: Any | None) -> None:
         """Take the result of a step that was computed elsewhere, which rank 0 has."""
@@ -53,7 +53,7 @@ class TaskEvaluator(Protocol):
 
 
 class Application(ABC):
-    """A program as its machinery sees it.
+    """Base class of the four programs, once their flags are validated.
 
     Attributes:
         program: what a Python is given to run it, such as ``("-m", "gaudi_apps.ssd_train")``.
@@ -79,13 +79,13 @@ class Application(ABC):
 
     @property
     def resolved_config(self) -> Any:
-        """The flags, with the values of those whose default follows from others."""
+        """Return the flags, with the values of those whose default follows from others."""
         return self.config
 
     @property
     @abstractmethod
     def rate_needs_length(self) -> bool:
-        """Whether the learning rate depends on the last step, so that a resumed run must keep its length."""
+        """Return True if the learning rate depends on the last step, so that a resumed run must keep its length."""
 
     @abstractmethod
     def open_training_data(self) -> TrainingData:
@@ -102,7 +102,7 @@ class Application(ABC):
 
     @abstractmethod
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> ModelConfig:
-        """What a checkpoint has to note for its model to be built again: classes, architecture, padding."""
+        """Return what is needed to build the model again: classes, architecture, padding."""
 
     @abstractmethod
     def build_task(
@@ -113,7 +113,7 @@ class Application(ABC):
         communicator: Communicator,
         reduce_statistics: ReduceStatistics | None,
     ) -> TrainableTask:
-        """A network with new weights.
+        """Build a network with new weights.
 
         Args:
             model_config: from `describe_model`, or from a checkpoint.
@@ -143,7 +143,7 @@ class Application(ABC):
         return list(callbacks)
 
     def finish(self, restore: Callable[[], Restored]) -> None:  # noqa: B027
-        """What follows on a training that came to its end; nothing, unless a program says so."""
+        """Act on the result of a training that came to its end; by default do nothing."""
 
     @abstractmethod
     def predict(self, restore: Callable[[], Restored]) -> None:

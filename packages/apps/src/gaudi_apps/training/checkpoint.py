@@ -29,7 +29,7 @@ _DRAFT = re.compile(r"step-\d{8,}\.tmp")
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a run is, and what decides its weights; a checkpoint holds it beside the tensors.
+    """The progress of a run, and what decides its weights; a checkpoint holds it beside the tensors.
 
     Attributes:
         step: steps that are done.
@@ -96,7 +96,7 @@ class Checkpoint:
 
     @property
     def run_state(self) -> RunState:
-        """How far the run was."""
+        """Return the progress of the run."""
         return RunState.from_json(self.step, self.metadata)
 
     @property
@@ -118,12 +118,12 @@ class CheckpointFolder:
         self._keep = keep
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints, rising; a damaged one, even one that lost a file, is among them."""
+        """List the steps of the checkpoints, rising, with those of damaged ones."""
         paths = (path for path in self._list_folders(_NAME) if any((path / file).is_file() for file in _FILES))
         return sorted(int(path.name.removeprefix("step-")) for path in paths)
 
     def path(self, step: int) -> Path:
-        """Folder of the checkpoint of a step."""
+        """Return the folder of the checkpoint of a step."""
         return self.folder / f"step-{step:08d}"
 
     def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, Any]) -> Path:
@@ -179,7 +179,7 @@ class CheckpointFolder:
             self.folder.rmdir()
 
     def _list_folders(self, name: re.Pattern[str]) -> list[Path]:
-        """Folders of such names; a link to one is not ours to write to."""
+        """List folders of such names; a link to one is left out."""
         if not self.folder.is_dir():
             return []
         found = (path for path in self.folder.iterdir() if name.fullmatch(path.name))
@@ -243,7 +243,7 @@ def _publish(draft: Path, target: Path) -> None:
 
 
 def _render(manifest: Mapping[str, Any]) -> bytes:
-    """The content of a manifest file: the manifest under its own checksum."""
+    """Return the content of a manifest file: the manifest under its own checksum."""
     body = json.dumps(manifest, sort_keys=True)
     whole = {"manifest_sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": manifest}
     return (json.dumps(whole, indent=2, sort_keys=True) + "\n").encode()

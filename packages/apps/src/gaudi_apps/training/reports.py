@@ -127,7 +127,7 @@ class TrainingProgress:
 
 
 def format_duration(seconds: float) -> str:
-    """Minutes and seconds, with hours and days where there are any: 0:07, 1:02:03, 2d 3:04:05."""
+    """Format minutes and seconds, with hours and days if there are any: 0:07, 1:02:03, 2d 3:04:05."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -139,7 +139,7 @@ Row = dict[str, float]
 
 
 def read_history(path: Path) -> list[Row]:
-    """Rows in the order of their steps; none when there is no file. A line that a crash cut short ends the reading."""
+    """Read rows in the order of their steps, up to a line that a crash cut short; none if there is no file."""
     if not path.exists():
         return []
     rows: list[Row] = []
@@ -152,7 +152,7 @@ def read_history(path: Path) -> list[Row]:
 
 
 class HistoryWriter:
-    """Appends rows to a history file; rows past the step that the run continues from are taken out first.
+    """Append rows to a history file; rows past the step that the run continues from are taken out first.
 
     Args:
         path: the file, by convention `history.jsonl` in the folder of the run.
@@ -233,7 +233,7 @@ def plot_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str =
 
 
 def smooth(values: Values, window: int) -> Values:
-    """Mean of the finite ones among the last `window` values at each place, float64 [n]; NaN where there is none."""
+    """Return the mean of the finite ones of the last `window` values, float64 [n]; NaN if there are none."""
     finite = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(finite)])
@@ -248,7 +248,7 @@ def _column(rows: Sequence[Mapping[str, float]], name: str) -> Values:
 
 
 def _draw_smoothed(axes: Axes, steps: Values, values: Values, label: str, colour: str) -> None:
-    """The values themselves faintly, and over them their running mean over a fiftieth of the run."""
+    """Draw the values faintly, and over them their running mean over a fiftieth of the run."""
     if not np.isfinite(values).any():
         return
     axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)

@@ -1,4 +1,4 @@
-"""The folder of a run: what the run is, and which files in it are the run's own.
+"""The folder of a run: its settings, and the files that belong to it.
 
 ``run.json`` says both. It keeps two runs from mixing in one folder, and lets a run be removed without touching
 anything else that lies there.
@@ -116,7 +116,7 @@ class RunFolder:
         return removed
 
     def _require_inside(self, folder: Path) -> None:
-        """Where the record was tampered with, or a folder became a link, what is in there is not the run's."""
+        """Raise UnsafeError for a folder outside the run: the record was tampered with, or a folder became a link."""
         if not folder.resolve().is_relative_to(self.folder.resolve()):
             raise UnsafeError(f"{folder}: is outside the folder of the run in {self._record_path}; remove it by hand")
 

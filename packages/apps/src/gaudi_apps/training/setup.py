@@ -186,7 +186,7 @@ def prepare_training(session: Session) -> PreparedTraining:
 
 
 def list_run_settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any]:
-    """What decides the weights of a run, on however many processes; its batch is that of all of them."""
+    """List what decides the weights of a run, with the global batch; it is the same for any number of ranks."""
     flags = list_settings(app.resolved_config, plan.global_batch, rate_needs_length=app.rate_needs_length)
     return {"data": data.fingerprint, **flags, **note_version(app.recipe_version)}
 

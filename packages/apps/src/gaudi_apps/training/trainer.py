@@ -91,7 +91,7 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class StopSaveVote:
-    """Whether to stop after a step, and whether to save it, besides the plan."""
+    """A vote to stop after a step, and to save it, besides the plan."""
 
     stop: bool
     save: bool
@@ -226,7 +226,7 @@ class Trainer:
 
     @property
     def is_root(self) -> bool:
-        """Whether this process is rank 0, whose files count."""
+        """True on rank 0, which alone writes files."""
         return self.communicator.rank == 0
 
     def fit(self) -> int:

@@ -33,7 +33,7 @@ _STEP = re.compile(r"step (\d+)/")
 
 @dataclass(frozen=True)
 class ResumeReport:
-    """What was compared.
+    """The result of a comparison.
 
     Attributes:
         steps: of each run.
@@ -48,7 +48,7 @@ class ResumeReport:
     image_sequence: str
 
     def describe(self) -> str:
-        """A few lines for the user."""
+        """Return a few lines for the user."""
         return (
             f"{self.steps} steps, killed {self.kills} times: the same as without\n"
             f"weights and optimizer state  {self.state}\n"
@@ -98,7 +98,7 @@ def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed
 
 
 def _command(app: Application, model_dir: Path, steps: int) -> list[str]:
-    """The program on the user's flags, but for those of a short run, which go through a file."""
+    """Return the program's command with the user's flags, but for those of a short run, through a file."""
     flags = {**make_short_run(app.config, steps), "model_dir": str(model_dir)}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
     path = model_dir.with_suffix(".yaml")
@@ -107,7 +107,7 @@ def _command(app: Application, model_dir: Path, steps: int) -> list[str]:
 
 
 def _train_whole(command: Sequence[str]) -> float:
-    """Run to the end; returns the seconds from one report of a step to the next, between them a checkpoint."""
+    """Run to the end; return the seconds from one report of a step to the next, between them a checkpoint."""
     times: list[float] = []
     _run(command, lambda process, step: times.append(time.monotonic()))
     return (times[-1] - times[0]) / max(len(times) - 1, 1) if times else 0.0
