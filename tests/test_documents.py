@@ -126,12 +126,12 @@ def test_python_in_documents_runs(data_folder: Path, code: str) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_and_files_that_documents_name_exist(path: Path) -> None:
-    """A dotted name is of a module or of a name in one; a file is below the root, a package's sources or gaudi_apps."""
+    """A dotted name is of a module or of a name in one; a file is below the root or below a package."""
     text = path.read_text(encoding="utf-8")
     modules = read_module_texts()
     configurations = [file.read_text(encoding="utf-8") for file in ROOT.glob("packages/*/pyproject.toml")]
     groups = re.findall(r'entry-points\."([\w.]+)"', "\n".join(configurations))
-    folders = [ROOT, ROOT / "packages/apps/src/gaudi_apps", *ROOT.glob("packages/*/src")]
+    folders = [ROOT, *ROOT.glob("packages/*/src"), *ROOT.glob("packages/*/src/gaudi_*")]
     named = re.findall(r"`(gaudi_\w+(?:\.\w+)+)[`(]", text)
     wrong = [name for name in named if name not in groups and not is_defined(name, modules)]
     files = [name for name in re.findall(r"`([\w/]+/\w+\.py)`", text) if not name.startswith(("scripts/", "demo"))]
