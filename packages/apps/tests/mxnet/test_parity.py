@@ -34,7 +34,7 @@ def test_a_changed_weight_is_named(ssd_mxnet_train: Callable[..., Any], tmp_path
     newest = CheckpointFolder(tmp_path / "run" / "checkpoints").load_newest()
     tensors = {name: np.array(tensor) for name, tensor in newest.tensors.items()}
     tensors["conv1/kernel"].reshape(-1)[5] += 1e-3
-    CheckpointFolder(tmp_path / "changed" / "checkpoints").save(newest.step, tensors, newest.facts)
+    CheckpointFolder(tmp_path / "changed" / "checkpoints").save(newest.step, tensors, newest.metadata)
     flags = ["--mode", "parity", "--model_dir"]
     assert ssd_mxnet_train(*flags, tmp_path / "run", "--parity_output", tmp_path / "recording").status == 0
     against = ("--parity_against", f"recorded={tmp_path / 'recording'}")
