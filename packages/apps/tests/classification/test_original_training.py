@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from gaudi_apps import resnet_train, resnext_train
-from gaudi_apps.classification.data import note_classes
+from gaudi_apps.classification.data import make_class_config
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.training.application import Application
 from gaudi_apps.training.trainer import TrainingData
@@ -151,7 +151,7 @@ def build_task(app: Application) -> Any:
     from gaudi_ops.tf.keras_api import keras
 
     keras.utils.set_random_seed(1)
-    names = note_classes(["a", "b", "c"])
+    names = make_class_config(["a", "b", "c"])
     facts = app.describe_model(TrainingData(names, 0, "", lambda step: iter(())), None)
     return app.build_task(facts, averages=False, communicator=SingleProcess(), reduce_statistics=None)
 

@@ -18,7 +18,7 @@ from gaudi_apps.training.parity.compare import (
     print_table,
     require_comparable,
 )
-from gaudi_apps.training.parity.record import Recording, StepTensor, note_tensor, read_recording, write_recording
+from gaudi_apps.training.parity.record import Recording, StepTensor, make_tensor, read_recording, write_recording
 from gaudi_distributed.errors import ConfigurationError
 
 FP32 = choose_tolerances(["fp32", "fp32"])
@@ -29,10 +29,10 @@ def make_step(**changed: Any) -> list[StepTensor]:
     values = {name: generator.normal(size=[3, 4]).astype(np.float32) for name in ("weight", "output", "gradient")}
     values |= changed
     return [
-        note_tensor(1, "weight", "conv1/kernel", values["weight"], "conv1"),
-        note_tensor(1, "output", "conv1", values["output"], "conv1"),
-        note_tensor(1, "loss", "loss", np.array(3.0, np.float32)),
-        note_tensor(1, "gradient", "conv1/kernel", values["gradient"], "conv1"),
+        make_tensor(1, "weight", "conv1/kernel", values["weight"], "conv1"),
+        make_tensor(1, "output", "conv1", values["output"], "conv1"),
+        make_tensor(1, "loss", "loss", np.array(3.0, np.float32)),
+        make_tensor(1, "gradient", "conv1/kernel", values["gradient"], "conv1"),
     ]
 
 
@@ -47,7 +47,7 @@ def compare(recording: Recording, **changed: Any) -> list[Difference]:
 
 
 def original(part: str) -> Any:
-    return next(one.values for one in make_step() if one.facts.part == part)
+    return next(one.values for one in make_step() if one.metadata.part == part)
 
 
 def test_equal_sides(recording: Recording) -> None:
@@ -83,10 +83,10 @@ def test_what_is_not_finite_differs(recording: Recording, bad: float) -> None:
 
 def test_large_tensors_are_compared_to_their_end(tmp_path: Path) -> None:
     values = np.zeros((1 << 20) + 5, np.float32)
-    write_recording(tmp_path / "big", {}, {}, [[note_tensor(1, "output", "x", values, "x")]])
+    write_recording(tmp_path / "big", {}, {}, [[make_tensor(1, "output", "x", values, "x")]])
     other = values.copy()
     other[-1] = 2
-    found = compare_step([note_tensor(1, "output", "x", other, "x")], read_recording(tmp_path / "big"), 1, FP32)
+    found = compare_step([make_tensor(1, "output", "x", other, "x")], read_recording(tmp_path / "big"), 1, FP32)
     assert (found[0].largest, found[0].norm) == (2, 1)
 
 
@@ -94,7 +94,7 @@ def test_tensors_of_one_side_only(recording: Recording) -> None:
     with pytest.raises(ConfigurationError, match="missing here") as caught:
         compare_step(make_step()[:3], recording, 1, FP32)
     assert caught.value.field == "step1/gradient/conv1/kernel"
-    more = [*make_step(), note_tensor(1, "loss", "other", np.array(0, np.float32))]
+    more = [*make_step(), make_tensor(1, "loss", "other", np.array(0, np.float32))]
     with pytest.raises(ConfigurationError, match="missing there") as caught:
         compare_step(more, recording, 1, FP32)
     assert caught.value.field == "step1/loss/other"

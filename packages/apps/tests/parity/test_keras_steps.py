@@ -59,14 +59,14 @@ def rate(step: int) -> float:
 
 def make_reference(steps: list[list[StepTensor]]) -> Callable[[int], ReferenceStep]:
     def read(step: int, part: str) -> dict[str, Any]:
-        return {one.facts.name: one.values for one in steps[step - 1] if one.facts.part == part}
+        return {one.metadata.name: one.values for one in steps[step - 1] if one.metadata.part == part}
 
     return lambda step: ReferenceStep(read(step, "batch"), read(step, "output"), read(step, "update"))
 
 
 def test_tensors_come_in_the_order_of_computation(small_classifier: Callable[..., Any]) -> None:
     steps = list(replay_steps(make_task(small_classifier), make_batches(), rate, 2))
-    keys = [one.facts.key for one in steps[0]]
+    keys = [one.metadata.key for one in steps[0]]
     assert keys[:8] == [
         "step1/batch/image_ids",
         "step1/batch/images",
@@ -91,8 +91,8 @@ def test_tensors_come_in_the_order_of_computation(small_classifier: Callable[...
         "step1/gradient/conv1_bn/beta",
         "step1/gradient/conv1_bn/gamma",
     ]
-    assert {one.facts.part for one in steps[1]} == {"batch", "output", "loss", "gradient", "update"}
-    layers = {one.facts.layer for one in steps[0] if one.facts.name == "conv1_bn/moving_mean"}
+    assert {one.metadata.part for one in steps[1]} == {"batch", "output", "loss", "gradient", "update"}
+    layers = {one.metadata.layer for one in steps[0] if one.metadata.name == "conv1_bn/moving_mean"}
     assert layers == {"conv1_bn"}
 
 
@@ -107,10 +107,10 @@ def test_the_steps_are_those_of_training(small_classifier: Callable[..., Any], o
     after = trained.read_state()
     for number, step_tensors in enumerate(replay_steps(replayed, make_batches(), rate, 2)):
         for one in step_tensors:
-            if one.facts.part == "loss":
-                np.testing.assert_allclose(one.values, scalars[number][one.facts.name], rtol=1e-6)
-            if one.facts.part == "update":
-                updates[one.facts.name] = updates.get(one.facts.name, 0) + one.values
+            if one.metadata.part == "loss":
+                np.testing.assert_allclose(one.values, scalars[number][one.metadata.name], rtol=1e-6)
+            if one.metadata.part == "update":
+                updates[one.metadata.name] = updates.get(one.metadata.name, 0) + one.values
     for name, tensor in replayed.read_state().items():
         np.testing.assert_allclose(tensor, after[name], rtol=1e-5, atol=1e-6, err_msg=name)
     for name, update in updates.items():
@@ -130,7 +130,7 @@ def test_a_led_side_goes_by_the_others_outputs(small_classifier: Callable[..., A
     kernel.assign(2 * kernel)
     guided = next(replay_steps(task, make_batches(), rate, 1, make_reference(steps)))
     apart = {
-        own.facts.key
+        own.metadata.key
         for own, other in zip(guided, steps[0], strict=True)
         if not np.allclose(own.values, other.values, rtol=1e-5, atol=1e-7)
     }
@@ -143,7 +143,7 @@ def test_a_led_side_goes_by_the_others_batch(small_classifier: Callable[..., Any
     others = ({**batch, "images": batch["images"] + 1} for batch in make_batches())
     guided = next(replay_steps(make_task(small_classifier), others, rate, 1, make_reference(steps)))
     apart = [
-        own.facts.key
+        own.metadata.key
         for own, other in zip(guided, steps[0], strict=True)
         if not np.array_equal(own.values, other.values)
     ]
@@ -155,7 +155,7 @@ def test_a_led_side_takes_the_others_steps(small_classifier: Callable[..., Any])
     task = make_task(small_classifier)
     guided = list(replay_steps(task, make_batches(), lambda step: 9.0, 2, make_reference(steps)))
     apart = {
-        own.facts.key
+        own.metadata.key
         for own, other in zip(guided[0] + guided[1], steps[0] + steps[1], strict=True)
         if not np.allclose(own.values, other.values, rtol=1e-4, atol=1e-5)
     }
@@ -175,11 +175,11 @@ def compare(one: list[list[StepTensor]], other: list[list[StepTensor]], precisio
     tolerances, found = choose_tolerances(precisions), []
     for ours, theirs in zip(one, other, strict=True):
         for a, b in zip(ours, theirs, strict=True):
-            assert a.facts.key == b.facts.key
+            assert a.metadata.key == b.metadata.key
             x, y = (np.asarray(side.values, np.float64) for side in (a, b))
-            bound = tolerances[a.facts.part].bound(max(abs(x).max(), abs(y).max()))
+            bound = tolerances[a.metadata.part].bound(max(abs(x).max(), abs(y).max()))
             if not abs(x - y).max() <= bound:
-                found.append(a.facts.key)
+                found.append(a.metadata.key)
     return found
 
 

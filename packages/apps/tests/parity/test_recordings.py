@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from gaudi_apps.training.parity import record as recordings
-from gaudi_apps.training.parity.record import MANIFEST, StepTensor, note_tensor, read_recording, write_recording
+from gaudi_apps.training.parity.record import MANIFEST, StepTensor, make_tensor, read_recording, write_recording
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 
 SETTINGS = {"data": "a1", "batch_size": 2}
@@ -21,9 +21,9 @@ SIDE = {"precision": "fp32"}
 def make_steps() -> list[list[StepTensor]]:
     return [
         [
-            note_tensor(step, "batch", "image_ids", np.array([step, 2])),
-            note_tensor(step, "output", "conv1", np.arange(6.0, dtype=np.float32).reshape(2, 3).T, "conv1"),
-            note_tensor(step, "loss", "loss", np.array(0.5 * step, np.float32)),
+            make_tensor(step, "batch", "image_ids", np.array([step, 2])),
+            make_tensor(step, "output", "conv1", np.arange(6.0, dtype=np.float32).reshape(2, 3).T, "conv1"),
+            make_tensor(step, "loss", "loss", np.array(0.5 * step, np.float32)),
         ]
         for step in (1, 2)
     ]
@@ -40,9 +40,9 @@ def test_what_is_written_is_read(folder: Path) -> None:
     recording = read_recording(folder)
     assert (recording.settings, recording.side, recording.steps) == (SETTINGS, SIDE, 2)
     written = [one for step in make_steps() for one in step]
-    assert recording.tensors == tuple(one.facts for one in written)
+    assert recording.tensors == tuple(one.metadata for one in written)
     for one in written:
-        values = recording.read(one.facts)
+        values = recording.read(one.metadata)
         assert values.dtype == one.values.dtype
         np.testing.assert_array_equal(values, one.values)
     assert [tensor.key for tensor in recording.list_step(2)] == [

@@ -1,4 +1,4 @@
-"""resnet_train and resnext_train as the machinery of all programs sees them."""
+"""Define resnet_train and resnext_train for the machinery of all programs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gaudi_apps.classification.data import (
     MODEL_CONFIG_NAMES,
-    class_names_of,
     input_options,
     open_training_data,
+    read_class_names,
     require_model_config,
 )
 from gaudi_apps.classification.plan import make_plan
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ClassificationApplication(Application):
-    """Trains and uses classifiers.
+    """Train and use classifiers.
 
     Args:
         program: what a Python is given to run it.
@@ -64,7 +64,7 @@ class ClassificationApplication(Application):
 
     @property
     def rate_needs_length(self) -> bool:
-        """Whether the learning rate depends on the last step."""
+        """Tell whether the learning rate depends on the last step."""
         return self.train_config.rate.needs_length
 
     def open_training_data(self) -> TrainingData:
@@ -81,7 +81,7 @@ class ClassificationApplication(Application):
         return make_plan(self.train_config, self.train_config.data.num_images or num_images)
 
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> ModelConfig:
-        """Classes, network and size, and the padding that is asked for, else that of the weights or the original."""
+        """Return classes, network and size, and the padding of the flag, of the weights or of the original."""
         model = self.train_config.model
         of_original = RESNETS[model.name].padding if model.name in RESNETS else "symmetric"
         of_weights = None if weights is None else weights.padding
@@ -128,21 +128,21 @@ class ClassificationApplication(Application):
     def open_evaluator(
         self, folder: RunFolder, model_config: ModelConfig, communicator: Communicator
     ) -> AccuracyEvaluator:
-        """Accuracy on the validation images."""
+        """Open the evaluator of the validation images."""
         from gaudi_apps.classification.data import open_source
         from gaudi_apps.classification.evaluator import AccuracyEvaluator
 
         require_model_config(model_config)
-        data, names = self.train_config.data, class_names_of(model_config)
+        data, names = self.train_config.data, read_class_names(model_config)
         source = open_source(data.data_dir, [data.eval_split], class_names=names)
         options = input_options(self.train_config, image_size=model_config["image_size"])
         return AccuracyEvaluator(source, options, folder, names, communicator, num_images=data.eval_images or None)
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
-        """Training images with their labels."""
+        """Draw training images with their labels."""
         from gaudi_apps.classification.data import draw_training_input
 
-        return draw_training_input(data.batches(0), class_names_of(data.model_config), folder)
+        return draw_training_input(data.batches(0), read_class_names(data.model_config), folder)
 
     def finish(self, restore: Callable[[], Restored]) -> None:
         """Export a SavedModel, if the end of training is to."""
@@ -161,7 +161,7 @@ class ClassificationApplication(Application):
         counts = predict(
             Classifier(restored.task.model),
             files,
-            class_names_of(restored.model_config),
+            read_class_names(restored.model_config),
             output_dir,
             image_size=restored.model_config["image_size"],
             batch_size=self.train_config.data.batch_size,

@@ -72,7 +72,7 @@ def _open_images(config: TrainConfig) -> TrainingData:
         dataset = train_dataset(source, options, first_step=first_step, crop_range=crops, color_range=colors)
         return read_batches(dataset, source)
 
-    return TrainingData(note_classes(source.class_names), len(source), source.fingerprint, batches)
+    return TrainingData(make_class_config(source.class_names), len(source), source.fingerprint, batches)
 
 
 def _open_synthetic(config: TrainConfig) -> TrainingData:
@@ -82,7 +82,7 @@ def _open_synthetic(config: TrainConfig) -> TrainingData:
         return iter(synthetic_dataset(input_options(config), num_classes=IMAGENET_CLASSES))
 
     names = [str(number) for number in range(1, IMAGENET_CLASSES + 1)]
-    return TrainingData(note_classes(names), IMAGENET_TRAIN_IMAGES, "random images", batches)
+    return TrainingData(make_class_config(names), IMAGENET_TRAIN_IMAGES, "random images", batches)
 
 
 __all__ = ["JoinedSource", "open_source", "open_split"]
@@ -237,12 +237,12 @@ def draw_training_input(
 MODEL_CONFIG_NAMES = ("classes", "model", "padding", "image_size")
 
 
-def note_classes(names: Sequence[str]) -> ModelConfig:
+def make_class_config(names: Sequence[str]) -> ModelConfig:
     """Return the configuration of a model with these classes, in the order of their labels."""
     return {"classes": [{"name": name} for name in names]}
 
 
-def class_names_of(model_config: ModelConfig) -> tuple[str, ...]:
+def read_class_names(model_config: ModelConfig) -> tuple[str, ...]:
     """Return the names of the classes of a model, in the order of their labels."""
     return tuple(one["name"] for one in model_config["classes"])
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gaudi_apps.classification.data import class_names_of
+from gaudi_apps.classification.data import read_class_names
 from gaudi_apps.inference.converters import Agreement, Arrays, ExportedNetwork, to_float32
 from gaudi_apps.inference.exporter import ExportFormat, ExportReport, require_possible, write_exports
 from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
@@ -73,7 +73,7 @@ class ClassifierExport(ExportedNetwork):
         metadata = WeightsMetadata(model_config["padding"], model_config["classes"], size, model_config["model"])
         super().__init__(model, size, metadata)
         self._output = output
-        self._class_names = class_names_of(model_config)
+        self._class_names = read_class_names(model_config)
 
     def prepare_encoded(self, encoded: Any) -> Any:
         """Prepare an image as evaluation does; it may be decoded at a reduced scale."""

@@ -1,4 +1,4 @@
-"""ssd_train as the machinery of all programs sees it."""
+"""Define ssd_train for the machinery of all programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gaudi_apps.detection.config import SSDConfig, find_checkpoint
-from gaudi_apps.detection.data import categories_of, input_options, open_source, open_training_data
+from gaudi_apps.detection.data import input_options, open_source, open_training_data, read_categories
 from gaudi_apps.detection.plan import make_plan
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.profiler import parse_step_range
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SSDApplication(Application):
-    """Trains and uses SSD-ResNet34.
+    """Train and use SSD-ResNet34.
 
     Args:
         config: validated.
@@ -58,7 +58,7 @@ class SSDApplication(Application):
         return make_plan(self.config, images, workers, self.recipe_version)
 
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> ModelConfig:
-        """The classes, and the padding of the weights."""
+        """Return the classes, and the padding of the weights."""
         return {**data.model_config, "pool_padding": "same" if weights is None else weights.pool_padding}
 
     def build_task(
@@ -69,11 +69,11 @@ class SSDApplication(Application):
         communicator: Communicator,
         reduce_statistics: ReduceStatistics | None,
     ) -> TrainableTask:
-        """A detector of these classes."""
+        """Build a detector of a configuration."""
         from gaudi_apps.detection.task import SSDTask
 
         return SSDTask(
-            len(categories_of(model_config)) + 1,
+            len(read_categories(model_config)) + 1,
             keras_policy=self.framework.precision.keras_policy,
             weight_decay=self.config.schedule.weight_decay,
             communicator=communicator,
@@ -86,19 +86,21 @@ class SSDApplication(Application):
     def open_evaluator(
         self, folder: RunFolder, model_config: ModelConfig, communicator: Communicator
     ) -> DetectionEvaluator:
-        """COCO figures on the validation images."""
+        """Open the evaluator of the validation images."""
         from gaudi_apps.detection.evaluator import DetectionEvaluator
 
         source = open_source(self.config, "val")
         options = input_options(self.config, self.settings)
         limit = self.config.evaluation.eval_samples or None
-        return DetectionEvaluator(source, options, folder, categories_of(model_config), communicator, num_images=limit)
+        return DetectionEvaluator(
+            source, options, folder, read_categories(model_config), communicator, num_images=limit
+        )
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
-        """Training images with the boxes that their targets stand for."""
+        """Draw training images with the boxes that their targets were encoded from."""
         from gaudi_apps.detection.data import draw_training_input
 
-        return draw_training_input(data.batches(0), categories_of(data.model_config), folder)
+        return draw_training_input(data.batches(0), read_categories(data.model_config), folder)
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Detect on the user's images and videos."""
@@ -119,7 +121,7 @@ class SSDApplication(Application):
         restored = restore()
         reports = run_export(
             restored.task.model,
-            categories_of(restored.model_config),
+            read_categories(restored.model_config),
             encoded_images,
             Path(use.output_dir or self.settings.model_dir / "export"),
             use.export_format,
@@ -131,7 +133,7 @@ class SSDApplication(Application):
 
 
 def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
-    """What the machinery has to know of the flags."""
+    """Make the settings of a run."""
     run, device, report, evaluation = config.run, config.device, config.report, config.evaluation
     has_truth = not (config.data.use_fake_data or config.data.static)
     return RunSettings(

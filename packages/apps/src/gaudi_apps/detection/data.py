@@ -93,7 +93,7 @@ def input_options(config: SSDConfig, run: RunSettings) -> InputOptions:
     )
 
 
-def categories_of(model_config: ModelConfig) -> tuple[Category, ...]:
+def read_categories(model_config: ModelConfig) -> tuple[Category, ...]:
     """Return the classes of a model.
 
     Raises:
@@ -105,8 +105,8 @@ def categories_of(model_config: ModelConfig) -> tuple[Category, ...]:
         raise DataError(f"checkpoint: does not name its classes ({error!r}); use another") from None
 
 
-def note_categories(categories: Sequence[Category]) -> ModelConfig:
-    """Return the configuration of a model with these classes, which `categories_of` reads."""
+def make_category_config(categories: Sequence[Category]) -> ModelConfig:
+    """Return the configuration of a model with these classes, which `read_categories` reads."""
     return {"categories": [asdict(category) for category in categories]}
 
 
@@ -121,7 +121,7 @@ def _open_images(config: SSDConfig, options: InputOptions, processes: int) -> Tr
     def batches(first_step: int) -> Batches:
         return read_batches(train_dataset(source, options, first_step=first_step), source)
 
-    return TrainingData(note_categories(source.categories), len(source), source.fingerprint, batches)
+    return TrainingData(make_category_config(source.categories), len(source), source.fingerprint, batches)
 
 
 def _open_static(config: SSDConfig, options: InputOptions) -> TrainingData:
@@ -133,7 +133,7 @@ def _open_static(config: SSDConfig, options: InputOptions) -> TrainingData:
     def batches(first_step: int) -> Batches:
         return read_batches(static_dataset(static, options, first_step=first_step))
 
-    return TrainingData(note_categories(static.categories), static.num_images, static.fingerprint, batches)
+    return TrainingData(make_category_config(static.categories), static.num_images, static.fingerprint, batches)
 
 
 def _open_synthetic(options: InputOptions) -> TrainingData:
@@ -142,7 +142,7 @@ def _open_synthetic(options: InputOptions) -> TrainingData:
     def batches(first_step: int) -> Batches:
         return iter(synthetic_dataset(options, num_classes=len(COCO_CATEGORIES) + 1))
 
-    return TrainingData(note_categories(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", batches)
+    return TrainingData(make_category_config(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", batches)
 
 
 NUM_IMAGES = 16

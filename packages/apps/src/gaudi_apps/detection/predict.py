@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.detection.config import ImageFlags
-from gaudi_apps.detection.data import categories_of
+from gaudi_apps.detection.data import read_categories
 from gaudi_apps.detection.evaluator import DRAWN_PER_IMAGE, DRAWN_SCORE, Detection, DetectorProtocol, to_records
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
 from gaudi_apps.inference.predictor import Results, predict_files
@@ -61,7 +61,7 @@ def predict_by_flags(
     files = find_files(flags.inference)
     restored = restore()
     output_dir = Path(flags.output_dir or model_dir / "predictions")
-    detector, categories = open_detector(restored.task.model), categories_of(restored.model_config)
+    detector, categories = open_detector(restored.task.model), read_categories(restored.model_config)
     report = predict(
         detector,
         files,

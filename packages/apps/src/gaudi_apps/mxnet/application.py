@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gaudi_apps.detection.data import categories_of
+from gaudi_apps.detection.data import read_categories
 from gaudi_apps.mxnet.config import SSDMXNetConfig, find_traced
 from gaudi_apps.mxnet.data import input_options, open_source, open_training_data
 from gaudi_apps.mxnet.framework import MXNet
@@ -93,7 +93,7 @@ class SSDMXNetApplication(Application):
         device, precision, layout = self._mxnet.device, self._mxnet.precision, self._mxnet.layout
         among: Any = communicator
         return MXNetTask(
-            len(categories_of(model_config)) + 1,
+            len(read_categories(model_config)) + 1,
             compute=ComputeConfig(device, precision, layout, self._mxnet.loss_scale),
             sgd=SGDConfig(
                 self.config.schedule.momentum,
@@ -121,7 +121,7 @@ class SSDMXNetApplication(Application):
             source,
             input_options(self.config, self.settings, data.eval_batch_size),
             folder,
-            categories_of(model_config),
+            read_categories(model_config),
             communicator,
             num_images=data.eval_dataset_size,
             make_detector=self._open_detector,
@@ -168,7 +168,7 @@ class SSDMXNetApplication(Application):
         from gaudi_apps.detection.data import draw_training_input
 
         batches = open_training_data(self.config, self.settings, "NHWC").batches(0)
-        return draw_training_input(batches, categories_of(data.model_config), folder)
+        return draw_training_input(batches, read_categories(data.model_config), folder)
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Detect on the user's images and videos."""
@@ -189,7 +189,7 @@ class SSDMXNetApplication(Application):
         folder = Path(self.config.use.output_dir or self.settings.model_dir / "export")
         folder.mkdir(parents=True, exist_ok=True)
         network, path = restored.task.model, folder / "weights.safetensors"
-        classes = [asdict(category) for category in categories_of(restored.model_config)]
+        classes = [asdict(category) for category in read_categories(restored.model_config)]
         write_weights(network, path, metadata=WeightsMetadata(network.padding, classes, SSD300.image_size))
         print(f"{path}: weights after step {restored.step}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.detection.data import note_categories
+from gaudi_apps.detection.data import make_category_config
 from gaudi_apps.detection.plan import COCO_TRAIN_IMAGES
 from gaudi_apps.inference.media import Preprocessor, keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, decode_image
@@ -42,14 +42,14 @@ def open_training_data(config: SSDMXNetConfig, run: RunSettings, layout: Any) ->
         def draw(first_step: int) -> Batches:
             return synthetic_batches(options, num_classes=len(COCO_CATEGORIES) + 1, layout=layout)
 
-        return TrainingData(note_categories(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", draw)
+        return TrainingData(make_category_config(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", draw)
     source = open_source(config, "train")
     options = keep_if_it_fits(source.num_bytes, options, run.distribution.rank_info.local_size)
 
     def read(first_step: int) -> Batches:
         return train_batches(source, options, first_step=first_step, layout=layout, scale_brightness=True)
 
-    return TrainingData(note_categories(source.categories), len(source), source.fingerprint, read)
+    return TrainingData(make_category_config(source.categories), len(source), source.fingerprint, read)
 
 
 def open_source(config: SSDMXNetConfig, split: Split) -> DetectionSource:

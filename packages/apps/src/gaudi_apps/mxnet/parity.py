@@ -16,7 +16,7 @@ from gaudi_apps.training.parity.record import (
     ReferenceStep,
     StepTensor,
     list_outputs,
-    note_tensor,
+    make_tensor,
     require_shape,
     wrapped,
 )
@@ -62,12 +62,12 @@ def replay_steps(
         backwards = sorted(gradients, key=lambda name: order[_layer_of(name)], reverse=True)
         scalars = dict(zip(LOSSES, losses.asnumpy(), strict=True))
         yield [
-            *(note_tensor(number, "batch", name, np.array(values)) for name, values in sorted(own.items())),
+            *(make_tensor(number, "batch", name, np.array(values)) for name, values in sorted(own.items())),
             *list_outputs(number, outputs.items(), _by_layers(before) if number == 1 else {}),
-            *(note_tensor(number, "loss", name, np.asarray(scalars[name])) for name in (*LOSSES[1:], LOSSES[0])),
-            *(note_tensor(number, "gradient", name, gradients[name], _layer_of(name)) for name in backwards),
+            *(make_tensor(number, "loss", name, np.asarray(scalars[name])) for name in (*LOSSES[1:], LOSSES[0])),
+            *(make_tensor(number, "gradient", name, gradients[name], _layer_of(name)) for name in backwards),
             *(
-                note_tensor(number, "update", name, values - before[name], layer)
+                make_tensor(number, "update", name, values - before[name], layer)
                 for layer, variables in sorted(_by_layers(after).items(), key=lambda item: order[item[0]])
                 for name, values in variables
             ),

@@ -88,10 +88,10 @@ def find_threads(intra: ThreadFlag, inter: ThreadFlag, processors: int, *, dtype
     if not on_cpu:
         print(f"threads: {_describe(plain)}; they are measured on a CPU only", flush=True)
         return plain
-    facts = gather_processor(Machine(), os.sched_getaffinity(0))
+    processor = gather_processor(Machine(), os.sched_getaffinity(0))
     versions = "-".join(find_version(name) for name in ("tensorflow", "tensorflow-cpu"))
-    machine = f"{facts.model}, {processors} processors, {facts.cores} cores, TensorFlow {versions}, {dtype}"
-    choices = list_choices(processors, facts.cores, intra, inter)
+    machine = f"{processor.model}, {processors} processors, {processor.cores} cores, TensorFlow {versions}, {dtype}"
+    choices = list_choices(processors, processor.cores, intra, inter)
     key = f"{machine}, {intra} within, {inter} between"
     fastest, text = choose_fastest(choices, lambda threads: measure(threads, dtype), cache_file(os.environ), key)
     print(f"threads: {text}", flush=True)

@@ -153,11 +153,11 @@ class KerasTask(ABC):
 
     def training_state(self) -> dict[str, Any]:
         """Return the variables by name that only training needs."""
-        trained = (name_of(variable) for variable in self.model.trainable_variables)
+        trained = (variable_name(variable) for variable in self.model.trainable_variables)
         return {f"{MOMENTUM_NAME}{name}": slot for name, slot in zip(trained, self._optimizer.velocities, strict=True)}
 
     def _weights(self) -> dict[str, Any]:
-        return {name_of(variable): variable for variable in self.model.variables}
+        return {variable_name(variable): variable for variable in self.model.variables}
 
     def _state(self) -> dict[str, Any]:
         """Return every variable by its name in a checkpoint."""
@@ -197,7 +197,7 @@ def _are_finite(loss: Any, learning_rate: Any, gradients: Sequence[Any]) -> Any:
     return tf.reduce_all(tf.math.is_finite(tf.stack([loss, learning_rate, tf.linalg.global_norm(gradients)])))
 
 
-def name_of(variable: Any) -> str:
+def variable_name(variable: Any) -> str:
     """Return the name of a variable in a checkpoint."""
     name: str = variable.name.removesuffix(":0")
     return name

@@ -163,7 +163,7 @@ def find_version_in(model_dir: str) -> int:
     return find_recipe_version(RunFolder(Path(model_dir)))
 
 
-def note_version(version: int) -> dict[str, int]:
+def version_setting(version: int) -> dict[str, int]:
     """Return the version as a run stores it: nothing for version 1, as its release did."""
     return {SETTING: version} if version > 1 else {}
 

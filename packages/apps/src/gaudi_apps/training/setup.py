@@ -17,7 +17,7 @@ from gaudi_apps.runtime.threads import find_version
 from gaudi_apps.training.application import Application, ModelConfig, TaskEvaluator
 from gaudi_apps.training.callbacks import EarlyStopping, load_callbacks
 from gaudi_apps.training.checkpoint import Checkpoint, RunState
-from gaudi_apps.training.plan import Plan, note_version
+from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
 from gaudi_datasets.errors import DataError
 from gaudi_distributed.comm.opening import verify_consistent
@@ -188,7 +188,7 @@ def prepare_training(session: Session) -> PreparedTraining:
 def list_run_settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any]:
     """List what decides the weights of a run, with the global batch; it is the same for any number of ranks."""
     flags = list_settings(app.resolved_config, plan.global_batch, rate_needs_length=app.rate_needs_length)
-    return {"data": data.fingerprint, **flags, **note_version(app.recipe_version)}
+    return {"data": data.fingerprint, **flags, **version_setting(app.recipe_version)}
 
 
 OURS = ("gaudi_apps", "gaudi_datasets", "gaudi_distributed", "gaudi_models", "gaudi_ops")

@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gaudi_apps.training.parity.record import Array, Part, Recording, StepTensor, TensorFacts
+from gaudi_apps.training.parity.record import Array, Part, Recording, StepTensor, TensorMetadata
 from gaudi_distributed.errors import ConfigurationError
 
 _BLOCK = 1 << 20
@@ -30,7 +30,7 @@ class Difference:
         bound: tolerance of `largest`.
     """
 
-    tensor: TensorFacts
+    tensor: TensorMetadata
     largest: float
     norm: float
     bound: float
@@ -70,13 +70,13 @@ def compare_step(
     """
     recorded = {tensor.key: tensor for tensor in recording.list_step(step)}
     for one in own:
-        there = recorded.pop(one.facts.key, None)
-        if there is None or (there.shape, there.layer) != (one.facts.shape, one.facts.layer):
+        there = recorded.pop(one.metadata.key, None)
+        if there is None or (there.shape, there.layer) != (one.metadata.shape, one.metadata.layer):
             shape = "and is missing there" if there is None else f"and {list(there.shape)}, layer {there.layer!r} there"
             raise ConfigurationError(
-                f"{recording.folder}: {one.facts.describe()}: has shape {list(one.facts.shape)} here, {shape}",
+                f"{recording.folder}: {one.metadata.describe()}: has shape {list(one.metadata.shape)} here, {shape}",
                 path=recording.folder,
-                field=one.facts.key,
+                field=one.metadata.key,
                 remedy="record it again",
             )
     if recorded:
@@ -87,7 +87,7 @@ def compare_step(
             field=unknown.key,
             remedy="record it again",
         )
-    return [_compare(one.facts, one.values, recording.read(one.facts), tolerances) for one in own]
+    return [_compare(one.metadata, one.values, recording.read(one.metadata), tolerances) for one in own]
 
 
 def find_first(differences: Sequence[Difference]) -> int | None:
@@ -95,7 +95,7 @@ def find_first(differences: Sequence[Difference]) -> int | None:
     return next((place for place, one in enumerate(differences) if one.is_beyond), None)
 
 
-def _compare(tensor: TensorFacts, own: Array, other: Array, tolerances: Mapping[Part, Tolerance]) -> Difference:
+def _compare(tensor: TensorMetadata, own: Array, other: Array, tolerances: Mapping[Part, Tolerance]) -> Difference:
     apart = largest = own_squares = other_squares = squares = 0.0
     own, other = own.reshape(-1), other.reshape(-1)
     for start in range(0, own.size, _BLOCK):
@@ -190,9 +190,9 @@ def print_table(differences: Sequence[Difference], console: Console | None = Non
     for place in shown:
         one, tensor = differences[place], differences[place].tensor
         mark = "first" if place == first else "differs" if one.is_beyond else ""
-        facts = (f"{tensor.step}", tensor.part, tensor.name, tensor.layer)
+        cells = (f"{tensor.step}", tensor.part, tensor.name, tensor.layer)
         figures = (f"{figure:.3g}" for figure in (one.largest, one.norm, one.bound))
-        table.add_row(mark, *(text.replace("[", r"\[") for text in facts), *figures)
+        table.add_row(mark, *(text.replace("[", r"\[") for text in cells), *figures)
     console.print(table)
 
 

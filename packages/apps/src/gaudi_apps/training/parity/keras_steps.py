@@ -16,14 +16,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from gaudi_apps.training.keras_task import KerasTask, name_of
+from gaudi_apps.training.keras_task import KerasTask, variable_name
 from gaudi_apps.training.parity.record import (
     Array,
     Reference,
     ReferenceStep,
     StepTensor,
     list_outputs,
-    note_tensor,
+    make_tensor,
     require_shape,
     wrapped,
 )
@@ -60,10 +60,10 @@ def replay_steps(
         outputs, scalars, gradients = open_step(used, learning_rate(number - 1), reference_step.outputs)
         after = _read_weights(task.model)
         yield [
-            *(note_tensor(number, "batch", name, _to_array(values)) for name, values in sorted(batch.items())),
+            *(make_tensor(number, "batch", name, _to_array(values)) for name, values in sorted(batch.items())),
             *list_outputs(number, outputs, before if number == 1 else {}),
-            *(note_tensor(number, "loss", name, values) for name, values in _with_total_last(scalars)),
-            *(note_tensor(number, "gradient", name, values, layer) for name, layer, values in gradients),
+            *(make_tensor(number, "loss", name, values) for name, values in _with_total_last(scalars)),
+            *(make_tensor(number, "gradient", name, values, layer) for name, layer, values in gradients),
             *_list_updates(number, before, after),
         ]
         before = _follow(task.model, before, reference_step.updates) if reference_step.updates else after
@@ -85,7 +85,7 @@ class _OpenStep:
         variables = self._task.model.trainable_variables
         # From the last layer to the first, as they are computed.
         backwards = [
-            (name_of(variable), self._layers[id(variable)], _to_array(gradient))
+            (variable_name(variable), self._layers[id(variable)], _to_array(gradient))
             for variable, gradient in zip(reversed(variables), reversed(gradients), strict=True)
         ]
         named = [(name, _to_array(values)) for name, values in zip(self._outputs, outputs, strict=True)]
@@ -154,13 +154,14 @@ def _list_updates(number: int, before: Weights, after: Weights) -> Iterator[Step
     """Yield the update of each variable, weights and moving statistics."""
     for layer, variables in after.items():
         for (name, new), (_, old) in zip(variables, before[layer], strict=True):
-            yield note_tensor(number, "update", name, new - old, layer)
+            yield make_tensor(number, "update", name, new - old, layer)
 
 
 def _read_weights(model: Any) -> Weights:
     """Read names and values of the variables of each layer."""
     return {
-        layer.name: [(name_of(variable), _to_array(variable)) for variable in layer.variables] for layer in model.layers
+        layer.name: [(variable_name(variable), _to_array(variable)) for variable in layer.variables]
+        for layer in model.layers
     }
 
 

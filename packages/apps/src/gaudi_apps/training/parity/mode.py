@@ -33,7 +33,7 @@ from gaudi_apps.training.parity.record import (
     require_new,
     write_recording,
 )
-from gaudi_apps.training.plan import Plan, note_version
+from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.setup import list_start_metadata, require_classes
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 
@@ -138,7 +138,7 @@ def _list_settings(
     flags = list_settings(app.resolved_config, plan.global_batch, rate_needs_length=app.rate_needs_length)
     for name in list_per_side(type(app.config)):
         flags.pop(name, None)
-    version = note_version(app.recipe_version)
+    version = version_setting(app.recipe_version)
     return {"data": data.fingerprint, "parity_steps": steps, **model_config, **flags, **version}
 
 

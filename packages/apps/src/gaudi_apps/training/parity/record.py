@@ -46,13 +46,13 @@ class Recording:
     settings: Mapping[str, Any]
     side: Mapping[str, Any]
     steps: int
-    tensors: tuple[TensorFacts, ...]
+    tensors: tuple[TensorMetadata, ...]
 
-    def list_step(self, step: int) -> list[TensorFacts]:
+    def list_step(self, step: int) -> list[TensorMetadata]:
         """List the tensors of a step, counted from 1."""
         return [tensor for tensor in self.tensors if tensor.step == step]
 
-    def read(self, tensor: TensorFacts) -> Array:
+    def read(self, tensor: TensorMetadata) -> Array:
         """Read the values of a tensor.
 
         Raises:
@@ -93,7 +93,7 @@ def write_recording(
     """
     require_new(folder)
     files: list[dict[str, Any]] = []
-    tensors: list[TensorFacts] = []
+    tensors: list[TensorMetadata] = []
     with staging_folder(folder.absolute().parent) as parent:
         draft = parent / "recording"
         draft.mkdir()
@@ -109,7 +109,7 @@ def write_recording(
                 )
             _write_step(path, step)
             files.append({"bytes": path.stat().st_size, "sha256": _hash(path)})
-            tensors += [one.facts for one in step]
+            tensors += [one.metadata for one in step]
         manifest = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "side": dict(side)}
         document = {**manifest, "steps": files, "tensors": [asdict(tensor) for tensor in tensors]}
         (draft / MANIFEST).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -156,8 +156,8 @@ def _parse(folder: Path, document: Any) -> Recording:
     return Recording(folder, document["settings"], document["side"], steps, tensors)
 
 
-def _parse_tensor(entry: Any, steps: int) -> TensorFacts:
-    tensor = TensorFacts(**{**entry, "shape": tuple(entry["shape"])})
+def _parse_tensor(entry: Any, steps: int) -> TensorMetadata:
+    tensor = TensorMetadata(**{**entry, "shape": tuple(entry["shape"])})
     texts = (tensor.part, tensor.name, tensor.layer, tensor.dtype)
     numbers = (tensor.step, *tensor.shape)
     if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
@@ -178,7 +178,7 @@ def _check_file(path: Path, entry: Any) -> None:
 
 def _write_step(path: Path, step: list[StepTensor]) -> None:
     try:
-        save_file({one.facts.key: np.asarray(one.values, order="C") for one in step}, path)
+        save_file({one.metadata.key: np.asarray(one.values, order="C") for one in step}, path)
     except SafetensorError as error:  # also of a full disk
         raise OSError(f"{path.name}: cannot be written ({error})") from None
 
@@ -202,7 +202,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class TensorFacts:
+class TensorMetadata:
     """Describe a tensor, without its values.
 
     Attributes:
@@ -236,13 +236,13 @@ class TensorFacts:
 class StepTensor:
     """A tensor with its values, of a dtype of NumPy."""
 
-    facts: TensorFacts
+    metadata: TensorMetadata
     values: Array
 
 
-def note_tensor(step: int, part: Part, name: str, values: Array, layer: str = "") -> StepTensor:
+def make_tensor(step: int, part: Part, name: str, values: Array, layer: str = "") -> StepTensor:
     """Make a tensor of a step."""
-    return StepTensor(TensorFacts(step, part, name, layer, tuple(values.shape), values.dtype.name), values)
+    return StepTensor(TensorMetadata(step, part, name, layer, tuple(values.shape), values.dtype.name), values)
 
 
 @dataclass(frozen=True)
@@ -272,8 +272,8 @@ def list_outputs(
     for name, values in outputs:
         layer = name.partition("#")[0]
         for variable, content in left.pop(layer, ()):
-            yield note_tensor(step, "weight", variable, content, layer)
-        yield note_tensor(step, "output", name, values, layer)
+            yield make_tensor(step, "weight", variable, content, layer)
+        yield make_tensor(step, "output", name, values, layer)
 
 
 def require_shape(name: str, own: Sequence[int], given: Sequence[int]) -> None:
