@@ -54,7 +54,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def list_commands(flags: DemoFlags) -> list[list[str]]:
-    """The commands of the demonstration, each a module and its arguments."""
+    """List the commands of the demonstration, each a module and its arguments."""
     scenes, records, model = (flags.output_dir / name for name in ("scenes", "records", "model"))
     make = ["--output_dir", str(scenes), "--train", str(flags.train), "--val", str(flags.val)]
     commands = [["gaudi_datasets", "make-scenes", *make]]

@@ -35,7 +35,7 @@ _OWN_WEIGHTS = ("pretrained_backbone",)
 
 
 def _mxnet(system: str, hosts: int, slots: int) -> Preset:
-    """A system of the submission; the program knows its batch size and schedule."""
+    """Make the preset of a system of the submission; the program knows its batch size and schedule."""
     about = f"MXNet SSD as MLPerf's submission trained it on {system}"
     command = ("ssd_mxnet_train", "--system", system)
     return Preset(about, hosts, slots, "gpu", command=command, result="SINGLE_STAGE_DETECTOR")
@@ -128,7 +128,7 @@ def _read_switch(name: str, environ: Mapping[str, str]) -> bool:
 
 
 def _read_stamp(environ: Mapping[str, str]) -> str:
-    """What the names of the log files begin with: the time, unless it was set."""
+    """Return the beginning of the log files' names: the time, unless it was set."""
     stamp = environ.get("DATESTAMP") or f"{datetime.now():%y%m%d%H%M%S%f}"
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", stamp, re.ASCII) is None:
         raise ConfigurationError(f"DATESTAMP is {stamp!r}; set it to letters, digits, hyphens and dots, or unset it")
@@ -136,7 +136,7 @@ def _read_stamp(environ: Mapping[str, str]) -> str:
 
 
 def _find_folders(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, Path]:
-    """The folders of this machine by their variables, but for those that the user's own arguments stand for.
+    """Return the folders of this machine by their variables, but for those that the user's own arguments stand for.
 
     Raises:
         ConfigurationError: PRETRAINED_DIR is not set.
@@ -170,7 +170,7 @@ def _find_data(environ: Mapping[str, str]) -> Path:
 
 
 def _find_coco(folder: Path) -> str | None:
-    """The data set's place in the folder of DATADIR: in coco2017, or this folder itself."""
+    """Find the data set in the folder of DATADIR: in coco2017, or in this folder itself."""
     if (folder / _COCO).is_dir():
         return _COCO
     return "" if (folder / "annotations").is_dir() else None
@@ -188,7 +188,7 @@ def _mount(name: str, folder: Path) -> Iterator[str]:
 
 
 def _find_weights(folder: Path) -> str:
-    """The name of the submission's file of weights, or of the one that there is."""
+    """Return the name of the submission's file of weights, or of the only one in the folder."""
     names = sorted(path.name for path in folder.iterdir() if path.suffix in _WEIGHTS)
     if _BACKBONE in names:
         return _BACKBONE
@@ -202,14 +202,14 @@ def _find_weights(folder: Path) -> str:
 
 
 def _list_fixed(system: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """The program's arguments that are the same in every experiment."""
+    """Return the program's arguments that are the same in every experiment."""
     yield from (*_SCRIPTS.split(), *_MLPERF.split(), PRESETS[system].command[-1])
     if environ.get("NUMEPOCHS"):
         yield from ("--epochs", str(_read_count("NUMEPOCHS", environ, "", _MOST_EPOCHS)))
 
 
 def _list_inputs(folders: Mapping[str, Path], seen: Mapping[str, Path]) -> Iterator[str]:
-    """The program's arguments for data and weights, whose `folders` of this machine the program has as `seen`."""
+    """Return the program's arguments for data and weights; it sees the `folders` of this machine as `seen`."""
     if "DATADIR" in folders:
         yield from ("--coco_root", str(seen["DATADIR"] / (_find_coco(folders["DATADIR"]) or "")))
     if "PRETRAINED_DIR" in folders:
