@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_ops import SSD300, default_boxes, default_boxes_cyxhw
 
 SIDES = ("ymin", "xmin", "ymax", "xmax")

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 from mxnet.gluon.data import DataLoader, Dataset
 
-from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_ops import default_boxes, encode_boxes, iou
 

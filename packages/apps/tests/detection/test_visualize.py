@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from gaudi_apps.detection.data import draw_training_input, find_objects, to_pixels
-from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.pipeline import train_dataset
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.drawing import class_colour

@@ -154,7 +154,7 @@ View = Callable[[dict[str, npt.NDArray[Any]]], Image.Image]
 
 def _detector_views(source: Any, options: InputOptions) -> tuple[Any, View]:
     """Return training batches of the detector, and a function that draws a row with the boxes of its targets."""
-    from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB
+    from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
     from gaudi_datasets.detection.pipeline import train_dataset
     from gaudi_ops import decode_boxes
 

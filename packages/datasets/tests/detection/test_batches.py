@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.batches import eval_batches, prepare_image, synthetic_batches, train_batches
 from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.pipeline import eval_dataset, synthetic_dataset, train_dataset
 from gaudi_datasets.errors import DataError

@@ -10,14 +10,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gaudi_datasets.detection.augmentation import (
-    MEAN_RGB,
-    STDDEV_RGB,
-    WHOLE_IMAGE,
-    Draws,
-    draw_augmentation,
-    finish_image,
-)
+from gaudi_datasets.detection.augmentation import WHOLE_IMAGE, Draws, draw_augmentation
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB, finish_image
 from gaudi_datasets.sampling import image_generator
 
 Pixels = npt.NDArray[np.uint8]

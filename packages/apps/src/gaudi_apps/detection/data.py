@@ -19,8 +19,8 @@ from gaudi_apps.runtime.process_group import share_batch
 from gaudi_apps.runtime.settings import RunSettings
 from gaudi_apps.training.application import ModelConfig
 from gaudi_apps.training.trainer import Batches, TrainingData
-from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.sampling import InputOptions
 from gaudi_ops import SSD300, DefaultBoxSpec, decode_boxes

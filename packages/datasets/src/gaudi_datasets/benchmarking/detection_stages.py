@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from gaudi_datasets.benchmarking.measurement import Clocks, StageClock
-from gaudi_datasets.detection.augmentation import color_image, resize_image
+from gaudi_datasets.detection.colors import color_image, resize_image
 from gaudi_datasets.detection.samples import draw_example_crop, encode_crop_targets
 from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.sampling import InputOptions

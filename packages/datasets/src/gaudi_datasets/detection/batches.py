@@ -19,7 +19,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB, finish_image
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB, finish_image
 from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.samples import draw_sample, make_synthetic_batch
 from gaudi_datasets.detection.sources import DetectionSource

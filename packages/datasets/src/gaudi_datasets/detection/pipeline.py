@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gaudi_datasets.detection.augmentation import MEAN_RGB, STDDEV_RGB, finish_image
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB, finish_image
 from gaudi_datasets.detection.samples import draw_sample, make_synthetic_batch
 from gaudi_datasets.detection.sources import DetectionExample, DetectionSource
 from gaudi_datasets.sampling import InputOptions, SampleOrder
