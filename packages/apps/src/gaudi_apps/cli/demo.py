@@ -21,7 +21,7 @@ PROG = "gaudi_apps.cli.demo"
 
 @dataclass(frozen=True)
 class DemoFlags:
-    """What the demonstration makes; the defaults take about ten minutes on two processors."""
+    """Size of the demonstration; the defaults take about ten minutes on two processors."""
 
     output_dir: Path = Path("runs/demo")
     """Folder of images, records and the trained model; a demonstration that was stopped goes on from there."""

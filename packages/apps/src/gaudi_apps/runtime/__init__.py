@@ -1,1 +1,1 @@
-"""What a process needs to compute with others: the framework, its threads, its rank, its failures."""
+"""Start the framework of a process, and compute with other ranks: threads, sessions, process groups, failures."""
