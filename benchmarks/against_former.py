@@ -8,6 +8,7 @@ median time of this version over that of the former one; it must be at most `--m
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -80,14 +81,16 @@ def build_mxnet_input() -> Callable[[], object]:
 
 def build_classification_input() -> Callable[[], object]:
     """Return the reading of some batches of photographs with classes."""
-    from benchmarks.classification_input import BATCH, SIDE, FolderSource, RecordSource, write_records
     from benchmarks.measurement import data_folder
     from gaudi_datasets.classification.pipeline import train_dataset
     from gaudi_datasets.sampling import InputOptions
 
-    write_records(FolderSource(data_folder() / "clothing" / "train"), Path("records"), "train", shards=4, processes=1)
-    options = InputOptions(BATCH, image_size=SIDE, parallel_calls=8, threads=THREADS)
-    dataset: Any = train_dataset(RecordSource(Path("records"), "train"), options)
+    # By the benchmark of the same checkout, which knows where they are.
+    its: Any = importlib.import_module("benchmarks.classification_input")
+    images = its.FolderSource(data_folder() / "clothing" / "train")
+    its.write_records(images, Path("records"), "train", shards=4, processes=1)
+    options = InputOptions(its.BATCH, image_size=its.SIDE, parallel_calls=8, threads=THREADS)
+    dataset: Any = train_dataset(its.RecordSource(Path("records"), "train"), options)
 
     def read() -> None:
         for _ in dataset.take(INPUT_BATCHES):

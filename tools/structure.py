@@ -294,7 +294,7 @@ def tighten(figures: Iterable[Figure], limits: Mapping[str, Mapping[str, int]]) 
 
 def format_table(figures: Iterable[Figure], limits: Mapping[str, Mapping[str, int]]) -> str:
     """Return a line for each figure: its value, target and limit, and whether it reaches the target."""
-    rows = [("figure", "now", "target", "limit", "")]
+    rows: list[tuple[str, ...]] = [("figure", "now", "target", "limit", "")]
     for figure in figures:
         bounds = limits.get(figure.name, {})
         reached = "yes" if figure.value <= bounds.get("target", -1) else "not yet"

@@ -106,6 +106,6 @@ class ExchangeNetworks:
 
 
 if __name__ == "__main__":
-    sys.meta_path.insert(0, ExchangeNetworks)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, ExchangeNetworks)
     program, *arguments = sys.argv[1:]
     importlib.import_module(f"gaudi_apps.{program}").main(arguments)
