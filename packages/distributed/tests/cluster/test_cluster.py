@@ -84,7 +84,7 @@ def test_sources(environ: dict[str, str], request_: dict[str, object], expected:
         (SLURM, {"hosts": "a:2"}, "--hosts names a, which SLURM_JOB_NODELIST"),
         ({**SLURM, "MULTI_HLS_IPS": "10.0.0.1"}, {}, "names 10.0.0.1, which SLURM_JOB_NODELIST"),
         ({**KUBERNETES, "MULTI_HLS_IPS": "10.0.0.1"}, {}, "Kubernetes' host file"),
-        ({"MULTI_HLS_IPS": ""}, {}, "'' is not a host"),
+        ({"MULTI_HLS_IPS": ""}, {}, "'' is not"),
         ({**SLURM, "SLURM_TASKS_PER_NODE": "2"}, {}, "names 2 hosts"),
         (SLURM, {"np": 5}, "--np 5: SLURM_JOB_NODELIST has slots"),
     ],

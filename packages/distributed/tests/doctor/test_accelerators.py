@@ -85,14 +85,14 @@ def test_an_older_driver_shows_them_elsewhere(make_machine: MakeMachine) -> None
     assert (gaudi.driver, gaudi.devices) == ("", {"hl0": "Malfunction"})
     for device, level in (("hpu", "fault"), ("cpu", "warning")):
         finding = check_gaudi(gaudi, device)  # type: ignore[arg-type]
-        assert (finding.level, finding.facts["devices"]) == (level, {"hl0": "Malfunction"})
+        assert (finding.level, finding.measured["devices"]) == (level, {"hl0": "Malfunction"})
         assert "hl0 is Malfunction" in finding.text
 
 
 def test_a_card_without_a_driver(make_machine: MakeMachine) -> None:
     gaudi = gather_gaudi(make_machine(CARD_WITHOUT_DRIVER))
     finding = check_gaudi(gaudi, "cpu")
-    assert (finding.level, finding.facts["cards"], finding.facts["driver"]) == ("warning", 1, None)
+    assert (finding.level, finding.measured["cards"], finding.measured["driver"]) == ("warning", 1, None)
     assert check_gaudi(gaudi, "hpu").level == "fault"
     loaded = replace(gaudi, driver="1.14.0")
     assert show(check_gaudi(loaded, "hpu")) == ("fault", "driver 1.14.0, 0 devices")
@@ -166,7 +166,7 @@ def test_a_gpu_without_a_driver_or_hidden(make_machine: MakeMachine) -> None:
     cards = {name: text for name, text in NVIDIA.items() if "pci" in name}
     machine = make_machine(cards)
     finding = check_gpu(gather_gpu(machine), machine, "cpu")
-    assert (finding.level, finding.facts["cards"], finding.facts["driver"]) == ("warning", 1, None)
+    assert (finding.level, finding.measured["cards"], finding.measured["driver"]) == ("warning", 1, None)
     assert show(check_device("gpu", machine)[1])[0] == "fault"
     hidden = make_machine(NVIDIA, CUDA_VISIBLE_DEVICES="-1")
     assert check_gpu(gather_gpu(hidden), hidden, "gpu").level == "fault"

@@ -98,8 +98,8 @@ def test_a_fault_is_status_78_with_its_remedy(tmp_path: Path) -> None:
     ("arguments", "status", "words"),
     [
         (["--hosts", "a:1,a:2"], 78, "named twice"),
-        (["--hosts", "a b"], 78, "is not a host"),
-        (["--hosts=-oProxyCommand=x:1"], 78, "is not a host"),
+        (["--hosts", "a b"], 78, "not a host"),
+        (["--hosts=-oProxyCommand=x:1"], 78, "not a host"),
         (["--ssh_config", "nowhere"], 66, "does not exist"),
         (["--interface", "x;y"], 64, "not an interface"),
         (["--nothing"], 64, "did you mean --json"),

@@ -12,7 +12,7 @@ def test_limits_of_this_process() -> None:
 
 def test_open_files() -> None:
     assert check_files(Limits(1024, 4096, None)).level == "warning"
-    assert check_files(Limits(65536, None, None)).facts == {"soft": 65536, "hard": None}
+    assert check_files(Limits(65536, None, None)).measured == {"soft": 65536, "hard": None}
     assert check_files(Limits(None, None, None)).level == "ok"
 
 

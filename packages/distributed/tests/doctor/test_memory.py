@@ -37,14 +37,14 @@ def test_what_the_kernel_tells(make_machine: MakeMachine) -> None:
     memory = gather_memory(make_machine({"proc/meminfo": MEMINFO}))
     assert memory == Memory(24684092 << 10, 23427400 << 10, None, 12000, 9000, 2 << 20)
     finding = check_memory(memory)
-    assert finding.facts == {"total": 24684092 << 10, "available": 23427400 << 10}
+    assert finding.measured == {"total": 24684092 << 10, "available": 23427400 << 10}
     assert finding.text.startswith("22.3 GiB available of 23.5 GiB")
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "MemTotal:       24684092 kB\n", "\x00\x01"])
 def test_a_kernel_that_tells_little(make_machine: MakeMachine, text: str) -> None:
     finding = check_memory(gather_memory(make_machine({"proc/meminfo": text})))
-    assert (finding.level, dict(finding.facts)) == ("warning", {})
+    assert (finding.level, dict(finding.measured)) == ("warning", {})
     assert "unknown" in finding.text
 
 
@@ -101,9 +101,9 @@ def test_huge_pages_by_the_vendors_rule() -> None:
     # 96 logical processors: 96 x 2 x 110 MiB in pages of 2 MiB, and one.
     assert check_huge_pages(MEMORY, "cpu", 96).level == "ok"
     finding = check_huge_pages(replace(MEMORY, huge_pages=12000, huge_pages_free=9000), "hpu", 96)
-    assert (finding.level, finding.facts["needed"]) == ("warning", 10561)
+    assert (finding.level, finding.measured["needed"]) == ("warning", 10561)
     assert finding.remedy == "sysctl -w vm.nr_hugepages=13561"
     assert check_huge_pages(replace(MEMORY, huge_pages=10561, huge_pages_free=10561), "hpu", 96).level == "ok"
     assert check_huge_pages(MEMORY, "hpu", 96).remedy == "sysctl -w vm.nr_hugepages=10561"
     # 1 GiB pages.
-    assert check_huge_pages(replace(MEMORY, huge_page_size=GIB), "hpu", 96).facts["needed"] == 21
+    assert check_huge_pages(replace(MEMORY, huge_page_size=GIB), "hpu", 96).measured["needed"] == 21

@@ -34,14 +34,14 @@ def test_what_the_kernel_tells(make_machine: MakeMachine) -> None:
     topology = {f"sys/devices/system/cpu/cpu{number}/topology/core_id": "0\n" for number in (0, 1)}
     found = gather_processor(make_machine({"proc/cpuinfo": CPUINFO, **topology}), {0, 1}, "x86_64")
     assert (found.model, found.logical, found.usable, found.cores, found.quota) == ("AMD EPYC", 2, 2, 1, None)
-    assert check_processor(found).facts["instructions"] == ["avx", "avx2", "fma", "avx512f", "avx512_bf16"]
+    assert check_processor(found).measured["instructions"] == ["avx", "avx2", "fma", "avx512f", "avx512_bf16"]
     assert check_processor(found).level == "ok"
 
 
 def test_processors_that_tell_little(make_machine: MakeMachine) -> None:
     arm = gather_processor(make_machine({"proc/cpuinfo": ARM}), {0}, "aarch64")
     assert check_processor(arm).level == "ok"
-    assert check_processor(arm).facts["instructions"] == []
+    assert check_processor(arm).measured["instructions"] == []
     hidden = gather_processor(make_machine({"proc/cpuinfo": "\x00:"}), {0, 3}, "x86_64")
     assert check_processor(hidden).level == "warning"
     assert (hidden.logical, hidden.cores) == (2, 2)

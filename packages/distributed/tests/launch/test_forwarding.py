@@ -48,13 +48,13 @@ def test_names() -> None:
 @pytest.mark.parametrize("name", ["AWS_PROFILE", "MY_TOKEN", "my_password", "API_KEY", "DbSecret", "SSH_AUTH_SOCK"])
 def test_secrets_are_refused_even_by_name(name: str) -> None:
     assert is_secret(name)
-    with pytest.raises(UnsafeError, match="looks like a secret"):
+    with pytest.raises(UnsafeError, match="like a secret"):
         choose_forwarded({name: "x"}, [name])
 
 
 @pytest.mark.parametrize("name", ["A=b", "", "a-b", "-x", "A\nB", "é"])
 def test_values_and_what_is_no_name_are_refused(name: str) -> None:
-    with pytest.raises(FlagError, match="is not a name"):
+    with pytest.raises(FlagError, match="not a name"):
         choose_forwarded({name: "x"}, [name])
 
 

@@ -51,16 +51,12 @@ class Cluster:
         names = [host.name.lower() for host in self.hosts]
         if not names or len(set(names)) < len(names):
             raise ConfigurationError(
-                f"hosts are {', '.join(names) or 'none'}",
-                remedy="name one at least, and none twice",
+                f"hosts are {', '.join(names) or 'none'}", remedy="name one at least, and none twice"
             )
         for host in self.hosts:
             check_host(host.name, "hosts")
             if not 1 <= host.slots <= MAX_SLOTS:
-                raise ConfigurationError(
-                    f"host {host.name}: {host.slots} ranks",
-                    remedy=f"give it 1 to {MAX_SLOTS}",
-                )
+                raise ConfigurationError(f"host {host.name}: {host.slots} ranks", remedy=f"give it 1 to {MAX_SLOTS}")
         if not 1024 <= self.first_port <= 65536 - self.size:
             raise ConfigurationError(
                 f"ports {self.first_port} to {self.first_port + self.size - 1}, one for each rank",
@@ -223,9 +219,7 @@ def _fill(hosts: list[Host], ranks: int | None, source: str) -> tuple[Host, ...]
         return tuple(hosts)
     if ranks > slots:
         raise ConfigurationError(
-            f"--np {ranks}: {source} has slots for {slots} ranks",
-            flag="--np",
-            remedy="give it more slots or hosts",
+            f"--np {ranks}: {source} has slots for {slots} ranks", flag="--np", remedy="give it more slots or hosts"
         )
     filled = []
     for host in hosts:
@@ -288,9 +282,7 @@ def read_slots(text: str, source: str) -> int:
     """Return a number of ranks; ConfigurationError unless it is 1 to 1024 in plain digits."""
     if re.fullmatch("[0-9]{1,4}", text, re.ASCII) is None or not 1 <= int(text) <= MAX_SLOTS:
         raise ConfigurationError(
-            f"{source}: {text!r} ranks on a host",
-            **name_source(source),
-            remedy=f"write a number from 1 to {MAX_SLOTS}",
+            f"{source}: {text!r} ranks on a host", **name_source(source), remedy=f"write a number from 1 to {MAX_SLOTS}"
         )
     return int(text)
 
@@ -340,9 +332,7 @@ def expand_node_list(text: str, source: str = "SLURM_JOB_NODELIST") -> tuple[str
         names += ("".join(chosen) for chosen in product(*choices))
         if len(names) > MAX_HOSTS:
             raise ConfigurationError(
-                f"{source}: {text[:80]!r} names more than {MAX_HOSTS} hosts",
-                **name_source(source),
-                remedy="name fewer",
+                f"{source}: {text[:80]!r} names more than {MAX_HOSTS} hosts", **name_source(source), remedy="name fewer"
             )
     return tuple(name for name, _ in _checked(((name, None) for name in names), source))
 
@@ -354,9 +344,7 @@ def expand_task_counts(text: str, source: str = "SLURM_TASKS_PER_NODE") -> tuple
         found = re.fullmatch(r"([0-9]{1,4})(?:\(x([0-9]{1,4})\))?", part, re.ASCII)
         if found is None:
             raise ConfigurationError(
-                f"{source}: {text!r} is not a list of counts",
-                **name_source(source),
-                remedy="it reads like 2(x3),1",
+                f"{source}: {text!r} is not a list of counts", **name_source(source), remedy="it reads like 2(x3),1"
             )
         counts += [read_slots(found[1], source)] * int(found[2] or 1)
     return tuple(counts)
@@ -404,11 +392,7 @@ def _checked(entries: Iterable[Entry], source: str) -> tuple[Entry, ...]:
             )
         checked[name.lower()] = (name, slots)
     if not checked:
-        raise ConfigurationError(
-            f"{source}: names no host",
-            **name_source(source),
-            remedy="name one at least",
-        )
+        raise ConfigurationError(f"{source}: names no host", **name_source(source), remedy="name one at least")
     if len({slots is None for _, slots in checked.values()}) > 1:
         raise ConfigurationError(
             f"{source}: some hosts have a number of ranks and some have none",
@@ -480,8 +464,7 @@ def own_address(cluster: Cluster, local_hosts: frozenset[str], interface: str | 
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigurationError(
-            f"host {others[0]}: is not reachable ({error})",
-            remedy="correct its name or the network",
+            f"host {others[0]}: is not reachable ({error})", remedy="correct its name or the network"
         ) from error
 
 

@@ -12,12 +12,7 @@ from gaudi_distributed.errors import ConfigurationError
 
 # Rank, size, rank on the host and size on the host, as each launcher names them.
 _HOROVOD = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
-_OPEN_MPI = (
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
+_OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 # Only a step that srun started has the second and the last; a job's script has the others too, and is one process.
 _SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE")
@@ -163,21 +158,15 @@ def _check_workers(workers: Sequence[object], index: int, source: str) -> None:
         matched = _WORKER.fullmatch(worker) if isinstance(worker, str) else None
         if matched is None or not 0 < int(matched["port"]) < 65536:
             raise ConfigurationError(
-                f"{source}: worker {worker!r} is not host:port",
-                field=source,
-                remedy="write it like node1:2410",
+                f"{source}: worker {worker!r} is not host:port", field=source, remedy="write it like node1:2410"
             )
         if workers.count(worker) > 1:
             raise ConfigurationError(
-                f"{source}: worker {worker!r} is named twice",
-                field=source,
-                remedy="give each its own port",
+                f"{source}: worker {worker!r} is named twice", field=source, remedy="give each its own port"
             )
     if not 0 <= index < len(workers):
         raise ConfigurationError(
-            f"{source}: worker {index} is not one of 0 to {len(workers) - 1}",
-            field=source,
-            remedy="correct the index",
+            f"{source}: worker {index} is not one of 0 to {len(workers) - 1}", field=source, remedy="correct the index"
         )
 
 

@@ -120,8 +120,7 @@ def allreduce_within(communicator: Communicator, group_size: int) -> SumOfGroup:
     size = communicator.size
     if group_size < 1 or size % group_size:
         raise ConfigurationError(
-            f"groups of {group_size} ranks cannot be made of {size}",
-            remedy=f"choose a size that divides {size}",
+            f"groups of {group_size} ranks cannot be made of {size}", remedy=f"choose a size that divides {size}"
         )
     if group_size == 1:
         return list

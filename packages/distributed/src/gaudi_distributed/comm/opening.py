@@ -169,24 +169,24 @@ def _check_options(options: CommunicationOptions, rank_info: RankInfo) -> None:
 _SHOWN = 80
 
 
-def verify_consistent(communicator: Communicator, facts: Mapping[str, Any]) -> None:
-    """Compare facts (names to JSON values) over the ranks; all ranks return, or all raise the same error.
+def verify_consistent(communicator: Communicator, configuration: Mapping[str, Any]) -> None:
+    """Compare the configuration (JSON values by name) of all ranks; all ranks return, or all raise the same error.
 
     Raises:
         ConfigurationError: ranks differ; it names the first field that does, and which ranks have which value.
     """
-    contents = communicator.gather(json.dumps(facts, sort_keys=True).encode())
+    contents = communicator.gather(json.dumps(configuration, sort_keys=True).encode())
     error = find_difference([json.loads(content) for content in contents])
     if error is not None:
         raise error
 
 
-def find_difference(facts: list[dict[str, Any]]) -> ConfigurationError | None:
+def find_difference(configurations: list[dict[str, Any]]) -> ConfigurationError | None:
     """Return the error for the first name, in alphabetical order, whose values differ between ranks; None if none does.
 
-    `facts` are in the order of the ranks. The error's field is the path of the value: "configuration.batch_size".
+    `configurations` are by rank. The error's field is the path of the value, like "configuration.batch_size".
     """
-    fields = [_flatten(each) for each in facts]
+    fields = [_flatten(each) for each in configurations]
     for name in sorted({name for each in fields for name in each}):
         ranks: dict[str, list[int]] = {}
         for rank, each in enumerate(fields):

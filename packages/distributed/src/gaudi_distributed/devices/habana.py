@@ -40,11 +40,7 @@ def hccl_environment(
     """
     for name in _SWITCHES:
         if environ.get(name, "0") not in ("0", "1"):
-            raise ConfigurationError(
-                f"{name} is {environ[name]!r}",
-                field=name,
-                remedy="set it to 0 or 1, or unset it",
-            )
+            raise ConfigurationError(f"{name} is {environ[name]!r}", field=name, remedy="set it to 0 or 1, or unset it")
     if len(cluster.hosts) == 1:
         if scale_out != "gaudi":
             raise ConfigurationError(
@@ -104,10 +100,7 @@ def hcl_config(cluster: Cluster, *, kind: ServerKind = "HLS1", port: int = HCL_P
             port is none.
     """
     if not 1024 <= port <= 65535:
-        raise ConfigurationError(
-            f"port {port} of HCL",
-            remedy="choose one of 1024 to 65535",
-        )
+        raise ConfigurationError(f"port {port} of HCL", remedy="choose one of 1024 to 65535")
     if cluster.most_slots > len(_MODULES[kind]):
         raise ConfigurationError(
             f"{cluster.most_slots} ranks on a host: an {kind} has {len(_MODULES[kind])} Gaudis",
@@ -117,8 +110,7 @@ def hcl_config(cluster: Cluster, *, kind: ServerKind = "HLS1", port: int = HCL_P
     if len(cluster.hosts) == 1 or hierarchical:
         if len({host.slots for host in cluster.hosts}) > 1:
             raise ConfigurationError(
-                "hosts have different numbers of ranks",
-                remedy="within hosts, HCL counts equal ones only",
+                "hosts have different numbers of ranks", remedy="within hosts, HCL counts equal ones only"
             )
         config["HCL_COUNT"] = cluster.most_slots
     else:
@@ -133,9 +125,7 @@ def check_hcl_config(text: str, cluster: Cluster, source: str) -> None:
         ranks = content["HCL_RANKS"] if "HCL_RANKS" in content else int(content["HCL_COUNT"])
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise ConfigurationError(
-            f"{source}: names neither HCL_COUNT nor HCL_RANKS ({error})",
-            path=source,
-            remedy="write it again",
+            f"{source}: names neither HCL_COUNT nor HCL_RANKS ({error})", path=source, remedy="write it again"
         ) from error
     expected = [slot.host.name for slot in cluster.assignments()]
     if ranks not in (expected, cluster.most_slots):
@@ -153,9 +143,7 @@ def _check_agreement(variables: Mapping[str, str], environ: Mapping[str, str], s
         found = environ.get(name, wanted)
         if found != wanted:
             raise ConfigurationError(
-                f"{name} is {found!r}, and --scale_out {scale_out} needs {wanted!r}",
-                field=name,
-                remedy="unset it",
+                f"{name} is {found!r}, and --scale_out {scale_out} needs {wanted!r}", field=name, remedy="unset it"
             )
 
 
@@ -163,10 +151,7 @@ def _require_ipv4(name: str) -> str:
     try:
         return str(IPv4Address(name))
     except ValueError:
-        raise ConfigurationError(
-            f"host {name!r}: HCL knows hosts by IPv4 address",
-            remedy="name it by that",
-        ) from None
+        raise ConfigurationError(f"host {name!r}: HCL knows hosts by IPv4 address", remedy="name it by that") from None
 
 
 def load_habana() -> None:

@@ -254,7 +254,7 @@ class Processor:
 
 
 def gather_processor(machine: Machine, usable: Collection[int], architecture: str | None = None) -> Processor:
-    """Return the facts; `usable` are the numbers of the logical processors that may be used."""
+    """Return the processor of this machine; `usable` are the numbers of the logical processors that may be used."""
     text = machine.read("/proc/cpuinfo") or ""
     lines = [line.partition(":") for line in text.splitlines()]
     values: dict[str, str] = {}

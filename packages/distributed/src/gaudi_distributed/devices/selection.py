@@ -20,23 +20,12 @@ DeviceChoice = Literal["auto", "cpu", "gpu", "hpu"]
 DEVICE_CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
 
 _SYNAPSE = "libSynapse.so"
-_LIBRARY_DIRS = (
-    "usr/lib/habanalabs",
-    "usr/local/lib",
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib",
-    "lib",
-)
+_LIBRARY_DIRS = ("usr/lib/habanalabs", "usr/local/lib", "usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib", "lib")
 _GPU_NODES = ("proc/driver/nvidia/gpus", "dev/nvidia0", "dev/kfd")
 
 
 def choose_device(
-    asked: str = "auto",
-    *,
-    use_hpu: bool = True,
-    root: Path = Path("/"),
-    environ: Mapping[str, str] | None = None,
+    asked: str = "auto", *, use_hpu: bool = True, root: Path = Path("/"), environ: Mapping[str, str] | None = None
 ) -> DeviceKind:
     """Return the device to run on; imports nothing of TensorFlow and nothing of a vendor.
 
@@ -55,11 +44,7 @@ def choose_device(
     if asked == "gpu":
         return _require("gpu", find_gpu_error(root, environ))
     if asked != "auto":
-        raise DeviceError(
-            f"device is {asked!r}",
-            flag="--device",
-            remedy=f"choose one of {', '.join(DEVICE_CHOICES)}",
-        )
+        raise DeviceError(f"device is {asked!r}", flag="--device", remedy=f"choose one of {', '.join(DEVICE_CHOICES)}")
     if use_hpu and find_hpu_error(root, environ) is None:
         return "hpu"
     if find_gpu_error(root, environ) is None and not _only_tensorflow_cpu():
@@ -208,11 +193,7 @@ class Precision:
 
 
 def choose_precision(
-    name: str,
-    device: DeviceKind,
-    *,
-    recipe_cache: str | Path | None = None,
-    environ: Mapping[str, str] | None = None,
+    name: str, device: DeviceKind, *, recipe_cache: str | Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Precision:
     """Return what `fp32` or `bf16` means on the device.
 
@@ -224,9 +205,7 @@ def choose_precision(
     """
     if name not in PRECISION_NAMES:
         raise ConfigurationError(
-            f"precision is {name!r}",
-            flag="--dtype",
-            remedy=f"choose one of {', '.join(PRECISION_NAMES)}",
+            f"precision is {name!r}", flag="--dtype", remedy=f"choose one of {', '.join(PRECISION_NAMES)}"
         )
     environ = os.environ if environ is None else environ
     variables = hpu_environment(recipe_cache, environ) if device == "hpu" else {}

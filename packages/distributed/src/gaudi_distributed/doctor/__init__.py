@@ -1,4 +1,4 @@
 """Check a machine for a run, as `gaudi-run doctor`; nothing is changed.
 
-Each module gathers facts, from files below a root that tests choose, and checks them by pure functions.
+Each module gathers data, from files below a root that tests choose, and checks them by pure functions.
 """

@@ -59,7 +59,7 @@ class Gpu:
 
 
 def gather_gaudi(machine: Machine) -> Gaudi:
-    """Return the facts; imports nothing of the vendor's."""
+    """Return the data; imports nothing of the vendor's."""
     loaded = machine.path("/sys/module/habanalabs").is_dir()
     devices = {}
     for folder, pattern in (("/sys/class/accel", "accel[0-9]*"), ("/sys/class/habanalabs", "hl[0-9]*")):
@@ -78,7 +78,7 @@ def gather_gaudi(machine: Machine) -> Gaudi:
 
 
 def gather_gpu(machine: Machine) -> Gpu:
-    """Return the facts; nvidia-smi is asked where NVIDIA's driver is loaded."""
+    """Return the data; nvidia-smi is asked where NVIDIA's driver is loaded."""
     text = machine.read("/proc/driver/nvidia/version")
     version = re.search(r"Kernel Module(?: for \S+)?\s+([0-9.]+)", text or "")
     models = []
@@ -111,20 +111,20 @@ def check_device(asked: DeviceChoice, machine: Machine) -> tuple[DeviceKind, Fin
 
 def check_gaudi(gaudi: Gaudi, device: DeviceKind) -> Finding:
     """Check driver and devices of Gaudis."""
-    facts = {"cards": gaudi.cards, "driver": gaudi.driver, "devices": dict(gaudi.devices)}
+    measured = {"cards": gaudi.cards, "driver": gaudi.driver, "devices": dict(gaudi.devices)}
     wanted = device == "hpu"
     if gaudi.driver is None and not gaudi.devices:
         if gaudi.cards or wanted:
             text = f"{gaudi.cards} cards on the PCI bus, and no driver habanalabs"
-            return warning_or_fault(wanted, "Gaudi", text, "install habanalabs-dkms, then modprobe habanalabs", **facts)
-        return ok("Gaudi", "no card on the PCI bus, no driver habanalabs", **facts)
+            return warning_or_fault(wanted, "Gaudi", text, "install and load habanalabs-dkms", **measured)
+        return ok("Gaudi", "no card on the PCI bus, no driver habanalabs", **measured)
     text = f"driver {gaudi.driver or 'of unknown version'}, {len(gaudi.devices)} devices"
     if not gaudi.devices:
-        return warning_or_fault(wanted, "Gaudi", text, "look at dmesg, and give the container the devices", **facts)
+        return warning_or_fault(wanted, "Gaudi", text, "look at dmesg, and give the container the devices", **measured)
     ill = [f"{name} is {status}" for name, status in gaudi.devices.items() if status.lower() not in ("", "operational")]
     if ill:
-        return warning_or_fault(wanted, "Gaudi", f"{text}, {', '.join(ill)}", "look at dmesg and hl-smi", **facts)
-    return ok("Gaudi", text, **facts)
+        return warning_or_fault(wanted, "Gaudi", f"{text}, {', '.join(ill)}", "look at dmesg and hl-smi", **measured)
+    return ok("Gaudi", text, **measured)
 
 
 def check_synapse(
@@ -140,50 +140,50 @@ def check_synapse(
         "habana-tensorflow": habana_tensorflow,
         **tensorflow,
     }
-    facts = {name: version for name, version in versions.items() if version}
-    shown = ", ".join(f"{name} {version}" for name, version in facts.items())
+    measured = {name: version for name, version in versions.items() if version}
+    shown = ", ".join(f"{name} {version}" for name, version in measured.items())
     wanted = device == "hpu"
     if not gaudi.devices and habana_tensorflow is None and not wanted:
-        return ok("SynapseAI", "habana-tensorflow is not installed; without a Gaudi nothing needs it", **facts)
+        return ok("SynapseAI", "habana-tensorflow is not installed; without a Gaudi nothing needs it", **measured)
     if not wanted and not gaudi.devices:
-        return ok("SynapseAI", f"{shown}; without a Gaudi nothing needs it", **facts)
+        return ok("SynapseAI", f"{shown}; without a Gaudi nothing needs it", **measured)
     if not gaudi.synapse:
         remedy = "install habanalabs-graph, or put its folder into LD_LIBRARY_PATH"
-        return warning_or_fault(wanted, "SynapseAI", "libSynapse.so is not found", remedy, **facts)
+        return warning_or_fault(wanted, "SynapseAI", "libSynapse.so is not found", remedy, **measured)
     remedy = (
         f"install habana-tensorflow {HABANA_TENSORFLOW}, its driver and SynapseAI, with TensorFlow {ITS_TENSORFLOW}"
     )
     if habana_tensorflow is None:
-        return warning_or_fault(wanted, "SynapseAI", "habana-tensorflow is not installed", remedy, **facts)
-    releases = {name: _release(version) for name, version in facts.items() if name not in tensorflow}
+        return warning_or_fault(wanted, "SynapseAI", "habana-tensorflow is not installed", remedy, **measured)
+    releases = {name: _release(version) for name, version in measured.items() if name not in tensorflow}
     if len(set(releases.values())) > 1:
-        return warning_or_fault(wanted, "SynapseAI", f"of different releases: {shown}", remedy, **facts)
+        return warning_or_fault(wanted, "SynapseAI", f"of different releases: {shown}", remedy, **measured)
     made_for = _release(habana_tensorflow) != HABANA_TENSORFLOW or set(tensorflow.values()) == {ITS_TENSORFLOW}
     if not made_for:
         text = f"habana-tensorflow {habana_tensorflow} is made for TensorFlow {ITS_TENSORFLOW}: {shown}"
-        return warning_or_fault(wanted, "SynapseAI", text, f"install TensorFlow {ITS_TENSORFLOW}", **facts)
-    return ok("SynapseAI", shown, **facts)
+        return warning_or_fault(wanted, "SynapseAI", text, f"install TensorFlow {ITS_TENSORFLOW}", **measured)
+    return ok("SynapseAI", shown, **measured)
 
 
 def check_gpu(gpu: Gpu, machine: Machine, device: DeviceKind) -> Finding:
     """Check driver and devices of GPUs."""
-    facts = {"cards": gpu.cards, "driver": gpu.driver, "models": gpu.models, "nvidia_smi": gpu.listed}
+    measured = {"cards": gpu.cards, "driver": gpu.driver, "models": gpu.models, "nvidia_smi": gpu.listed}
     wanted = device == "gpu"
     hidden = find_gpu_error(machine.root, machine.environ)
     if gpu.driver is None:
         if gpu.has_kfd:
-            return ok("GPU", "AMD's driver (/dev/kfd) is there; its devices are not looked at", **facts)
+            return ok("GPU", "AMD's driver (/dev/kfd) is there; its devices are not looked at", **measured)
         text = f"{gpu.cards or 'no'} card{'s' if gpu.cards > 1 else ''} of NVIDIA on the PCI bus, no driver"
         if gpu.cards or wanted:
-            return warning_or_fault(wanted, "GPU", text, "install NVIDIA's driver, or choose --device cpu", **facts)
-        return ok("GPU", text, **facts)
+            return warning_or_fault(wanted, "GPU", text, "install NVIDIA's driver, or choose --device cpu", **measured)
+        return ok("GPU", text, **measured)
     text = f"NVIDIA's driver {gpu.driver or 'of unknown version'}, {', '.join(gpu.listed or gpu.models) or 'no device'}"
     if gpu.error_message:
         remedy = "reboot, or install driver and nvidia-smi of one version"
-        return warning_or_fault(wanted, "GPU", f"{text}; nvidia-smi: {gpu.error_message}", remedy, **facts)
+        return warning_or_fault(wanted, "GPU", f"{text}; nvidia-smi: {gpu.error_message}", remedy, **measured)
     if wanted and hidden is not None:
-        return fault("GPU", hidden.message.removeprefix("device gpu: "), hidden.remedy or "", **facts)
-    return ok("GPU", text, **facts)
+        return fault("GPU", hidden.message.removeprefix("device gpu: "), hidden.remedy or "", **measured)
+    return ok("GPU", text, **measured)
 
 
 def _count_cards(machine: Machine, vendor: str, kind: str) -> int:

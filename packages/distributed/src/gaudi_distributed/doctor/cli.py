@@ -157,8 +157,7 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
     values = vars(parser.parse_args(words))
     if command:
         raise FlagError(
-            f"{command[0]!r} stands in place of a flag",
-            remedy=f"the doctor starts no program (see {NAME} --help)",
+            f"{command[0]!r} stands in place of a flag", remedy=f"the doctor starts no program (see {NAME} --help)"
         )
     return Flags(**{field.name: values[field.name] for field in fields(Flags)})
 

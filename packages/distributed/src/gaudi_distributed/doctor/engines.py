@@ -75,7 +75,7 @@ class Horovod:
 
 
 def gather_mpi(machine: Machine, root: str | None) -> Mpi:
-    """Return the facts: mpirun below `root` where that is given, else in PATH."""
+    """Return the data: mpirun below `root` where that is given, else in PATH."""
     folders = f"{root}/bin" if root else machine.environ.get("PATH", "")
     path = shutil.which("mpirun", path=folders)
     if path is None:
@@ -85,7 +85,7 @@ def gather_mpi(machine: Machine, root: str | None) -> Mpi:
 
 
 def gather_horovod(environ: Mapping[str, str]) -> Horovod:
-    """Return the facts; imports neither Horovod nor a framework.
+    """Return the data; imports neither Horovod nor a framework.
 
     Horovod's library for the first framework that is the one it was built for is loaded in a child process, beside
     that framework's own.
@@ -96,15 +96,15 @@ def gather_horovod(environ: Mapping[str, str]) -> Horovod:
     name, version = next(iter(found.items()))
     built_for = {key: value for key, value in _read_build(name).items() if key in FRAMEWORKS}
     owners = {key: next(iter(read_versions(*FRAMEWORKS[key][0]).items()), ("", "")) for key in built_for}
-    facts = Horovod(f"{name} {version}", built_for, {key: version for key, (_, version) in owners.items()})
-    usable = next((key for key in built_for if facts.installed[key] == built_for[key]), None)
+    measured = Horovod(f"{name} {version}", built_for, {key: version for key, (_, version) in owners.items()})
+    usable = next((key for key in built_for if measured.installed[key] == built_for[key]), None)
     if usable is None:
-        return facts
+        return measured
     needed = [_find_file(owners[usable][0], library) for library in FRAMEWORKS[usable][1]]
     paths = [*filter(None, needed), _find_file(name, f"horovod/{usable}/mpi_lib*.so")]
     answer = run_program([sys.executable, "-I", "-B", "-c", _PROBE, *map(str, paths)], environ, _LOAD_SECONDS)
     parts = {key: value is True for key, value in _parse_object(answer.output).items()}
-    return replace(facts, parts=parts, error_message=answer.error_message)
+    return replace(measured, parts=parts, error_message=answer.error_message)
 
 
 def choose_backend(request: Request, mpi: Mpi) -> Backend:
@@ -121,17 +121,17 @@ def check_mpi(mpi: Mpi, request: Request) -> Finding:
         if wanted or request.needs_horovod:
             return warning_or_fault(wanted, "MPI", text, remedy)
         return ok("MPI", f"{text}; a run of one rank or with tf.distribute needs none")
-    facts = {"path": mpi.path, "version": mpi.version}
+    measured = {"path": mpi.path, "version": mpi.version}
     if not mpi.is_open_mpi:
         text = f"{mpi.path}: {mpi.error_message or mpi.version or 'says no version'}; it is not Open MPI"
-        return warning_or_fault(wanted or request.needs_horovod, "MPI", text, remedy, **facts)
-    return ok("MPI", f"{mpi.version}, {mpi.path}", **facts)
+        return warning_or_fault(wanted or request.needs_horovod, "MPI", text, remedy, **measured)
+    return ok("MPI", f"{mpi.version}, {mpi.path}", **measured)
 
 
 def check_horovod(horovod: Horovod, mpi: Mpi, request: Request) -> Finding:
     """Check Horovod against the frameworks that are installed and against what is to start the ranks."""
     wanted = request.needs_horovod
-    facts = {"built_for": dict(horovod.built_for), "parts": dict(horovod.parts)}
+    measured = {"built_for": dict(horovod.built_for), "parts": dict(horovod.parts)}
     if not horovod.distribution:
         if wanted:
             remedy = "gaudi-run install-horovod, or choose --backend multi_worker"
@@ -142,10 +142,10 @@ def check_horovod(horovod: Horovod, mpi: Mpi, request: Request) -> Finding:
     others = {name: version for name, version in horovod.installed.items() if version != horovod.built_for[name]}
     if not horovod.built_for or len(others) == len(horovod.built_for):
         here = ", ".join(f"{name} {version or 'none'}" for name, version in others.items())
-        return warning_or_fault(wanted, "Horovod", f"{text}; installed: {here or 'none'}", remedy, **facts)
+        return warning_or_fault(wanted, "Horovod", f"{text}; installed: {here or 'none'}", remedy, **measured)
     if not horovod.parts:
         why = horovod.error_message or "says nothing"
-        return warning_or_fault(wanted, "Horovod", f"{text}; does not load: {why}", remedy, **facts)
+        return warning_or_fault(wanted, "Horovod", f"{text}; does not load: {why}", remedy, **measured)
     text += f"; with {', '.join(name for name, is_in in horovod.parts.items() if is_in) or 'no transport'}"
     backend = choose_backend(request, mpi)
     part = "MPI" if backend == "openmpi" else "Gloo"
@@ -154,12 +154,12 @@ def check_horovod(horovod: Horovod, mpi: Mpi, request: Request) -> Finding:
             "Horovod",
             f"{text}, and --backend {backend} needs {part}",
             f"gaudi-run install-horovod builds it with {part}",
-            **facts,
+            **measured,
         )
     if others:
         here = ", ".join(f"{name} is {version or 'not installed'}" for name, version in others.items())
-        return warning("Horovod", f"{text}; {here}", "where that is used: gaudi-run install-horovod", **facts)
-    return ok("Horovod", text, **facts)
+        return warning("Horovod", f"{text}; {here}", "where that is used: gaudi-run install-horovod", **measured)
+    return ok("Horovod", text, **measured)
 
 
 def _read_build(name: str) -> dict[str, str]:

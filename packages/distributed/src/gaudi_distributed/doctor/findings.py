@@ -30,34 +30,34 @@ class Finding:
         level: how it is.
         text: what was seen.
         remedy: what to do; empty if ok.
-        facts: what was measured, as JSON holds it: bytes, seconds, counts, names.
+        measured: what was measured, as JSON holds it: bytes, seconds, counts, names.
     """
 
     check: str
     level: Level
     text: str
     remedy: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
 
-def ok(check: str, text: str, **facts: Any) -> Finding:
+def ok(check: str, text: str, **measured: Any) -> Finding:
     """Return the finding that all is well."""
-    return Finding(check, "ok", text, "", facts)
+    return Finding(check, "ok", text, "", measured)
 
 
-def warning(check: str, text: str, remedy: str, **facts: Any) -> Finding:
+def warning(check: str, text: str, remedy: str, **measured: Any) -> Finding:
     """Return the finding that a run works, but slower or with less than the machine could give."""
-    return Finding(check, "warning", text, remedy, facts)
+    return Finding(check, "warning", text, remedy, measured)
 
 
-def fault(check: str, text: str, remedy: str, **facts: Any) -> Finding:
+def fault(check: str, text: str, remedy: str, **measured: Any) -> Finding:
     """Return the finding that the run does not work like this."""
-    return Finding(check, "fault", text, remedy, facts)
+    return Finding(check, "fault", text, remedy, measured)
 
 
-def warning_or_fault(is_fault: bool, check: str, text: str, remedy: str, **facts: Any) -> Finding:
+def warning_or_fault(is_fault: bool, check: str, text: str, remedy: str, **measured: Any) -> Finding:
     """Return a fault where the run needs what is missing, and else a warning."""
-    return Finding(check, "fault" if is_fault else "warning", text, remedy, facts)
+    return Finding(check, "fault" if is_fault else "warning", text, remedy, measured)
 
 
 def find_worst(findings: Iterable[Finding]) -> Level:
@@ -105,7 +105,7 @@ def format_json(findings: Sequence[Finding], host: str) -> str:
             "level": finding.level,
             "text": finding.text,
             "remedy": finding.remedy or None,
-            "facts": dict(finding.facts),
+            "facts": dict(finding.measured),
         }
         for finding in findings
     ]
@@ -145,12 +145,7 @@ def run_program(argv: Sequence[str], environ: Mapping[str, str], seconds: float)
     began = time.time()
     try:
         done = subprocess.run(
-            list(argv),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
-            check=False,
+            list(argv), env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
         return ProgramOutput(None, "", f"no answer within {seconds:.0f} s", began, time.time())

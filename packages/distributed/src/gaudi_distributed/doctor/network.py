@@ -76,24 +76,24 @@ def gather_interfaces() -> list[Interface]:
 def check_interfaces(interfaces: Sequence[Interface], request: Request, route: str | None) -> Finding:
     """Check the interface between the hosts; `route` is this machine's address on the way to another host."""
     shown = "; ".join(interface.describe() for interface in interfaces if not interface.is_loopback)
-    facts: dict[str, Any] = {"interfaces": [asdict(interface) for interface in interfaces]}
+    measured: dict[str, Any] = {"interfaces": [asdict(interface) for interface in interfaces]}
     if len(request.cluster.hosts) == 1 and not request.others:
         return ok(
-            "network", f"{shown or 'none but the loopback'}; a run on this machine alone needs no network", **facts
+            "network", f"{shown or 'none but the loopback'}; a run on this machine alone needs no network", **measured
         )
     by, chosen = _choose(interfaces, request.interface, route)
-    facts["chosen"] = None if chosen is None else chosen.name
+    measured["chosen"] = None if chosen is None else chosen.name
     if chosen is None:
         text = f"{by}: none of these interfaces: {shown or 'none'}"
-        return fault("network", text, "correct --interface and the hosts' names, or switch the interface on", **facts)
+        return fault("network", text, "correct --interface and the hosts' names, or enable the interface", **measured)
     text = f"{chosen.describe()}, by {by}"
     if not chosen.is_up or chosen.address is None or chosen.is_loopback:
         remedy = "choose an --interface that is up and leads to the other hosts"
-        return fault("network", text, remedy, **facts)
+        return fault("network", text, remedy, **measured)
     if chosen.speed_mbps is not None and chosen.speed_mbps < _SLOW_MBPS:
         remedy = "choose a faster --interface, where there is one: all gradients pass it in every step"
-        return warning("network", text, remedy, **facts)
-    return ok("network", text, **facts)
+        return warning("network", text, remedy, **measured)
+    return ok("network", text, **measured)
 
 
 def check_sockets(
@@ -108,19 +108,19 @@ def check_sockets(
     usable = [interface for interface in interfaces if interface.is_up]
     names = [interface.name for interface in (usable if value is None else match_interfaces(usable, value))]
     several = bool(request.others)
-    facts = {"variable": variable, "value": value, "interfaces": names}
+    measured = {"variable": variable, "value": value, "interfaces": names}
     if value is None:
         if library == "HCCL":
-            return ok(f"{library} sockets", f"{variable} is not set; gaudi-run sets it by --interface", **facts)
+            return ok(f"{library} sockets", f"{variable} is not set; gaudi-run sets it by --interface", **measured)
         names = prefer_by_nccl(names)
-        return ok(f"{library} sockets", f"{variable} is not set; NCCL takes {', '.join(names) or 'none'}", **facts)
+        return ok(f"{library} sockets", f"{variable} is not set; NCCL takes {', '.join(names) or 'none'}", **measured)
     if not names:
         text = f"{variable}={value} is not an interface that is up"
-        return warning_or_fault(several, f"{library} sockets", text, "correct or unset it", **facts)
+        return warning_or_fault(several, f"{library} sockets", text, "correct or unset it", **measured)
     if several and all(interface.is_loopback for interface in usable if interface.name in names):
         text = f"{variable}={value} is the loopback, where no other host is"
-        return fault(f"{library} sockets", text, "name the interface between the hosts", **facts)
-    return ok(f"{library} sockets", f"{', '.join(names)}, by {variable}={value}", **facts)
+        return fault(f"{library} sockets", text, "name the interface between the hosts", **measured)
+    return ok(f"{library} sockets", f"{', '.join(names)}, by {variable}={value}", **measured)
 
 
 def match_interfaces(interfaces: Sequence[Interface], value: str) -> list[Interface]:
@@ -235,23 +235,23 @@ def gather_remote_hosts(machine: Machine, request: Request, starter: Starter) ->
 def check_remote_host(host: RemoteHost, starter: Starter, mpi_version: str, ssh: Ssh) -> Finding:
     """Check the way to a host, and what is there; `mpi_version` is what mpirun says of its own here."""
     check = f"host {host.name}"
-    facts = {"skew": host.skew, "uncertainty": host.uncertainty, "starter": host.starter}
+    measured = {"skew": host.skew, "uncertainty": host.uncertainty, "starter": host.starter}
     if host.error_message:
         by_hand = f"try ssh -p {ssh.port} by hand, and look at sshd there"
         remedy = next((text for words, text in _REMEDIES.items() if words in host.error_message), by_hand)
-        return fault(check, f"cannot be reached by ssh: {host.error_message}", remedy, **facts)
+        return fault(check, f"cannot be reached by ssh: {host.error_message}", remedy, **measured)
     text = "reached by ssh"
     if host.starter_error_message:
-        return fault(check, f"{text}; no {starter.name}: {host.starter_error_message}", starter.remedy, **facts)
+        return fault(check, f"{text}; no {starter.name}: {host.starter_error_message}", starter.remedy, **measured)
     if starter.command[-1] == "--version" and host.starter != mpi_version:
-        return fault(check, f"{text}; it has {host.starter}, and here is {mpi_version}", starter.remedy, **facts)
+        return fault(check, f"{text}; it has {host.starter}, and here is {mpi_version}", starter.remedy, **measured)
     if host.skew is None:
-        return warning(check, f"{text}; it does not report its time", "look at `date` there", **facts)
+        return warning(check, f"{text}; it does not report its time", "look at `date` there", **measured)
     direction = "ahead" if host.skew > 0 else "behind"
     text += f"; {starter.name} is there; its clock is {abs(host.skew):.2f} s {direction}, ±{host.uncertainty:.2f} s"
     if abs(host.skew) - host.uncertainty > _SKEW:
-        return warning(check, text, "synchronise both clocks, by chrony or systemd-timesyncd", **facts)
-    return ok(check, text, **facts)
+        return warning(check, text, "synchronise both clocks, by chrony or systemd-timesyncd", **measured)
+    return ok(check, text, **measured)
 
 
 def measure_skew(answer: ProgramOutput) -> tuple[float | None, float]:

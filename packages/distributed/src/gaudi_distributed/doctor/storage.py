@@ -69,20 +69,20 @@ def check_disk(space: Space | None, folder: Path) -> Finding:
     """Check the space for checkpoints; `--mode plan` of a program says how much its run writes."""
     if space is None:
         return fault("disk", f"{folder}: its file system does not answer", "choose another --model_dir")
-    facts = {"folder": str(space.existing), "kind": space.kind, "size": space.size, "free": space.free}
+    measured = {"folder": str(space.existing), "kind": space.kind, "size": space.size, "free": space.free}
     text = f"{format_bytes(space.free)} free of {format_bytes(space.size)}, {space.kind or 'unknown'}, {space.existing}"
     if not space.is_writable:
-        return fault("disk", f"{text}: may not be written to", "choose another --model_dir", **facts)
+        return fault("disk", f"{text}: may not be written to", "choose another --model_dir", **measured)
     if space.free < _SCARCE:
-        return fault("disk", text, "free some, or choose another --model_dir", **facts)
+        return fault("disk", text, "free some, or choose another --model_dir", **measured)
     if space.free < _TIGHT:
         return warning(
-            "disk", text, "compare with what --mode plan of the program says, or keep fewer checkpoints", **facts
+            "disk", text, "compare with what --mode plan of the program says, or keep fewer checkpoints", **measured
         )
     if space.kind in _VOLATILE:
         remedy = "choose a --model_dir that outlives the machine or the container"
-        return warning("disk", f"{text}: may be lost with the machine or the container", remedy, **facts)
-    return ok("disk", text, **facts)
+        return warning("disk", f"{text}: may be lost with the machine or the container", remedy, **measured)
+    return ok("disk", text, **measured)
 
 
 def check_shared_memory(space: Space | None, ranks: int) -> Finding:
@@ -92,11 +92,11 @@ def check_shared_memory(space: Space | None, ranks: int) -> Finding:
         if ranks == 1:
             return ok("shared memory", f"{text}; one rank needs none")
         return warning("shared memory", text, "mount a tmpfs there")
-    facts = {"size": space.size, "free": space.free}
+    measured = {"size": space.size, "free": space.free}
     text = f"{format_bytes(space.free)} free of {format_bytes(space.size)}, {space.kind or 'unknown'}"
     if ranks > 1 and space.free < _SHM_WANTED:
-        return warning("shared memory", text, "start the container with --shm-size=1g or more", **facts)
-    return ok("shared memory", text, **facts)
+        return warning("shared memory", text, "start the container with --shm-size=1g or more", **measured)
+    return ok("shared memory", text, **measured)
 
 
 # The programs keep encoded images in memory where this share of what is free holds them.
@@ -143,7 +143,7 @@ class DataSet:
 
 
 def gather_memory(machine: Machine) -> Memory:
-    """Return the facts from /proc/meminfo and the control groups."""
+    """Return the data from /proc/meminfo and the control groups."""
     pairs = re.findall(r"^(\w+):\s+([0-9]{1,18})( kB)?", machine.read("/proc/meminfo") or "", re.MULTILINE)
     values = {name: int(number) * (1024 if unit else 1) for name, number, unit in pairs}
     return Memory(
@@ -178,16 +178,16 @@ def check_memory(memory: Memory) -> Finding:
     """Check what is available; a process that takes more is killed."""
     if memory.total is None or memory.left is None:
         return warning("memory", "the available memory is unknown", "mount /proc")
-    facts = {"total": memory.total, "available": memory.left}
+    measured = {"total": memory.total, "available": memory.left}
     text = f"{format_bytes(memory.left)} available of {format_bytes(memory.total)}"
     if memory.limit is not None:
-        facts["limit"] = memory.limit.limit
+        measured["limit"] = memory.limit.limit
         text += f", limited to {format_bytes(memory.limit.limit)} by a control group"
     else:
         text += ", not limited by a control group"
     if memory.left < 1 << 30:
-        return warning("memory", text, "end other processes, or give the container more", **facts)
-    return ok("memory", text, **facts)
+        return warning("memory", text, "end other processes, or give the container more", **measured)
+    return ok("memory", text, **measured)
 
 
 def check_data_set(data: DataSet, memory: Memory, ranks: int) -> Finding:
@@ -197,18 +197,18 @@ def check_data_set(data: DataSet, memory: Memory, ranks: int) -> Finding:
         return fault("data set", f"{data.folder}: {data.trouble}", remedy)
     what = f"records {data.name!r}" if data.name else "files"
     text = f"{format_bytes(data.num_bytes)} in {data.files} {what}"
-    facts = {"bytes": data.num_bytes, "files": data.files, "records": data.name or None}
+    measured = {"bytes": data.num_bytes, "files": data.files, "records": data.name or None}
     if memory.left is None:
-        return warning("data set", f"{text}; the available memory is unknown", "mount /proc", **facts)
+        return warning("data set", f"{text}; the available memory is unknown", "mount /proc", **measured)
     allowed = int(SHARE_FOR_IMAGES * memory.left)
-    facts["allowed"] = allowed
+    measured["allowed"] = allowed
     if data.num_bytes > allowed:
         text += f", more than half of the memory available ({format_bytes(allowed)}): read anew in each epoch"
-        return warning("data set", text, "keep it on a fast local disk, or give the run more memory", **facts)
+        return warning("data set", text, "keep it on a fast local disk, or give the run more memory", **measured)
     if data.num_bytes * ranks > memory.left:
         text += f", which {ranks} ranks may keep in memory each: {format_bytes(data.num_bytes * ranks)}"
-        return warning("data set", text, "start fewer ranks here, or give the run more memory", **facts)
-    return ok("data set", f"{text}, kept in memory (half of what is available: {format_bytes(allowed)})", **facts)
+        return warning("data set", text, "start fewer ranks here, or give the run more memory", **measured)
+    return ok("data set", f"{text}, kept in memory (half of what is available: {format_bytes(allowed)})", **measured)
 
 
 def check_huge_pages(memory: Memory, device: DeviceKind, logical: int) -> Finding:
@@ -216,15 +216,15 @@ def check_huge_pages(memory: Memory, device: DeviceKind, logical: int) -> Findin
     needed = HUGE_BYTES_PER_PROCESSOR * logical // memory.huge_page_size + 1
     size = format_bytes(memory.huge_page_size)
     text = f"{memory.huge_pages} of {size} reserved, {memory.huge_pages_free} free"
-    facts = {"reserved": memory.huge_pages, "free": memory.huge_pages_free, "page_bytes": memory.huge_page_size}
+    measured = {"reserved": memory.huge_pages, "free": memory.huge_pages_free, "page_bytes": memory.huge_page_size}
     if device != "hpu":
-        return ok("huge pages", f"{text}; a run on the {device} needs none", **facts)
-    facts["needed"] = needed
+        return ok("huge pages", f"{text}; a run on the {device} needs none", **measured)
+    measured["needed"] = needed
     text += f"; the vendor's rule for {logical} logical processors is {needed}"
     if memory.huge_pages_free < needed:
         remedy = f"sysctl -w vm.nr_hugepages={max(needed, memory.huge_pages - memory.huge_pages_free + needed)}"
-        return warning("huge pages", text, remedy, **facts)
-    return ok("huge pages", text, **facts)
+        return warning("huge pages", text, remedy, **measured)
+    return ok("huge pages", text, **measured)
 
 
 def _list_files(folder: Path) -> Iterator[tuple[str, int]]:

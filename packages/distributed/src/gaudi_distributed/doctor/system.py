@@ -20,20 +20,20 @@ def check_processor(processor: Processor) -> Finding:
     """Check its instructions: TensorFlow's packages for x86-64 are built with AVX."""
     name = processor.model or "unknown processor"
     known = [flag for flag in ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16") if flag in processor.flags]
-    facts = {"model": processor.model, "architecture": processor.architecture, "instructions": known}
+    measured = {"model": processor.model, "architecture": processor.architecture, "instructions": known}
     if processor.architecture == "x86_64" and not processor.flags:
-        return warning("processor", f"{name}; its instruction sets are unknown", "mount /proc", **facts)
+        return warning("processor", f"{name}; its instruction sets are unknown", "mount /proc", **measured)
     if processor.architecture == "x86_64" and "avx" not in processor.flags:
         remedy = "take another machine, or build TensorFlow for this one"
         return fault(
-            "processor", f"{name}: has no AVX, without which TensorFlow's packages do not start", remedy, **facts
+            "processor", f"{name}: has no AVX, without which TensorFlow's packages do not start", remedy, **measured
         )
-    return ok("processor", f"{name}, {processor.architecture}: {' '.join(known) or 'no AVX'}", **facts)
+    return ok("processor", f"{name}, {processor.architecture}: {' '.join(known) or 'no AVX'}", **measured)
 
 
 def check_cores(processor: Processor, ranks: int) -> Finding:
     """Check the number of cores against the ranks on this machine."""
-    facts = {
+    measured = {
         "logical": processor.logical,
         "usable": processor.usable,
         "cores": processor.cores,
@@ -43,12 +43,12 @@ def check_cores(processor: Processor, ranks: int) -> Finding:
     if processor.quota is not None and processor.quota < processor.usable:
         text += f"; a control group limits the time to {processor.quota:g}"
         remedy = "give the container as many processors as it may use, by --cpuset-cpus in place of --cpus"
-        return warning("cores", text, remedy, **facts)
+        return warning("cores", text, remedy, **measured)
     text += "" if processor.quota is None else f", limited to the time of {processor.quota:g} by a control group"
     if ranks > processor.cores:
         remedy = f"start at most {processor.cores} ranks here, or expect none of them to be bound to cores"
-        return warning("cores", f"{text}, for {ranks} ranks", remedy, **facts)
-    return ok("cores", f"{text}, for {ranks} {'rank' if ranks == 1 else 'ranks'}", **facts)
+        return warning("cores", f"{text}, for {ranks} ranks", remedy, **measured)
+    return ok("cores", f"{text}, for {ranks} {'rank' if ranks == 1 else 'ranks'}", **measured)
 
 
 def check_bf16(processor: Processor, device: DeviceKind) -> Finding:
@@ -59,16 +59,16 @@ def check_bf16(processor: Processor, device: DeviceKind) -> Finding:
     """
     flags = processor.flags
     by = "AMX" if "amx_bf16" in flags else "AVX512_BF16" if "avx512_bf16" in flags else None
-    facts = {"by": by, "onednn": processor.onednn}
+    measured = {"by": by, "onednn": processor.onednn}
     if device != "cpu":
-        return ok("bf16", f"computed by the {device}", **facts)
+        return ok("bf16", f"computed by the {device}", **measured)
     if by is not None and processor.onednn:
-        return ok("bf16", f"fast on this processor, by {by}: choose --dtype bf16", **facts)
+        return ok("bf16", f"fast on this processor, by {by}: choose --dtype bf16", **measured)
     if by is not None:
         text = f"the processor has {by}, and TF_ENABLE_ONEDNN_OPTS switches off what uses it"
-        return warning("bf16", text, "unset TF_ENABLE_ONEDNN_OPTS", **facts)
+        return warning("bf16", text, "unset TF_ENABLE_ONEDNN_OPTS", **measured)
     how = "converted to fp32 and back" if "avx512f" in flags else "computed by no instruction of this processor"
-    return warning("bf16", f"slow on this processor: {how}", "choose --dtype fp32 on it", **facts)
+    return warning("bf16", f"slow on this processor: {how}", "choose --dtype fp32 on it", **measured)
 
 
 def _count(cores: int) -> str:
@@ -120,13 +120,13 @@ def check_jemalloc(machine: Machine) -> Finding:
     """Check whether jemalloc is used: gaudi-run preloads it where it is found."""
     found = find_jemalloc(machine.environ, machine.root)
     loaded = machine.environ.get("LD_PRELOAD", "")
-    facts = {"found": None if found is None else str(found), "preloaded": "libjemalloc" in loaded}
-    if facts["preloaded"]:
-        return ok("jemalloc", f"preloaded, by LD_PRELOAD={loaded}", **facts)
+    measured = {"found": None if found is None else str(found), "preloaded": "libjemalloc" in loaded}
+    if measured["preloaded"]:
+        return ok("jemalloc", f"preloaded, by LD_PRELOAD={loaded}", **measured)
     if found is not None:
-        return ok("jemalloc", f"{found}, which gaudi-run preloads", **facts)
+        return ok("jemalloc", f"{found}, which gaudi-run preloads", **measured)
     text = describe_jemalloc(machine.environ, machine.root).removeprefix("jemalloc: ")
-    return warning("jemalloc", text, "install libjemalloc2, or jemalloc, by the system's package manager", **facts)
+    return warning("jemalloc", text, "install libjemalloc2, or jemalloc, by the system's package manager", **measured)
 
 
 # ImageNet's 1152 shards, sockets to other ranks, and libraries.
@@ -152,10 +152,10 @@ def gather_limits() -> Limits:
 def check_files(limits: Limits) -> Finding:
     """Check how many files may be open at once."""
     text = f"{limits.files or 'any number'} may be open at once, {limits.most_files or 'any number'} if asked for"
-    facts = {"soft": limits.files, "hard": limits.most_files}
+    measured = {"soft": limits.files, "hard": limits.most_files}
     if limits.files is not None and limits.files < _FILES_WANTED:
-        return warning("open files", text, f"ulimit -n {_FILES_WANTED}, or more in limits.conf", **facts)
-    return ok("open files", text, **facts)
+        return warning("open files", text, f"ulimit -n {_FILES_WANTED}, or more in limits.conf", **measured)
+    return ok("open files", text, **measured)
 
 
 def check_locked(limits: Limits, device: DeviceKind) -> Finding:
@@ -174,11 +174,7 @@ def _number(limit: int) -> int | None:
 
 _STA_UNSYNC = 0x40
 # Files that a running service leaves, by its name.
-_SERVICES = {
-    "systemd-timesyncd": "/run/systemd/timesync",
-    "chrony": "/run/chrony/chronyd.pid",
-    "ntpd": "/run/ntpd.pid",
-}
+_SERVICES = {"systemd-timesyncd": "/run/systemd/timesync", "chrony": "/run/chrony/chronyd.pid", "ntpd": "/run/ntpd.pid"}
 
 
 class _Timex(ctypes.Structure):
@@ -202,7 +198,7 @@ class Clock:
 
 
 def gather_clock(machine: Machine) -> Clock:
-    """Return the facts; adjtimex is called with no mode, by which it only reads."""
+    """Return the data; adjtimex is called with no mode, by which it only reads."""
     services = tuple(name for name, place in _SERVICES.items() if machine.path(place).exists())
     timex = _Timex(modes=0)
     try:
@@ -214,11 +210,11 @@ def gather_clock(machine: Machine) -> Clock:
 
 def check_clock(clock: Clock, hosts: int) -> Finding:
     """Check it: logs and files of several hosts can be compared by their times only if the clocks agree."""
-    facts = {"synchronised": clock.is_synchronised, "services": list(clock.services)}
+    measured = {"synchronised": clock.is_synchronised, "services": list(clock.services)}
     service = f"{', '.join(clock.services)} running" if clock.services else "no time service is running"
     if clock.is_synchronised:
-        return ok("clock", f"synchronised, according to the kernel; {service}", **facts)
+        return ok("clock", f"synchronised, according to the kernel; {service}", **measured)
     text = "unknown to the kernel" if clock.is_synchronised is None else "not synchronised, according to the kernel"
     if hosts == 1:
-        return ok("clock", f"{text}; {service}; a run on one host needs neither", **facts)
-    return warning("clock", f"{text}; {service}", "start chrony or systemd-timesyncd on each host", **facts)
+        return ok("clock", f"{text}; {service}; a run on one host needs neither", **measured)
+    return warning("clock", f"{text}; {service}", "start chrony or systemd-timesyncd on each host", **measured)

@@ -214,8 +214,6 @@ def _read_seconds(environ: Mapping[str, str], name: str, default: float) -> floa
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise ConfigurationError(
-            f"{name} is {text!r}, which is not a positive number of seconds",
-            field=name,
-            remedy="give one, or unset it",
+            f"{name} is {text!r}, which is not a positive number of seconds", field=name, remedy="give one, or unset it"
         )
     return seconds

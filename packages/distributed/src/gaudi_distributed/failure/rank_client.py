@@ -171,14 +171,7 @@ class RankClient:
                 f"has not answered for {self._timeouts.stall_seconds:g} s: stopped, or its machine or network is lost"
             )
         if info.rank >= 0:
-            return FailureCause(
-                info.rank,
-                info.name,
-                state.step,
-                state.phase,
-                LOST,
-                f"its process {what}; {CONTINUE}",
-            )
+            return FailureCause(info.rank, info.name, state.step, state.phase, LOST, f"its process {what}; {CONTINUE}")
         text = f"the launcher of this run {what}; {CONTINUE}"
         return FailureCause(rank_info.rank, rank_info.host, state.step, state.phase, LOST, text)
 

@@ -50,10 +50,7 @@ def choose_preset(options: Options) -> tuple[Preset | None, tuple[str, ...]]:
     preset = None if options.preset is None else find_preset(options.preset)
     command = options.command if preset is None else preset.complete(options.command, str(options.preset))
     if not command:
-        raise FlagError(
-            "does not name a program",
-            remedy="write it with its arguments behind the flags",
-        )
+        raise FlagError("does not name a program", remedy="write it with its arguments behind the flags")
     return preset, command
 
 
@@ -80,11 +77,7 @@ def choose_cluster(options: Options, preset: Preset | None, environ: Mapping[str
         and options.hostfile is None
         and not _has_hosts(environ)
     ):
-        raise FlagError(
-            "gives neither a number of ranks nor hosts",
-            flag="--np",
-            remedy="give --np or --hosts",
-        )
+        raise FlagError("gives neither a number of ranks nor hosts", flag="--np", remedy="give --np or --hosts")
     request = HostRequest(options.hosts, options.hostfile, ranks, slots, options.first_port)
     cluster, source = find_cluster(request, environ)
     if preset is not None and [host.slots for host in cluster.hosts] != [preset.slots] * preset.hosts:
@@ -116,9 +109,7 @@ def choose_shape(options: Options, preset: Preset | None) -> tuple[int, int]:
     hosts, rest = divmod(options.np or slots, slots)
     if rest or not hosts:
         raise ConfigurationError(
-            f"--np {options.np}: is not a multiple of --num_workers_per_hls {slots}",
-            flag="--np",
-            remedy="give one",
+            f"--np {options.np}: is not a multiple of --num_workers_per_hls {slots}", flag="--np", remedy="give one"
         )
     return hosts, slots
 
@@ -163,16 +154,12 @@ def choose_ssh(options: ReachFlags, source: str, environ: Mapping[str, str]) -> 
     set_port = environ.get("DOCKER_SSHD_PORT", "")
     if set_port and not (set_port.isascii() and set_port.isdigit() and len(set_port) < 6):
         raise ConfigurationError(
-            f"DOCKER_SSHD_PORT is {set_port!r}",
-            field="DOCKER_SSHD_PORT",
-            remedy="set it to a port, or unset it",
+            f"DOCKER_SSHD_PORT is {set_port!r}", field="DOCKER_SSHD_PORT", remedy="set it to a port, or unset it"
         )
     default = CONTAINER_SSH_PORT if source == "MULTI_HLS_IPS" else SSH_PORT
     if options.ssh_config is not None and not Path(options.ssh_config).is_file():
         raise MissingProgramError(
-            f"--ssh_config {options.ssh_config}: does not exist",
-            flag="--ssh_config",
-            path=options.ssh_config,
+            f"--ssh_config {options.ssh_config}: does not exist", flag="--ssh_config", path=options.ssh_config
         )
     return Ssh(options.ssh_port or int(set_port or default), options.ssh_config)
 
@@ -199,9 +186,7 @@ def choose_variables(
     if choose_accelerator(options, preset) != "hpu":
         if options.scale_out is not None or options.hcl_config is not None:
             raise FlagError(
-                "--scale_out and --hcl_config are for Gaudis",
-                flag="--scale_out",
-                remedy="give --accelerator hpu, too",
+                "--scale_out and --hcl_config are for Gaudis", flag="--scale_out", remedy="give --accelerator hpu, too"
             )
         return {}, {}
     scale_out = options.scale_out or _scale_out(preset, environ)

@@ -74,9 +74,7 @@ def choose_image(kind: ContainerKind, accelerator: Accelerator, command: Sequenc
     """
     if accelerator == "gpu":
         raise FlagError(
-            f"--container {kind}: there is no default image for GPUs",
-            flag="--container",
-            remedy="name one by --image",
+            f"--container {kind}: there is no default image for GPUs", flag="--container", remedy="name one by --image"
         )
     lane = "gaudi" if accelerator == "hpu" else "mxnet" if _MXNET_PROGRAM in command[:1] else "default"
     return _IMAGES[kind].format(lane)

@@ -56,9 +56,7 @@ class HostList:
             )
         except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError) as error:
             raise ConfigurationError(
-                f"--host_discovery_script {self._script}: {error}",
-                flag="--host_discovery_script",
-                remedy="correct it",
+                f"--host_discovery_script {self._script}: {error}", flag="--host_discovery_script", remedy="correct it"
             ) from error
         if done.returncode:
             raise ConfigurationError(
@@ -91,8 +89,7 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
     """
     if options.host_discovery_script is None or options.max_np is None:
         raise FlagError(
-            "--max_np and --host_discovery_script: give both, for ranks that come and go, or none",
-            flag="--max_np",
+            "--max_np and --host_discovery_script: give both, for ranks that come and go, or none", flag="--max_np"
         )
     if options.np or options.hosts or options.hostfile or options.preset or options.backend not in (None, "gloo"):
         raise FlagError(
@@ -102,9 +99,7 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
         )
     if options.min_np > options.max_np:
         raise FlagError(
-            f"--min_np {options.min_np}: is more than --max_np {options.max_np}",
-            flag="--min_np",
-            remedy="give fewer",
+            f"--min_np {options.min_np}: is more than --max_np {options.max_np}", flag="--min_np", remedy="give fewer"
         )
     hosts = HostList(options.host_discovery_script)
     first = ",".join(f"{name}:{slots}" for name, slots in hosts.hosts.items())

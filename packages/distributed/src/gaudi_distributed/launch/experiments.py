@@ -73,9 +73,7 @@ def load_series() -> ExperimentSeries:
         if isinstance(series, ExperimentSeries):
             return series
     raise ConfigurationError(
-        "--submission: is of gaudi-apps, which is not installed",
-        flag="--submission",
-        remedy="pip install gaudi-apps",
+        "--submission: is of gaudi-apps, which is not installed", flag="--submission", remedy="pip install gaudi-apps"
     )
 
 

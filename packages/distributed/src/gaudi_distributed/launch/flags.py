@@ -124,10 +124,7 @@ def split_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> 
         place += 2 if name in with_value and not equals else 1
     command = words[place + 1 :] if words[place : place + 1] == ["--"] else words[place:]
     if command and (command[0].startswith("-") or not command[0]):
-        raise FlagError(
-            f"{command[0]!r} stands in place of the program",
-            remedy="name the program behind the flags",
-        )
+        raise FlagError(f"{command[0]!r} stands in place of the program", remedy="name the program behind the flags")
     return words[:place], tuple(command)
 
 

@@ -76,10 +76,7 @@ def inspect_environment(python: Path) -> Environment:
     """
     if not python.is_file():
         raise MissingProgramError(
-            f"--python {python}: does not exist",
-            flag="--python",
-            path=python,
-            remedy="name one, like venv/bin/python",
+            f"--python {python}: does not exist", flag="--python", path=python, remedy="name one, like venv/bin/python"
         )
     names = [*(name for names in DISTRIBUTIONS.values() for name in names), "numpy", _HOROVOD, _VENDORS_HOROVOD]
     try:
@@ -92,9 +89,9 @@ def inspect_environment(python: Path) -> Environment:
             timeout=_ASK_SECONDS,
             check=True,
         )
-        facts = json.loads(answer.stdout)
-        versions = {str(name): str(version) for name, version in facts["versions"].items()}
-        tag, machine = str(facts["tag"]), str(facts["machine"])
+        report = json.loads(answer.stdout)
+        versions = {str(name): str(version) for name, version in report["versions"].items()}
+        tag, machine = str(report["tag"]), str(report["machine"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigurationError(
             f"--python {python}: is not a working Python interpreter ({error})",
@@ -180,9 +177,7 @@ class Build:
     def __post_init__(self) -> None:
         if not self.mpi and not self.gloo:
             raise ConfigurationError(
-                "--without_mpi and --without_gloo: ranks need one of them",
-                flag="--without_mpi",
-                remedy="leave one out",
+                "--without_mpi and --without_gloo: ranks need one of them", flag="--without_mpi", remedy="leave one out"
             )
 
     @property
@@ -265,9 +260,7 @@ def find_tools(build: Build, environ: Mapping[str, str]) -> Tools:
         )
     if shutil.which("make", path=path) is None and "CMAKE_GENERATOR" not in environ:
         raise MissingProgramError(
-            "make: is not in PATH, and CMake builds Horovod with it",
-            path="make",
-            remedy="apt-get install make",
+            "make: is not in PATH, and CMake builds Horovod with it", path="make", remedy="apt-get install make"
         )
     return Tools(compiler, _find_open_mpi(path) if build.mpi else None, _find_cmake(path))
 
@@ -276,17 +269,11 @@ def _find_open_mpi(path: str) -> str:
     mpicxx = shutil.which("mpicxx", path=path)
     remedy = "apt-get install openmpi-bin libopenmpi-dev, put its bin folder into PATH, or give --without_mpi"
     if mpicxx is None:
-        raise MissingProgramError(
-            "mpicxx: Open MPI with its headers is not in PATH",
-            path="mpicxx",
-            remedy=remedy,
-        )
+        raise MissingProgramError("mpicxx: Open MPI with its headers is not in PATH", path="mpicxx", remedy=remedy)
     version = _ask(mpicxx, "--showme:version")
     if "Open MPI" not in version:
         raise MissingProgramError(
-            f"{mpicxx}: is not Open MPI's ({version or 'it says no version'})",
-            path=mpicxx,
-            remedy=remedy,
+            f"{mpicxx}: is not Open MPI's ({version or 'it says no version'})", path=mpicxx, remedy=remedy
         )
     return mpicxx
 
@@ -403,16 +390,12 @@ def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path, fa
     if status < 0:
         remedy = "where memory is scarce, set MAKEFLAGS=-j1"
         raise ConfigurationError(
-            f"{failure} (killed by signal {-status}; {remedy})",
-            path=log,
-            remedy=f"all of it is in {log}",
+            f"{failure} (killed by signal {-status}; {remedy})", path=log, remedy=f"all of it is in {log}"
         )
     if status:
         text = log.read_bytes()[start:].decode(errors="replace")
         raise ConfigurationError(
-            f"{failure} ({find_reason(text) or f'status {status}'})",
-            path=log,
-            remedy=f"all of it is in {log}",
+            f"{failure} ({find_reason(text) or f'status {status}'})", path=log, remedy=f"all of it is in {log}"
         )
 
 

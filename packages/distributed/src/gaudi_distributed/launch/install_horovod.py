@@ -93,9 +93,7 @@ def ask_horovod(build: Build, environ: Mapping[str, str]) -> Check:
         answers = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         raise ConfigurationError(
-            f"{python} does not say how Horovod was built: {error}",
-            path=python,
-            remedy="try again",
+            f"{python} does not say how Horovod was built: {error}", path=python, remedy="try again"
         ) from error
     return Check(
         parts={name: answers[name] for name in build.frameworks if isinstance(answers[name], dict)},
@@ -163,8 +161,8 @@ def run_install(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         install_wheel(build, wheel, environ, flags.constraint)
         check = ask_horovod(build, environ)
         require_parts(build, check)
-    facts = describe(build, wheel, check, seconds, environ)
-    sys.stdout.write(json.dumps(facts, indent=2) + "\n" if flags.json else format_report(facts))
+    report = describe(build, wheel, check, seconds, environ)
+    sys.stdout.write(json.dumps(report, indent=2) + "\n" if flags.json else format_report(report))
     return 0
 
 
@@ -177,6 +175,22 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    _add_flags(parser)
+    words, command = split_command(parser, arguments)
+    values = vars(parser.parse_args(words))
+    if command:
+        raise FlagError(
+            f"{command[0]!r} stands in place of a flag", remedy=f"this starts no program (see {NAME} --help)"
+        )
+    for name in values["constraint"]:
+        if not Path(name).is_file():
+            raise MissingProgramError(f"--constraint {name}: does not exist", flag="--constraint", path=name)
+    # The path of a link in a virtual environment is what tells that environment.
+    values |= {"constraint": tuple(values["constraint"]), "python": values["python"].absolute()}
+    return Flags(**{field.name: values[field.name] for field in fields(Flags)})
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("environment")
     where.add_argument(
         "--python",
@@ -218,29 +232,12 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
     output.add_argument("--dry_run", action="store_true", help="show what would be built; change nothing")
     output.add_argument("--json", action="store_true", help="print JSON instead of the report")
     output.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    words, command = split_command(parser, arguments)
-    values = vars(parser.parse_args(words))
-    if command:
-        raise FlagError(
-            f"{command[0]!r} stands in place of a flag",
-            remedy=f"this starts no program (see {NAME} --help)",
-        )
-    for name in values["constraint"]:
-        if not Path(name).is_file():
-            raise MissingProgramError(
-                f"--constraint {name}: does not exist",
-                flag="--constraint",
-                path=name,
-            )
-    # The path of a link in a virtual environment is what tells that environment.
-    values |= {"constraint": tuple(values["constraint"]), "python": values["python"].absolute()}
-    return Flags(**{field.name: values[field.name] for field in fields(Flags)})
 
 
 def describe(
     build: Build, wheel: Path | None, check: Check, seconds: float, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the facts of the report; `wheel` is None if it is still to be built, `seconds` 0 where it was not."""
+    """Return the report as JSON values; `wheel` is None if it is still to be built, `seconds` 0 where it was not."""
     return {
         "horovod": HOROVOD,
         "python": str(build.environment.python),
@@ -257,22 +254,22 @@ def describe(
     }
 
 
-def format_report(facts: Mapping[str, Any]) -> str:
-    """Return the facts as lines for a reader."""
-    frameworks = facts["frameworks"]
+def format_report(report: Mapping[str, Any]) -> str:
+    """Return the report as text."""
+    frameworks = report["frameworks"]
     for_all = " and ".join(f"{TITLES[name]} {each['version']}" for name, each in frameworks.items())
-    asked = " and ".join(PARTS[name] for name in ("mpi", "gloo") if facts[name])
-    minutes = facts["built_in_seconds"]
-    if facts["wheel"] is None:
-        wheel = f"to be built, in {facts['folder']}"
+    asked = " and ".join(PARTS[name] for name in ("mpi", "gloo") if report[name])
+    minutes = report["built_in_seconds"]
+    if report["wheel"] is None:
+        wheel = f"to be built, in {report['folder']}"
     else:
-        wheel = f"{facts['wheel']} ({'from the cache' if minutes is None else f'built in {minutes / 60:.1f} minutes'})"
+        wheel = f"{report['wheel']} ({'from the cache' if minutes is None else f'built in {minutes / 60:.1f} minutes'})"
     lines = [
-        f"Horovod {facts['horovod']} for {for_all}, with {asked}",
-        f"  python      {facts['python']}",
+        f"Horovod {report['horovod']} for {for_all}, with {asked}",
+        f"  python      {report['python']}",
         f"  wheel       {wheel}",
     ]
-    if not facts["installed"]:
+    if not report["installed"]:
         return "\n".join([*lines, "  nothing was changed (--dry_run)"]) + "\n"
     for name, each in frameworks.items():
         has = ", ".join(PARTS[part] for part, is_in in each["built"].items() if is_in)

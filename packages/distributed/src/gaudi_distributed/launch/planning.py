@@ -158,10 +158,7 @@ def _make_container(options: Options, preset: Preset | None, command: Sequence[s
     """Return the container, if any; FlagError if flags of containers are given without one."""
     if options.container == "none":
         if options.image or options.mount or options.workdir:
-            raise FlagError(
-                "--image, --mount and --workdir go with --container docker or singularity",
-                flag="--image",
-            )
+            raise FlagError("--image, --mount and --workdir go with --container docker or singularity", flag="--image")
         return None
     image = options.image or choose_image(options.container, choices.choose_accelerator(options, preset), command)
     if options.image is None and options.container == "singularity" and not (options.dry_run or Path(image).is_file()):
@@ -247,9 +244,7 @@ def choose_forwarded(environ: Mapping[str, str], asked: Iterable[str] = ()) -> t
             )
         if name not in environ:
             raise FlagError(
-                f"--forward {name}: is not set here",
-                flag="--forward",
-                remedy="set it, or leave the flag out",
+                f"--forward {name}: is not set here", flag="--forward", remedy="set it, or leave the flag out"
             )
     found = {name for name in environ if name in NAMES or name.startswith(PREFIXES)}
     good = {name for name in found if _NAME.fullmatch(name) and not is_secret(name) and not _RANKS.fullmatch(name)}

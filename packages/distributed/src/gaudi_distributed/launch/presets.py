@@ -86,11 +86,7 @@ def find_preset(name: str) -> Preset:
     if name not in presets:
         remedy = f"choose one of {', '.join(presets)}"
         missing = "" if len(presets) > len(SERVERS) else f"; {_PROGRAMS}"
-        raise FlagError(
-            f"--preset {name!r}: does not exist",
-            flag="--preset",
-            remedy=f"{remedy}{missing}",
-        )
+        raise FlagError(f"--preset {name!r}: does not exist", flag="--preset", remedy=f"{remedy}{missing}")
     return presets[name]
 
 

@@ -38,11 +38,7 @@ class Ssh:
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
-            raise ConfigurationError(
-                f"ssh port {self.port}",
-                flag="--ssh_port",
-                remedy="choose one of 1 to 65535",
-            )
+            raise ConfigurationError(f"ssh port {self.port}", flag="--ssh_port", remedy="choose one of 1 to 65535")
         if self.config is not None and (self.config.startswith("-") or not _is_plain(self.config)):
             raise ConfigurationError(
                 f"--ssh_config {self.config!r}: mpirun takes apart names with blanks or quotes",
@@ -267,13 +263,11 @@ def _check(plan: LaunchPlan) -> None:
     for host in plan.cluster.hosts:
         if is_ipv6(host.name):
             raise ConfigurationError(
-                f"host {host.name}: mpirun reads no IPv6 addresses",
-                remedy="name the host, or its IPv4 address",
+                f"host {host.name}: mpirun reads no IPv6 addresses", remedy="name the host, or its IPv4 address"
             )
     if ":" in plan.command:
         raise ConfigurationError(
-            "an argument is ':', with which mpirun begins another program",
-            remedy="use --backend gloo",
+            "an argument is ':', with which mpirun begins another program", remedy="use --backend gloo"
         )
 
 

@@ -29,20 +29,11 @@ _POD = ("job_cpus", "job_memory", "job_shm", "job_hugepages", "job_ssh")
 def is_job_file(options: Options) -> bool:
     """Return whether to write a file instead of running; FlagError for flags that have no meaning then."""
     if options.slurm_script is not None and options.mpijob is not None:
-        raise FlagError(
-            "--slurm_script and --mpijob: give one of them",
-            flag="--slurm_script",
-        )
+        raise FlagError("--slurm_script and --mpijob: give one of them", flag="--slurm_script")
     if options.sbatch and options.slurm_script is None:
-        raise FlagError(
-            "--sbatch goes with --slurm_script",
-            flag="--sbatch",
-        )
+        raise FlagError("--sbatch goes with --slurm_script", flag="--sbatch")
     if options.job_name is not None and options.slurm_script is None and options.mpijob is None:
-        raise FlagError(
-            "--job_name goes with --slurm_script or --mpijob",
-            flag="--job_name",
-        )
+        raise FlagError("--job_name goes with --slurm_script or --mpijob", flag="--job_name")
     if options.mpijob is None and any(getattr(options, name) is not None for name in _POD):
         raise FlagError(f"{', '.join(f'--{name}' for name in _POD)} go with --mpijob", flag="--mpijob")
     return options.slurm_script is not None or options.mpijob is not None
@@ -82,10 +73,7 @@ def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
 def _choose_pod(options: Options) -> Pod:
     """Return what the workers' pods have; FlagError for flags that have no meaning there."""
     if options.container != "none" or options.workdir or options.image is None:
-        raise FlagError(
-            "--mpijob: needs --image, and neither --container nor --workdir",
-            flag="--mpijob",
-        )
+        raise FlagError("--mpijob: needs --image, and neither --container nor --workdir", flag="--mpijob")
     Container("docker", options.image)  # is checked by being made
     return Pod(
         options.image,
@@ -146,9 +134,7 @@ class SlurmJob:
                 )
             if option.partition("=")[0] in _TAKEN:
                 raise FlagError(
-                    f"--sbatch {option!r}: follows from the launch already",
-                    flag="--sbatch",
-                    remedy="leave it out",
+                    f"--sbatch {option!r}: follows from the launch already", flag="--sbatch", remedy="leave it out"
                 )
 
 
@@ -252,11 +238,7 @@ class Pod:
         for path in paths:
             taken = [*map(PurePosixPath, (*_RESERVED, self.ssh_folder))]
             if path in taken or paths.count(path) > 1:
-                raise FlagError(
-                    f"--mount {path}: is taken already",
-                    flag="--mount",
-                    remedy="mount it elsewhere",
-                )
+                raise FlagError(f"--mount {path}: is taken already", flag="--mount", remedy="mount it elsewhere")
         shared, memory = (
             parse_size(*each) for each in (("--job_shm", self.shared_memory), ("--job_memory", self.memory))
         )
