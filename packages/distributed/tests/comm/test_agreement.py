@@ -14,13 +14,13 @@ def test_one_process_agrees_with_itself() -> None:
     verify_consistent(SingleProcess(), {"data": "abc", "configuration": {"batch": [1, 2], "name": None}})
 
 
-@pytest.mark.parametrize("facts", [[{"a": 1}, {"a": 1}], [{}, {}], [{"a": 1, "b": 1}, {"b": 1, "a": 1}]])
-def test_equal_facts_do_not_differ(facts: list[dict[str, Any]]) -> None:
-    assert find_difference(facts) is None
+@pytest.mark.parametrize("ranks", [[{"a": 1}, {"a": 1}], [{}, {}], [{"a": 1, "b": 1}, {"b": 1, "a": 1}]])
+def test_equal_facts_do_not_differ(ranks: list[dict[str, Any]]) -> None:
+    assert find_difference(ranks) is None
 
 
 @pytest.mark.parametrize(
-    ("facts", "field", "values"),
+    ("ranks", "field", "values"),
     [
         ([{"a": 1}, {"a": 2}], "a", "rank 0: 1; rank 1: 2"),
         ([{"b": 1, "a": 1}, {"b": 2, "a": 2}], "a", "rank 0: 1; rank 1: 2"),
@@ -34,8 +34,8 @@ def test_equal_facts_do_not_differ(facts: list[dict[str, Any]]) -> None:
         ([{"a": [1, 2]}, {"a": [1, 3]}], "a", "rank 0: [1, 2]; rank 1: [1, 3]"),
     ],
 )
-def test_the_first_field_that_differs_is_named(facts: list[dict[str, Any]], field: str, values: str) -> None:
-    error = find_difference(facts)
+def test_the_first_field_that_differs_is_named(ranks: list[dict[str, Any]], field: str, values: str) -> None:
+    error = find_difference(ranks)
     assert error is not None
     assert error.field == field
     assert error.message.endswith(values)

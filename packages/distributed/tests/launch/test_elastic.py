@@ -46,10 +46,10 @@ class Run:
 
     def assignment(self, number: int, worker: int) -> str:
         """Wait for the rank of a worker in its own n-th round, and return it."""
-        beginning = f"worker {worker} in round {number}: "
-        while not (found := [line for line in self._told.lines if line.startswith(beginning)]):
+        prefix = f"worker {worker} in round {number}: "
+        while not (found := [line for line in self._told.lines if line.startswith(prefix)]):
             self._told.read(self._process)
-        return str(found[0]).removeprefix(beginning)
+        return str(found[0]).removeprefix(prefix)
 
     def end(self) -> tuple[int, list[str], str]:
         """Return exit status, what the rounds were, and the last line."""

@@ -36,11 +36,11 @@ class Installing:
         status = launch(["install-horovod", "--python", str(self.python), *flags], self.environ)
         return (status, *self._capsys.readouterr())
 
-    def facts(self, *flags: str) -> dict[str, Any]:
+    def report(self, *flags: str) -> dict[str, Any]:
         status, out, err = self(*flags, "--json")
         assert (status, err) == (0, "")
-        facts: dict[str, Any] = json.loads(out)
-        return facts
+        report: dict[str, Any] = json.loads(out)
+        return report
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def install(make_environment: MakeEnvironment, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.slow
 def test_a_wheel_from_the_cache_takes_the_place_of_another_build(install: Installing, make_wheel: MakeWheel) -> None:
     wheel = make_wheel(install.folder, MODULE)
-    assert install.facts() == {
+    assert install.report() == {
         "horovod": "0.28.1",
         "python": str(install.python),
         "wheel": str(wheel),
@@ -67,11 +67,11 @@ def test_a_wheel_from_the_cache_takes_the_place_of_another_build(install: Instal
 def test_a_dry_run_changes_nothing(install: Installing, make_wheel: MakeWheel) -> None:
     """Without a wheel the tools are looked for, which not every machine has: Gloo needs the compiler alone."""
     install.environ |= {"CXX": "true"}
-    facts = install.facts("--dry_run", "--without_mpi")
-    assert (facts["wheel"], facts["installed"], facts["mpi"]) == (None, False, False)
-    assert facts["folder"] == f"{install.folder}_no-mpi"
+    report = install.report("--dry_run", "--without_mpi")
+    assert (report["wheel"], report["installed"], report["mpi"]) == (None, False, False)
+    assert report["folder"] == f"{install.folder}_no-mpi"
     wheel = make_wheel(install.folder, MODULE)
-    assert install.facts("--dry_run")["wheel"] == str(wheel)
+    assert install.report("--dry_run")["wheel"] == str(wheel)
     status, out, _ = install("--dry_run")
     assert (status, str(wheel) in out, "--dry_run" in out) == (0, True, True)
     assert list(install.python.parent.parent.glob("lib/*/site-packages/horovod/tensorflow")) == []

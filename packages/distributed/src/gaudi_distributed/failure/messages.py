@@ -168,7 +168,7 @@ STALL, LEAVE = "GAUDI_RUN_STALL_SECONDS", "GAUDI_RUN_LEAVE_SECONDS"
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Timeouts of a supervised run, in seconds.
+    """Timeouts of a run, in seconds.
 
     Attributes:
         stall_seconds: without a heartbeat of a rank, or progress of any rank, for this long the run is over. By default

@@ -165,7 +165,7 @@ def _run(experiment: Experiment, launched: Launch, environ: Mapping[str, str], l
     start(launched, environ, log)
     preset, _ = choose_preset(experiment.options)
     # A launcher inside a container writes its own.
-    if preset is not None and preset.result is not None and launched.supervised:
+    if preset is not None and preset.result is not None and launched.watches_ranks:
         line = f"{describe_result(preset.result, started, datetime.now(), environ)}\n"
         sys.stdout.write(line)
         sys.stdout.flush()

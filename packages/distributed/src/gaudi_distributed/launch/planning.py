@@ -47,7 +47,7 @@ class Launch:
         address: where ranks reach this machine.
         notes: lines about how.
         files: texts to write first, by path.
-        supervised: whether this launcher watches the ranks, and not one inside a container.
+        watches_ranks: whether this launcher watches the ranks, and not one inside a container.
     """
 
     plan: LaunchPlan
@@ -55,7 +55,7 @@ class Launch:
     address: str
     notes: tuple[str, ...] = ()
     files: Mapping[Path, str] = field(default_factory=dict)
-    supervised: bool = True
+    watches_ranks: bool = True
 
     @property
     def command_lines(self) -> tuple[CommandLine, ...]:
@@ -121,7 +121,7 @@ def _plan_docker(
     inner = (PROGRAM, *without_flags(options.words, _OUTSIDE), *options.command)
     user = f"{os.geteuid()}:{os.getegid()}"
     processes = plan_docker(container, choices.choose_accelerator(options, preset), plan, inner, user)
-    return Launch(plan, tuple(processes), LOOPBACK, tuple(notes), files, supervised=False)
+    return Launch(plan, tuple(processes), LOOPBACK, tuple(notes), files, watches_ranks=False)
 
 
 def _plan_ranks(

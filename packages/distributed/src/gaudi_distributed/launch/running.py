@@ -24,7 +24,7 @@ from gaudi_distributed.launch.flags import PROGRAM
 from gaudi_distributed.launch.planning import Launch
 from gaudi_distributed.launch.processes import Process
 
-# After a rank failed, others that are supervised have this long to end by themselves, and all to end when told to.
+# Time for the other ranks to end by themselves after one failed, and for all ranks to end when told to.
 LEAVE_SECONDS, END_SECONDS = 10.0, 5.0
 GUARD = str(Path(guard.__file__))
 _LOST, _SSH_FAILED = 75, 255
@@ -93,7 +93,7 @@ def run_processes(
 
     `environ` has the values of what they forward, `made` of what is made for this run. SIGINT, SIGTERM and SIGHUP ask
     the ranks to save and end within `grace` seconds; a second one ends them at once. With `tags`, a line of output
-    begins with its rank. A `log` gets all output, too. `coordinator` is that of the ranks, if they are supervised.
+    begins with its rank. A `log` gets all output, too. `coordinator` is that of the ranks, if it watches them.
 
     Raises:
         RunEndedError: a process failed, was killed or its host was lost, or the user asked for the end.
@@ -221,11 +221,11 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
     made: dict[str, str] = {}
     with ExitStack() as stack:
         coordinator = None
-        if launch.supervised:
+        if launch.watches_ranks:
             timeouts = read_timeouts(environ)
             coordinator = stack.enter_context(Coordinator(plan.cluster.size, address=launch.address, timeouts=timeouts))
             made |= coordinator.environment
-        if plan.backend == "gloo" and launch.supervised:
+        if plan.backend == "gloo" and launch.watches_ranks:
             made |= stack.enter_context(RendezvousServer(launch.address)).environment
         try:
             run_processes(
