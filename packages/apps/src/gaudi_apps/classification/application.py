@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gaudi_apps.classification.data import (
-    MODEL_CONFIG_NAMES,
     input_options,
     open_training_data,
     read_class_names,
@@ -17,7 +16,8 @@ from gaudi_apps.classification.data import (
 from gaudi_apps.classification.plan import make_plan
 from gaudi_apps.classification.train_config import TrainConfig
 from gaudi_apps.runtime.tensorflow import TensorFlow
-from gaudi_apps.training.application import Application, ModelConfig, ReduceStatistics, Restored
+from gaudi_apps.training.application import Application, ReduceStatistics, Restored
+from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_distributed import Communicator
@@ -186,7 +186,7 @@ class ClassificationApplication(Application):
         source = open_source(data.data_dir, [data.eval_split]) if data.data_dir else None
         reports = run_export(
             restored.task.model,
-            {name: restored.model_config[name] for name in MODEL_CONFIG_NAMES},
+            restored.model_config,
             choose_images(use.inference, source),
             output_dir,
             formats,

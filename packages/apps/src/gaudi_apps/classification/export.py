@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from gaudi_apps.classification.data import read_class_names
+from gaudi_apps.classification.data import MODEL_CONFIG_NAMES, read_class_names
 from gaudi_apps.inference.converters import Agreement, Arrays, ExportedNetwork, to_float32
 from gaudi_apps.inference.exporter import ExportFormat, ExportReport, require_possible, write_exports
+from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
 from gaudi_models.classifiers import feature_extractor
 from gaudi_models.weights import WeightsMetadata
@@ -21,7 +22,7 @@ PROBABILITIES, FEATURES = "probabilities", "features"
 
 def run_export(
     model: Any,
-    model_config: Mapping[str, Any],
+    model_config: ModelConfig,
     encoded_images: Sequence[bytes],
     output_dir: Path,
     formats: Sequence[ExportFormat],
@@ -53,7 +54,8 @@ def run_export(
     networks: dict[str, ExportedNetwork] = {"": ClassifierExport(classifier, PROBABILITIES, model_config)}
     if with_features:
         networks["-features"] = ClassifierExport(feature_extractor(classifier), FEATURES, model_config)
-    return write_exports(networks, encoded_images, output_dir, formats, {"step": step, **model_config})
+    fields = {name: value for name, value in model_config.items() if name in MODEL_CONFIG_NAMES}
+    return write_exports(networks, encoded_images, output_dir, formats, {"step": step, **fields})
 
 
 class ClassifierExport(ExportedNetwork):
@@ -68,7 +70,7 @@ class ClassifierExport(ExportedNetwork):
         model_config: as a checkpoint has it.
     """
 
-    def __init__(self, model: Any, output: str, model_config: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, output: str, model_config: ModelConfig) -> None:
         size = model_config["image_size"]
         metadata = WeightsMetadata(model_config["padding"], model_config["classes"], size, model_config["model"])
         super().__init__(model, size, metadata)

@@ -13,7 +13,8 @@ from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import RunSettings, make_device_settings
 from gaudi_apps.runtime.tensorflow import TensorFlow
-from gaudi_apps.training.application import Application, ModelConfig, ReduceStatistics, Restored
+from gaudi_apps.training.application import Application, ReduceStatistics, Restored
+from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_distributed import Communicator
@@ -59,7 +60,9 @@ class SSDApplication(Application):
 
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> ModelConfig:
         """Return the classes, and the padding of the weights."""
-        return {**data.model_config, "pool_padding": "same" if weights is None else weights.pool_padding}
+        config = data.model_config.copy()
+        config["pool_padding"] = "same" if weights is None else weights.pool_padding
+        return config
 
     def build_task(
         self,

@@ -17,7 +17,7 @@ from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, draw_detections, write_image
 from gaudi_apps.runtime.process_group import share_batch
 from gaudi_apps.runtime.settings import RunSettings
-from gaudi_apps.training.application import ModelConfig
+from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB

@@ -16,8 +16,9 @@ from gaudi_apps.mxnet.framework import MXNet
 from gaudi_apps.mxnet.plan import make_plan
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.settings import DeviceSettings, RunSettings
-from gaudi_apps.training.application import Application, ModelConfig, ReduceStatistics, Restored
+from gaudi_apps.training.application import Application, ReduceStatistics, Restored
 from gaudi_apps.training.callbacks import Checkpoints, Evaluation, Heartbeat
+from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
 from gaudi_distributed import Communicator, SingleProcess
@@ -76,7 +77,9 @@ class SSDMXNetApplication(Application):
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> ModelConfig:
         """Return the classes, and the padding of the weights."""
         is_known = weights is not None and weights.padding is not None
-        return {**data.model_config, "pool_padding": weights.pool_padding if weights and is_known else "symmetric"}
+        config = data.model_config.copy()
+        config["pool_padding"] = weights.pool_padding if weights and is_known else "symmetric"
+        return config
 
     def build_task(
         self,

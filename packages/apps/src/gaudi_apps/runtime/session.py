@@ -16,8 +16,8 @@ import numpy as np
 from gaudi_apps.errors import RootError
 from gaudi_apps.runtime.elastic import ElasticState
 from gaudi_apps.runtime.failure_reporting import FailureReporter
-from gaudi_apps.training.application import Application, ModelConfig, Restored
-from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, load_checkpoint
+from gaudi_apps.training.application import Application, Restored
+from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, ModelConfig, load_checkpoint
 from gaudi_apps.training.plan import find_recipe_version
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_apps.training.trainer import TrainableTask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 from gaudi_apps.inference.scores import Score
 from gaudi_apps.runtime.framework import Framework
 from gaudi_apps.runtime.settings import RunSettings
+from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import CURRENT, Plan
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from gaudi_models.weights import WeightsFile
 
 # JSON values by name that say how to build a model: classes, architecture, padding.
-ModelConfig = Mapping[str, Any]
 ReduceStatistics: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 

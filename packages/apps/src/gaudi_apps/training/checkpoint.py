@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_models.padding import Padding, PoolPadding
 
 FORMAT = "gaudi-apps checkpoint"
 VERSION = 2
@@ -25,6 +26,26 @@ _FILES = (MANIFEST, TENSORS)
 _REMEDY = "remove this checkpoint and use the one before"
 _NAME = re.compile(r"step-(\d{8,})")
 _DRAFT = re.compile(r"step-\d{8,}\.tmp")
+
+
+class ModelConfig(TypedDict, total=False):
+    """The configuration of a model, to build it again: JSON values, as a checkpoint has them.
+
+    Attributes:
+        categories: COCO categories of a detector.
+        pool_padding: padding of a detector's pooling, see `gaudi_models.ssd.build_ssd`.
+        classes: of a classifier, each with its name, in the order of the labels.
+        model: name of a classifier's network.
+        padding: of a classifier's convolutions.
+        image_size: of a classifier, in pixels.
+    """
+
+    categories: list[dict[str, Any]]
+    pool_padding: PoolPadding
+    classes: list[dict[str, Any]]
+    model: str
+    padding: Padding
+    image_size: int
 
 
 @dataclass(frozen=True)
@@ -100,9 +121,10 @@ class Checkpoint:
         return RunState.from_json(self.step, self.metadata)
 
     @property
-    def model_config(self) -> dict[str, Any]:
+    def model_config(self) -> ModelConfig:
         """JSON values by name that say how to build the model again."""
-        return {name: value for name, value in self.metadata.items() if name not in RUN_STATE_NAMES}
+        values = {name: value for name, value in self.metadata.items() if name not in RUN_STATE_NAMES}
+        return cast(ModelConfig, values)
 
 
 class CheckpointFolder:

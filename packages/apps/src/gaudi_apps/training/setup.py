@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from gaudi_apps.cli.flag_rules import list_flags, list_per_rank, list_settings
 from gaudi_apps.runtime.session import SUMMARIES, Session, broadcast_from_rank0, share_state, warn
 from gaudi_apps.runtime.threads import find_version
-from gaudi_apps.training.application import Application, ModelConfig, TaskEvaluator
+from gaudi_apps.training.application import Application, TaskEvaluator
 from gaudi_apps.training.callbacks import EarlyStopping, load_callbacks
-from gaudi_apps.training.checkpoint import Checkpoint, RunState
+from gaudi_apps.training.checkpoint import Checkpoint, ModelConfig, RunState
 from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
 from gaudi_datasets.errors import DataError
@@ -104,7 +104,7 @@ class _StateSource:
         return {"model_config": checkpoint.model_config, "step": checkpoint.step, "run_state": state.to_json()}
 
 
-def require_classes(noted: ModelConfig, data: TrainingData, name: str) -> None:
+def require_classes(noted: Mapping[str, Any], data: TrainingData, name: str) -> None:
     """See that a checkpoint is of the classes of the data.
 
     Args:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gaudi_apps.errors import NonFiniteError
 from gaudi_apps.inference.scores import Score
-from gaudi_apps.training.checkpoint import Checkpoint, RunState
+from gaudi_apps.training.checkpoint import Checkpoint, ModelConfig, RunState
 from gaudi_apps.training.plan import Plan
 from gaudi_distributed import Communicator, SingleProcess
 
@@ -83,7 +83,7 @@ class TrainingData:
         batches: returns the endless batches of this rank, beginning with that of a step.
     """
 
-    model_config: Mapping[str, Any]
+    model_config: ModelConfig
     num_images: int
     fingerprint: str
     batches: Callable[[int], Batches]
@@ -209,7 +209,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         *,
         state: RunState | None = None,
-        model_config: Mapping[str, Any] | None = None,
+        model_config: ModelConfig | None = None,
         communicator: Communicator | None = None,
         steps_per_call: int = 1,
     ) -> None:

@@ -14,7 +14,7 @@ from gaudi_apps.cli.flag_rules import list_per_side, list_settings
 from gaudi_apps.cli.flags import ParityFlags, find_other_side
 from gaudi_apps.errors import OtherSideError, ParityError
 from gaudi_apps.runtime.session import Session
-from gaudi_apps.training.application import ModelConfig
+from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.parity.compare import (
     Difference,
     choose_tolerances,
