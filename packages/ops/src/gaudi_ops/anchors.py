@@ -1,7 +1,8 @@
 """Default boxes (anchors) of the single-shot detector, in the row order of the model's outputs.
 
 Source: Liu et al., "SSD: Single Shot MultiBox Detector", https://arxiv.org/abs/1512.02325, section 2.2,
-with the constants of the MLPerf training reference for SSD-ResNet34.
+with the constants of the MLPerf training reference for SSD-ResNet34. NumPy is imported where boxes are computed: plans
+of a training read the geometry alone.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-from gaudi_ops.boxes import FloatArray, yxyx_to_cyxhw
+    from gaudi_ops.boxes import FloatArray
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ def _cell_sizes(spec: DefaultBoxSpec, level: int) -> list[tuple[float, float]]:
 
 def _level_boxes(spec: DefaultBoxSpec, level: int) -> npt.NDArray[np.float64]:
     """Compute centre-form boxes [row, column, box in the cell, 4] of one level."""
+    import numpy as np
+
     cells = spec.feature_sizes[level]
     sizes = _cell_sizes(spec, level)
     centers = (np.arange(cells) + 0.5) * spec.steps[level] / spec.image_size
@@ -103,6 +108,8 @@ def default_boxes(spec: DefaultBoxSpec = SSD300) -> FloatArray:
         float32 [spec.num_boxes, 4], y0, x0, y1, x1 as fractions of the image, read-only; rows ordered by level, row,
         column, and box within the cell: 8732 of them for ``SSD300``.
     """
+    import numpy as np
+
     levels = [_level_boxes(spec, level).reshape(-1, 4) for level in range(len(spec.feature_sizes))]
     boxes = np.clip(np.concatenate(levels), 0.0, 1.0)
     # Rounded once, from float64, as the original does: matching compares overlaps that are equal but for rounding.
@@ -119,6 +126,8 @@ def default_boxes_cyxhw(spec: DefaultBoxSpec = SSD300) -> FloatArray:
     Returns:
         float32 [spec.num_boxes, 4], centre y, centre x, height, width as fractions of the image, read-only.
     """
+    from gaudi_ops.boxes import yxyx_to_cyxhw
+
     boxes = yxyx_to_cyxhw(default_boxes(spec))
     boxes.setflags(write=False)
     return boxes
