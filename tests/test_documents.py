@@ -146,7 +146,7 @@ def read_module_texts() -> Mapping[str, str]:
 
 def is_defined(name: str, modules: Mapping[str, str]) -> bool:
     """Return whether a dotted name is a module, or the first name after the longest module is one in its text."""
-    module, names = name, []
+    module, names = name, list[str]()
     while module and module not in modules:
         module, _, last = module.rpartition(".")
         names.insert(0, last)
