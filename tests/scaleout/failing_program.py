@@ -53,7 +53,7 @@ def fail_at(fault: dict[str, Any], report: Any, client: Any, step: int, phase: s
     if phase != fault["phase"] or fault["step"] not in (None, step) or fault.get("done"):
         return
     fault["done"] = True
-    is_failing = client._place.rank == fault["rank"]
+    is_failing = client._rank_info.rank == fault["rank"]
     if fault["act"] == "nan":
         if is_failing:
             act(fault)
