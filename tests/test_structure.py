@@ -117,6 +117,7 @@ def test_a_planted_module_is_counted(tmp_path: Path, name: str, text: str, figur
         (f"{APPS}/more.py", "folder.own(path)\nown = 1", 1),
         (f"{APPS}/more.py", "from gaudi_apps.loop import Recipe as R", 1),
         (f"{APPS}/more.py", "RECIPE_CACHE = recipe_version", 0),
+        (f"{APPS}/more.py", "folder / 'pictures' / row['facts']", 0),
         ("docs/more.md", "The pictures of `Keeper`.\n", 2),
         ("docs/more.md", "A goalkeeper and a truncated fact, aside from others.\n", 0),
     ],

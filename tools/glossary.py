@@ -38,7 +38,8 @@ class FormerWord:
 WORDS = (
     FormerWord(r"(?i)(?<![a-z])wish(es|ed|ing)?(?![a-z])|Wishes", "StopSaveVote, vote, poll", prose=True),
     FormerWord(r"_?Beginning|_?beginning|_Start|begin_or_continue", "InitialState, load_or_initialize"),
-    FormerWord(r"(?<![a-z])[Ff]acts(?![a-z])", "ModelConfig, RunState, metadata", prose=True),
+    # In quotes it is a field of files: of checkpoints, and of what doctor writes.
+    FormerWord(r"(?<![a-z\"'])[Ff]acts(?![a-z])", "ModelConfig, RunState, metadata", prose=True),
     FormerWord(r"_?note_[a-z]\w*", "metadata", folder="packages/apps/src"),
     FormerWord(r"def \w+_of(?=\()", "a noun: class_names", prose=True, folder="packages/apps/src"),
     FormerWord(r"TrainingWatcher|watch_training|_?Hooks|Reporters", "Callback"),
@@ -65,7 +66,8 @@ WORDS = (
     FormerWord(r"topk_hits|MovingAverages|deal_positions|draw_fake_batch", "in_top_k, ExponentialMovingAverage, ..."),
     FormerWord(r"require_agreement|_?Packing", "verify_consistent, BucketConfig"),
     FormerWord(r"find_boxes_shared|_?LedStep|_?Lead", "detect_combined_nms, ReferenceStep, Reference"),
-    FormerWord(r"(?i)picture", "image", prose=True),
+    # A run's folder of drawn images is named pictures.
+    FormerWord(r"(?i)picture(?!s[\"'/`])", "image", prose=True),
 )
 
 
