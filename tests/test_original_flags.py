@@ -35,7 +35,7 @@ PROGRAMS = {
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where flags of an original are documented, and what takes them now.
 
     Attributes:
@@ -62,30 +62,32 @@ def load_tool() -> Any:
 
 
 flag_documents = load_tool()
-WEIGHTS = Place("ssd_mxnet", "`torch_to_numpy.py`", "weights")
+WEIGHTS = Location("ssd_mxnet", "`torch_to_numpy.py`", "weights")
 # By system and by the last part of the original's file; "" is for all other files.
 PLACES = {
-    ("ssd-tf", "generate_static_dataset.py"): Place(
+    ("ssd-tf", "generate_static_dataset.py"): Location(
         "ssd",
         "`gaudi-datasets make-static-batches`",
         "gaudi-datasets make-static-batches",
         ("--input_pattern=a", "--output_dir=b", "--batch_size=3", "--steps=3"),
     ),
-    ("ssd-tf", ""): Place("ssd", "`ssd_train`", "ssd_train"),
-    ("resnet50-keras", ""): Place("resnet", "`resnet_train`", "resnet_train"),
-    ("resnet50-keras:tools", "preprocess_imagenet.py"): Place(
+    ("ssd-tf", ""): Location("ssd", "`ssd_train`", "ssd_train"),
+    ("resnet50-keras", ""): Location("resnet", "`resnet_train`", "resnet_train"),
+    ("resnet50-keras:tools", "preprocess_imagenet.py"): Location(
         "resnet", "`preprocess_imagenet.py`", "gaudi-datasets imagenet", ("--raw_data_dir=a", "--local_scratch_dir=b")
     ),
-    ("resnet50-keras:tools", ""): Place("resnet", "`tfhub_export.py` and `transfer_learning_demo.py`", "resnet_train"),
-    ("resnext101", ""): Place("resnext", "`resnext_train`", "resnext_train"),
-    ("ssd-mxnet", "ssd_main.py"): Place("ssd_mxnet", "`ssd_mxnet_train`", "ssd_mxnet_train"),
-    ("ssd-mxnet", "create_tfrecord.py"): Place(
+    ("resnet50-keras:tools", ""): Location(
+        "resnet", "`tfhub_export.py` and `transfer_learning_demo.py`", "resnet_train"
+    ),
+    ("resnext101", ""): Location("resnext", "`resnext_train`", "resnext_train"),
+    ("ssd-mxnet", "ssd_main.py"): Location("ssd_mxnet", "`ssd_mxnet_train`", "ssd_mxnet_train"),
+    ("ssd-mxnet", "create_tfrecord.py"): Location(
         "ssd_mxnet",
         "`create_tfrecord.py`",
         "gaudi-datasets convert coco",
         ("--images-dir=a", "--annotations-file=b", "--output=c", "--split=train"),
     ),
-    ("ssd-mxnet", "prepare-json.py"): Place(
+    ("ssd-mxnet", "prepare-json.py"): Location(
         "ssd_mxnet",
         "`prepare-json.py`",
         "gaudi-datasets convert coco",
@@ -99,7 +101,7 @@ PLACES = {
 class OriginalFlag:
     """A flag of an original: its name and short form with their dashes, its default as documents write it."""
 
-    place: Place
+    place: Location
     name: str
     short: str
     default: str

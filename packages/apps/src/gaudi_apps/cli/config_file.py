@@ -95,7 +95,7 @@ def read_flags(path: Path, config_class: type[Any], former_flags: Sequence[Forme
     except yaml.YAMLError as error:
         raise ConfigFileError(f"is not YAML: {' '.join(str(error).split())}", path=path) from None
     if not isinstance(entries, dict):
-        raise ConfigFileError(f"holds {_kind_of(entries)}", path=path, remedy="write one `flag: value` a line")
+        raise ConfigFileError(f"holds {_describe_kind(entries)}", path=path, remedy="write one `flag: value` a line")
     _drop_former_default(entries)
     defaults = {**dict.fromkeys(_list_names(former_flags)), **dict(list_flags(config_class()))}
     return [argument for name, value in entries.items() for argument in _to_arguments(path, name, value, defaults)]
@@ -127,12 +127,12 @@ def _to_arguments(path: Path, name: Any, value: Any, defaults: dict[str, Any]) -
         return [] if value == defaults[flag] else [f"--{flag}" if value else f"--no_{flag}"]
     if isinstance(value, dict):
         remedy = "give a value, flags stand at the top level"
-        raise ConfigFileError(f"{name}: holds {_kind_of(value)}", path=path, field=str(name), remedy=remedy)
+        raise ConfigFileError(f"{name}: holds {_describe_kind(value)}", path=path, field=str(name), remedy=remedy)
     if isinstance(value, list):
         return [f"--{flag}", *map(str, value)]
     return [f"--{flag}={value}"]
 
 
-def _kind_of(value: Any) -> str:
+def _describe_kind(value: Any) -> str:
     kinds = {dict: "a mapping", list: "a list", type(None): "nothing"}
     return kinds.get(type(value), "a single value")

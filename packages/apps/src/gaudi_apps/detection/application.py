@@ -49,7 +49,7 @@ class SSDApplication(Application):
         return self.config.schedule.lr_schedule == "cosine"
 
     def open_training_data(self) -> TrainingData:
-        """Records, files, static batches or random images."""
+        """Open records, files, static batches or random images."""
         return open_training_data(self.config, self.settings)
 
     def make_plan(self, num_images: int) -> Plan:

@@ -103,18 +103,18 @@ def _to_pixels(boxes_yxyx: Boxes, shape: tuple[int, ...]) -> NDArray[np.int64]:
     return np.clip(corners, 0, [height - 1, width - 1, height - 1, width - 1]).astype(np.int64)
 
 
-def _scale_of(canvas: Image) -> float:
+def _find_scale(canvas: Image) -> float:
     return max(canvas.shape[:2]) / SMALLEST_SIDE
 
 
 def _text_style(canvas: Image) -> tuple[float, int]:
     """Return size (of OpenCV's font) and thickness (pixels) of the letters."""
-    return 0.45 * _scale_of(canvas), max(1, round(_scale_of(canvas)))
+    return 0.45 * _find_scale(canvas), max(1, round(_find_scale(canvas)))
 
 
 def _draw_frame(canvas: Image, corners: NDArray[np.int64], colour: tuple[int, int, int]) -> None:
     top, left, bottom, right = (int(corner) for corner in corners)
-    thickness = max(2, round(2 * _scale_of(canvas)))
+    thickness = max(2, round(2 * _find_scale(canvas)))
     cv2.rectangle(canvas, (left, top), (right, bottom), colour, thickness, cv2.LINE_AA)
 
 
@@ -136,8 +136,8 @@ def _draw_tag(canvas: Image, plate: Plate, text: str, colour: tuple[int, int, in
 def add_title(image: Image, title: str) -> Image:
     """Put a line of text above an image; letters that OpenCV's font lacks are left out."""
     title = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
-    size = 0.6 * _scale_of(image)
-    thickness = max(1, round(_scale_of(image)))
+    size = 0.6 * _find_scale(image)
+    thickness = max(1, round(_find_scale(image)))
     (_, text_height), baseline = cv2.getTextSize(title, FONT, size, thickness)
     bar = np.full((text_height + baseline + 2 * MARGIN, image.shape[1], 3), PAPER, np.uint8)
     cv2.putText(bar, title, (MARGIN, MARGIN + text_height), FONT, size, INK, thickness, cv2.LINE_AA)

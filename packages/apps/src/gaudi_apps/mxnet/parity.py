@@ -59,13 +59,13 @@ def replay_steps(
         task.update(learning_rate(number - 1))
         after = task.read_weights()
         order = {layer: place for place, layer in enumerate(outputs)}
-        backwards = sorted(gradients, key=lambda name: order[_layer_of(name)], reverse=True)
+        backwards = sorted(gradients, key=lambda name: order[_find_layer(name)], reverse=True)
         scalars = dict(zip(LOSSES, losses.asnumpy(), strict=True))
         yield [
             *(make_tensor(number, "batch", name, np.array(values)) for name, values in sorted(own.items())),
             *list_outputs(number, outputs.items(), _by_layers(before) if number == 1 else {}),
             *(make_tensor(number, "loss", name, np.asarray(scalars[name])) for name in (*LOSSES[1:], LOSSES[0])),
-            *(make_tensor(number, "gradient", name, gradients[name], _layer_of(name)) for name in backwards),
+            *(make_tensor(number, "gradient", name, gradients[name], _find_layer(name)) for name in backwards),
             *(
                 make_tensor(number, "update", name, values - before[name], layer)
                 for layer, variables in sorted(_by_layers(after).items(), key=lambda item: order[item[0]])
@@ -111,11 +111,11 @@ def _list_blocks(block: Any) -> Iterator[Any]:
 def _by_layers(weights: Mapping[str, Array]) -> dict[str, list[tuple[str, Array]]]:
     layers: dict[str, list[tuple[str, Array]]] = {}
     for name in sorted(weights):
-        layers.setdefault(_layer_of(name), []).append((name, weights[name]))
+        layers.setdefault(_find_layer(name), []).append((name, weights[name]))
     return layers
 
 
-def _layer_of(name: str) -> str:
+def _find_layer(name: str) -> str:
     return name.partition("/")[0]
 
 

@@ -38,7 +38,7 @@ from gaudi_apps.training.setup import list_start_metadata, require_classes
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 
 # Values of a start that sides may differ in.
-_OF_A_SIDE = ("device", "precision", "python", "versions", "code")
+_SIDE_METADATA = ("device", "precision", "python", "versions", "code")
 
 
 def run_parity(session: Session, flags: ParityFlags, other: Path | None, *, as_json: bool) -> None:
@@ -92,7 +92,7 @@ class _ThisSide:
         self._steps = steps
         self._task, model_config, weights = _begin(session, self._data)
         start = list_start_metadata(session, self._data.fingerprint)
-        self.side = {"weights": weights, **{name: start[name] for name in _OF_A_SIDE}}
+        self.side = {"weights": weights, **{name: start[name] for name in _SIDE_METADATA}}
         self.settings = _list_settings(session, self._data, self._plan, model_config, steps)
 
     def compute(self, recording: Recording | None) -> Iterator[list[StepTensor]]:
