@@ -5,12 +5,20 @@ Nothing heavy is imported here, so that `--help` and a wrong flag are answered a
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dataclasses
 import difflib
+import functools
+import inspect
 import io
 import re
-from collections.abc import Sequence
-from typing import Any, TypeVar, overload
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, overload
 
 import tyro
 
@@ -76,6 +84,9 @@ def parse_flags(
     given = {} if default is None else {"default": default}
     box = io.StringIO()
     arguments = normalize_arguments(replace_former_flags(argv, former_flags), config_class, default)
+    if "--help" in arguments or "-h" in arguments:
+        for group in _list_groups(config_class):
+            _set_help(group)
     try:
         with contextlib.redirect_stderr(box):
             return tyro.cli(
@@ -97,6 +108,51 @@ def parse_flags(
                 raise FormerFlagError(stray[1], flag) from None
         named = _LONG_FLAG.search(text)
         raise FlagError(f"{text} (see {prog} --help)", flag=None if named is None else named[0]) from None
+
+
+def _list_groups(annotation: Any) -> Iterator[Any]:
+    """Yield the dataclasses of flags in a dataclass, or in a union of them, those within dataclasses too."""
+    if typing.get_origin(annotation) is Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for each in typing.get_args(annotation):
+            yield from _list_groups(each)
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        yield annotation
+        for hint in typing.get_type_hints(annotation, include_extras=True).values():
+            yield from _list_groups(hint)
+
+
+def _set_help(group: Any) -> None:
+    """Set the help of each flag of a dataclass from the string below its field, which tyro would read itself.
+
+    tyro parses the whole source file once for each class in it, which took a third of the time of `--help`.
+    """
+    for field in dataclasses.fields(group):
+        texts = (_read_field_texts(base.__module__).get((base.__qualname__, field.name)) for base in group.__mro__)
+        text = next(filter(None, texts), None)
+        if text is not None and "help" not in field.metadata:
+            field.metadata = types.MappingProxyType({**field.metadata, "help": text})
+
+
+@functools.cache
+def _read_field_texts(module: str) -> Mapping[tuple[str, str], str]:
+    """Return the strings below the fields of a module's classes by class and field, each paragraph one line."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if path is None:
+        return {}
+    texts = {}
+    for node in ast.parse(Path(path).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            for field, below in zip(node.body, node.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and _is_text(below):
+                    text = inspect.cleandoc(ast.literal_eval(below.value))
+                    texts[node.name, field.target.id] = re.sub(r"(?<!\n)\n(?!\n)", " ", text)
+    return texts
+
+
+def _is_text(node: ast.stmt) -> typing.TypeGuard[ast.Expr]:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _condense(box: str) -> str:

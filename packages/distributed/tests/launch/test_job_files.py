@@ -27,14 +27,13 @@ def test_the_launcher_finds_its_hosts_in_the_pod(plan: Plan, tmp_path: Path) -> 
     [
         ("--np 4", ["--nodes=1", "--ntasks-per-node=4"]),
         ("--np 4 --num_workers_per_hls 2", ["--nodes=2", "--ntasks-per-node=2"]),
-        ("--preset 4xc4140", ["--nodes=4", "--ntasks-per-node=4", "--gpus-per-node=4"]),
+        ("--preset habana-16", ["--nodes=2", "--ntasks-per-node=8"]),
         ("--np 2 --sbatch=--time=1:00 --sbatch=--partition=a", ["--time=1:00", "--partition=a"]),
         ("--np 2 --forward EDITOR", ["--export=EDITOR,PATH,PYTHONPATH,TF_CPP_MIN_LOG_LEVEL"]),
     ],
 )
 def test_a_script_for_slurm(plan: Plan, flags: str, options: list[str]) -> None:
-    program = "" if "preset" in flags else " ssd_train --steps 5"
-    script = plan(f"{flags} --slurm-script job.sh --job-name mine{program}")
+    script = plan(f"{flags} --slurm-script job.sh --job-name mine ssd_train --steps 5")
     lines = script.splitlines()
     assert lines[:2] == ["#!/bin/bash", "#SBATCH --job-name=mine"]
     assert [option for option in options if f"#SBATCH {option}" not in lines] == []

@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gaudi_apps.cli.flags import DistributionFlags
 from gaudi_apps.runtime.process_group import FindDevice, find_request
@@ -19,7 +19,9 @@ from gaudi_datasets.errors import FlagError
 from gaudi_distributed import ConfigurationError, DeviceError
 from gaudi_distributed.cluster.rank_info import is_launched
 from gaudi_distributed.comm.horovod_engine import require_horovod
-from gaudi_distributed.launch.planning import CommandLine
+
+if TYPE_CHECKING:
+    from gaudi_distributed.launch.planning import CommandLine
 
 LAUNCHER = "gaudi_distributed.launch"
 _HOSTS = "MULTI_HLS_IPS"

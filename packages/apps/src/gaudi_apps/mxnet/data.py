@@ -13,6 +13,7 @@ from gaudi_apps.detection.plan import COCO_TRAIN_IMAGES
 from gaudi_apps.inference.media import Preprocessor, keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_apps.mxnet.config import SSDMXNetConfig
+from gaudi_apps.mxnet.plan import find_coco_files
 from gaudi_apps.runtime.settings import RunSettings
 from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.detection.batches import Layout, prepare_pixels
@@ -82,18 +83,6 @@ def input_options(config: SSDMXNetConfig, run: RunSettings, batch_size: int | No
         threads=data.dali_workers,
         flip_probability=data.flip_probability,
     )
-
-
-def find_coco_files(root: str | Path, dataset: str, split: str) -> tuple[Path, Path]:
-    """Return the annotation file and the folder of images of a split.
-
-    Args:
-        root: the folder.
-        dataset: "coco2017", whose names have the year, or "plain".
-        split: "train" or "val".
-    """
-    name = f"{split}{dataset.removeprefix('coco') if dataset != 'plain' else ''}"
-    return Path(root) / "annotations" / f"instances_{name}.json", Path(root) / name
 
 
 def make_preprocessor(layout: Layout) -> Preprocessor:

@@ -19,7 +19,6 @@ from gaudi_apps.detection.plan import (
     describe_records,
 )
 from gaudi_apps.mxnet.config import ScheduleFlags, SSDMXNetConfig
-from gaudi_apps.mxnet.data import find_coco_files
 from gaudi_apps.training.plan import (
     CURRENT,
     Plan,
@@ -180,3 +179,15 @@ def describe_training_set(config: SSDMXNetConfig) -> TrainingSet:
     if data.coco_root is not None:
         return describe_annotations(*find_coco_files(data.coco_root, data.dataset, "train"), given)
     return TrainingSet(given or COCO_TRAIN_IMAGES, COCO_CLASSES)
+
+
+def find_coco_files(root: str | Path, dataset: str, split: str) -> tuple[Path, Path]:
+    """Return the annotation file and the folder of images of a split.
+
+    Args:
+        root: the folder.
+        dataset: "coco2017", whose names have the year, or "plain".
+        split: "train" or "val".
+    """
+    name = f"{split}{dataset.removeprefix('coco') if dataset != 'plain' else ''}"
+    return Path(root) / "annotations" / f"instances_{name}.json", Path(root) / name
