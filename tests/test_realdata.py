@@ -54,7 +54,7 @@ def test_blood_cells_are_learnt(tmp_path: Path) -> None:
     evaluation = json.loads((model_dir / "evaluation.json").read_text())
     assert evaluation["step"] == 12
     assert [one["name"] for one in evaluation["classes"]] == ["Platelets", "RBC", "WBC"]
-    assert len(list((model_dir / "images").glob("*.png"))) == 8
+    assert len(list((model_dir / "pictures").glob("*.png"))) == 8
 
 
 def test_a_resnext_begins_to_learn_clothes(tmp_path: Path) -> None:

@@ -216,6 +216,8 @@ def test_good_names(name: str, inner: str) -> None:
         ("\\\\host\\share\\a", "is absolute"),
         ("a\\b", "has a backslash"),
         ("z:a", "is absolute"),
+        ("./C:", "is absolute"),
+        ("././z:a", "is absolute"),
         ("a\0b", "is not printable"),
         ("a\udcffb", "is not printable"),
         ("ü" * 128, "is longer than 1024"),

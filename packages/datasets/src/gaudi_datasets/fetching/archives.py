@@ -233,21 +233,21 @@ def check_inner_name(name: str) -> str:
     Raises:
         ValueError: the name breaks a rule; the message says which, to stand after the name.
     """
-    windows = PureWindowsPath(name)
+    windows, parts = PureWindowsPath(name), PurePosixPath(name).parts
+    inner = "/".join(parts)
     if not name.isprintable():  # nor are the stand-ins for bytes that are not UTF-8
         raise ValueError("is not printable text in UTF-8")
-    if windows.drive or name.startswith("/"):
+    if windows.drive or PureWindowsPath(inner).drive or name.startswith("/"):  # ./C: is C: without the dot
         raise ValueError("is absolute; it must be relative")
     if "\\" in name:
         raise ValueError("has a backslash; only slashes may divide it")
     if ".." in windows.parts:
         raise ValueError("has '..', which leaves the folder")
-    parts = PurePosixPath(name).parts
     if not parts:
         raise ValueError("is empty")
     if len(name.encode()) > _LONGEST_NAME or max(len(part.encode()) for part in parts) > _LONGEST_PART:
         raise ValueError(f"is longer than {_LONGEST_NAME} bytes, or than {_LONGEST_PART} between slashes")
-    return "/".join(parts)
+    return inner
 
 
 def fold_name(name: str) -> str:
