@@ -239,7 +239,7 @@ def gaudi_contract(session: nox.Session) -> None:
 @nox.session(default=False, python="3.13")
 def current(session: nox.Session) -> None:
     """Test all packages with the newest Python, TensorFlow and NumPy that they take, of all else the newest too."""
-    install_unpinned(session, EXTRAS | {"models": "tensorflow-cpu,test", "apps": "tensorflow-cpu,export,test"})
+    install_unpinned(session, EXTRAS | {"models": "tensorflow-cpu,test", "apps": "tensorflow-cpu,mlperf,export,test"})
     session.run("python", "-c", CURRENT_LANE)
     test_quickly(session, WITHOUT_MXNET)
 
