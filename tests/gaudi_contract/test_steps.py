@@ -163,7 +163,7 @@ def test_a_planted_layer_is_named(small: tuple[KerasTask, Batch]) -> None:
     gelu = keras.layers.Activation("softsign", name="strange_layer")(images)
     task.model = keras.Model(images, task.model(gelu))
     faults = find_unsupported(trace(task, batch))
-    assert any(fault.startswith("Softsign") and "of layer strange_layer is on no list" in fault for fault in faults)
+    assert any(fault.startswith("Softsign") and "of layer strange_layer" in fault for fault in faults)
 
 
 def test_a_planted_type_is_named(small: tuple[KerasTask, Batch], registry: dict[str, Any]) -> None:
