@@ -118,14 +118,18 @@ def tensorflow1_momentum(momentum: float, half_squares: float) -> Rule:
     return update
 
 
-def lars(momentum: float, weight_decay: float, epsilon: float) -> Rule:
+def lars(momentum: float, weight_decay: float, epsilon: float, dtype: Any = np.float64) -> Rule:
+    """LARS of the originals, in the precision that is given."""
+
     def update(name: str, weights: Any, velocity: Any, gradient: Any, rate: float) -> tuple[Any, Any]:
+        weights, velocity, gradient, scale = (np.asarray(each, dtype) for each in (weights, velocity, gradient, rate))
         if not (is_normalization(name) or "bias" in name):
-            weight_norm, gradient_norm = float(np.linalg.norm(weights)), float(np.linalg.norm(gradient))
+            weight_norm, gradient_norm = dtype(np.linalg.norm(weights)), dtype(np.linalg.norm(gradient))
             if weight_norm > 0 and gradient_norm > 0:
-                rate = rate * 0.001 * weight_norm / (gradient_norm + weight_decay * weight_norm + epsilon)
-            gradient = gradient + weight_decay * weights
-        velocity = momentum * velocity - rate * gradient
+                decayed = dtype(weight_decay) * weight_norm
+                scale = scale * dtype(0.001) * weight_norm / (gradient_norm + decayed + dtype(epsilon))
+            gradient = gradient + dtype(weight_decay) * weights
+        velocity = dtype(momentum) * velocity - scale * gradient
         return weights + velocity, velocity
 
     return update
@@ -275,6 +279,17 @@ def test_weights_after_fifty_steps(
     # Other forms would be noticed.
     for other in others:
         assert find_difference(twin.train(rate, other), expected) > 5e-6
+
+
+@pytest.mark.parametrize("base", [1.0, 2.5, 4.0])
+def test_lars_differs_by_rounding_alone_at_large_rates(base: float, twin: Twin) -> None:
+    """At the presets' rate of 2.5 float32 itself is up to 1e-6 away, so its own distance is the measure."""
+    found, _ = train(open_app("resnet_train", f"--train_epochs 50 --optimizer LARS --base_learning_rate {base}"), BATCH)
+    rate = polynomial_with_warmup(base, 3, 50)
+    expected = twin.train(rate, lars(0.9, 1e-4, 1e-7))
+    rounded = twin.train(rate, lars(0.9, 1e-4, 1e-7, np.float32))
+    assert find_difference(found, expected) < max(1e-6, 3 * find_difference(rounded, expected))
+    assert find_difference(twin.train(rate, lars(0.9, 2e-4, 1e-7)), expected) > 5e-6
 
 
 @pytest.mark.parametrize("workers", [1, 16, 17])
