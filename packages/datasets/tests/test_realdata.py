@@ -83,8 +83,9 @@ def test_coco_is_converted(tmp_path: Path) -> None:
     folder = FOLDER / "coco_ccby"
     for split, kept, boxes in [("train", 79, 770), ("val", 57, 517)]:
         coco = read_coco(folder / "annotations" / f"instances_{split}2017.json")
-        report = write_records(coco, folder / f"{split}2017", tmp_path, split, keep_empty=split == "val")
-        assert (report.images_kept, report.boxes_kept, report.boxes_total) == (kept, boxes, boxes)
+        manifest = write_records(coco, folder / f"{split}2017", tmp_path, split, keep_empty=split == "val")
+        images, boxes_told = manifest["images"], manifest["boxes"]
+        assert (images["kept"], boxes_told["kept"], boxes_told["of"]) == (kept, boxes, boxes)
         source = RecordSource(tmp_path, split)
         assert len(source) == kept
         assert len(source.categories) == 80
@@ -98,8 +99,9 @@ def test_blood_cells_are_converted_from_voc(tmp_path: Path) -> None:
         ("val", ["test"], (72, 945, 945)),
     ]:
         coco = parse_coco(read_voc(root, sets), root)
-        report = write_records(coco, root / IMAGE_FOLDER, tmp_path, split, keep_empty=split == "val")
-        assert (report.images_kept, report.boxes_kept, report.boxes_total) == figures
+        manifest = write_records(coco, root / IMAGE_FOLDER, tmp_path, split, keep_empty=split == "val")
+        images, boxes_told = manifest["images"], manifest["boxes"]
+        assert (images["kept"], boxes_told["kept"], boxes_told["of"]) == figures
         assert [category.name for category in coco.categories] == ["Platelets", "RBC", "WBC"]
 
 

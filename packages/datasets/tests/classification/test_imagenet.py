@@ -89,8 +89,8 @@ def test_kaggle_s_folders_are_known(imagenet_folders: Path) -> None:
 
 def test_records_have_the_original_s_names_and_say_what_was_fixed(imagenet_tars: Path, tmp_path: Path) -> None:
     source = open_imagenet(imagenet_tars, "train")
-    report = write_records(source, tmp_path / "records", "train", shards=4, suffix="")
-    assert report.fixed == {CMYK_FIX: 1, PNG_FIX: 1}
+    manifest = write_records(source, tmp_path / "records", "train", shards=4, suffix="")
+    assert manifest["fixed"] == {CMYK_FIX: 1, PNG_FIX: 1}
     names = sorted(path.name for path in (tmp_path / "records").iterdir())
     assert names == [f"train-{number:05d}-of-00004" for number in range(4)] + ["train.json"]
     records = RecordSource(tmp_path / "records", "train")

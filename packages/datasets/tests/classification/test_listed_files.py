@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gaudi_datasets.classification.class_folders import FolderSource
-from gaudi_datasets.classification.listed_files import PNG_FIX, FileList, FolderReader, ListedSource
+from gaudi_datasets.classification.listed_files import PNG_FIX, FileList, ListedSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.image_files import CMYK_FIX
 
@@ -23,13 +23,13 @@ Encode = Callable[..., bytes]
 def make_list(labels: list[int]) -> FileList:
     names = np.array([f"{label}/{row}.jpg".encode() for row, label in enumerate(labels)], np.bytes_)
     count = len(labels)
-    return FileList(("a", "b", "c", "d"), names, np.array(labels, np.int32), *np.ones((2, count), np.int64))
+    return FileList(Path(), ("a", "b", "c", "d"), names, np.array(labels, np.int32), *np.ones((2, count), np.int64))
 
 
 @given(labels=st.lists(st.integers(0, 3), min_size=1, max_size=40), count=st.integers(1, 5))
 def test_so_many_of_each_class_are_the_first_of_it(labels: list[int], count: int) -> None:
     labels.sort()
-    source = ListedSource("x", make_list(labels), FolderReader(Path()))
+    source = ListedSource(make_list(labels))
     before = source.rows.tolist()
     source.keep_per_class(count)
     seen: Counter[int] = Counter()
@@ -68,7 +68,7 @@ def test_images_are_fixed_as_they_are_read(tmp_path: Path, encode: Encode) -> No
     (tmp_path / "a" / "png.jpg").write_bytes(encode(2, "PNG"))
     files = FolderSource(tmp_path).files
     for only_jpeg in (False, True):
-        source = ListedSource("x", files, FolderReader(tmp_path), only_jpeg=only_jpeg)
+        source = ListedSource(files, only_jpeg=only_jpeg)
         cmyk, png = (source.read_image(source.rows.tolist().index(row)) for row in (0, 1))
         assert (cmyk.format, cmyk.fix) == ("jpeg", CMYK_FIX)
         assert Image.open(io.BytesIO(cmyk.encoded)).mode == "RGB"
@@ -86,6 +86,6 @@ def test_a_source_is_pickled_for_other_processes(class_tree: Path) -> None:
 def test_a_million_images_are_listed_in_little_memory() -> None:
     count = 1_281_167
     names = np.full(count, b"n01440764_12345.JPEG", "S20")
-    files = FileList(("a",), names, np.zeros(count, np.int32), *np.zeros((2, count), np.int64))
+    files = FileList(Path(), ("a",), names, np.zeros(count, np.int32), *np.zeros((2, count), np.int64))
     arrays = (files.names, files.labels, files.sizes, files.times_ns)
     assert sum(array.nbytes for array in arrays) < 60e6

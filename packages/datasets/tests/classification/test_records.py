@@ -13,7 +13,7 @@ import pytest
 
 from gaudi_datasets.classification.class_folders import FolderSource
 from gaudi_datasets.classification.pipeline import eval_dataset, train_dataset
-from gaudi_datasets.classification.records import write_records
+from gaudi_datasets.classification.records import describe_records, write_records
 from gaudi_datasets.classification.sources import RecordSource
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
 from gaudi_datasets.image_files import CMYK_FIX
@@ -29,8 +29,8 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def test_records_are_what_the_folders_are(class_tree: Path, tmp_path: Path) -> None:
     folders = FolderSource(class_tree)
-    report = write_records(folders, tmp_path / "records", "train", shards=2)
-    assert re.findall(r"\d+", report.describe()) == ["9", "9", "3", "2"]
+    manifest = write_records(folders, tmp_path / "records", "train", shards=2)
+    assert re.findall(r"\d+", describe_records(manifest)) == ["9", "9", "3", "2"]
     records = RecordSource(tmp_path / "records", "train")
     assert len(records) == 9
     assert records.class_names == ("cat", "dog", "eel")
@@ -48,10 +48,10 @@ def test_the_manifest_counts(class_tree: Path, tmp_path: Path, encode: Encode) -
     (class_tree / "cat" / "0.jpg").write_bytes(encode(mode="CMYK"))
     source = FolderSource(class_tree, class_names=("ant", "cat", "dog", "eel"))
     source.keep_per_class(2)
-    report = write_records(source, tmp_path / "records", "val")
+    write_records(source, tmp_path / "records", "val")
     kept_cmyk = 0 in source.rows
-    assert report.fixed == ({CMYK_FIX: 1} if kept_cmyk else {})
     manifest = json.loads((tmp_path / "records" / "val.json").read_text())
+    assert manifest["fixed"] == ({CMYK_FIX: 1} if kept_cmyk else {})
     assert (manifest["kind"], manifest["images"]) == ("classification", {"kept": 6, "of": 9})
     assert manifest["classes"] == ["ant", "cat", "dog", "eel"]
     assert manifest["images_per_class"] == [0, 2, 2, 2]
@@ -64,8 +64,8 @@ def test_the_manifest_counts(class_tree: Path, tmp_path: Path, encode: Encode) -
 def test_fixed_images_are_counted(class_tree: Path, tmp_path: Path, encode: Encode) -> None:
     for number in (0, 2):
         (class_tree / "cat" / f"{number}.jpg").write_bytes(encode(number, mode="CMYK"))
-    report = write_records(FolderSource(class_tree), tmp_path / "records", "train", shards=3)
-    assert report.describe().endswith(f"in 3 shards; 2 {CMYK_FIX}")
+    manifest = write_records(FolderSource(class_tree), tmp_path / "records", "train", shards=3)
+    assert describe_records(manifest).endswith(f"in 3 shards; 2 {CMYK_FIX}")
 
 
 def test_the_number_of_processes_changes_nothing(class_tree: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_records_are_not_overwritten_unasked(class_tree: Path, tmp_path: Path) -
     source.keep_per_class(1)
     with pytest.raises(UnsafeError, match="--overwrite"):
         write_records(source, tmp_path, "train")
-    assert write_records(source, tmp_path, "train", overwrite=True).images == 3
+    assert write_records(source, tmp_path, "train", overwrite=True)["images"]["kept"] == 3
 
 
 def test_the_original_s_records_are_read_as_they_are(

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.examples import DetectionExample, decode_example, encode_example
 from gaudi_datasets.errors import DataError
 
-IDS, NAMES = [0, 7, 90], ["ant", "bee", "cat"]
+CATEGORIES = (Category(0, "ant"), Category(7, "bee"), Category(90, "cat"))
 LABELS = {0: 1, 7: 2, 90: 3}
 EXAMPLE = DetectionExample(
     image_id=42,
@@ -25,7 +26,7 @@ EXAMPLE = DetectionExample(
 
 
 def encode(example: DetectionExample = EXAMPLE) -> bytes:
-    return encode_example(example, image_format="jpeg", category_ids=IDS, category_names=NAMES)
+    return encode_example(example, image_format="jpeg", categories=CATEGORIES)
 
 
 def edited(name: str, feature: tf.train.Feature | None) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from gaudi_datasets.detection.coco import NO_SIZE, PAST_EDGE, CocoAnnotations, parse_coco
-from gaudi_datasets.detection.records import write_records
+from gaudi_datasets.detection.records import describe_records, write_records
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
 
@@ -45,11 +45,13 @@ def names(folder: Path) -> list[str]:
 
 
 def test_training_leaves_out_images_without_a_box(images: Path, tmp_path: Path) -> None:
-    report = write_records(make_annotations(), images, tmp_path / "out", "train", keep_empty=False)
-    assert (report.images_kept, report.images_total, report.boxes_kept, report.boxes_total) == (2, 5, 3, 6)
-    assert list(report.dropped_boxes.values()) == [1, 1, 1]
-    assert {NO_SIZE, PAST_EDGE} <= set(report.dropped_boxes)
-    assert re.findall(r"\d+", report.describe()) == ["2", "5", "3", "6", "1", "1", "1", "1"]
+    manifest = write_records(make_annotations(), images, tmp_path / "out", "train", keep_empty=False)
+    dropped = manifest["boxes"].pop("dropped")
+    assert (manifest["images"], manifest["boxes"]) == ({"kept": 2, "of": 5}, {"kept": 3, "of": 6})
+    assert list(dropped.values()) == [1, 1, 1]
+    assert {NO_SIZE, PAST_EDGE} <= set(dropped)
+    manifest["boxes"]["dropped"] = dropped
+    assert re.findall(r"\d+", describe_records(manifest)) == ["2", "5", "3", "6", "1", "1", "1", "1"]
     source = RecordSource(tmp_path / "out", "train")
     assert [source.read(row).image_id for row in range(len(source))] == [1, 5]
     example = source.read(1)
@@ -61,8 +63,8 @@ def test_training_leaves_out_images_without_a_box(images: Path, tmp_path: Path) 
 
 def test_evaluation_keeps_all_images_dealt_in_turn(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    report = write_records(make_annotations(), images, out, "val", keep_empty=True, shards=2)
-    assert (report.images_kept, report.boxes_kept, report.boxes_total) == (5, 4, 6)
+    manifest = write_records(make_annotations(), images, out, "val", keep_empty=True, shards=2)
+    assert (manifest["images"]["kept"], manifest["boxes"]["kept"], manifest["boxes"]["of"]) == (5, 4, 6)
     assert names(out) == ["val-00000-of-00002.tfrecord", "val-00001-of-00002.tfrecord", "val.json"]
     source = RecordSource(out, "val")
     assert [source.read(row).image_id for row in range(5)] == [1, 2, 3, 4, 5]

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category, parse_coco
-from gaudi_datasets.detection.records import write_records
+from gaudi_datasets.detection.records import describe_records, write_records
 from gaudi_datasets.detection.sources import CocoSource, RecordSource, ground_truth
 from gaudi_datasets.errors import DataError, MissingInputError
 
@@ -161,8 +161,8 @@ def test_without_records_the_examples_are_the_same(
     with Image.open(images / "3.jpg") as image:
         image.convert("CMYK").save(images / "3.jpg")
     coco = parse_coco(DOCUMENT, Path("x.json"))
-    report = write_records(coco, images, tmp_path / "out", "train", shards=shards, keep_empty=keep_empty)
-    assert report.describe().endswith("; images fixed: 1 CMYK JPEG made RGB")
+    manifest = write_records(coco, images, tmp_path / "out", "train", shards=shards, keep_empty=keep_empty)
+    assert describe_records(manifest).endswith("; images fixed: 1 CMYK JPEG made RGB")
     raw, records = CocoSource(coco, images, keep_empty=keep_empty), RecordSource(tmp_path / "out", "train")
     assert len(raw) == len(records) == (4 if keep_empty else 2)
     assert raw.categories == records.categories

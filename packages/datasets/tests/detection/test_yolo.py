@@ -66,8 +66,9 @@ def test_a_set_may_be_several_places(folder: Path) -> None:
 def test_it_becomes_records(folder: Path, tmp_path: Path) -> None:
     document, image_dir = read_yolo(folder / "data.yaml", "train")
     coco = parse_coco(document, folder / "data.yaml")
-    report = write_records(coco, image_dir, tmp_path / "out", "train", keep_empty=False)
-    assert (report.images_kept, report.images_total, report.boxes_kept, report.shards) == (1, 3, 2, 1)
+    manifest = write_records(coco, image_dir, tmp_path / "out", "train", keep_empty=False)
+    assert manifest["images"] == {"kept": 1, "of": 3}
+    assert (manifest["boxes"]["kept"], len(manifest["shards"])) == (2, 1)
     example = RecordSource(tmp_path / "out", "train").read(0)
     assert example.boxes_yxyx == pytest.approx(np.array([[0.375, 0.25, 0.625, 0.75], [0, 0, 0.4, 0.2]]))
     assert example.labels.tolist() == [2, 1]

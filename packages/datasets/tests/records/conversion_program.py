@@ -25,9 +25,6 @@ class Job:
     size: int
     trouble: str = ""
 
-    def __len__(self) -> int:
-        return self.records
-
     def encode(self, index: int) -> tuple[bytes, str]:
         if index == 11 and self.trouble == "fault":
             raise DataError(f"record {index} is at fault")
@@ -41,7 +38,8 @@ class Job:
 
 def convert(job: Job, output_dir: str, *, processes: int, shards: int = 23, overwrite: bool = False) -> None:
     write_shards(
-        job,
+        job.encode,
+        job.records,
         output_dir,
         "train",
         manifest={"kind": "detection"},

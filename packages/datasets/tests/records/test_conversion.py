@@ -19,7 +19,7 @@ import google_crc32c
 import pytest
 
 from gaudi_datasets.errors import DataError, UnsafeError
-from gaudi_datasets.records.conversion import RecordJob, write_shards
+from gaudi_datasets.records.conversion import write_shards
 from gaudi_datasets.records.tfrecords import index_records, read_record
 
 PROGRAM = Path(__file__).with_name("conversion_program.py")
@@ -28,23 +28,17 @@ SECONDS = 600
 MORE_MARKS = 10**6  # than any program writes
 
 
-class Words:
-    """Records that are numbers as text."""
+def write(
+    count: int, output_dir: Path, on_record: Callable[[int], None] = lambda index: None, **options: Any
+) -> dict[str, Any]:
+    """Write records that are numbers as text."""
 
-    def __init__(self, count: int, on_record: Callable[[int], None] = lambda index: None) -> None:
-        self._count, self._on_record = count, on_record
-
-    def __len__(self) -> int:
-        return self._count
-
-    def encode(self, index: int) -> tuple[bytes, str]:
-        self._on_record(index)
+    def encode(index: int) -> tuple[bytes, str]:
+        on_record(index)
         return f"record {index}".encode(), "even" if index % 2 == 0 else ""
 
-
-def write(job: RecordJob, output_dir: Path, **options: Any) -> dict[str, Any]:
     given = {"manifest": {"kind": "detection"}, "fingerprint": "x", "shards": 3, **options}
-    return write_shards(job, output_dir, "train", **given)
+    return write_shards(encode, count, output_dir, "train", **given)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -83,7 +77,7 @@ def wait_for_marks(program: subprocess.Popen[str], count: int) -> bool:
 
 def test_records_are_dealt_in_turn_and_the_manifest_tells_of_them(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    manifest = write(Words(7), tmp_path / "out", suffix="", progress=lambda *now: told.append(now))
+    manifest = write(7, tmp_path / "out", suffix="", progress=lambda *now: told.append(now))
     assert told == [(3, 7), (5, 7), (7, 7)]
     assert manifest == json.loads((tmp_path / "out" / "train.json").read_text())
     assert (manifest["split"], manifest["kind"], manifest["fixed"]) == ("train", "detection", {"even": 4})
@@ -98,7 +92,7 @@ def test_records_are_dealt_in_turn_and_the_manifest_tells_of_them(tmp_path: Path
 
 
 def test_there_may_be_more_shards_than_records(tmp_path: Path) -> None:
-    manifest = write(Words(2), tmp_path, shards=4)
+    manifest = write(2, tmp_path, shards=4)
     assert [shard["records"] for shard in manifest["shards"]] == [1, 1, 0, 0]
 
 
@@ -158,13 +152,13 @@ def stop_at(number: int) -> Callable[[int], None]:
 def test_what_was_finished_is_not_written_again(tmp_path: Path) -> None:
     seen: list[int] = []
     with pytest.raises(KeyboardInterrupt):
-        write(Words(9, stop_at(4)), tmp_path / "out")
+        write(9, tmp_path / "out", stop_at(4))
     assert contents(tmp_path / "out") == {}
     told: list[tuple[int, int]] = []
-    write(Words(9, seen.append), tmp_path / "out", progress=lambda *now: told.append(now))
+    write(9, tmp_path / "out", seen.append, progress=lambda *now: told.append(now))
     assert seen == [1, 4, 7, 2, 5, 8]
     assert told == [(6, 9), (9, 9)]
-    write(Words(9), tmp_path / "once")
+    write(9, tmp_path / "once")
     assert contents(tmp_path / "out") == contents(tmp_path / "once")
 
 
@@ -173,9 +167,9 @@ def test_what_was_finished_is_not_written_again(tmp_path: Path) -> None:
 )
 def test_shards_of_another_job_are_not_used(tmp_path: Path, other: dict[str, Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
-        write(Words(9, stop_at(4)), tmp_path)
+        write(9, tmp_path, stop_at(4))
     seen: list[int] = []
-    write(Words(9, seen.append), tmp_path, **other)
+    write(9, tmp_path, seen.append, **other)
     assert sorted(seen) == list(range(9))
     assert len(contents(tmp_path)) == other.get("shards", 3) + 1
 
@@ -186,8 +180,8 @@ def test_publishing_is_finished_where_it_was_stopped(
 ) -> None:
     """Records in 5 shards are replaced by others in 4; stopped before each of the removals and renames."""
     out, calls = tmp_path / "out", 0
-    write(Words(9), tmp_path / "once", shards=4)
-    write(Words(30), out, shards=5)
+    write(9, tmp_path / "once", shards=4)
+    write(30, out, shards=5)
 
     def stop_in_time(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -203,8 +197,8 @@ def test_publishing_is_finished_where_it_was_stopped(
         for name in ("unlink", "replace"):
             patch.setattr(Path, name, stop_in_time(getattr(Path, name)))
         with pytest.raises(KeyboardInterrupt):
-            write(Words(9), out, shards=4, overwrite=True)
-    write(Words(9), out, shards=4, overwrite=True)
+            write(9, out, shards=4, overwrite=True)
+    write(9, out, shards=4, overwrite=True)
     assert contents(out) == contents(tmp_path / "once")
     assert sorted(path.name for path in out.iterdir()) == sorted(contents(out))
 
@@ -229,41 +223,41 @@ def test_two_at_once_are_kept_apart(tmp_path: Path) -> None:
     with (tmp_path / ".unfinished-train.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UnsafeError, match="another process writes"):
-            write(Words(9), tmp_path)
-    write(Words(9), tmp_path)
+            write(9, tmp_path)
+    write(9, tmp_path)
 
 
 def test_earlier_records_stay_when_it_fails(tmp_path: Path) -> None:
     def fail(index: int) -> None:
         raise DataError("no")
 
-    write(Words(9), tmp_path)
+    write(9, tmp_path)
     before = contents(tmp_path)
     with pytest.raises(UnsafeError, match="name another or --overwrite"):
-        write(Words(8), tmp_path)
+        write(8, tmp_path)
     with pytest.raises(DataError):
-        write(Words(9, fail), tmp_path, overwrite=True)
+        write(9, tmp_path, fail, overwrite=True)
     with pytest.raises(KeyboardInterrupt):
-        write(Words(9, stop_at(3)), tmp_path, overwrite=True)
+        write(9, tmp_path, stop_at(3), overwrite=True)
     assert contents(tmp_path) == before
 
 
 def test_the_same_again_does_nothing(tmp_path: Path) -> None:
     seen: list[int] = []
-    first = write(Words(9), tmp_path)
-    assert write(Words(9, seen.append), tmp_path) == first
+    first = write(9, tmp_path)
+    assert write(9, tmp_path, seen.append) == first
     assert seen == []
     (tmp_path / "train-00001-of-00003.tfrecord").unlink()
     with pytest.raises(UnsafeError, match="name another or --overwrite"):
-        write(Words(9), tmp_path)
-    assert write(Words(9, seen.append), tmp_path, overwrite=True) == first
+        write(9, tmp_path)
+    assert write(9, tmp_path, seen.append, overwrite=True) == first
     assert sorted(seen) == list(range(9))
 
 
 @pytest.mark.parametrize("bad", [{"shards": 0}, {"processes": -1}])
 def test_bad_arguments_are_refused(tmp_path: Path, bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be a"):
-        write(Words(9), tmp_path, **bad)
+        write(9, tmp_path, **bad)
 
 
 @pytest.mark.slow

@@ -16,23 +16,13 @@ from gaudi_datasets.records.record_sets import RecordKind, RecordSet, find_kind
 from gaudi_datasets.records.tfrecords import encode_features, frame_record
 
 
-class CountingJob:
-    """Records that are their own number, as text."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def encode(self, index: int) -> tuple[bytes, str]:
-        return str(index).encode(), ""
+def encode_number(index: int) -> tuple[bytes, str]:
+    return str(index).encode(), ""
 
 
 def write(folder: Path, count: int, shards: int, kind: str = "detection") -> None:
-    write_shards(
-        CountingJob(count), folder, "val", manifest={"kind": kind}, fingerprint="", shards=shards, overwrite=True
-    )
+    manifest = {"kind": kind}
+    write_shards(encode_number, count, folder, "val", manifest=manifest, fingerprint="", shards=shards, overwrite=True)
 
 
 def write_bare(folder: Path, shards: Sequence[Sequence[bytes]]) -> None:
@@ -44,7 +34,7 @@ def write_bare(folder: Path, shards: Sequence[Sequence[bytes]]) -> None:
 
 
 def read_all(records: RecordSet) -> list[bytes]:
-    return [records.read(index)[1] for index in range(len(records))]
+    return [records.read_record(index)[1] for index in range(len(records))]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
@@ -54,7 +44,7 @@ def test_the_order_is_that_of_the_source_for_any_number_of_shards(tmp_path: Path
     records = RecordSet(tmp_path, "val", kind="detection")
     assert read_all(records) == [str(number).encode() for number in range(count)]
     assert records.manifest is not None
-    place = records.place(count - 1)
+    place, _ = records.read_record(count - 1)
     assert (place.path.name, place.number) == (
         f"val-{(count - 1) % shards:05d}-of-{shards:05d}.tfrecord",
         (count - 1) // shards,
@@ -75,9 +65,9 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     content[12] ^= 1
     path.write_bytes(content)
     records = RecordSet(tmp_path, "val", kind="detection")
-    assert records.read(0)[1] == b"0"
+    assert records.read_record(0)[1] == b"0"
     with pytest.raises(DataError, match="record 0: its checksum is") as caught:
-        records.read(1)
+        records.read_record(1)
     assert str(caught.value.path).endswith("val-00001-of-00002.tfrecord")
 
 
@@ -147,5 +137,5 @@ def test_many_records_take_little_memory(tmp_path: Path) -> None:
     (tmp_path / "val-00000-of-00001").write_bytes((length + mask(length) + mask(b"")) * 100_000)
     records = RecordSet(tmp_path, "val", kind="detection")
     assert len(records) == 100_000
-    assert records.read(99_999)[1] == b""
+    assert records.read_record(99_999)[1] == b""
     assert records._places.nbytes == 32 * 100_000

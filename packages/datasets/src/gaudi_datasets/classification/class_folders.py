@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_datasets.classification.listed_files import FileList, FolderReader, ListedSource
+from gaudi_datasets.classification.listed_files import FileList, ListedSource
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.split_folders import find_record_file
@@ -40,7 +40,7 @@ class FolderSource(ListedSource):
                 path=root,
                 remedy="give a folder that holds a folder for each class",
             )
-        super().__init__(str(root), list_folders(root, class_names), FolderReader(root))
+        super().__init__(list_folders(root, class_names))
 
 
 def list_folders(root: Path, class_names: Sequence[str] | None = None) -> FileList:
@@ -68,7 +68,8 @@ def list_folders(root: Path, class_names: Sequence[str] | None = None) -> FileLi
             "has no folders of images", path=root, remedy="give a folder that holds a folder for each class"
         )
     sizes, times_ns = np.array(stats, np.int64).T
-    return FileList(tuple(label_of_class), np.array(names, np.bytes_), np.array(labels, np.int32), sizes, times_ns)
+    classes, numbers = tuple(label_of_class), np.array(labels, np.int32)
+    return FileList(root, classes, np.array(names, np.bytes_), numbers, sizes, times_ns)
 
 
 def list_flat(root: Path) -> list[tuple[str, int, int]]:

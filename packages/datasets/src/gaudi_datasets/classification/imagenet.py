@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from gaudi_datasets.classification.class_folders import check_folder, list_flat, list_folders
 from gaudi_datasets.classification.imagenet_labels import SYNSET, read_validation_labels
-from gaudi_datasets.classification.listed_files import FileList, FolderReader, ListedSource
+from gaudi_datasets.classification.listed_files import FileList, ListedSource
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.fetching.archives import Limits, Member, list_members
@@ -57,39 +54,16 @@ def open_imagenet(root: str | Path, split: Split) -> ListedSource:
     return _open_validation(root)
 
 
-@dataclass(frozen=True, eq=False)
-class _TarReader:
-    """Files within a tar, by where their content begins."""
-
-    path: Path
-    offsets: npt.NDArray[np.int64]
-
-    def place(self, files: FileList, row: int) -> str:
-        """Return the path of the tar and the name of the file in it."""
-        return f"{self.path}: {files.name(row)}"
-
-    def locate(self, files: FileList, row: int) -> Path:
-        """Return the path of the tar."""
-        return self.path
-
-    def read(self, files: FileList, row: int) -> bytes:
-        """Read a file; raises DataError when the tar has become shorter."""
-        size = int(files.sizes[row])
-        descriptor = os.open(self.path, os.O_RDONLY)  # own: threads and processes share no position
-        try:
-            content = os.pread(descriptor, size, int(self.offsets[row]))
-        finally:
-            os.close(descriptor)
-        if len(content) != size:
-            raise DataError("is cut off now", path=self.place(files, row), remedy="do not change the tar meanwhile")
-        return content
-
-
 def _open_train(root: Path) -> ListedSource:
     tar = root / _TRAIN_TAR
     if tar.exists():
-        found = [image for member in _list_synset_tars(tar) for image in _list_synset_tar(tar, member)]
-        return _make_source(tar, found, sorted({synset for synset, *_ in found}), tar=tar)
+        found: _Listing = []
+        for member in _list_synset_tars(tar):
+            synset, time_ns = member.name.removesuffix(".tar"), tar.stat().st_mtime_ns
+            for image in list_members(tar, _TAR_LIMITS, within=member):
+                _check_train_image(f"{tar}: {member.name}: member {shorten(image.name)}", image.name, synset)
+                found.append((synset, image.name, image.size, time_ns, image.offset or 0))
+        return _make_source(tar, found, sorted({synset for synset, *_ in found}), is_tar=True)
     folder, _ = _find_images(root, "train", _TRAIN_TAR)
     found = _list_synset_folders(folder)
     for synset, name, *_ in found:
@@ -106,7 +80,7 @@ def _open_validation(root: Path) -> ListedSource:
         labels = read_validation_labels(root, names)
         time_ns, pairs = tar.stat().st_mtime_ns, zip(labels, members, strict=True)
         found = [(label, each.name, each.size, time_ns, each.offset or 0) for label, each in pairs]
-        return _make_source(tar, found, _find_synsets(root, labels, tar), tar=tar)
+        return _make_source(tar, found, _find_synsets(root, labels, tar), is_tar=True)
     folder, content = _find_images(root, "validation", _VALIDATION_TAR)
     if content == "images":
         return open_validation_images(folder, root)
@@ -135,20 +109,21 @@ def open_validation_images(folder: Path, root: Path, synsets: Sequence[str] | No
 
 
 def _make_source(
-    path: Path, found: _Listing, synsets: Sequence[str], *, tar: Path | None = None, flat: bool = False
+    root: Path, found: _Listing, synsets: Sequence[str], *, is_tar: bool = False, flat: bool = False
 ) -> ListedSource:
     found = sorted(found)
     label_of = {synset: label for label, synset in enumerate(synsets)}
     files = FileList(
+        root,
         tuple(synsets),
         np.array([name.encode() for _, name, *_ in found], np.bytes_),
         np.array([label_of[synset] for synset, *_ in found], np.int32),
         np.array([size for *_, size, _, _ in found], np.int64),
         np.array([time_ns for *_, time_ns, _ in found], np.int64),
+        offsets=np.array([offset for *_, offset in found], np.int64) if is_tar else None,
+        in_class_folders=not flat,
     )
-    offsets = np.array([offset for *_, offset in found], np.int64)
-    reader = FolderReader(path, () if flat else files.class_names) if tar is None else _TarReader(tar, offsets)
-    return ListedSource(str(path), files, reader, only_jpeg=True)
+    return ListedSource(files, only_jpeg=True)
 
 
 def _list_synset_tars(tar: Path) -> list[Member]:
@@ -158,14 +133,6 @@ def _list_synset_tars(tar: Path) -> list[Member]:
         if not member.name.endswith(".tar") or not SYNSET.fullmatch(member.name.removesuffix(".tar")):
             raise DataError(f"member {shorten(member.name)} is not named by a synset, such as n01440764.tar", path=tar)
     return members
-
-
-def _list_synset_tar(tar: Path, member: Member) -> _Listing:
-    synset, time_ns, found = member.name.removesuffix(".tar"), tar.stat().st_mtime_ns, []
-    for image in list_members(tar, _TAR_LIMITS, within=member):
-        _check_train_image(f"{tar}: {member.name}: member {shorten(image.name)}", image.name, synset)
-        found.append((synset, image.name, image.size, time_ns, image.offset or 0))
-    return found
 
 
 def _list_synset_folders(folder: Path) -> _Listing:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,21 +23,27 @@ PNG_FIX = "PNG made JPEG"
 
 @dataclass(frozen=True, eq=False)
 class FileList:
-    """The images of a data set; a row is an image's id.
+    """The image files of a data set; a row is an image's id. It can be pickled, and read by several threads.
 
     Attributes:
+        root: the folder that holds the files, or a tar.
         class_names: label l is class_names[l].
         names: bytes [n], file names in UTF-8.
         labels: int32 [n].
         sizes: int64 [n], of the files in bytes.
         times_ns: int64 [n], when the files were changed.
+        offsets: int64 [n], where the content of each file begins in the tar; None for a folder.
+        in_class_folders: each file lies in a folder named by its class, which its name does not tell.
     """
 
+    root: Path
     class_names: tuple[str, ...]
     names: npt.NDArray[np.bytes_]
     labels: npt.NDArray[np.int32]
     sizes: npt.NDArray[np.int64]
     times_ns: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64] | None = None
+    in_class_folders: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,6 +51,39 @@ class FileList:
     def name(self, row: int) -> str:
         """Return the file name of an image."""
         return bytes(self.names[row]).decode()
+
+    def path(self, row: int) -> Path:
+        """Return the path of the file on the disk that holds an image, which may be a tar."""
+        if self.offsets is not None:
+            return self.root
+        folder = self.root / self.class_names[self.labels[row]] if self.in_class_folders else self.root
+        return folder / self.name(row)
+
+    def place(self, row: int) -> str:
+        """Return what messages call an image."""
+        return f"{self.path(row)}" if self.offsets is None else f"{self.root}: {self.name(row)}"
+
+    def read(self, row: int) -> bytes:
+        """Read the content of a file.
+
+        Raises:
+            MissingInputError: it is gone.
+            DataError: the tar has become shorter.
+        """
+        path = self.path(row)
+        if self.offsets is None:
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                raise MissingInputError(
+                    "was there and is gone", path=path, remedy="put it back, or start again without it"
+                ) from None
+        size = int(self.sizes[row])
+        with path.open("rb", buffering=0) as file:  # opened anew: threads and processes share no position
+            content = os.pread(file.fileno(), size, int(self.offsets[row]))
+        if len(content) != size:
+            raise DataError("is cut off now", path=self.place(row), remedy="do not change the tar meanwhile")
+        return content
 
     def fingerprint(self) -> str:
         """Return SHA-256 of classes, names, labels and sizes."""
@@ -55,33 +94,18 @@ class FileList:
         return result.hexdigest()
 
 
-class FileReader(Protocol):
-    """Where the content of listed files comes from. It can be pickled, and is called by several threads."""
-
-    def read(self, files: FileList, row: int) -> bytes:
-        """Read the content of a file; raise MissingInputError or DataError when there is none."""
-
-    def place(self, files: FileList, row: int) -> str:
-        """Return the name of a file in messages."""
-
-    def locate(self, files: FileList, row: int) -> Path:
-        """Return the path of the file on the disk that holds it."""
-
-
 class ListedSource:
     """A ClassificationSource of listed files, in the order of the original's ImageNet records: shuffled with seed 0.
 
     Args:
-        name: in messages and reports.
         files: all that are listed.
-        reader: of their content.
         only_jpeg: a PNG is encoded anew, as a JPEG.
     """
 
-    def __init__(self, name: str, files: FileList, reader: FileReader, *, only_jpeg: bool = False) -> None:
+    def __init__(self, files: FileList, *, only_jpeg: bool = False) -> None:
         order = list(range(len(files)))
         random.Random(0).shuffle(order)  # the original's order
-        self.name, self.files, self.reader, self.only_jpeg = name, files, reader, only_jpeg
+        self.name, self.files, self.only_jpeg = str(files.root), files, only_jpeg
         self.rows = np.array(order, np.int64)  # of `files`, in the order of this source
         self.fingerprint = files.fingerprint()
 
@@ -100,7 +124,7 @@ class ListedSource:
 
     def path(self, index: int) -> Path:
         """Return the path of the file that holds image `index`, which may be a tar."""
-        return self.reader.locate(self.files, int(self.rows[index]))
+        return self.files.path(int(self.rows[index]))
 
     def read(self, index: int) -> ClassificationExample:
         """Read one image; raises MissingInputError or DataError when it is not there, or no whole JPEG or PNG."""
@@ -120,7 +144,7 @@ class ListedSource:
             decode: decode it whole to see that it can be; else its structure is looked at.
         """
         row = int(self.rows[index])
-        image = check_image(self.reader.read(self.files, row), self.reader.place(self.files, row), decode=decode)
+        image = check_image(self.files.read(row), self.files.place(row), decode=decode)
         if self.only_jpeg and image.format != "jpeg":
             return replace(image, encoded=to_rgb_jpeg(image.encoded), format="jpeg", fix=PNG_FIX)
         return image
@@ -155,30 +179,3 @@ class ListedSource:
             first = f"names {shorten(names[unknown[0]])}, no image of {self.name}" if names else "names no image"
             raise DataError(first, path=path, remedy="correct the list")
         self.keep(np.isin(self.files.names, wanted))
-
-
-@dataclass(frozen=True)
-class FolderReader:
-    """Files in a folder: all in it, or in a folder for each label."""
-
-    root: Path
-    folders: tuple[str, ...] = ()
-
-    def locate(self, files: FileList, row: int) -> Path:
-        """Return the path of the file on the disk that holds it."""
-        folder = self.root / self.folders[files.labels[row]] if self.folders else self.root
-        return folder / files.name(row)
-
-    def place(self, files: FileList, row: int) -> str:
-        """Return the name of a file in messages."""
-        return str(self.locate(files, row))
-
-    def read(self, files: FileList, row: int) -> bytes:
-        """Read a file; raises MissingInputError when it is gone."""
-        path = self.locate(files, row)
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            raise MissingInputError(
-                "was there and is gone", path=path, remedy="put it back, or start again without it"
-            ) from None

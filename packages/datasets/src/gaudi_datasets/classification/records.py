@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,26 +16,6 @@ from gaudi_datasets.records.conversion import write_shards
 
 _MAX_SHARDS = 1024
 _IMAGES_PER_SHARD = 256
-
-
-@dataclass(frozen=True)
-class ConversionReport:
-    """A report on the records of a split."""
-
-    split: str
-    images: int
-    images_of: int
-    classes: int
-    shards: int
-    fixed: Mapping[str, int] = field(default_factory=dict)  # number of images by what was fixed
-
-    def describe(self) -> str:
-        """Return the report in one line."""
-        fixes = ", ".join(f"{count} {fix}" for fix, count in self.fixed.items())
-        return (
-            f"{self.split}: {self.images} of {self.images_of} images of {self.classes} classes in {self.shards}"
-            f" shard{'s' * (self.shards != 1)}" + (f"; {fixes}" if fixes else "")
-        )
 
 
 def write_records(
@@ -48,7 +29,7 @@ def write_records(
     decode: bool = False,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> ConversionReport:
+) -> dict[str, Any]:
     """Write the records of a source, in its order, and a manifest `<split>.json`; see `write_shards`.
 
     Image files are stored as they are, but for JPEGs in CMYK, which become RGB, and are counted.
@@ -64,55 +45,50 @@ def write_records(
         overwrite: replace an earlier conversion of this split.
         progress: called with the images done and their number.
 
+    Returns:
+        The manifest; see `describe_records`.
+
     Raises:
         MissingInputError: an image file is gone.
         DataError: an image is damaged, or neither JPEG nor PNG.
         UnsafeError, ValueError, ChildProcessError: as by `write_shards`.
     """
-    shards = shards or max(1, min(_MAX_SHARDS, -(-len(source) // _IMAGES_PER_SHARD)))
+    # Of the data, the files' times of change, and the way of reading: shards of an equal hash can be kept.
+    settings = f"{source.fingerprint} {source.only_jpeg} {decode}".encode()
+    identity = hashlib.sha256(settings + source.files.times_ns[source.rows].astype("<i8").tobytes())
     counts = np.bincount(source.files.labels[source.rows], minlength=len(source.class_names))
-    images = {"kept": len(source), "of": len(source.files)}
-    manifest = write_shards(
-        _Job(source, decode),
+    return write_shards(
+        functools.partial(_encode_record, source, decode),
+        len(source),
         output_dir,
         split,
         manifest={
             "kind": "classification",
-            "images": images,
+            "images": {"kept": len(source), "of": len(source.files)},
             "classes": list(source.class_names),
             "images_per_class": counts.tolist(),
         },
-        fingerprint=_identify(source, decode),
-        shards=shards,
+        fingerprint=identity.hexdigest(),
+        shards=shards or max(1, min(_MAX_SHARDS, -(-len(source) // _IMAGES_PER_SHARD))),
         suffix=suffix,
         processes=processes,
         overwrite=overwrite,
         progress=progress,
     )
-    return ConversionReport(
-        split, len(source), len(source.files), int((counts > 0).sum()), shards, fixed=manifest["fixed"]
-    )
 
 
-def _identify(source: ListedSource, decode: bool) -> str:
-    """Hash the data, its files' times of change, and how it is read: shards of an equal hash can be kept."""
-    settings = f"{source.fingerprint} {source.only_jpeg} {decode}".encode()
-    return hashlib.sha256(settings + source.files.times_ns[source.rows].astype("<i8").tobytes()).hexdigest()
+def _encode_record(source: ListedSource, decode: bool, index: int) -> tuple[bytes, str]:
+    """Encode the record of an image, and say what was fixed in it."""
+    image = source.read_image(index, decode=decode)
+    example = source.describe(index, image)
+    name = source.class_names[example.label]
+    return encode_example(example, image_format=image.format, class_name=name), image.fix
 
 
-@dataclass(frozen=True)
-class _Job:
-    """The records of a source."""
-
-    source: ListedSource
-    decode: bool
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def encode(self, index: int) -> tuple[bytes, str]:
-        """Encode the record of an image, and say what was fixed in it."""
-        image = self.source.read_image(index, decode=self.decode)
-        example = self.source.describe(index, image)
-        name = self.source.class_names[example.label]
-        return encode_example(example, image_format=image.format, class_name=name), image.fix
+def describe_records(manifest: Mapping[str, Any]) -> str:
+    """Describe in one line what `write_records` kept and fixed, by the manifest that it returned."""
+    images, shards = manifest["images"], len(manifest["shards"])
+    classes = sum(count > 0 for count in manifest["images_per_class"])
+    fixes = ", ".join(f"{count} {fix}" for fix, count in manifest["fixed"].items())
+    text = f"{manifest['split']}: {images['kept']} of {images['of']} images of {classes} classes"
+    return f"{text} in {shards} shard{'s' * (shards != 1)}" + (f"; {fixes}" if fixes else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gaudi_datasets.classification.class_folders import FolderSource
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource, decode_example
@@ -19,7 +20,7 @@ _IMAGENET_CLASSES = 1000
 OTHER_NAMES = {"val": "validation", "validation": "val"}  # ours, and that of the original's ImageNet records
 
 
-class RecordSource:
+class RecordSource(RecordSet):
     """The records of one split in a folder, as `write_records` or the original's script for ImageNet wrote them.
 
     Args:
@@ -35,22 +36,18 @@ class RecordSource:
         other = OTHER_NAMES.get(split)
         if other and not has_records(Path(data_dir), split) and has_records(Path(data_dir), other):
             split = other
-        self._records = RecordSet(data_dir, split, kind="classification")
-        self.name = self._records.name
-        self.fingerprint = self._records.fingerprint
-        self.class_names = self._find_classes()
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the number of bytes of all records together."""
-        return self._records.num_bytes
-
-    def path(self, index: int) -> Path:
-        """Return the path of the file that holds image `index`."""
-        return self._records.place(index).path
+        super().__init__(data_dir, split, kind="classification")
+        # Without a manifest, the labels 1 to 1000 of ImageNet, by their numbers.
+        names: Any = [str(number) for number in range(1, _IMAGENET_CLASSES + 1)]
+        if self.manifest is not None:
+            names = self.manifest.get("classes")
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+            raise DataError(
+                f"classes is {shorten(names)}; it must be a list of names: convert again",
+                field="classes",
+                path=self.manifest_path,
+            )
+        self.class_names = tuple(names)
 
     def read(self, index: int) -> ClassificationExample:
         """Read one image with its label.
@@ -58,21 +55,8 @@ class RecordSource:
         Raises:
             DataError: the record is damaged, or a feature is missing or wrong.
         """
-        place, content = self._records.read(index)
+        place, content = self.read_record(index)
         return decode_example(content, len(self.class_names), place, image_id=index)
-
-    def _find_classes(self) -> tuple[str, ...]:
-        """Return the classes of the manifest; without one the labels 1 to 1000 of ImageNet, by their numbers."""
-        if self._records.manifest is None:
-            return tuple(str(number) for number in range(1, _IMAGENET_CLASSES + 1))
-        names = self._records.manifest.get("classes")
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-            raise DataError(
-                f"classes is {shorten(names)}; it must be a list of names: convert again",
-                field="classes",
-                path=self._records.manifest_path,
-            )
-        return tuple(names)
 
 
 def open_split(data_dir: Path, split: str, class_names: Sequence[str] | None = None) -> ClassificationSource:
@@ -108,19 +92,15 @@ def open_split(data_dir: Path, split: str, class_names: Sequence[str] | None = N
             remedy="move one of the two away",
         )
     if content == "records":
-        return _open_records(data_dir, folder, split)
+        if not has_records(data_dir, split) and not has_records(data_dir, OTHER_NAMES.get(split, split)):
+            raise MissingInputError(
+                f"holds records of another name than {split}-* or {folder.name}-*",
+                path=folder,
+                remedy="rename them or the folder",
+            )
+        return RecordSource(data_dir, split)
     if content == "class folders":
         return FolderSource(folder, class_names=class_names)
     if split not in OTHER_NAMES:
         raise DataError("holds images without a folder for each class", path=folder, remedy="sort them into folders")
     return open_validation_images(folder, data_dir, class_names)
-
-
-def _open_records(data_dir: Path, folder: Path, split: str) -> RecordSource:
-    if not has_records(data_dir, split) and not has_records(data_dir, OTHER_NAMES.get(split, split)):
-        raise MissingInputError(
-            f"holds records of another name than {split}-* or {folder.name}-*",
-            path=folder,
-            remedy="rename them or the folder",
-        )
-    return RecordSource(data_dir, split)

@@ -32,9 +32,9 @@ class _RecordFlags(ShardFlags):
 
     def write(self, annotations: CocoAnnotations, image_dir: Path) -> None:
         """Write the records and print the report."""
-        from gaudi_datasets.detection.records import write_records
+        from gaudi_datasets.detection.records import describe_records, write_records
 
-        report = write_records(
+        manifest = write_records(
             annotations,
             image_dir,
             self.output_dir,
@@ -46,7 +46,7 @@ class _RecordFlags(ShardFlags):
             overwrite=self.overwrite,
             progress=progress_line(),
         )
-        print(report.describe())
+        print(describe_records(manifest))
 
 
 @dataclass(frozen=True)
@@ -203,9 +203,9 @@ class ConvertMiniImagenet:
 
 
 def _write(source: ListedSource, flags: ShardFlags, split: str, *, shards: int, suffix: str = ".tfrecord") -> None:
-    from gaudi_datasets.classification.records import write_records
+    from gaudi_datasets.classification.records import describe_records, write_records
 
-    report = write_records(
+    manifest = write_records(
         source,
         flags.output_dir,
         split,
@@ -216,4 +216,4 @@ def _write(source: ListedSource, flags: ShardFlags, split: str, *, shards: int, 
         overwrite=flags.overwrite,
         progress=progress_line(),
     )
-    print(report.describe())
+    print(describe_records(manifest))

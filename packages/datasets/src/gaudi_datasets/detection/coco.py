@@ -6,6 +6,7 @@ not take (of no size, or past the image edge) are no such fault: they are left o
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
@@ -66,33 +67,6 @@ class CocoAnnotations:
     faults: tuple[BoxFault, ...]  # boxes that are not among the rows
 
 
-@dataclass(frozen=True)
-class _Image:
-    id: int
-    file_name: str
-    height: int
-    width: int
-
-
-@dataclass(frozen=True)
-class _Annotation:
-    id: int
-    image_id: int
-    category_id: int
-    box_xywh: tuple[float, float, float, float]
-    area: float
-    is_crowd: bool
-
-    def broken_rule(self, image: _Image) -> str | None:
-        """Return the rule that keeps the box out of records, if any."""
-        x, y, width, height = self.box_xywh
-        if width <= image.width * _SMALLEST_SHARE or height <= image.height * _SMALLEST_SHARE:
-            return NO_SIZE
-        if x < 0 or y < 0 or x + width > image.width or y + height > image.height:
-            return PAST_EDGE
-        return None
-
-
 def read_coco(path: str | Path) -> CocoAnnotations:
     """Read a COCO annotation file (cocodataset.org, "Data format", object detection).
 
@@ -110,55 +84,57 @@ def read_coco(path: str | Path) -> CocoAnnotations:
 def parse_coco(document: object, path: Path) -> CocoAnnotations:
     """Parse a COCO document in memory as `read_coco` does; `path` is its name in messages."""
     lists = _lists_of(document, path)
-    faults, parser = Faults(path), _Parser()
-    categories = list(faults.parse("categories", lists["categories"], parser.category))
-    images = list(faults.parse("images", lists["images"], parser.image))
-    annotations = list(faults.parse("annotations", lists["annotations"], parser.annotation))
+    faults, ids = Faults(path), {name: set[int]() for name in lists}
+
+    def parse_image(record: Record) -> _Image:
+        image_id = _take_id(record, ids["images"])
+        height, width = (record.integer(name, low=1, high=_MAX_SIDE) for name in ("height", "width"))
+        file_name = record.text("file_name")
+        inner = PureWindowsPath(file_name)  # by the rules of any system: a backslash divides too
+        if inner.anchor or ".." in inner.parts or "\0" in file_name:
+            raise RecordError(
+                f"file_name {file_name!r} leaves the image folder",
+                field="file_name",
+                remedy="make it relative, without '..'",
+            )
+        return image_id, file_name, height, width
+
+    def parse_annotation(record: Record) -> _Annotation:
+        annotation_id = _take_id(record, ids["annotations"])
+        owner = {name: record.integer(name) for name in ("image_id", "category_id")}
+        for name, known in (("image_id", "images"), ("category_id", "categories")):
+            if owner[name] not in ids[known]:
+                raise RecordError(
+                    f"{name} {owner[name]} is of no {name.removesuffix('_id')} in the file",
+                    field=name,
+                    remedy="fix or remove the annotation",
+                )
+        box = record.box_xywh("bbox")
+        area = record.number("area", default=box[2] * box[3])
+        is_crowd = bool(record.integer("iscrowd", high=1, default=0))
+        return annotation_id, owner["image_id"], owner["category_id"], box, area, is_crowd
+
+    def parse_unique_category(record: Record) -> Category:
+        _take_id(record, ids["categories"])
+        return parse_category(record)
+
+    categories = list(faults.parse("categories", lists["categories"], parse_unique_category))
+    images = list(faults.parse("images", lists["images"], parse_image))
+    annotations = list(faults.parse("annotations", lists["annotations"], parse_annotation))
     faults.raise_any()
     if not categories:
         raise DataError("categories is empty; there must be at least one", path=path, field="categories")
     return _pack(path, categories, images, annotations)
 
 
-class _Parser:
-    """Parses records, and remembers the ids that there are: categories and images come before annotations."""
+_Box = tuple[float, float, float, float]  # left, top, width, height in pixels
+_Image = tuple[int, str, int, int]  # id, file name, height and width in pixels
+_Annotation = tuple[int, int, int, _Box, float, bool]  # ids of itself, image and category, box, area, whether a crowd
 
-    def __init__(self) -> None:
-        self._category_ids: set[int] = set()
-        self._image_ids: set[int] = set()
-        self._annotation_ids: set[int] = set()
 
-    def category(self, record: Record) -> Category:
-        """Parse a record of `categories`."""
-        number = _take_id(record, self._category_ids)
-        return Category(number, record.text("name"), record.text("supercategory", default=""))
-
-    def image(self, record: Record) -> _Image:
-        """Parse a record of `images`."""
-        number = _take_id(record, self._image_ids)
-        height, width = (record.integer(name, low=1, high=_MAX_SIDE) for name in ("height", "width"))
-        return _Image(number, _inner_name(record.text("file_name")), height, width)
-
-    def annotation(self, record: Record) -> _Annotation:
-        """Parse a record of `annotations`."""
-        number = _take_id(record, self._annotation_ids)
-        image_id, category_id = record.integer("image_id"), record.integer("category_id")
-        if image_id not in self._image_ids:
-            raise RecordError(
-                f"image_id {image_id} is of no image in the file",
-                field="image_id",
-                remedy="fix or remove the annotation",
-            )
-        if category_id not in self._category_ids:
-            raise RecordError(
-                f"category_id {category_id} is of no category in the file",
-                field="category_id",
-                remedy="fix or remove the annotation",
-            )
-        box = record.box_xywh("bbox")
-        area = record.number("area", default=box[2] * box[3])
-        is_crowd = bool(record.integer("iscrowd", high=1, default=0))
-        return _Annotation(number, image_id, category_id, box, area, is_crowd)
+def parse_category(record: Record) -> Category:
+    """Parse a record of `categories`."""
+    return Category(record.integer("id"), record.text("name"), record.text("supercategory", default=""))
 
 
 def _take_id(record: Record, taken: set[int]) -> int:
@@ -188,114 +164,66 @@ def _lists_of(document: object, path: Path) -> dict[str, list[object]]:
     return lists
 
 
-def _inner_name(file_name: str) -> str:
-    """Refuse a name that leaves the folder it stands in, by the rules of any system: a backslash divides too."""
-    path = PureWindowsPath(file_name)
-    if path.anchor or ".." in path.parts or "\0" in file_name:
-        raise RecordError(
-            f"file_name {file_name!r} leaves the image folder",
-            field="file_name",
-            remedy="make it relative, without '..'",
-        )
-    return file_name
-
-
 def _pack(
     path: Path, categories: list[Category], images: list[_Image], annotations: list[_Annotation]
 ) -> CocoAnnotations:
-    position = {image.id: row for row, image in enumerate(images)}
-    rules = [one.broken_rule(images[position[one.image_id]]) for one in annotations]
-    kept = [one for one, rule in zip(annotations, rules, strict=True) if rule is None]
-    kept.sort(key=lambda one: position[one.image_id])  # stable: the file's order within an image
-    counts = np.bincount([position[one.image_id] for one in kept], minlength=len(images))
+    row_of = {image_id: row for row, (image_id, *_) in enumerate(images)}
+    kept, faults = [], []
+    for annotation_id, image_id, category_id, box, area, is_crowd in annotations:
+        row = row_of[image_id]
+        rule = _find_broken_rule(box, *images[row][2:])
+        if rule is None:
+            kept.append((row, annotation_id, category_id, box, area, is_crowd))
+        else:
+            faults.append(BoxFault(annotation_id, image_id, rule, box))
+    kept.sort(key=operator.itemgetter(0))  # stable: the file's order within an image
+    rows, annotation_ids, category_ids, boxes, areas, are_crowds = zip(*kept, strict=True) if kept else [()] * 6
+    counts = np.bincount(np.array(rows, np.int64), minlength=len(images))
     return CocoAnnotations(
         path=path,
-        categories=tuple(sorted(categories, key=lambda category: category.id)),
-        image_ids=np.array([image.id for image in images], np.int64),
-        file_names=tuple(image.file_name for image in images),
-        heights=np.array([image.height for image in images], np.int32),
-        widths=np.array([image.width for image in images], np.int32),
+        categories=tuple(sorted(categories, key=operator.attrgetter("id"))),
+        image_ids=np.array([image_id for image_id, *_ in images], np.int64),
+        file_names=tuple(file_name for _, file_name, *_ in images),
+        heights=np.array([height for *_, height, _ in images], np.int32),
+        widths=np.array([width for *_, width in images], np.int32),
         box_splits=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        annotation_ids=np.array([one.id for one in kept], np.int64),
-        boxes_xywh=np.array([one.box_xywh for one in kept], np.float64).reshape(-1, 4),
-        category_ids=np.array([one.category_id for one in kept], np.int64),
-        areas=np.array([one.area for one in kept], np.float64),
-        is_crowd=np.array([one.is_crowd for one in kept], np.bool_),
-        faults=tuple(
-            BoxFault(one.id, one.image_id, rule, one.box_xywh)
-            for one, rule in zip(annotations, rules, strict=True)
-            if rule is not None
-        ),
+        annotation_ids=np.array(annotation_ids, np.int64),
+        boxes_xywh=np.array(boxes, np.float64).reshape(-1, 4),
+        category_ids=np.array(category_ids, np.int64),
+        areas=np.array(areas, np.float64),
+        is_crowd=np.array(are_crowds, np.bool_),
+        faults=tuple(faults),
     )
 
 
-_BY_SUPERCATEGORY: dict[str, dict[int, str]] = {
-    "person": {1: "person"},
-    "vehicle": {
-        2: "bicycle",
-        3: "car",
-        4: "motorcycle",
-        5: "airplane",
-        6: "bus",
-        7: "train",
-        8: "truck",
-        9: "boat",
-    },
-    "outdoor": {10: "traffic light", 11: "fire hydrant", 13: "stop sign", 14: "parking meter", 15: "bench"},
-    "animal": {
-        16: "bird",
-        17: "cat",
-        18: "dog",
-        19: "horse",
-        20: "sheep",
-        21: "cow",
-        22: "elephant",
-        23: "bear",
-        24: "zebra",
-        25: "giraffe",
-    },
-    "accessory": {27: "backpack", 28: "umbrella", 31: "handbag", 32: "tie", 33: "suitcase"},
-    "sports": {
-        34: "frisbee",
-        35: "skis",
-        36: "snowboard",
-        37: "sports ball",
-        38: "kite",
-        39: "baseball bat",
-        40: "baseball glove",
-        41: "skateboard",
-        42: "surfboard",
-        43: "tennis racket",
-    },
-    "kitchen": {44: "bottle", 46: "wine glass", 47: "cup", 48: "fork", 49: "knife", 50: "spoon", 51: "bowl"},
-    "food": {
-        52: "banana",
-        53: "apple",
-        54: "sandwich",
-        55: "orange",
-        56: "broccoli",
-        57: "carrot",
-        58: "hot dog",
-        59: "pizza",
-        60: "donut",
-        61: "cake",
-    },
-    "furniture": {62: "chair", 63: "couch", 64: "potted plant", 65: "bed", 67: "dining table", 70: "toilet"},
-    "electronic": {72: "tv", 73: "laptop", 74: "mouse", 75: "remote", 76: "keyboard", 77: "cell phone"},
-    "appliance": {78: "microwave", 79: "oven", 80: "toaster", 81: "sink", 82: "refrigerator"},
-    "indoor": {
-        84: "book",
-        85: "clock",
-        86: "vase",
-        87: "scissors",
-        88: "teddy bear",
-        89: "hair drier",
-        90: "toothbrush",
-    },
-}
+def _find_broken_rule(box_xywh: _Box, image_height: int, image_width: int) -> str | None:
+    """Return the rule that keeps a box out of records, if any."""
+    x, y, width, height = box_xywh
+    if width <= image_width * _SMALLEST_SHARE or height <= image_height * _SMALLEST_SHARE:
+        return NO_SIZE
+    if x < 0 or y < 0 or x + width > image_width or y + height > image_height:
+        return PAST_EDGE
+    return None
+
+
+_BY_SUPERCATEGORY = """
+person: 1 person
+vehicle: 2 bicycle, 3 car, 4 motorcycle, 5 airplane, 6 bus, 7 train, 8 truck, 9 boat
+outdoor: 10 traffic light, 11 fire hydrant, 13 stop sign, 14 parking meter, 15 bench
+animal: 16 bird, 17 cat, 18 dog, 19 horse, 20 sheep, 21 cow, 22 elephant, 23 bear, 24 zebra, 25 giraffe
+accessory: 27 backpack, 28 umbrella, 31 handbag, 32 tie, 33 suitcase
+sports: 34 frisbee, 35 skis, 36 snowboard, 37 sports ball, 38 kite, 39 baseball bat, 40 baseball glove
+sports: 41 skateboard, 42 surfboard, 43 tennis racket
+kitchen: 44 bottle, 46 wine glass, 47 cup, 48 fork, 49 knife, 50 spoon, 51 bowl
+food: 52 banana, 53 apple, 54 sandwich, 55 orange, 56 broccoli, 57 carrot, 58 hot dog, 59 pizza, 60 donut, 61 cake
+furniture: 62 chair, 63 couch, 64 potted plant, 65 bed, 67 dining table, 70 toilet
+electronic: 72 tv, 73 laptop, 74 mouse, 75 remote, 76 keyboard, 77 cell phone
+appliance: 78 microwave, 79 oven, 80 toaster, 81 sink, 82 refrigerator
+indoor: 84 book, 85 clock, 86 vase, 87 scissors, 88 teddy bear, 89 hair drier, 90 toothbrush
+"""
 
 COCO_CATEGORIES: tuple[Category, ...] = tuple(
-    Category(number, name, supercategory)
-    for supercategory, members in _BY_SUPERCATEGORY.items()
-    for number, name in members.items()
+    Category(int(number), name, supercategory)
+    for supercategory, members in (line.split(": ") for line in _BY_SUPERCATEGORY.split("\n") if line)
+    for number, name in (member.split(" ", 1) for member in members.split(", "))
 )

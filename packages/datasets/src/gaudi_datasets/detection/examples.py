@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.image_files import check_image
 from gaudi_datasets.records.tfrecords import ExampleFeatures, Kind, encode_features
 
@@ -34,17 +35,9 @@ class DetectionExample:
     file_name: str = ""
 
 
-def encode_example(
-    example: DetectionExample,
-    *,
-    image_format: str,
-    category_ids: Sequence[int],
-    category_names: Sequence[str],
-) -> bytes:
-    """Serialize an example as a `tf.train.Example`; its label l has category_ids[l - 1] and category_names[l -
-    1].
-    """
-    rows = (example.labels - 1).tolist()
+def encode_example(example: DetectionExample, *, image_format: str, categories: Sequence[Category]) -> bytes:
+    """Serialize an example as a `tf.train.Example`; its label l is categories[l - 1]."""
+    found = [categories[label - 1] for label in example.labels.tolist()]
     features: dict[str, tuple[Kind, Sequence[Any]]] = {
         "image/height": ("int64", [example.height]),
         "image/width": ("int64", [example.width]),
@@ -52,8 +45,8 @@ def encode_example(
         "image/source_id": ("bytes", [str(example.image_id).encode()]),
         "image/encoded": ("bytes", [example.encoded]),
         "image/format": ("bytes", [image_format.encode()]),
-        "image/object/class/text": ("bytes", [category_names[row].encode() for row in rows]),
-        "image/object/class/label": ("int64", [category_ids[row] for row in rows]),
+        "image/object/class/text": ("bytes", [category.name.encode() for category in found]),
+        "image/object/class/label": ("int64", [category.id for category in found]),
         "image/object/is_crowd": ("int64", example.is_crowd.astype(int).tolist()),
         "image/object/area": ("float", example.areas.tolist()),
     }
@@ -74,7 +67,12 @@ def decode_example(content: bytes, label_of_category: Mapping[int, int], place: 
     """
     features = ExampleFeatures(content, place)
     encoded = features.one("bytes", "image/encoded")
-    height, width = _image_size(features, encoded, place)
+    names = ("image/height", "image/width")
+    if any(name in features for name in names):
+        height, width = (features.one("int64", name) for name in names)
+    else:
+        image = check_image(encoded, place, decode=False)
+        height, width = image.height, image.width
     count = len(features.many("float", f"image/object/bbox/{_SIDES[0]}"))
     columns = [features.many("float", f"image/object/bbox/{side}", count) for side in _SIDES]
     boxes = np.array(columns, np.float32).T.reshape(count, 4)
@@ -84,9 +82,14 @@ def decode_example(content: bytes, label_of_category: Mapping[int, int], place: 
     unknown = next((number for number in category_ids if number not in label_of_category), None)
     if unknown is not None:
         raise features.fault("image/object/class/label", f"category {unknown} is none of the data set's")
+    text = features.one("bytes", "image/source_id")
+    try:
+        image_id = int(text)
+    except ValueError:
+        raise features.fault("image/source_id", f"is {text!r}; it must be an integer as text") from None
     sizes = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) * (height * width)
     return DetectionExample(
-        image_id=_image_id(features),
+        image_id=image_id,
         encoded=encoded,
         height=height,
         width=width,
@@ -96,22 +99,3 @@ def decode_example(content: bytes, label_of_category: Mapping[int, int], place: 
         areas=np.array(features.many("float", "image/object/area", count, default=sizes.tolist()), np.float32),
         file_name=features.one("bytes", "image/filename", default=b"").decode(errors="replace"),
     )
-
-
-def _image_size(features: ExampleFeatures, encoded: bytes, place: object) -> tuple[int, int]:
-    """Return height and width in pixels."""
-    names = ("image/height", "image/width")
-    if not any(name in features for name in names):
-        image = check_image(encoded, place, decode=False)
-        return image.height, image.width
-    height, width = (features.one("int64", name) for name in names)
-    return height, width
-
-
-def _image_id(features: ExampleFeatures) -> int:
-    """Return the image's id, which is stored as text."""
-    text = features.one("bytes", "image/source_id")
-    try:
-        return int(text)
-    except ValueError:
-        raise features.fault("image/source_id", f"is {text!r}; it must be an integer as text") from None

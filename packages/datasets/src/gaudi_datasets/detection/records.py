@@ -1,15 +1,17 @@
 """Annotations and image files turned into records: the original's TFRecord files, with a manifest beside them.
 
-Nothing is dropped in silence: the report and the manifest say how many of how many images and boxes were kept, why the
-others were not, and which images had to be fixed.
+Nothing is dropped in silence: the manifest says how many of how many images and boxes were kept, why the others were
+not, and which images had to be fixed.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from gaudi_datasets.detection.coco import BOX_RULES, CocoAnnotations
 from gaudi_datasets.detection.examples import encode_example
@@ -20,29 +22,6 @@ IMAGE_SKIPPED = "in images without any box that is no crowd"
 
 _MAX_SHARDS = 256
 _IMAGES_PER_SHARD = 64
-
-
-@dataclass(frozen=True)
-class ConversionReport:
-    """A report on the records of a split: images and boxes in them, those left out, and those that were fixed."""
-
-    split: str
-    images_kept: int
-    images_total: int
-    boxes_kept: int
-    boxes_total: int
-    dropped_boxes: Mapping[str, int]  # by rule
-    fixed_images: Mapping[str, int]  # by what was fixed
-    shards: int
-
-    def describe(self) -> str:
-        """Return the report in one line."""
-        return (
-            f"{self.split}: kept {self.images_kept} of {self.images_total} images and {self.boxes_kept} of"
-            f" {self.boxes_total} boxes in {self.shards} shard{'s' * (self.shards != 1)}"
-            + _list_counts("boxes dropped", self.dropped_boxes)
-            + _list_counts("images fixed", self.fixed_images)
-        )
 
 
 def write_records(
@@ -57,7 +36,7 @@ def write_records(
     processes: int = 0,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> ConversionReport:
+) -> dict[str, Any]:
     """Write `<split>-00000-of-0000N.tfrecord` and the manifest `<split>.json` into `output_dir`.
 
     Image files are stored as they are (but see `check_image` for what is fixed), in the order of the annotations, dealt
@@ -75,6 +54,9 @@ def write_records(
         overwrite: replace an earlier conversion of this split.
         progress: called with the images done and their number.
 
+    Returns:
+        The manifest; see `describe_records`.
+
     Raises:
         MissingInputError: the folder or an image file is not there.
         DataError: an image file is damaged, not JPEG or PNG, or of another size than annotated; or no image is kept.
@@ -83,61 +65,42 @@ def write_records(
     if shards < 0:
         raise ValueError(f"shards is {shards}; it must be at least 0")
     source = CocoSource(annotations, image_dir, keep_empty=keep_empty, decode=decode)
+    broken = Counter(fault.rule for fault in annotations.faults)
+    dropped = {rule: broken[rule] for rule in BOX_RULES}
+    dropped[IMAGE_SKIPPED] = len(annotations.boxes_xywh) - source.num_boxes
     boxes_total = len(annotations.boxes_xywh) + len(annotations.faults)
-    dropped = _count_dropped(annotations, source.num_boxes)
-    metadata = {
-        "kind": "detection",
-        "images": {"kept": len(source), "of": len(annotations.image_ids)},
-        "boxes": {"kept": source.num_boxes, "of": boxes_total, "dropped": dropped},
-        "categories": [asdict(category) for category in source.categories],
-    }
-    manifest = write_shards(
-        _DetectionJob(source),
+    return write_shards(
+        functools.partial(_encode_record, source),
+        len(source),
         output_dir,
         split,
-        manifest=metadata,
+        manifest={
+            "kind": "detection",
+            "images": {"kept": len(source), "of": len(annotations.image_ids)},
+            "boxes": {"kept": source.num_boxes, "of": boxes_total, "dropped": dropped},
+            "categories": [asdict(category) for category in source.categories],
+        },
         fingerprint=f"{source.hash_state()} {decode}",
         shards=shards or min(_MAX_SHARDS, -(-len(source) // _IMAGES_PER_SHARD)),
         processes=processes,
         overwrite=overwrite,
         progress=progress,
     )
-    return ConversionReport(
-        split=split,
-        images_kept=len(source),
-        images_total=len(annotations.image_ids),
-        boxes_kept=source.num_boxes,
-        boxes_total=boxes_total,
-        dropped_boxes=dropped,
-        fixed_images=manifest["fixed"],
-        shards=len(manifest["shards"]),
-    )
 
 
-class _DetectionJob:
-    """The record of each image of a source."""
-
-    def __init__(self, source: CocoSource) -> None:
-        self._source = source
-        self._ids = [category.id for category in source.categories]
-        self._names = [category.name for category in source.categories]
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def encode(self, index: int) -> tuple[bytes, str]:
-        """Encode the record of an image, and say what was fixed in it."""
-        image = self._source.read_image(index)
-        example = self._source.join(index, image)
-        content = encode_example(example, image_format=image.format, category_ids=self._ids, category_names=self._names)
-        return content, image.fix
+def _encode_record(source: CocoSource, index: int) -> tuple[bytes, str]:
+    """Encode the record of an image, and say what was fixed in it."""
+    image = source.read_image(index)
+    example = source.join(index, image)
+    return encode_example(example, image_format=image.format, categories=source.categories), image.fix
 
 
-def _count_dropped(annotations: CocoAnnotations, boxes_kept: int) -> dict[str, int]:
-    broken = Counter(fault.rule for fault in annotations.faults)
-    return {rule: broken[rule] for rule in BOX_RULES} | {IMAGE_SKIPPED: len(annotations.boxes_xywh) - boxes_kept}
-
-
-def _list_counts(title: str, counts: Mapping[str, int]) -> str:
-    listed = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
-    return f"; {title}: {listed}" if listed else ""
+def describe_records(manifest: Mapping[str, Any]) -> str:
+    """Describe in one line what `write_records` kept, dropped and fixed, by the manifest that it returned."""
+    images, boxes, shards = manifest["images"], manifest["boxes"], len(manifest["shards"])
+    text = f"{manifest['split']}: kept {images['kept']} of {images['of']} images and {boxes['kept']} of {boxes['of']}"
+    text += f" boxes in {shards} shard{'s' * (shards != 1)}"
+    for title, counts in (("boxes dropped", boxes["dropped"]), ("images fixed", manifest["fixed"])):
+        listed = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
+        text += f"; {title}: {listed}" if listed else ""
+    return text

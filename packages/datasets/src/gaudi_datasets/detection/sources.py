@@ -6,15 +6,16 @@ import functools
 import hashlib
 import json
 import operator
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category, CocoAnnotations
+from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category, CocoAnnotations, parse_category
 from gaudi_datasets.detection.examples import DetectionExample, decode_example
-from gaudi_datasets.documents import Faults, Record
+from gaudi_datasets.documents import Faults
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import EncodedImage, read_image, stat_image
 from gaudi_datasets.records.record_sets import RecordSet
@@ -48,7 +49,7 @@ class DetectionSource(Protocol):
         """Read image `index` of 0..len - 1 with its boxes; safe to call from several threads."""
 
 
-class RecordSource:
+class RecordSource(RecordSet):
     """The records of one split in a folder, as `write_records` or the original program wrote them.
 
     Without a manifest the classes are the 80 of COCO.
@@ -62,24 +63,11 @@ class RecordSource:
     """
 
     def __init__(self, data_dir: str | Path, split: str) -> None:
-        self._records = RecordSet(data_dir, split, kind="detection")
-        self.name, self.fingerprint = self._records.name, self._records.fingerprint
+        super().__init__(data_dir, split, kind="detection")
         self.categories = COCO_CATEGORIES
-        if self._records.manifest is not None:
-            self.categories = _read_categories(self._records.manifest_path, self._records.manifest)
+        if self.manifest is not None:
+            self.categories = read_categories(self.manifest_path, self.manifest)
         self._label_of_category = {category.id: row + 1 for row, category in enumerate(self.categories)}
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the number of bytes of all encoded images."""
-        return self._records.num_bytes
-
-    def path(self, index: int) -> Path:
-        """Return the path of the file that holds image `index`."""
-        return self._records.place(index).path
 
     def read(self, index: int) -> DetectionExample:
         """Read one image with its boxes.
@@ -87,7 +75,7 @@ class RecordSource:
         Raises:
             DataError: the record is damaged, or a feature is missing or wrong.
         """
-        place, content = self._records.read(index)
+        place, content = self.read_record(index)
         return decode_example(content, self._label_of_category, place)
 
 
@@ -118,19 +106,23 @@ class CocoSource:
         if not self._image_dir.is_dir():
             raise MissingInputError("there is no such folder", path=image_dir, remedy="give the folder of the images")
         self.name, self.categories = str(annotations.path), annotations.categories
-        rows = _kept_rows(annotations, keep_empty)
+        counts = np.diff(annotations.box_splits)
+        row_of_box = np.repeat(np.arange(len(counts)), counts)
+        rows = np.arange(len(counts)) if keep_empty else np.unique(row_of_box[~annotations.is_crowd])
         if not len(rows):
             raise DataError(
                 f"none of {len(annotations.image_ids)} images has a box to learn from", path=annotations.path
             )
         # Only what examples need, because each process that writes records holds it.
-        counts = np.diff(annotations.box_splits)
-        boxes = np.isin(np.repeat(np.arange(len(counts)), counts), rows)
+        boxes = np.isin(row_of_box, rows)
         self._image_ids = annotations.image_ids[rows]
         self._file_names = [annotations.file_names[row] for row in rows]
         self._heights, self._widths = annotations.heights[rows], annotations.widths[rows]
         self._box_splits = np.concatenate([[0], np.cumsum(counts[rows])])
-        self._boxes_yxyx = _relative_corners(annotations)[boxes]
+        height, width = annotations.heights[row_of_box[boxes]], annotations.widths[row_of_box[boxes]]
+        x, y, box_width, box_height = annotations.boxes_xywh[boxes].T
+        corners = [y / height, x / width, (y + box_height) / height, (x + box_width) / width]
+        self._boxes_yxyx = np.stack(corners, 1).astype(np.float32)
         category_ids = [category.id for category in annotations.categories]
         self._labels = (np.searchsorted(category_ids, annotations.category_ids[boxes]) + 1).astype(np.int32)
         self._is_crowd, self._areas = annotations.is_crowd[boxes], annotations.areas[boxes].astype(np.float32)
@@ -236,39 +228,15 @@ def ground_truth(source: DetectionSource) -> dict[str, list[dict[str, Any]]]:
                     "iscrowd": int(example.is_crowd[row]),
                 }
             )
-    categories = [
-        {"id": category.id, "name": category.name, "supercategory": category.supercategory}
-        for category in source.categories
-    ]
+    categories = [asdict(category) for category in source.categories]
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def _kept_rows(annotations: CocoAnnotations, keep_empty: bool) -> npt.NDArray[np.int64]:
-    """Return the images that are kept, in the order of the annotations."""
-    images = len(annotations.image_ids)
-    if keep_empty:
-        return np.arange(images)
-    row_of_box = np.repeat(np.arange(images), np.diff(annotations.box_splits))
-    return np.unique(row_of_box[~annotations.is_crowd])
-
-
-def _relative_corners(annotations: CocoAnnotations) -> npt.NDArray[np.float32]:
-    """Return top, left, bottom, right of each box in 0..1: float32 [boxes, 4]."""
-    counts = np.diff(annotations.box_splits)
-    height, width = (np.repeat(sides, counts) for sides in (annotations.heights, annotations.widths))
-    x, y, box_width, box_height = annotations.boxes_xywh.T
-    corners = [y / height, x / width, (y + box_height) / height, (x + box_width) / width]
-    return np.stack(corners, 1).astype(np.float32)
-
-
-def _read_categories(path: Path, manifest: dict[str, Any]) -> tuple[Category, ...]:
+def read_categories(path: Path, manifest: Mapping[str, Any]) -> tuple[Category, ...]:
+    """Read the classes that a manifest names, in id order; `path` is the manifest's name in messages."""
     faults, listed = Faults(path), manifest.get("categories")
-    categories = list(faults.parse("categories", listed if isinstance(listed, list) else [], _parse_category))
+    categories = list(faults.parse("categories", listed if isinstance(listed, list) else [], parse_category))
     faults.raise_any()
     if not categories:
         raise DataError("names no categories", path=path, remedy="convert the data again")
     return tuple(sorted(categories, key=lambda category: category.id))
-
-
-def _parse_category(record: Record) -> Category:
-    return Category(record.integer("id"), record.text("name"), record.text("supercategory", default=""))

@@ -124,11 +124,11 @@ class ListedFiles:
 
     def where(self, index: int) -> str:
         """Return the path of the file."""
-        return self.source.reader.place(self.source.files, index)
+        return self.source.files.place(index)
 
     def read(self, index: int) -> StoredImage:
         """Read a file; see `ImageSet`."""
-        return StoredImage(self.source.reader.read(self.source.files, index), self.source.files.name(index))
+        return StoredImage(self.source.files.read(index), self.source.files.name(index))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ written down before, so that this can be stopped at any time too.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import multiprocessing
@@ -19,9 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import google_crc32c
 
@@ -38,18 +38,13 @@ _RECORDS_WORTH_A_PROCESS = 256  # to start one takes about as long as writing th
 _JOB, _PLAN = "job.json", "plan.json"
 
 
-class RecordJob(Protocol):
-    """A source of the records of a split. Worker processes get it pickled."""
-
-    def __len__(self) -> int:
-        """Return the number of records."""
-
-    def encode(self, index: int) -> tuple[bytes, str]:
-        """Encode the record of example `index`, and say what was fixed in it: empty for nothing."""
+Encode = Callable[[int], tuple[bytes, str]]
+"""Encodes the record of an example, and says what was fixed in it (empty for nothing); it can be pickled."""
 
 
 def write_shards(
-    job: RecordJob,
+    encode: Encode,
+    count: int,
     output_dir: str | Path,
     split: str,
     *,
@@ -63,12 +58,13 @@ def write_shards(
 ) -> dict[str, Any]:
     """Write `<split>-00000-of-0000N.tfrecord` and so on, and the manifest `<split>.json`, into `output_dir`.
 
-    Record i is in shard i % shards, so that the shards in turn give the order of the job. All files appear at the end.
-    A call that was stopped, even by a kill, is continued by the same call, with the same result; after its end the same
-    call does nothing.
+    Record i is in shard i % shards, so that the shards in turn give the order of the examples. All files appear at the
+    end. A call that was stopped, even by a kill, is continued by the same call, with the same result; after its end the
+    same call does nothing.
 
     Args:
-        job: the records.
+        encode: makes the record of an example.
+        count: number of examples.
         output_dir: made when it is not there.
         split: what the file names begin with.
         manifest: what the manifest tells beside the shards: at least `kind`.
@@ -95,8 +91,9 @@ def write_shards(
         )
     output_dir = Path(output_dir)
     staging = unfinished_folder(output_dir, split)
-    task = _Task(job, staging, f"{split}-{{:05d}}-of-{shards:05d}{suffix}", shards)
-    identity = _identify(MANIFEST_VERSION, fingerprint, len(job), task.pattern, dict(manifest))
+    pattern = f"{split}-{{:05d}}-of-{shards:05d}{suffix}"
+    described = json.dumps([MANIFEST_VERSION, fingerprint, count, pattern, dict(manifest)])
+    identity = hashlib.sha256(described.encode()).hexdigest()
     with resumable_folder(staging):
         _empty_unless_same(staging, identity)
         if not (staging / _PLAN).exists():
@@ -106,11 +103,15 @@ def write_shards(
             there = _records_to_replace(output_dir, split, overwrite)
             with write_atomically(staging / _JOB, durable=True) as temporary:
                 temporary.write_text(identity)
-            written = _write_all(task, processes, progress)
-            document = _complete_manifest(split, manifest, identity, written)
-            replaced = [path.name for path in there if path.name not in {shard.name for shard in written}]
-            plan = {"replaced": replaced, "manifest": document}
-            write_json(staging / _PLAN, plan, durable=True)
+            write = functools.partial(_write_shard, encode, count, staging, pattern, shards)
+            written = _write_all(write, count, shards, staging, processes, progress)
+            fixed = Counter[str]()
+            for shard in written:
+                fixed.update(shard.pop("fixed"))
+            head = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, JOB_IDENTITY: identity, "split": split}
+            document = {**head, **manifest, "fixed": dict(sorted(fixed.items())), "shards": written}
+            replaced = [path.name for path in there if path.name not in {shard["name"] for shard in written}]
+            write_json(staging / _PLAN, {"replaced": replaced, "manifest": document}, durable=True)
         return _publish(staging, output_dir, split)
 
 
@@ -119,44 +120,21 @@ def unfinished_folder(output_dir: Path, split: str) -> Path:
     return output_dir / f".unfinished-{split}"
 
 
-@dataclass(frozen=True)
-class _Shard:
-    """A shard that is whole, as the manifest tells of it, and how many of its records were fixed, by what it was."""
-
-    name: str
-    records: int
-    bytes: int
-    crc32c: str  # of the file, in hexadecimal; SHA-256 would take as long as all the rest
-    fixed: dict[str, int]
-
-
-@dataclass(frozen=True)
-class _Task:
-    """Where the records of a job go."""
-
-    job: RecordJob
-    folder: Path
-    pattern: str
-    shards: int
-
-    def write(self, number: int) -> _Shard:
-        """Write one shard."""
-        path = self.folder / self.pattern.format(number)
-        fixed, records, size, checksum = Counter[str](), 0, 0, 0
-        with write_atomically(path) as temporary, temporary.open("wb") as file:
-            for index in range(number, len(self.job), self.shards):
-                content, fix = self.job.encode(index)
-                for part_of_record in frame_parts(content):  # joined they would be copied
-                    file.write(part_of_record)
-                    checksum = google_crc32c.extend(checksum, part_of_record)
-                    size += len(part_of_record)
-                records += 1
-                fixed.update([fix] if fix else [])
-        return _Shard(path.name, records, size, f"{checksum:08x}", dict(fixed))
-
-
-def _identify(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+def _write_shard(encode: Encode, count: int, folder: Path, pattern: str, shards: int, number: int) -> dict[str, Any]:
+    """Write one shard; return what the manifest tells of it, and how many of its records were fixed, by what it was."""
+    path = folder / pattern.format(number)
+    fixed, records, size, checksum = Counter[str](), 0, 0, 0
+    with write_atomically(path) as temporary, temporary.open("wb") as file:
+        for index in range(number, count, shards):
+            content, fix = encode(index)
+            for part_of_record in frame_parts(content):  # joined they would be copied
+                file.write(part_of_record)
+                checksum = google_crc32c.extend(checksum, part_of_record)
+                size += len(part_of_record)
+            records += 1
+            fixed.update([fix] if fix else [])
+    # CRC-32C, in hexadecimal: SHA-256 would take as long as all the rest.
+    return {"name": path.name, "records": records, "bytes": size, "crc32c": f"{checksum:08x}", "fixed": dict(fixed)}
 
 
 def _find_finished(output_dir: Path, split: str, identity: str) -> dict[str, Any] | None:
@@ -202,51 +180,43 @@ def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[P
     return there
 
 
-def _write_all(task: _Task, processes: int, progress: Callable[[int, int], None] | None) -> list[_Shard]:
-    """Write the shards that are not whole yet; all of them, in order."""
-    shards = {number: shard for number in range(task.shards) if (shard := _find_whole(task, number))}
-    missing = [number for number in range(task.shards) if number not in shards]
-    done = sum(shard.records for shard in shards.values())
-    for number, shard in zip(missing, _write_missing(task, missing, processes), strict=True):
-        # Here, so that the workers go on meanwhile.
-        _make_durable(task.folder / shard.name)
-        write_json(_note_of(task, number), asdict(shard), durable=True)
-        shards[number] = shard
-        done += shard.records
-        if progress is not None:
-            progress(done, len(task.job))
-    return [shards[number] for number in range(task.shards)]
-
-
-def _note_of(task: _Task, number: int) -> Path:
-    """Return the file that says that a shard is whole."""
-    return task.folder / f"{number}.json"
-
-
-def _find_whole(task: _Task, number: int) -> _Shard | None:
-    path = _note_of(task, number)
-    return _Shard(**load_json(path)) if path.exists() else None
-
-
-def _make_durable(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _write_missing(task: _Task, missing: Sequence[int], processes: int) -> Iterator[_Shard]:
-    """Write some shards, in this process or in several."""
+def _write_all(
+    write: Callable[[int], dict[str, Any]],
+    count: int,
+    shards: int,
+    staging: Path,
+    processes: int,
+    progress: Callable[[int, int], None] | None,
+) -> list[dict[str, Any]]:
+    """Write the shards that are not whole yet, in this process or in several; all of them, in order."""
+    notes = [staging / f"{number}.json" for number in range(shards)]  # each says that a shard is whole
+    whole = {number: load_json(path) for number, path in enumerate(notes) if path.exists()}
+    missing = [number for number in range(shards) if number not in whole]
     if not processes:
-        worth = len(task.job) * len(missing) // task.shards // _RECORDS_WORTH_A_PROCESS
-        processes = min(len(os.sched_getaffinity(0)), worth)
+        processes = min(len(os.sched_getaffinity(0)), count * len(missing) // shards // _RECORDS_WORTH_A_PROCESS)
     processes = min(processes, len(missing))
-    if processes <= 1:
-        yield from map(task.write, missing)
-        return
+    done = sum(shard["records"] for shard in whole.values())
+    written = map(write, missing) if processes <= 1 else _write_in_workers(write, missing, processes)
+    for number, shard in zip(missing, written, strict=True):
+        # Here, so that the workers go on meanwhile.
+        with (staging / shard["name"]).open("rb") as file:
+            os.fsync(file.fileno())
+        write_json(notes[number], shard, durable=True)
+        whole[number] = shard
+        done += shard["records"]
+        if progress is not None:
+            progress(done, count)
+    return [whole[number] for number in range(shards)]
+
+
+def _write_in_workers(
+    write: Callable[[int], dict[str, Any]], numbers: Sequence[int], processes: int
+) -> Iterator[dict[str, Any]]:
     # Spawned, because a fork of a process that has loaded TensorFlow may hang.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, _start_worker, (task,))
+    pool = ProcessPoolExecutor(processes, context, _start_worker, (write,))
     try:
-        yield from pool.map(_write_in_worker, missing)
+        yield from pool.map(_write_in_worker, numbers)
     except BrokenProcessPool:
         raise ChildProcessError(
             "a process that writes records was killed, maybe for lack of memory; repeat the command to go on, with"
@@ -256,12 +226,12 @@ def _write_missing(task: _Task, missing: Sequence[int], processes: int) -> Itera
         pool.shutdown(cancel_futures=True)
 
 
-_worker_task: _Task | None = None
+_worker_write: Callable[[int], dict[str, Any]] | None = None  # given once, since a source may be large
 
 
-def _start_worker(task: _Task) -> None:
-    global _worker_task
-    _worker_task = task
+def _start_worker(write: Callable[[int], dict[str, Any]]) -> None:
+    global _worker_write
+    _worker_write = write
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program that started this one ends it
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
@@ -274,21 +244,10 @@ def _leave_with_parent() -> None:
         os._exit(1)
 
 
-def _write_in_worker(number: int) -> _Shard:
-    if _worker_task is None:
+def _write_in_worker(number: int) -> dict[str, Any]:
+    if _worker_write is None:
         raise RuntimeError("the worker was not started by _start_worker")
-    return _worker_task.write(number)
-
-
-def _complete_manifest(
-    split: str, manifest: Mapping[str, Any], identity: str, shards: Sequence[_Shard]
-) -> dict[str, Any]:
-    fixed = Counter[str]()
-    for shard in shards:
-        fixed.update(shard.fixed)
-    listed = [{name: value for name, value in asdict(shard).items() if name != "fixed"} for shard in shards]
-    head = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, JOB_IDENTITY: identity, "split": split}
-    return {**head, **manifest, "fixed": dict(sorted(fixed.items())), "shards": listed}
+    return _worker_write(number)
 
 
 def _publish(staging: Path, output_dir: Path, split: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_datasets.documents import Faults, Record, load_json
+from gaudi_datasets.documents import Faults, load_json
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.records.conversion import JOB_IDENTITY, MANIFEST_FORMAT, MANIFEST_VERSION, unfinished_folder
 from gaudi_datasets.records.tfrecords import ExampleFeatures, RecordPlace, read_record, scan_records
@@ -60,7 +60,7 @@ class RecordSet:
                 f"tells of {self.manifest['kind']} records; {kind} records are needed", path=self.manifest_path
             )
         self.fingerprint = _hash_records(self.manifest, self.paths)
-        self._places = _index_shards(self.paths)
+        self._places = _index_shards(self.paths)  # shard, number in it, first byte, length: int64 [records, 4]
         if not len(self._places):
             raise DataError(f"the records of split {split!r} are empty", path=data_dir, remedy="convert the data again")
 
@@ -72,18 +72,18 @@ class RecordSet:
         """Return the number of bytes of all records together."""
         return int(self._places[:, 3].sum())
 
-    def place(self, index: int) -> RecordPlace:
-        """Return the place of record `index`."""
-        shard, number, offset, length = self._places[index].tolist()
-        return RecordPlace(self.paths[shard], number, offset, length)
+    def path(self, index: int) -> Path:
+        """Return the path of the file that holds record `index`."""
+        return self.paths[self._places[index, 0]]
 
-    def read(self, index: int) -> tuple[RecordPlace, bytes]:
-        """Record `index` of 0..len - 1, and where it lies.
+    def read_record(self, index: int) -> tuple[RecordPlace, bytes]:
+        """Read record `index` of 0..len - 1, and return where it lies, too.
 
         Raises:
             DataError: it is damaged.
         """
-        place = self.place(index)
+        shard, number, offset, length = self._places[index].tolist()
+        place = RecordPlace(self.paths[shard], number, offset, length)
         return place, read_record(place)
 
 
@@ -178,7 +178,8 @@ def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
         )
     faults = Faults(path)
     listed = manifest.get("shards")
-    sizes = dict(faults.parse("shards", listed if isinstance(listed, list) else [], _shard_size))
+    entries = listed if isinstance(listed, list) else []
+    sizes = dict(faults.parse("shards", entries, lambda record: (record.text("name"), record.integer("bytes"))))
     faults.raise_any()
     if manifest.get("kind") not in _KINDS or sizes.keys() != {shard.name for shard in shards}:
         raise DataError("does not tell of the records beside it", path=path, remedy="convert the data again")
@@ -188,10 +189,6 @@ def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
                 f"has not the {sizes[shard.name]} bytes of its manifest", path=shard, remedy="copy or convert it again"
             )
     return manifest
-
-
-def _shard_size(record: Record) -> tuple[str, int]:
-    return record.text("name"), record.integer("bytes")
 
 
 def _hash_records(manifest: dict[str, Any] | None, paths: Sequence[Path]) -> str:
