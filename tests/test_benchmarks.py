@@ -191,9 +191,9 @@ def test_others_go_on_after_a_failure(
 
 
 def test_the_machine_is_described() -> None:
-    facts = describe_machine()
-    assert " processors, " in facts["machine"]
-    assert "numpy " in facts["versions"]
+    machine = describe_machine()
+    assert " processors, " in machine["machine"]
+    assert "numpy " in machine["versions"]
 
 
 def test_committed_results_can_be_compared_with() -> None:

@@ -42,13 +42,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 
 
 def test_it_says_what_it_was_built_with(installed: tuple[Path, dict[str, Any]]) -> None:
-    python, facts = installed
-    assert (facts["horovod"], facts["python"], facts["installed"]) == ("0.28.1", str(python), True)
+    python, report = installed
+    assert (report["horovod"], report["python"], report["installed"]) == ("0.28.1", str(python), True)
     built = {
-        name: [part for part, is_in in each["built"].items() if is_in] for name, each in facts["frameworks"].items()
+        name: [part for part, is_in in each["built"].items() if is_in] for name, each in report["frameworks"].items()
     }
     assert built == {"tensorflow": ["mpi", "gloo"], "mxnet": ["mpi", "gloo"]}
-    assert Path(facts["wheel"]).parent == Path(facts["folder"])
+    assert Path(report["wheel"]).parent == Path(report["folder"])
 
 
 @pytest.mark.parametrize("framework", TALK)

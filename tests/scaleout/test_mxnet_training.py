@@ -95,7 +95,7 @@ def test_two_ranks_train_as_one_process(
         assert value is None or value == pytest.approx(figures[1][name], abs=1e-3), name
 
 
-def test_a_run_of_two_ranks_goes_on_and_validates_aside(
+def test_a_run_of_two_ranks_goes_on_and_validates_in_the_background(
     flags: tuple[str, ...], alone: Path, start_ranks: StartRanks, tmp_path: Path
 ) -> None:
     run_together(start_ranks, "gloo", *flags, "--steps", "2", "--mode", "train", "--model_dir", tmp_path)

@@ -21,8 +21,8 @@ SHOW = """
 import json, os, sys
 from gaudi_distributed.cluster.rank_info import detect_rank
 rank_info = detect_rank(os.environ)
-facts = [rank_info.rank, rank_info.size, os.environ["SLURM_JOB_ID"] != "", "SECRET" in os.environ]
-print("shown", json.dumps([*facts, sys.argv[1:]]))
+values = [rank_info.rank, rank_info.size, os.environ["SLURM_JOB_ID"] != "", "SECRET" in os.environ]
+print("shown", json.dumps([*values, sys.argv[1:]]))
 """
 
 

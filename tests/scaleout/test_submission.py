@@ -1,4 +1,4 @@
-"""The experiments of a submission on real ranks: one after another, validated aside, each with a log of its own."""
+"""Run the experiments of a submission on real ranks: one after another, scored in the background, each with its log."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_experiments_of_four_ranks(environ: dict[str, str], tmp_path: Path) -> N
     for number in (1, 2):
         text = (tmp_path / "results" / f"now_{number}.log").read_text()
         events = [json.loads(line.removeprefix(":::MLLOG")) for line in text.splitlines() if line.startswith(":::")]
-        facts = {event["key"]: event["value"] for event in events}
-        assert (facts["cache_clear"], facts["global_batch_size"], facts["eval_samples"]) == (True, 4, 4)
-        assert facts["submission_platform"] == "C4140"
-        seeds.append(facts["seed"])
+        logged = {event["key"]: event["value"] for event in events}
+        assert (logged["cache_clear"], logged["global_batch_size"], logged["eval_samples"]) == (True, 4, 4)
+        assert logged["submission_platform"] == "C4140"
+        seeds.append(logged["seed"])
         steps = [event["key"] for event in events if event["key"].startswith(("run_", "eval_a"))]
         assert steps == ["run_start", "eval_accuracy", "eval_accuracy", "run_stop"]
         folder = tmp_path / "results" / f"c4140_{number}"

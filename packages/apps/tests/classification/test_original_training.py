@@ -156,8 +156,8 @@ def build_task(app: Application) -> Any:
 
     keras.utils.set_random_seed(1)
     names = make_class_config(["a", "b", "c"])
-    facts = app.describe_model(TrainingData(names, 0, "", lambda step: iter(())), None)
-    return app.build_task(facts, averages=False, communicator=SingleProcess(), reduce_statistics=None)
+    config = app.describe_model(TrainingData(names, 0, "", lambda step: iter(())), None)
+    return app.build_task(config, averages=False, communicator=SingleProcess(), reduce_statistics=None)
 
 
 def make_batch(step: int) -> dict[str, Any]:

@@ -56,10 +56,10 @@ def test_a_run_learns_and_leaves_what_belongs_to_it(train: Program, run_classifi
     owned = json.loads((tmp_path / "run.json").read_text())["files"]
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert {one for one in files if not one.startswith(("best/", "checkpoints/"))} - {*owned} == {"run.json"}
-    facts = load(tmp_path).metadata
-    assert [one["name"] for one in facts["classes"]] == ["blue", "green", "red"]
-    assert (facts["model"], facts["image_size"]) == ("resnet50", 32)
-    assert facts["padding"] == "symmetric_stem"
+    metadata = load(tmp_path).metadata
+    assert [one["name"] for one in metadata["classes"]] == ["blue", "green", "red"]
+    assert (metadata["model"], metadata["image_size"]) == ("resnet50", 32)
+    assert metadata["padding"] == "symmetric_stem"
 
     done = train(tmp_path, "--mode", "eval", "--checkpoint", "all")
     assert done.status == 0, done.err

@@ -43,7 +43,7 @@ def test_the_meaning_of_every_figure_is_known() -> None:
     assert tuple(MEANINGS) == FIGURES
 
 
-def test_evaluation_file_holds_facts_and_figures(tmp_path: Path) -> None:
+def test_evaluation_file_holds_metadata_and_figures(tmp_path: Path) -> None:
     path = tmp_path / "evaluation.json"
     write_evaluation(path, SCORES, step=809, images_per_second=6.5)
     document = json.loads(path.read_text())

@@ -46,8 +46,8 @@ def build_task(app: Any) -> Any:
     from gaudi_ops.tf.keras_api import keras
 
     keras.utils.set_random_seed(1)
-    facts = {"categories": [{"id": number, "name": f"{number}"} for number in (1, 2)]}
-    return app.build_task(facts, averages=False, communicator=SingleProcess(), reduce_statistics=None)
+    config = {"categories": [{"id": number, "name": f"{number}"} for number in (1, 2)]}
+    return app.build_task(config, averages=False, communicator=SingleProcess(), reduce_statistics=None)
 
 
 @pytest.fixture(scope="module")

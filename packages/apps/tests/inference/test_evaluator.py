@@ -40,8 +40,8 @@ class Guess:
 class GuessEvaluator(Evaluator[dict[str, Positions], Positions]):
     """Scores guesses of seven images in batches of two, and records its calls."""
 
-    def __init__(self, communicator: Any, facts: Any = None) -> None:
-        super().__init__(communicator, facts or {"images": 7})
+    def __init__(self, communicator: Any, metadata: Any = None) -> None:
+        super().__init__(communicator, metadata or {"images": 7})
         self.dealt = shard_indices(7, InputOptions(2, rank=communicator.rank, size=communicator.size))
         self.calls: list[Any] = []
         self.watch(self.calls.append)

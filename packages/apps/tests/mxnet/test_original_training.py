@@ -64,8 +64,8 @@ def open_app(*flags: str, workers: int = 1) -> Any:
 
 def build_task(app: Any) -> Any:
     app.framework.start(app.settings.device)
-    facts = {"categories": [{"id": number, "name": f"{number}"} for number in (1, 2)]}
-    return app.build_task(facts, averages=False, communicator=SingleProcess(), reduce_statistics=None)
+    config = {"categories": [{"id": number, "name": f"{number}"} for number in (1, 2)]}
+    return app.build_task(config, averages=False, communicator=SingleProcess(), reduce_statistics=None)
 
 
 def train_in_numpy(batches: list[dict[str, Any]], rate: MLPerfRate, weight_decay: float, inside: bool = True) -> Any:

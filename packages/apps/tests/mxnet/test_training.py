@@ -75,8 +75,8 @@ def test_the_log_of_mlperf_passes_the_parser_of_the_official_checker(trained: Pa
     change = ["epoch_stop", "epoch_start", *evaluation]
     assert order == ["run_start", "epoch_start", *change, *change, *evaluation, "run_stop"]
     assert lines[-1].value["metadata"]["status"] == "aborted"  # there was no target
-    facts = {line.key: line.value["value"] for line in lines}
-    assert (facts["global_batch_size"], facts["train_samples"], facts["eval_samples"]) == (2, 5, 5)
+    logged = {line.key: line.value["value"] for line in lines}
+    assert (logged["global_batch_size"], logged["train_samples"], logged["eval_samples"]) == (2, 5, 5)
     # Of all checks of the open division the short run fails that of its accuracy alone.
     checker = make_checker("training", "0.7.0", quiet=True, werror=False)
     checker.check_loglines(lines, "training_0.7.0/common.yaml")
@@ -118,9 +118,11 @@ def test_a_continued_run_is_the_uninterrupted_one(
 
 
 @pytest.mark.slow
-def test_validation_aside_finds_the_same_in_the_same_order(trained: Path, coco_root: Path, tmp_path: Path) -> None:
+def test_validation_in_the_background_finds_the_same_in_the_same_order(
+    trained: Path, coco_root: Path, tmp_path: Path
+) -> None:
     """As a process, whose network for the process beside it is the small one, too."""
-    folder = tmp_path / "aside"
+    folder = tmp_path / "background"
     script = Path(__file__).parents[1] / "small_ssd_mxnet.py"
     flags = ["--dataset", "plain", "--coco-root", coco_root, "--batch-size", 2, "--log-interval", 1, "-j", 2]
     flags += ["--steps", STEPS, "--val-interval", 1, "--target-map", 0, "--async-val", "--model_dir", folder]

@@ -46,7 +46,7 @@ def test_two_recordings_on_one_machine_are_equal(
     assert one.side["weights"] == "seed 0"
     tolerances = choose_tolerances(["fp32", "fp32"])
     for step in (1, 2):
-        tensors = [StepTensor(facts, one.read(facts)) for facts in one.list_step(step)]
+        tensors = [StepTensor(tensor, one.read(tensor)) for tensor in one.list_step(step)]
         assert not any(found.is_beyond for found in compare_step(tensors, other, step, tolerances))
     done = ssd_train(*flags, "--parity_against", f"recorded={tmp_path / 'one'}", "--json")
     assert done.status == 0, done.err

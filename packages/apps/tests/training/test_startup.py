@@ -36,9 +36,9 @@ def test_the_code_has_a_hash() -> None:
     ],
 )
 def test_what_ranks_must_have_in_common(other: SSDConfig, data: str, named: str | None) -> None:
-    facts = [list_start_metadata(make_session(SSDConfig()), "a"), list_start_metadata(make_session(other), data)]
-    assert facts[0]["device"] == ["CPU"]
-    assert facts[0]["precision"] == "fp32"
-    assert {"tensorflow", "numpy"} <= facts[0]["versions"].keys()
-    error = find_difference(facts)
+    ranks = [list_start_metadata(make_session(SSDConfig()), "a"), list_start_metadata(make_session(other), data)]
+    assert ranks[0]["device"] == ["CPU"]
+    assert ranks[0]["precision"] == "fp32"
+    assert {"tensorflow", "numpy"} <= ranks[0]["versions"].keys()
+    error = find_difference(ranks)
     assert (error is None) if named is None else named in str(error)

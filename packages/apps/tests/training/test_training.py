@@ -510,30 +510,30 @@ def test_a_checkpoint_is_used(
     exports: list[Any] = []
 
     # The network's answers are ties, of which any one is right: too little to compare exports by.
-    def run_export(*given: Any, **facts: Any) -> list[Any]:
-        exports.append((given, facts))
+    def run_export(*given: Any, **options: Any) -> list[Any]:
+        exports.append((given, options))
         return []
 
     monkeypatch.setattr(export, "run_export", run_export)
     use = ("--model_dir", run, "--checkpoint", 2, "--output_dir", tmp_path / "out")
     done = ssd_train("--mode", "export", *use, "--data_dir", records, "--export_format", "onnx", "safetensors")
     assert done.status == 0, done.err
-    ((model, categories, encoded, folder, formats), facts) = exports[0]
+    ((model, categories, encoded, folder, formats), options) = exports[0]
     assert [category.name for category in categories] == ["red", "blue"]
     assert len(encoded) > 0
     assert (folder, formats) == (tmp_path / "out", ("onnx", "safetensors"))
-    assert facts == {"step": 2, "pool_padding": "same"}
+    assert options == {"step": 2, "pool_padding": "same"}
     saved = load_checkpoint(run / "checkpoints" / "step-00000002").tensors
     assert all(np.array_equal(variable, saved[variable.name.removesuffix(":0")]) for variable in model.variables)
 
 
 @pytest.mark.parametrize("facts", [{"categories": [{"id": 1, "name": "cat", "supercategory": ""}]}, {}])
-def test_a_checkpoint_of_other_classes_is_refused(train: Program, tmp_path: Path, facts: dict[str, Any]) -> None:
+def test_a_checkpoint_of_other_classes_is_refused(train: Program, tmp_path: Path, metadata: dict[str, Any]) -> None:
     assert train(tmp_path, "--steps", 1).status == 0
-    CheckpointFolder(tmp_path / "checkpoints").save(2, {"a": np.zeros(3, np.float32)}, facts)
+    CheckpointFolder(tmp_path / "checkpoints").save(2, {"a": np.zeros(3, np.float32)}, metadata)
     done = train(tmp_path, "--steps", 3)
     assert done.status == 65
-    assert ("is of other classes" if facts else "does not name its classes") in done.err
+    assert ("is of other classes" if metadata else "does not name its classes") in done.err
 
 
 @pytest.mark.parametrize("mode", ["eval", "predict", "export"])

@@ -15,7 +15,7 @@ def test_one_process_agrees_with_itself() -> None:
 
 
 @pytest.mark.parametrize("ranks", [[{"a": 1}, {"a": 1}], [{}, {}], [{"a": 1, "b": 1}, {"b": 1, "a": 1}]])
-def test_equal_facts_do_not_differ(ranks: list[dict[str, Any]]) -> None:
+def test_equal_values_do_not_differ(ranks: list[dict[str, Any]]) -> None:
     assert find_difference(ranks) is None
 
 

@@ -161,11 +161,11 @@ class Session:
         """Build the network of a checkpoint that rank 0 loads, on every rank."""
         loaded: list[Checkpoint] = []
 
-        def look() -> dict[str, Any]:
+        def load_configuration() -> dict[str, Any]:
             loaded.append(load())
             return {"model_config": loaded[0].model_config, "step": loaded[0].step}
 
-        found = broadcast_from_rank0(self.communicator, look)
+        found = broadcast_from_rank0(self.communicator, load_configuration)
         if self.is_root:
             restored = self._restore(loaded[0])
         else:

@@ -82,7 +82,7 @@ class RunState:
 
     @classmethod
     def from_json(cls, step: int, values: Mapping[str, Any]) -> RunState:
-        """Read what `to_json` returned, or what an earlier version wrote; values of the model are left aside."""
+        """Read what `to_json` returned, or what an earlier version wrote; values of the model are ignored."""
         position = values.get("position", {"epoch": 0, "image": 0})
         return cls(
             step=step,
