@@ -36,47 +36,47 @@ CLEAN = {
         (
             "ops/src/gaudi_ops/a.py",
             "import gaudi_models.ssd",
-            "gaudi_ops.a imports gaudi_models: there is no such arrow",
+            "gaudi_ops.a imports gaudi_models",
         ),
         (
             "datasets/src/gaudi_datasets/a.py",
             "def f():\n    from gaudi_distributed import devices",
-            "gaudi_datasets.a imports gaudi_distributed: there is no such arrow",
+            "gaudi_datasets.a imports gaudi_distributed",
         ),
         (
             "apps/src/gaudi_apps/ssd/utils.py",
             "",
-            "gaudi_apps.ssd.utils is named utils: name it by what it is about",
+            "gaudi_apps.ssd.utils is named utils",
         ),
         (
             "models/src/gaudi_models/common/a.py",
             "",
-            "gaudi_models.common.a is named common: name it by what it is about",
+            "gaudi_models.common.a is named common",
         ),
         (
             "apps/src/gaudi_apps/a.py",
             "import horovod.mxnet",
-            "gaudi_apps.a imports horovod: only gaudi_distributed may",
+            "gaudi_apps.a imports horovod",
         ),
         (
             "distributed/src/gaudi_distributed/a.py",
             "def f():\n    import habana_frameworks",
-            "habana_frameworks is imported by gaudi_distributed.a, gaudi_distributed.habana: one module may",
+            "habana_frameworks is imported by gaudi_distributed.a, gaudi_distributed.habana",
         ),
         (
             "distributed/src/gaudi_distributed/a.py",
             "import horovod.mxnet as hvd",
-            "horovod.mxnet is imported by gaudi_distributed.a, gaudi_distributed.mxnet: one module may",
+            "horovod.mxnet is imported by gaudi_distributed.a, gaudi_distributed.mxnet",
         ),
         (
             "ops/src/gaudi_ops/nms.py",
             "def f():\n    import tensorflow",
-            "gaudi_ops.nms imports TensorFlow: that belongs below gaudi_ops.tf",
+            "gaudi_ops.nms imports TensorFlow",
         ),
         (
             "ops/src/gaudi_ops/nms.py",
             "from gaudi_ops.tf import masks",
-            "gaudi_ops.nms imports gaudi_ops.tf: the top level of gaudi_ops works without TensorFlow",
+            "gaudi_ops.nms imports gaudi_ops.tf",
         ),
         (
             "ops/src/gaudi_ops/boxes.py",
@@ -95,7 +95,7 @@ def test_a_planted_breach_is_found(tmp_path: Path, path: str, text: str, fault: 
         file = tmp_path / "packages" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
-    assert fault in find_faults(read_modules(tmp_path))
+    assert any(each.startswith(fault) for each in find_faults(read_modules(tmp_path)))
 
 
 def test_a_clean_tree_has_no_faults(tmp_path: Path) -> None:

@@ -28,12 +28,12 @@ from benchmarks.results import (  # noqa: E402
 )
 
 FIGURES = (
-    Figure("step: ours over keras", 1.52, least=1.4, note="ours 7.1, keras 4.7 images/s", spread=0.034),
+    Figure("step over keras", 1.52, least=1.4, note="ours 7.1, keras 4.7 images/s", spread=0.034),
     Figure("step | bf16", 0.5, "of 1", least=0.55),
     Figure("product", 868.4, "GFLOP/s"),
     Figure("memory", 1.01, most=1.05),
 )
-OUTCOMES = [Outcome("ssd_step", FIGURES), Outcome("startup", (), "RuntimeError: there was no first step")]
+OUTCOMES = [Outcome("ssd_step", FIGURES), Outcome("startup", (), "RuntimeError: no step")]
 
 
 @pytest.fixture
@@ -72,10 +72,12 @@ def test_the_peak_comes_first() -> None:
 def test_selection(capsys: pytest.CaptureFixture[str]) -> None:
     assert program.parse([]).only is None
     assert program.parse(["--only", "startup", "ssd_step", "--minutes", "10"]).only == ["startup", "ssd_step"]
-    for arguments in (["--only", "nothing"], ["--minutes", "0"], ["--only", "startup", "--write_results"]):
-        with pytest.raises(SystemExit):
+    refused = ["--only", "nothing"], ["--minutes", "0"], ["--only", "startup", "--write_results"]
+    for flag, arguments in zip(("--only", "--minutes", "--write_results"), refused, strict=True):
+        with pytest.raises(SystemExit) as end:
             program.parse(arguments)
-    assert "--write_results: is for all benchmarks" in capsys.readouterr().err
+        assert end.value.code == 2
+        assert flag in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_candidates_take_turns() -> None:
@@ -99,12 +101,12 @@ def test_ratios_are_of_rounds() -> None:
 def test_table_holds_what_was_measured() -> None:
     rows = list_rows(OUTCOMES)
     assert rows[0] == (
-        *("ssd_step", "step: ours over keras", "1.52 x", "0.034", "at least 1.4", "yes"),
+        *("ssd_step", "step over keras", "1.52 x", "0.034", "at least 1.4", "yes"),
         "ours 7.1, keras 4.7 images/s",
     )
     assert rows[1][1:6] == ("step / bf16", "0.5 of 1", "", "at least 0.55", "NO")
     assert rows[2][4:6] == ("", "")
-    assert rows[4] == ("startup", "failed", "", "", "", "NO", "RuntimeError: there was no first step")
+    assert rows[4] == ("startup", "failed", "", "", "", "NO", "RuntimeError: no step")
 
 
 def test_others_on_the_machine_are_told() -> None:
@@ -119,7 +121,7 @@ def test_a_committed_table_is_read_again() -> None:
     assert "- machine: some processor" in text
     assert all(len(line.split("|")) == len(COLUMNS) + 2 for line in text.splitlines() if line.startswith("|"))
     assert read_earlier(text) == {
-        ("ssd_step", "step: ours over keras"): 1.52,
+        ("ssd_step", "step over keras"): 1.52,
         ("ssd_step", "step / bf16"): 0.5,
         ("ssd_step", "product"): 868.4,
         ("ssd_step", "memory"): 1.01,
@@ -129,7 +131,7 @@ def test_a_committed_table_is_read_again() -> None:
 
 def test_changes_are_told_by_direction() -> None:
     earlier = {
-        ("ssd_step", "step: ours over keras"): 1.3,
+        ("ssd_step", "step over keras"): 1.3,
         ("ssd_step", "step / bf16"): 0.6,
         ("ssd_step", "product"): 700.0,
         ("ssd_step", "memory"): 1.0,
@@ -139,8 +141,8 @@ def test_changes_are_told_by_direction() -> None:
     }
     lines = compare_with(earlier, [*OUTCOMES, Outcome("new", (Figure("one", 1.0),))])
     assert [line.split(":")[0] for line in lines] == ["better", "worse", "changed", "new", "gone", "gone"]
-    assert lines[0] == "better: step: ours over keras: 1.52 x, was 1.3"
-    assert lines[4:] == ["gone: left out, was 3", "gone: help, was 0.2"]
+    assert lines[0].split(": ") == ["better", "step over keras", "1.52 x, was 1.3"]
+    assert [line.split(": ") for line in lines[4:]] == [["gone", "left out, was 3"], ["gone", "help, was 0.2"]]
 
 
 def test_figures_come_from_a_process_of_their_own(write_module: Callable[[str], Outcome]) -> None:
@@ -168,7 +170,7 @@ def test_a_failure_leaves_what_was_measured_before(write_module: Callable[[str],
 
 def test_what_takes_too_long_is_ended(write_module: Callable[..., Outcome]) -> None:
     outcome = write_module("import signal\nsignal.pause()\n", limit=0.2)
-    assert outcome.error == "took more than 0 s and was ended"
+    assert "more than 0 s" in outcome.error
 
 
 def test_others_go_on_after_a_failure(
@@ -181,11 +183,11 @@ def test_others_go_on_after_a_failure(
     path = tmp_path / "folder" / "bench.json"
     assert program.main(["--json", str(path), "--write_results"]) == 1
     written = json.loads(path.read_text())
-    assert [each["error"] for each in written["benchmarks"]] == ["", "RuntimeError: there was no first step"]
+    assert [each["error"] for each in written["benchmarks"]] == ["", "RuntimeError: no step"]
     assert (tmp_path / "results.md").read_text().count("| matrix_peak") == len(FIGURES)
     captured = capsys.readouterr()
-    assert "there is no results.md to compare with" in captured.out
-    assert captured.err == "not met, or failed: matrix_peak, startup\n"
+    assert "no results.md" in captured.out
+    assert captured.err.endswith(": matrix_peak, startup\n")
     program.main(["--json", str(path)])
     assert "compared with results.md:" in capsys.readouterr().out
 

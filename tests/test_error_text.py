@@ -7,6 +7,7 @@ read what changed in them as a user would.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shlex
 import signal
@@ -32,6 +33,7 @@ COMMANDS = {
         "--batch_size x --mode plan",
         "--use_fake_data --batch_size 0 --mode plan",
         "--use_fake_data --epochs -1 --mode plan",
+        "--use_fake_data --base_lr nan --mode plan",
         "--mode train",
         "--mode plan --data_dir nowhere",
         "--mode plan --data_dir notes",
@@ -97,6 +99,11 @@ COMMANDS = {
         "convert coco --split train",
         "convert coco --annotations nowhere.json --images . --output_dir out --split train",
         "convert coco --annotations notes --images . --output_dir out --split train",
+        "convert coco --annotations results.json --images . --output_dir out --split train",
+        "convert coco --annotations missing.json --images . --output_dir out --split train",
+        "convert coco --annotations missing.json --images nowhere --output_dir out --split train",
+        "convert coco --annotations twice.json --images . --output_dir out --split train",
+        "convert coco --annotations . --images . --output_dir out --split train",
         "convert folders --folder nowhere --output_dir out --split train",
         "convert voc --folder . --output_dir out --split train",
         "score --ground_truth notes --detections notes",
@@ -109,10 +116,16 @@ COMMANDS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make a working folder with a file of notes and two bad configurations."""
+    """Make a working folder with a file of notes, two bad configurations and three bad annotation files."""
     (tmp_path / "notes").write_text("these are notes")
     (tmp_path / "unknown.yaml").write_text("bath_size: 3\n")
     (tmp_path / "broken.yaml").write_text("batch_size: [3\n")
+    image = {"id": 1, "file_name": "1.jpg", "width": 8, "height": 8}
+    for name, images in (("missing", [image]), ("twice", [image, image])):
+        box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 4, 4]}
+        document = {"images": images, "annotations": [box], "categories": [{"id": 1, "name": "cat"}]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    (tmp_path / "results.json").write_text("[]")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -138,9 +151,10 @@ def test_errors_print_as_they_are_kept(
     program: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     had_tensorflow = "tensorflow" in sys.modules
+    names = sorted(path.name for path in folder.iterdir())
     found = "\n".join(describe(program, command, capsys, monkeypatch) for command in COMMANDS[program])
     assert ("tensorflow" in sys.modules) == had_tensorflow
-    assert sorted(path.name for path in folder.iterdir()) == ["broken.yaml", "notes", "unknown.yaml"]
+    assert sorted(path.name for path in folder.iterdir()) == names
     kept = FOLDER / f"{program}.txt"
     if os.environ.get("UPDATE_ERROR_TEXT"):
         kept.parent.mkdir(exist_ok=True)

@@ -62,16 +62,12 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "status", "named"),
     [
-        ("dt", 65, ["dt.json: is a list, as results of a detector are; give an annotation file"]),
+        ("dt", 65, ["dt.json: is a list", "an annotation file"]),
         ("edge_dt", 65, ["edge_dt.json: is a list"]),
         ("zero_dt", 65, ["zero_dt.json: is a list"]),
-        (
-            "healthcheck_bad",
-            65,
-            ["healthcheck_bad.json: image 1 (images[1]): its id was given before", "1 of 5 faults"],
-        ),
-        ("edge_gt", 66, ["images/origin.jpg: there is no such image"]),
-        ("zero_gt", 66, ["images/img0.jpg: there is no such image"]),
+        ("healthcheck_bad", 65, ["healthcheck_bad.json: image 1 (images[1]): ", "1 of 5 faults"]),
+        ("edge_gt", 66, ["images/origin.jpg: ", "no such image"]),
+        ("zero_gt", 66, ["images/img0.jpg: ", "no such image"]),
     ],
 )
 def test_edge_cases_that_cannot_be_converted(folder: Path, name: str, status: int, named: list[str]) -> None:
@@ -81,16 +77,18 @@ def test_edge_cases_that_cannot_be_converted(folder: Path, name: str, status: in
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("gt", "train: kept 3 of 3 images and 5 of 5 boxes in 1 shard"),
+        ("gt", ["3 of 3 images", "5 of 5 boxes", "1 shard\n"]),
         (
             "healthcheck_quality",
-            "train: kept 1 of 1 images and 1 of 4 boxes in 1 shard; boxes dropped: 1 of no size, 2 past the image edge",
+            ["1 of 1 images", "1 of 4 boxes", "1 shard; boxes dropped: ", "1 of no size", "2 past the image"],
         ),
     ],
 )
-def test_edge_cases_that_are_converted(folder: Path, name: str, told: str) -> None:
+def test_edge_cases_that_are_converted(folder: Path, name: str, told: list[str]) -> None:
     done = run(folder, *CONVERT, "--annotations", f"{name}.json", "--images", "images")
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{told}\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("train: kept ")
+    assert (done.stdout.count("\n"), [each for each in told if each not in done.stdout]) == (1, [])
     names = sorted(path.name for path in (folder / "out").iterdir())
     assert names == ["train-00000-of-00001.tfrecord", "train.json"]
 
@@ -125,11 +123,11 @@ def test_wrong_files_are_not_scored(folder: Path, status: int, named: list[str],
 @pytest.mark.parametrize(
     ("status", "named", "annotations", "images"),
     [
-        (65, ["images: is a folder"], "images", "images"),
+        (65, ["images: ", "is a folder"], "images", "images"),
         (65, ["notes"], "notes", "images"),
         (66, ["nowhere.json"], "nowhere.json", "images"),
-        (66, ["empty/img1.jpg: there is no such image"], "gt.json", "empty"),
-        (66, ["nowhere: there is no such folder"], "gt.json", "nowhere"),
+        (66, ["empty/img1.jpg: ", "no such image"], "gt.json", "empty"),
+        (66, ["nowhere: ", "no such folder"], "gt.json", "nowhere"),
         (66, ["notes"], "gt.json", "notes"),
     ],
 )
@@ -141,7 +139,7 @@ def test_wrong_paths_are_not_converted(
 
 @pytest.mark.parametrize(
     ("damage", "status", "said"),
-    [("truncated", 65, "cannot be decoded"), ("missing", 66, "there is no such image"), ("folder", 65, "is a folder")],
+    [("truncated", 65, "cannot be decoded"), ("missing", 66, "no such image"), ("folder", 65, "is a folder")],
 )
 def test_an_image_that_is_not_whole_ends_the_conversion(folder: Path, damage: str, status: int, said: str) -> None:
     """The last of three, so that some of the records were written before it was met."""
@@ -152,9 +150,8 @@ def test_an_image_that_is_not_whole_ends_the_conversion(folder: Path, damage: st
         image.write_bytes(content[: len(content) // 2])
     elif damage == "folder":
         image.mkdir()
-    assert_refused(
-        folder, status, [f"images/img3.jpg: {said}"], *CONVERT, "--annotations", "gt.json", "--images", "images"
-    )
+    files = ["--annotations", "gt.json", "--images", "images"]
+    assert_refused(folder, status, ["images/img3.jpg: ", said], *CONVERT, *files)
 
 
 def test_an_empty_folder_is_no_voc_folder(folder: Path) -> None:
@@ -179,8 +176,8 @@ def test_an_empty_folder_is_no_voc_folder(folder: Path) -> None:
         (64, ["--batch_sice", "did you mean --batch_size?"], [*TRAIN, "--batch_sice", "8"]),
         (64, ["--anotations", "did you mean --annotations?"], [*CONVERT, "--anotations", "gt.json"]),
         (64, ["--batch_size", "eight"], [*TRAIN, "--batch_size", "eight"]),
-        (64, ["--batch_size -1: must be at least 1"], [*TRAIN, "-f", "--batch_size", "-1"]),
-        (64, ["--base_lr nan: must be above 0"], [*TRAIN, "-f", "--base_lr", "nan"]),
+        (64, ["--batch_size -1: ", "at least 1"], [*TRAIN, "-f", "--batch_size", "-1"]),
+        (64, ["--base_lr nan: ", "above 0"], [*TRAIN, "-f", "--base_lr", "nan"]),
         (64, ["--dtype", "fp16"], [*TRAIN, "-f", "--dtype", "fp16"]),
         (64, ["--mode train: needs --data_dir"], TRAIN),
         (66, ["--config nowhere.yaml"], [*TRAIN, "--config", "nowhere.yaml"]),
@@ -196,10 +193,10 @@ def test_wrong_flags(folder: Path, status: int, named: list[str], arguments: lis
     [
         (66, ["empty", "gaudi-datasets convert"], [*TRAIN, "--data_dir", "empty"]),
         (66, ["nowhere", "gaudi-datasets convert"], [*TRAIN, "--data_dir", "nowhere"]),
-        (65, ["notes: is a file"], [*TRAIN, "--data_dir", "notes"]),
+        (65, ["notes: ", "is a file"], [*TRAIN, "--data_dir", "notes"]),
         (66, ["nowhere.pth"], [*TRAIN, "-f", "--resnet_checkpoint", "nowhere.pth"]),
-        (66, ["empty: holds no image"], [*TRAIN, "--mode", "predict", "--inference", "empty"]),
-        (66, ["run/checkpoints: has no checkpoint"], [*TRAIN, "--mode", "predict", "--inference", "images"]),
+        (66, ["empty: ", "holds no image"], [*TRAIN, "--mode", "predict", "--inference", "empty"]),
+        (66, ["run/checkpoints: ", "no checkpoint"], [*TRAIN, "--mode", "predict", "--inference", "images"]),
     ],
 )
 def test_wrong_folders_of_a_training(folder: Path, status: int, named: list[str], arguments: list[str]) -> None:

@@ -17,9 +17,9 @@ def double(value: int | None, *, times: int = 2) -> int:
     return value * times
 
 
-def wait(done: bool) -> int:
-    while not done:
-        done = True
+def wait(is_done: bool) -> int:
+    while not is_done:
+        is_done = True
     return 3
 """
 TESTS = """
@@ -76,9 +76,9 @@ def test_what_no_test_notices_is_listed(package: Path) -> None:
     assert "| measured.numbers | 18 | 13 | 1 | 4 | 22.2% |" in report
     assert find_changes(report, "survived") == {
         *("return value + times", "return value ** times"),
-        *("while not not done:", "while done:"),
+        *("while not not is_done:", "while is_done:"),
     }
-    assert find_changes(report, "timeout") == {"done = False"}
+    assert find_changes(report, "timeout") == {"is_done = False"}
     assert (package / "measured" / "numbers.py").read_text() == SOURCE
 
 

@@ -82,7 +82,7 @@ def test_numbers_that_are_none_end_a_training(tmp_path: Path) -> None:
     image_id = of_first_step[2]
     record = spoil_boxes(tmp_path / "records", image_id)
     error = run_into_error(65, *train, "--clean")
-    assert f"record {record} (image {image_id}): feature image/object/bbox: a box is not 0 <= min < max <= 1" in error
+    assert f"record {record} (image {image_id}): feature image/object/bbox: " in error
 
 
 def run_into_error(status: int, *flags: str | Path) -> str:

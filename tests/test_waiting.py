@@ -55,7 +55,7 @@ def check_call(call: ast.Call, limits: Mapping[str, float]) -> Iterator[str]:
     for value in given:
         limit = limits.get(value.id) if isinstance(value, ast.Name) else getattr(value, "value", None)
         if isinstance(limit, int | float) and limit < LEAST_SECONDS:
-            yield f"waits for {limit:g} s at most"
+            yield f"waits only {limit:g} s"
 
 
 def check_string(text: str) -> Iterator[str]:
@@ -64,7 +64,7 @@ def check_string(text: str) -> Iterator[str]:
         yield "sleeps"
     if "time" in text or "sleep" in text:
         try:
-            yield from (f"holds code that {fault}" for _, fault in find_faults(textwrap.dedent(text)))
+            yield from (f"code {fault}" for _, fault in find_faults(textwrap.dedent(text)))
         except SyntaxError:
             return
 
@@ -81,11 +81,11 @@ def test_what_waits_by_time_is_found() -> None:
     assert sorted(find_faults(text)) == [
         (1, "imports time"),
         (2, "imports time"),
-        (7, "holds code that imports time"),
+        (7, "code imports time"),
         (13, "sleeps"),
         (16, "sleeps"),
-        (16, "waits for 30 s at most"),
+        (16, "waits only 30 s"),
         (17, "sleeps"),
-        (18, "waits for 5 s at most"),
-        (19, "waits for 0.5 s at most"),
+        (18, "waits only 5 s"),
+        (19, "waits only 0.5 s"),
     ]

@@ -162,12 +162,14 @@ def train(communicator: Communicator) -> dict[str, Any]:
 
 
 def disagree(communicator: Communicator) -> list[Any]:
-    """Agree on one thing, then disagree on another; return the message."""
+    """Agree on one thing, then disagree on another; return field and message."""
     import numpy as np
 
     verify_consistent(communicator, {"data": "abc", "configuration": {"batch_size": 2}})
     other = {"data": "abc", "configuration": {"batch_size": 2 if communicator.rank else 4}}
-    return [np.array(str(refuse(ConfigurationError, lambda: verify_consistent(communicator, other))))]
+    error = refuse(ConfigurationError, lambda: verify_consistent(communicator, other))
+    assert isinstance(error, ConfigurationError)
+    return [np.array(error.field), np.array(error.message)]
 
 
 def refuse(kind: type[Exception], call: Callable[[], object]) -> Exception:

@@ -136,10 +136,9 @@ def test_gather_is_by_rank(results: Results) -> None:
 def test_disagreement_names_field_ranks_and_values(results: Results) -> None:
     others = "rank 1" if len(results) == 2 else "ranks 1, 2, 3"
     for found in results:
-        assert str(found["disagreement"][0]) == (
-            f"the ranks differ in configuration.batch_size: rank 0: 4; {others}: 2; "
-            "start all of them with the same configuration.batch_size"
-        )
+        field, message = map(str, found["disagreement"])
+        assert field == "configuration.batch_size"
+        assert message.endswith(f"{field}: rank 0: 4; {others}: 2")
 
 
 def test_batch_norm_over_ranks_is_that_of_all_images(results: Results) -> None:
@@ -169,4 +168,5 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
         words = ("-m", "gaudi_distributed.launch", *launch, sys.executable, str(program))
         done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=1800)
     assert done.returncode
-    assert "cannot listen at the port that TF_CONFIG names for rank 0, so another run may do so; wait" in done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if "cannot listen" in line]
+    assert all(named in error for named in ("TF_CONFIG", "for rank 0,", "--first_port"))

@@ -119,7 +119,7 @@ def test_lost_worker(tmp_path: Path, colours: Path, uninterrupted: Ended, worker
     left = "localhost" if worker == 2 else "127.0.0.2"
     assert ended.rounds[1:] == [f"rank 0 on {left}"]
     # Steps were made up to 10, and copied after 8.
-    assert "going back to step 8" in ended.output
+    assert "back to step 8" in ended.output
     check_end(ended, uninterrupted)
 
 

@@ -159,7 +159,7 @@ def test_a_host_with_another_key_is_refused(hosts: TwoHosts, tmp_path: Path, bac
     finally:
         known.write_text(right)
     assert done.returncode != 0
-    assert "Host key verification failed" in done.stderr
+    assert "Host key verification" in done.stderr
     # The first host has no key to check: it is this machine.
     assert backend == "multi_worker" or not (tmp_path / "canary").exists()
 
@@ -202,7 +202,7 @@ def test_the_doctor_names_what_keeps_ranks_from_another_host(hosts: TwoHosts) ->
     finally:
         known.write_text(right)
     assert status == 78
-    assert "Host key verification failed" in checks[f"host {ADDRESSES[1]}"]["text"]
+    assert "Host key verification" in checks[f"host {ADDRESSES[1]}"]["text"]
     status, checks = examine(hosts, "--backend", "gloo", "--remote_python", "/nowhere/python", "--interface", "lo")
     assert status == 78
     assert "no /nowhere/python with gaudi-distributed" in checks[f"host {ADDRESSES[1]}"]["text"]

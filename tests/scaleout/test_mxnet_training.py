@@ -116,7 +116,7 @@ def test_ranks_that_are_not_alike_do_not_begin(flags: tuple[str, ...], start_ran
         "main([*sys.argv[1:], '--lr', f\"0.00{5 + int(os.environ['HOROVOD_RANK'])}\"])\n"
     )
     words = [str(program), *flags, "--batch-size", "2", "--model_dir", str(tmp_path / "run")]
-    with pytest.raises(AssertionError, match=r"the ranks differ in configuration.lr: rank 0: 0.005; rank 1: 0.006"):
+    with pytest.raises(AssertionError, match=r"differ in configuration\.lr: rank 0: 0\.005; rank 1: 0\.006"):
         start_ranks("gloo", 2, words)
     assert not (tmp_path / "run").exists()
 
@@ -147,6 +147,7 @@ def test_a_lost_rank_ends_the_run_which_then_goes_on(
     assert done.returncode == 75, done.stdout + done.stderr
     (cause,) = [line for line in done.stderr.splitlines() if "error: " in line]
     assert f"rank {lost} on " in cause
-    assert f" at step {STEPS - 1} (step): its process was killed or crashed" in cause
+    assert f" at step {STEPS - 1} (step): " in cause
+    assert "killed or crashed" in cause
     subprocess.run([*launcher, "-m", PROGRAM, *words], check=True, capture_output=True, timeout=1800)
     assert_same_training(model_dir, alone)

@@ -142,6 +142,7 @@ def open_multi_worker(rank_info: RankInfo, bucket_config: BucketConfig) -> Colle
         raise ConfigurationError(
             f"tf.distribute cannot listen at the port that TF_CONFIG names for rank {rank_info.rank}, so another run "
             "may do so",
+            field="TF_CONFIG",
             remedy="wait for its end, or start this one by gaudi-run with another --first_port",
         ) from error
     return CollectiveCommunicator(strategy, rank_info, bucket_config)

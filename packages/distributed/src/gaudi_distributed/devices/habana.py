@@ -168,6 +168,7 @@ def load_habana() -> None:
     except ModuleNotFoundError as error:
         raise DeviceError(
             f"device hpu: module {error.name} is missing",
+            flag="--device",
             remedy="install habana-tensorflow 1.14 beside TensorFlow 2.15.0 on Python 3.10",
         ) from error
     try:
@@ -176,6 +177,7 @@ def load_habana() -> None:
         # Of any kind: without a driver it is an AttributeError that says nothing of drivers.
         raise DeviceError(
             f"device hpu: the vendor's module does not load ({type(error).__name__}: {' '.join(str(error).split())})",
+            flag="--device",
             remedy="check with hl-smi that driver and SynapseAI 1.14 are there, and that TensorFlow is 2.15.0",
         ) from error
 
