@@ -527,7 +527,7 @@ def test_a_checkpoint_is_used(
     assert all(np.array_equal(variable, saved[variable.name.removesuffix(":0")]) for variable in model.variables)
 
 
-@pytest.mark.parametrize("facts", [{"categories": [{"id": 1, "name": "cat", "supercategory": ""}]}, {}])
+@pytest.mark.parametrize("metadata", [{"categories": [{"id": 1, "name": "cat", "supercategory": ""}]}, {}])
 def test_a_checkpoint_of_other_classes_is_refused(train: Program, tmp_path: Path, metadata: dict[str, Any]) -> None:
     assert train(tmp_path, "--steps", 1).status == 0
     CheckpointFolder(tmp_path / "checkpoints").save(2, {"a": np.zeros(3, np.float32)}, metadata)
