@@ -103,10 +103,11 @@ class _MakeStaticBatches:
                 threads=len(os.sched_getaffinity(0)),
                 flip_probability=self.flip_probability,
             )
-            report = write_static_batches(
+            kept = write_static_batches(
                 source, self.output_dir, options, steps=self.steps, overwrite=self.overwrite, progress=progress
             )
-            print(report.describe())
+            there = f", {kept} of them there already" if kept else ""
+            print(f"{self.output_dir / f'worker_{rank}'}: {self.steps} batch{'es' * (self.steps != 1)}{there}")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -55,10 +55,7 @@ def load_json(path: Path) -> Any:
         MissingInputError: there is no such file.
         DataError: it is a folder, it is empty, or it is not JSON (NaN and Infinity are not).
     """
-    if path.is_dir():
-        raise DataError("is a folder", path=path, remedy="give a JSON file")
-    if not path.exists():
-        raise MissingInputError("there is no such file", path=path, remedy="give the path of a JSON file")
+    _require_file(path, "JSON")
     content = path.read_bytes()
     if not content.strip():
         raise DataError("is empty", path=path, remedy="give a JSON file")
@@ -70,6 +67,13 @@ def load_json(path: Path) -> Any:
         ) from None
     except ValueError as error:
         raise DataError(f"is not JSON ({error})", path=path, remedy="write or download it again") from None
+
+
+def _require_file(path: Path, kind: str) -> None:
+    if path.is_dir():
+        raise DataError("is a folder", path=path, remedy=f"give a {kind} file")
+    if not path.exists():
+        raise MissingInputError("there is no such file", path=path, remedy=f"give the path of a {kind} file")
 
 
 def _drop_masks(value: dict[str, Any]) -> dict[str, Any]:
@@ -129,30 +133,35 @@ class Record:
         return value
 
 
-@dataclass
 class Faults:
-    """Parses lists of records, remembers the first thousand faults and counts all."""
+    """Parses lists of records, remembers the first thousand faults and counts all.
 
-    path: Path
-    errors: list[DataError] = field(default_factory=list)
-    count: int = 0
-    _singular: Mapping[str, str] = field(default_factory=lambda: {"categories": "category"})
+    Args:
+        path: of the file that holds the records.
+    """
 
-    def parse(self, name: str, records: Sequence[object], parse: Callable[[Record], Parsed]) -> Iterator[Parsed]:
-        """Parse each record of the list called `name`; a record with a fault is noted and left out."""
-        kind = self._singular.get(name, name.removesuffix("s"))
-        for position, record in enumerate(records):
+    def __init__(self, path: Path) -> None:
+        self.path, self.count = path, 0
+        self.errors: list[DataError] = []
+
+    def parse(self, name: str, records: object, parse: Callable[[Record], Parsed]) -> Iterator[Parsed]:
+        """Parse each record of the list called `name`; a record with a fault is noted and left out.
+
+        What is no list counts as an empty one.
+        """
+        kind = "category" if name == "categories" else name.removesuffix("s")
+        listed: Sequence[Any] = records if isinstance(records, Sequence) and not isinstance(records, str) else []
+        for position, record in enumerate(listed):
             try:
                 if not isinstance(record, Mapping):
                     raise RecordError(f"is {shorten(record)}; it must be an object")
                 yield parse(Record(record))
             except RecordError as fault:
-                number = record.get("id") if isinstance(record, Mapping) else None
-                called = (
-                    f"{kind} {shorten(number)} ({name}[{position}])" if number is not None else f"{name}[{position}]"
-                )
                 self.count += 1
                 if self.count <= _REMEMBERED:
+                    called = f"{name}[{position}]"
+                    if isinstance(record, Mapping) and record.get("id") is not None:
+                        called = f"{kind} {shorten(record['id'])} ({called})"
                     message = str(fault.args[0])
                     self.errors.append(
                         DataError(message, path=self.path, record=called, field=fault.field, remedy=fault.remedy)
@@ -190,10 +199,7 @@ def load_yaml(path: Path) -> Any:
         MissingInputError: there is no such file.
         DataError: it is a folder, it is larger than 16 MiB, or it is not YAML of plain values.
     """
-    if path.is_dir():
-        raise DataError("is a folder", path=path, remedy="give a YAML file")
-    if not path.exists():
-        raise MissingInputError("there is no such file", path=path, remedy="give the path of a YAML file")
+    _require_file(path, "YAML")
     if path.stat().st_size > _MOST_BYTES:
         raise DataError(f"has {path.stat().st_size} bytes; a YAML file may have {_MOST_BYTES}", path=path)
     try:

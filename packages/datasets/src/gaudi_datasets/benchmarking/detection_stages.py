@@ -64,22 +64,22 @@ def make_sample(source: DetectionSource, options: InputOptions, loader: Loader) 
         with clock.stage("read"):
             example = source.read(index)
         with clock.stage("crop"):
-            crop = draw_example_crop(example, epoch, options)
+            window, draws = draw_example_crop(example, epoch, options)
         with clock.stage("targets"):
-            targets = encode_crop_targets(example, crop, SSD300)
+            targets = encode_crop_targets(example, draws, SSD300)
         place = f"{source.name}: record {index} (image {example.image_id}, {example.file_name})"
         if loader == "tensorflow":
             with clock.stage("decode"):
-                pixels = decode_window(example.encoded, crop.window, place)
+                pixels = decode_window(example.encoded, window, place)
         else:
             with clock.stage("decode"):
                 whole = decode_example_pixels(example, place)
             with clock.stage("crop"):
-                pixels = cut_window(whole, crop.window)
+                pixels = cut_window(whole, window)
         with clock.stage("resize"):
             resized = resize_image(pixels, options.image_size)
         with clock.stage("colours"):
-            image = color_image(resized, crop.draws)
+            image = color_image(resized, draws)
         return image, *targets
 
     return sample

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB, finish_image
 from gaudi_datasets.detection.examples import DetectionExample
-from gaudi_datasets.detection.samples import draw_sample, make_synthetic_batch
-from gaudi_datasets.detection.sources import DetectionSource
+from gaudi_datasets.detection.samples import draw_example_crop, encode_crop_targets, make_synthetic_batch
+from gaudi_datasets.detection.sources import DetectionSource, name_place
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.image_files import check_image
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, shard_indices
@@ -68,12 +68,12 @@ def train_batches(
 
     def load(index: int, epoch: int, batch: Batch, row: int) -> None:
         example = read(index)
-        sample = draw_sample(example, epoch, options, spec, scale_brightness=scale_brightness)
-        pixels = decode_example_pixels(example, name_place(source, index, example))
-        crop = cut_window(pixels, sample.window)
-        _put_image(batch["images"][row], finish_image(crop, sample.draws, options.image_size), layout)
-        batch["classes"][row], batch["offsets"][row] = sample.classes, sample.offsets
-        batch["num_matched"][row], batch["image_ids"][row] = sample.num_matched, example.image_id
+        window, draws = draw_example_crop(example, epoch, options, scale_brightness=scale_brightness)
+        targets = encode_crop_targets(example, draws, spec)
+        crop = cut_window(decode_example_pixels(example, name_place(source, index, example)), window)
+        _put_image(batch["images"][row], finish_image(crop, draws, options.image_size), layout)
+        batch["classes"][row], batch["offsets"][row], batch["num_matched"][row] = targets
+        batch["image_ids"][row] = example.image_id
 
     shapes = {
         "images": (_image_shape(options, layout), np.float32),
@@ -230,11 +230,6 @@ def _decode_pixels(encoded: bytes, place: object) -> npt.NDArray[np.uint8]:
             f"cannot be decoded ({len(encoded)} bytes)", record=place, remedy="fetch it again or leave it out"
         )
     return pixels
-
-
-def name_place(source: DetectionSource, index: int, example: DetectionExample) -> str:
-    """Return the name of an image of a source in messages."""
-    return f"{source.name}: record {index} (image {example.image_id}, {example.file_name})"
 
 
 def _image_shape(options: InputOptions, layout: Layout) -> tuple[int, ...]:

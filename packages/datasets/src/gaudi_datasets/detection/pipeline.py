@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB, finish_image
-from gaudi_datasets.detection.samples import draw_sample, make_synthetic_batch
-from gaudi_datasets.detection.sources import DetectionExample, DetectionSource
+from gaudi_datasets.detection.samples import draw_example_crop, encode_crop_targets, make_synthetic_batch
+from gaudi_datasets.detection.sources import DetectionSource, name_place
 from gaudi_datasets.sampling import InputOptions, SampleOrder
 from gaudi_datasets.tf_input import call_python, decode_image, decode_window, evaluation_batches, threading_options
 from gaudi_ops import SSD300, DefaultBoxSpec
@@ -34,7 +33,6 @@ def train_dataset(
     """
     order = SampleOrder(len(source), options)
     read_example = functools.cache(source.read) if options.cache_encoded else source.read
-    load_sample = functools.partial(_load_sample, source.name, read_example, options, spec)
     types = [tf.float32, tf.int32, tf.float32, tf.int32, tf.int64]
     size = options.image_size
     shapes: list[list[int | None]] = [[size, size, 3], [spec.num_boxes], [spec.num_boxes, 4]]
@@ -42,6 +40,16 @@ def train_dataset(
     def samples_of(step: Any) -> Any:
         indices, epochs = call_python(order.at_step, [step], [tf.int64, tf.int64], [[None], [None]])
         return tf.data.Dataset.from_tensor_slices((indices, epochs))
+
+    def load_sample(index: int, epoch: int) -> tuple[Any, ...]:
+        # All of it is one call of Python, for what goes from Python to TensorFlow or back is copied. It takes no lock:
+        # while it waited for one, a garbage collection could stop an iterator, and wait for this call.
+        example = read_example(int(index))
+        window, draws = draw_example_crop(example, int(epoch), options)
+        classes, offsets, num_matched = encode_crop_targets(example, draws, spec)
+        pixels = decode_window(example.encoded, window, name_place(source, index, example))
+        image = finish_image(pixels, draws, options.image_size)
+        return image, classes, offsets, np.int32(num_matched), np.int64(example.image_id)
 
     def load(index: Any, epoch: Any) -> dict[str, Any]:
         image, *others = call_python(load_sample, [index, epoch], types, [*shapes, [], []])
@@ -70,8 +78,11 @@ def eval_dataset(source: DetectionSource, options: InputOptions, *, num_images: 
     """
     count = len(source) if num_images is None else min(num_images, len(source))
 
+    def read(index: int) -> tuple[Any, ...]:
+        example = source.read(int(index))
+        return example.encoded, np.array([example.height, example.width], np.int32), np.int64(example.image_id)
+
     def load(index: Any) -> dict[str, Any]:
-        read = functools.partial(_read_whole, source)
         encoded, size, image_id = call_python(read, [index], [tf.string, tf.int32, tf.int64], [[], [2], []])
         image = prepare_image(encoded, options.image_size)
         return {"images": tf.cast(image, options.dtype), "image_ids": image_id, "sizes": size}
@@ -114,35 +125,6 @@ def prepare_pixels(pixels: Any, image_size: int = SSD300.image_size) -> Any:
     Returns:
         float32 [..., image_size, image_size, 3], RGB, normalised.
     """
-    return (_resize(pixels, image_size) / 255.0 - MEAN_RGB) * (1 / STDDEV_RGB)
-
-
-def _load_sample(
-    name: str,
-    read_example: Callable[[int], DetectionExample],
-    options: InputOptions,
-    spec: DefaultBoxSpec,
-    index: int,
-    epoch: int,
-) -> tuple[Any, ...]:
-    """Load the image, the three targets and the id of an image in an epoch.
-
-    All of it is one call of Python, for what goes from Python to TensorFlow or back is copied. It takes no lock: while
-    it waited for one, a garbage collection could stop an iterator, and wait for this call.
-    """
-    example = read_example(int(index))
-    sample = draw_sample(example, int(epoch), options, spec)
-    place = f"{name}: record {index} (image {example.image_id}, {example.file_name})"
-    image = finish_image(decode_window(example.encoded, sample.window, place), sample.draws, options.image_size)
-    return image, sample.classes, sample.offsets, np.int32(sample.num_matched), np.int64(example.image_id)
-
-
-def _read_whole(source: DetectionSource, index: int) -> tuple[Any, ...]:
-    example = source.read(int(index))
-    return example.encoded, np.array([example.height, example.width], np.int32), np.int64(example.image_id)
-
-
-def _resize(image: Any, side: int) -> Any:
-    """Resize bilinearly to a square: float32 [..., side, side, 3] in 0..255."""
-    resized = tf.image.resize(image, [side, side])
-    return tf.ensure_shape(resized, [*resized.shape[:-3], side, side, 3])
+    resized = tf.image.resize(pixels, [image_size, image_size])
+    resized = tf.ensure_shape(resized, [*resized.shape[:-3], image_size, image_size, 3])
+    return (resized / 255.0 - MEAN_RGB) * (1 / STDDEV_RGB)

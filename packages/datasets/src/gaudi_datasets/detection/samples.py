@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,82 +14,43 @@ from gaudi_datasets.sampling import InputOptions, image_generator, synthetic_ima
 from gaudi_ops import DefaultBoxSpec, encode_targets
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """Draws for an image, and the targets that follow from them.
-
-    Attributes:
-        window: int32 [4], the crop: y0, x0, height, width in pixels.
-        draws: mirroring and colours.
-        classes: int32 [boxes], 0 for background.
-        offsets: float32 [boxes, 4].
-        num_matched: how many of the classes are not 0.
-    """
-
-    window: npt.NDArray[np.int32]
-    draws: Draws
-    classes: npt.NDArray[np.int32]
-    offsets: npt.NDArray[np.float32]
-    num_matched: int
-
-
-def draw_sample(
-    example: DetectionExample,
-    epoch: int,
-    options: InputOptions,
-    spec: DefaultBoxSpec,
-    *,
-    scale_brightness: bool = False,
-) -> Sample:
-    """Draw crop, mirroring and colours, and encode the targets for them; crowds are no objects.
-
-    Targets are encoded in NumPy, which looks at the few matched default boxes alone.
+def draw_example_crop(
+    example: DetectionExample, epoch: int, options: InputOptions, *, scale_brightness: bool = False
+) -> tuple[npt.NDArray[np.int32], Draws]:
+    """Draw crop, mirroring and colours; crowds are no objects.
 
     Args:
         example: the image and its boxes.
         epoch: from 0.
         options: seed, and probability of mirroring.
-        spec: default boxes that the targets are for.
         scale_brightness: multiply by one and the brightness, in place of adding it.
+
+    Returns:
+        The crop, int32 [4]: y0, x0, height and width in pixels; and the draws, with the same crop as their window.
     """
-    crop = draw_example_crop(example, epoch, options, scale_brightness=scale_brightness)
-    classes, offsets, num_matched = encode_crop_targets(example, crop, spec)
-    return Sample(crop.window, crop.draws, classes, offsets, num_matched)
-
-
-@dataclass(frozen=True, eq=False)
-class Crop:
-    """Draws for an image, without targets.
-
-    Attributes:
-        window: int32 [4], y0, x0, height and width in pixels.
-        corners_yxyx: float32 [4], the same window as fractions of the image.
-        draws: mirroring and colours.
-    """
-
-    window: npt.NDArray[np.int32]
-    corners_yxyx: npt.NDArray[np.float32]
-    draws: Draws
-
-
-def draw_example_crop(
-    example: DetectionExample, epoch: int, options: InputOptions, *, scale_brightness: bool = False
-) -> Crop:
-    """Draw crop, mirroring and colours: the first part of `draw_sample`, with its arguments."""
     boxes = example.boxes_yxyx[~example.is_crowd]
     draws = draw_augmentation(boxes, image_generator(options.seed, epoch, example.image_id), options.flip_probability)
+    height, width = example.height, example.width
+    y0, x0, y1, x1 = draws.window_yxyx.tolist()
+    (top, bottom), (left, right) = _pixel_span(y0, y1, height), _pixel_span(x0, x1, width)
+    window_yxyx = np.array([top / height, left / width, bottom / height, right / width], np.float32)
+    draws = replace(draws, window_yxyx=window_yxyx)
     if scale_brightness:
         draws = replace(draws, brightness=0.0, gain=1 + draws.brightness)
-    return Crop(*_pixel_window(draws.window_yxyx, example), draws)
+    return np.array([top, left, bottom - top, right - left], np.int32), draws
 
 
 def encode_crop_targets(
-    example: DetectionExample, crop: Crop, spec: DefaultBoxSpec
+    example: DetectionExample, draws: Draws, spec: DefaultBoxSpec
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], int]:
-    """Encode the targets of a crop, classes, offsets and number of matches as in `Sample`: the second part."""
+    """Encode the targets of a crop, in NumPy, which looks at the few matched default boxes alone.
+
+    Returns:
+        classes int32 [boxes], 0 for background; offsets float32 [boxes, 4]; how many of the classes are not 0.
+    """
     objects = ~example.is_crowd
-    boxes, kept = crop_boxes(example.boxes_yxyx[objects], crop.corners_yxyx)
-    if crop.draws.flip:
+    boxes, kept = crop_boxes(example.boxes_yxyx[objects], draws.window_yxyx)
+    if draws.flip:
         boxes = flip_boxes(boxes)
     classes, offsets, num_matched = encode_targets(boxes, example.labels[objects][kept], spec)
     return classes, offsets, int(num_matched)
@@ -123,17 +84,6 @@ def make_synthetic_batch(options: InputOptions, num_classes: int, spec: DefaultB
         "num_matched": num_matched,
         "image_ids": image_ids,
     }
-
-
-def _pixel_window(
-    window_yxyx: npt.NDArray[np.float32], example: DetectionExample
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Return a window on whole pixels: (y0, x0, height, width) in pixels, and its corners as fractions of the image."""
-    height, width = example.height, example.width
-    y0, x0, y1, x1 = window_yxyx.tolist()
-    (top, bottom), (left, right) = _pixel_span(y0, y1, height), _pixel_span(x0, x1, width)
-    corners = np.array([top / height, left / width, bottom / height, right / width], np.float32)
-    return np.array([top, left, bottom - top, right - left], np.int32), corners
 
 
 def _pixel_span(low: float, high: float, size: int) -> tuple[int, int]:

@@ -7,8 +7,7 @@ Handwritten Digits"). Training and validation scenes are made of different digit
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,7 @@ Pixels = npt.NDArray[np.float32]  # [height, width, 3] in 0..255
 Coverage = npt.NDArray[np.float32]  # [height, width] in 0..1
 
 
-@dataclass(frozen=True)
-class _Digits:
-    """The digits that one split draws from: images [n, 8, 8] in 0..16 and labels [n]."""
-
-    images: npt.NDArray[np.float64]
-    labels: npt.NDArray[np.int64]
+_Digits = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]  # images [n, 8, 8] in 0..16 and labels [n]
 
 
 def make_scenes(
@@ -76,7 +70,14 @@ def make_scenes(
     counts = dict(zip(SPLITS, (train, val), strict=True))
     info = {"description": "handwritten digit scenes", "seed": seed, "image_size": list(image_size), **counts}
     if output_dir.is_dir() and any(output_dir.iterdir()):
-        _require_same(output_dir, info)
+        try:
+            there = load_json(output_dir / "annotations" / "instances_train.json").get("info")
+        except (OSError, DataError, AttributeError):
+            there = None
+        if there != info:
+            raise UnsafeError(
+                "holds other files than these scenes", path=output_dir, remedy="name another folder or remove it"
+            )
         return output_dir
     digits = dict(zip(SPLITS, _load_digits(seed), strict=True))
     with staging_folder(output_dir) as staging:
@@ -93,18 +94,6 @@ def make_scenes(
     return output_dir
 
 
-def _require_same(output_dir: Path, info: Mapping[str, Any]) -> None:
-    annotations = output_dir / "annotations" / "instances_train.json"
-    try:
-        there = load_json(annotations).get("info")
-    except (OSError, DataError, AttributeError):
-        there = None
-    if there != info:
-        raise UnsafeError(
-            "holds other files than these scenes", path=output_dir, remedy="name another folder or remove it"
-        )
-
-
 def _load_digits(seed: int) -> tuple[_Digits, _Digits]:
     try:
         from sklearn.datasets import load_digits
@@ -113,7 +102,7 @@ def _load_digits(seed: int) -> tuple[_Digits, _Digits]:
     data = load_digits()
     order = np.random.default_rng([seed, 0]).permutation(len(data.target))
     parts = np.split(order, [int(len(order) * (1 - _VALIDATION_SHARE))])
-    train, val = (_Digits(data.images[part], data.target[part]) for part in parts)
+    train, val = ((data.images[part], data.target[part]) for part in parts)
     return train, val
 
 
@@ -145,13 +134,14 @@ def draw_scene(
         pixels uint8 [height, width, 3]; boxes of the visible ink [n, 4] as left, top, width, height in pixels; the n
         digits, 0..9.
     """
+    images, digits_shown = digits
     pixels = _background(random, image_size)
     owner = np.zeros(image_size, np.int64)  # of each pixel: which digit's ink it is, from 1; 0 is background
     placed: list[npt.NDArray[np.int64]] = []
     labels: list[int] = []
     for _ in range(int(random.integers(*_DIGITS_PER_SCENE))):
-        index = int(random.integers(len(digits.labels)))
-        coverage = _ink_coverage(random, digits.images[index], max_side=min(image_size) - 8)
+        index = int(random.integers(len(images)))
+        coverage = _ink_coverage(random, images[index], max_side=min(image_size) - 8)
         corner = _free_corner(random, coverage.shape, image_size, placed)
         if corner is None:
             continue
@@ -159,11 +149,14 @@ def draw_scene(
         window = (slice(y, y + height), slice(x, x + width))
         colour = _ink_colour(random, pixels[window].mean(axis=(0, 1)))
         pixels[window] += coverage[..., None] * (colour - pixels[window])
-        labels.append(int(digits.labels[index]))
+        labels.append(int(digits_shown[index]))
         owner[window][coverage >= _INK] = len(labels)
         placed.append(np.array([y, x, y + height, x + width]))
-    boxes = np.array([_tight_box_xywh(owner == number) for number in range(1, len(labels) + 1)], np.int64)
-    return np.clip(pixels, 0, 255).round().astype(np.uint8), boxes.reshape(-1, 4), labels
+    boxes = []
+    for number in range(1, len(labels) + 1):
+        rows, columns = (np.flatnonzero((owner == number).any(axis=axis)) for axis in (1, 0))
+        boxes.append((columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1))
+    return np.clip(pixels, 0, 255).round().astype(np.uint8), np.array(boxes, np.int64).reshape(-1, 4), labels
 
 
 def _ink_coverage(random: np.random.Generator, digit: npt.NDArray[np.float64], max_side: int) -> Coverage:
@@ -199,11 +192,6 @@ def _overlap(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> flo
     """Return the intersection over the smaller area of two boxes y0 x0 y1 x1."""
     sides = np.clip(np.minimum(first[2:], second[2:]) - np.maximum(first[:2], second[:2]), 0, None)
     return float(sides.prod() / min((box[2:] - box[:2]).prod() for box in (first, second)))
-
-
-def _tight_box_xywh(ink: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
-    rows, columns = (np.flatnonzero(ink.any(axis=axis)) for axis in (1, 0))
-    return columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1
 
 
 def _ink_colour(random: np.random.Generator, background: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -31,8 +31,6 @@ FIGURES = (
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_NAMELESS = Path("<in memory>")
-
 
 @dataclass(frozen=True)
 class ClassScore:
@@ -71,21 +69,8 @@ class CocoScores:
         return asdict(self)
 
 
-@dataclass(frozen=True, eq=False)
-class _Detections:
-    """Columns of detections.
-
-    Attributes:
-        images: int64 [n], ids.
-        categories: int64 [n], ids.
-        boxes_xywh: float64 [n, 4], left, top, width, height in pixels.
-        scores: float64 [n].
-    """
-
-    images: Integers
-    categories: Integers
-    boxes_xywh: Floats
-    scores: Floats
+_Detections = tuple[Integers, Integers, Floats, Floats]
+"""Ids of images [n] and of categories [n], boxes [n, 4] (left, top, width, height in pixels) and scores [n]."""
 
 
 def score_detections(
@@ -108,7 +93,8 @@ def score_detections(
         MissingInputError: a file is not there.
         DataError: a file or a record has faults, or a detection is of an image or category that there is not.
     """
-    truth = _load_truth(ground_truth)
+    truth, path = _load(ground_truth)
+    parse_coco(truth, path)  # for its faults; boxes that records do not take count here
     found = _load_detections(detections, truth)
     ids = np.unique([one["id"] for one in truth["images"]] if image_ids is None else list(image_ids)).astype(np.int64)
     categories = sorted(truth["categories"], key=lambda one: int(one["id"]))
@@ -121,25 +107,21 @@ def score_detections(
         ),
         images=len(ids),
         images_total=len(truth["images"]),
-        detections=len(found.scores),
-        note="" if found.scores.size else "there is not one detection, so nothing was found",
+        detections=len(found[0]),
+        note="" if len(found[0]) else "there is not one detection, so nothing was found",
     )
 
 
-def _load_truth(ground_truth: Mapping[str, Any] | str | Path) -> dict[str, Any]:
-    """Load the annotation document and check it; boxes that records do not take are kept in it."""
-    is_path = isinstance(ground_truth, str | Path)
-    path = Path(ground_truth) if is_path else _NAMELESS  # type: ignore[arg-type]
-    document: Any = load_json(path) if is_path else ground_truth
-    parse_coco(document, path)
-    return {name: document[name] for name in ("images", "categories", "annotations")}
+def _load(given: Any) -> tuple[Any, Path]:
+    """Return a document, which may be given by its path, and the path or what stands for it in messages."""
+    if isinstance(given, str | Path):
+        return load_json(Path(given)), Path(given)
+    return given, Path("<in memory>")
 
 
 def _load_detections(detections: Sequence[Mapping[str, Any]] | str | Path, truth: Mapping[str, Any]) -> _Detections:
     """Load all detections, with ids of images and classes."""
-    is_path = isinstance(detections, str | Path)
-    path = Path(detections) if is_path else _NAMELESS  # type: ignore[arg-type]
-    records: Any = load_json(path) if is_path else detections
+    records, path = _load(detections)
     if isinstance(records, Mapping):
         raise DataError("is one object, as annotations are", path=path, remedy="give a list of detections")
     if not isinstance(records, Sequence):
@@ -168,36 +150,27 @@ def _take_columns(records: Sequence[Any], known: Mapping[str, set[int]]) -> _Det
         found = _make_detections(image_ids, category_ids, boxes, scores)
     except (TypeError, LookupError, ValueError, OverflowError):
         return None
-    sound = np.isfinite(found.boxes_xywh).all() and np.isfinite(found.scores).all()
-    return found if sound and (found.boxes_xywh[:, 2:] >= 0).all() else None
+    _, _, boxes_xywh, confidences = found
+    sound = np.isfinite(boxes_xywh).all() and np.isfinite(confidences).all() and (boxes_xywh[:, 2:] >= 0).all()
+    return found if sound else None
 
 
 def _make_detections(
     image_ids: list[int], category_ids: list[int], boxes: list[Sequence[float]], scores: list[float]
 ) -> _Detections:
-    return _Detections(
-        np.array(image_ids, np.int64),
-        np.array(category_ids, np.int64),
-        np.array(boxes, np.float64).reshape(-1, 4),
-        np.array(scores, np.float64),
-    )
+    ids = np.array(image_ids, np.int64), np.array(category_ids, np.int64)
+    return *ids, np.array(boxes, np.float64).reshape(-1, 4), np.array(scores, np.float64)
 
 
 def _check_records(records: Sequence[Any], known: Mapping[str, set[int]], path: Path) -> list[dict[str, Any]]:
     def detection(record: Record) -> dict[str, Any]:
         image_id, category_id = record.integer("image_id"), record.integer("category_id")
         if image_id not in known["images"]:
-            raise RecordError(
-                f"image_id {image_id} is of no image in the ground truth",
-                field="image_id",
-                remedy="score against the right file",
-            )
+            fault, remedy = f"image_id {image_id} is of no image in the ground truth", "score against the right file"
+            raise RecordError(fault, field="image_id", remedy=remedy)
         if category_id not in known["categories"]:
-            raise RecordError(
-                f"category_id {category_id} is of no category in the ground truth",
-                field="category_id",
-                remedy="map it to one",
-            )
+            fault = f"category_id {category_id} is of no category in the ground truth"
+            raise RecordError(fault, field="category_id", remedy="map it to one")
         box = record.box_xywh("bbox")
         if min(box[2:]) < 0:
             raise RecordError(f"bbox is {list(box)}; width and height must not be negative", field="bbox")
@@ -240,7 +213,10 @@ def _evaluate(
         truth.dataset, detections.dataset = document, {**document, "annotations": []}
         truth.createIndex()
         detections.createIndex()
-        table = _make_table(found, ids, category_ids)
+        image_ids, found_categories, boxes_xywh, confidences = (column[np.isin(found[0], ids)] for column in found)
+        images = np.searchsorted(ids, image_ids) + 1
+        categories = np.searchsorted(np.array(category_ids, np.int64), found_categories) + 1
+        table = np.column_stack([images, boxes_xywh, confidences, categories]).astype(np.float64)
         if len(table):
             detections = truth.loadRes(table)
         evaluation = scorer.COCOeval(truth, detections, "bbox")
@@ -249,14 +225,6 @@ def _evaluate(
         evaluation.summarize()
     precision: Floats = np.asarray(evaluation.eval["precision"])[:, :, :, 0, -1]
     return list(evaluation.stats), precision.transpose(2, 0, 1)
-
-
-def _make_table(found: _Detections, ids: Integers, category_ids: Sequence[int]) -> Floats:
-    """Return image, left, top, width, height, score and class of each detection: float64 [n, 7]."""
-    kept = np.isin(found.images, ids)
-    images = np.searchsorted(ids, found.images[kept]) + 1
-    categories = np.searchsorted(np.array(category_ids, np.int64), found.categories[kept]) + 1
-    return np.column_stack([images, found.boxes_xywh[kept], found.scores[kept], categories]).astype(np.float64)
 
 
 @functools.cache

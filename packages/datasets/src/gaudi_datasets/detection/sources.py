@@ -49,6 +49,11 @@ class DetectionSource(Protocol):
         """Read image `index` of 0..len - 1 with its boxes; safe to call from several threads."""
 
 
+def name_place(source: DetectionSource, index: int, example: DetectionExample) -> str:
+    """Return the name of an image of a source in messages."""
+    return f"{source.name}: record {index} (image {example.image_id}, {example.file_name})"
+
+
 class RecordSource(RecordSet):
     """The records of one split in a folder, as `write_records` or the original program wrote them.
 
@@ -234,8 +239,8 @@ def ground_truth(source: DetectionSource) -> dict[str, list[dict[str, Any]]]:
 
 def read_categories(path: Path, manifest: Mapping[str, Any]) -> tuple[Category, ...]:
     """Read the classes that a manifest names, in id order; `path` is the manifest's name in messages."""
-    faults, listed = Faults(path), manifest.get("categories")
-    categories = list(faults.parse("categories", listed if isinstance(listed, list) else [], parse_category))
+    faults = Faults(path)
+    categories = list(faults.parse("categories", manifest.get("categories"), parse_category))
     faults.raise_any()
     if not categories:
         raise DataError("names no categories", path=path, remedy="convert the data again")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.coco import Category, parse_category
 from gaudi_datasets.detection.pipeline import train_dataset
 from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.documents import Faults, Record, load_json
@@ -35,20 +35,6 @@ MANIFEST_VERSION = 1  # of the files, and of what `train_dataset` makes of a sou
 _LARGEST_EXAMPLE = 2**31 - 2**20  # protobuf's limit, and room for what is not tensors
 _IDENTITY = "identity"
 _WITHOUT_EFFECT = ("parallel_calls", "threads", "dtype")  # options on which the batches do not depend
-
-
-@dataclass(frozen=True)
-class StaticReport:
-    """A report of `write_static_batches` on one worker."""
-
-    folder: Path
-    steps: int
-    kept: int
-
-    def describe(self) -> str:
-        """Return the report in one line."""
-        kept = f", {self.kept} of them there already" if self.kept else ""
-        return f"{self.folder}: {self.steps} batch{'es' * (self.steps != 1)}{kept}"
 
 
 @dataclass(frozen=True)
@@ -79,7 +65,7 @@ def write_static_batches(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
     spec: DefaultBoxSpec = SSD300,
-) -> StaticReport:
+) -> int:
     """Write the first batches of one rank into `output_dir/worker_R`, and a manifest `train-B.json` when all are there.
 
     What is there already, undamaged and made of the same data by the same options, is kept: a call that was stopped is
@@ -94,23 +80,46 @@ def write_static_batches(
         progress: called with the batches done and their number.
         spec: default boxes that the targets are for.
 
+    Returns:
+        How many of the batches were there already.
+
     Raises:
         FlagError: `steps` is not positive, or a batch is too large for a record.
         DataError: a record or an image of the source is damaged.
         UnsafeError: a batch made of other data or options is there, and `overwrite` is not set.
     """
-    _require_sizes(options, steps, spec)
+    size = 4 * options.batch_size * (3 * options.image_size**2 + 5 * spec.num_boxes + 3)
+    if size > _LARGEST_EXAMPLE:
+        raise FlagError(
+            f"--batch_size {options.batch_size}: a batch of {size} bytes does not fit a record of 2 GiB",
+            flag="--batch_size",
+            remedy="lower it",
+        )
+    if steps < 1:
+        raise FlagError(f"--steps {steps}: must be at least 1", flag="--steps")
     folder = Path(output_dir) / f"worker_{options.rank}"
-    settings = _list_settings(source, options, spec)
+    manifest_path = folder / f"train-{options.batch_size}.json"
+    drawn = {name: value for name, value in asdict(options).items() if name not in _WITHOUT_EFFECT}
+    settings = {  # all that the batches of a rank depend on
+        "format": MANIFEST_FORMAT,
+        "version": MANIFEST_VERSION,
+        **drawn,
+        **_reading_settings(options, spec),
+        "spec": asdict(spec),
+        "data": source.fingerprint,
+        "num_images": len(source),
+        "categories": [asdict(category) for category in source.categories],
+    }
     names = [f"train-{options.batch_size}-{step + 1:06d}.tfrecord" for step in range(steps)]
-    identities = [_identify(settings, step) for step in range(steps)]
+    identities = [_hash(json.dumps({**settings, "step": step})) for step in range(steps)]
     missing = [step for step in range(steps) if not _is_there(folder / names[step], identities[step], overwrite)]
     done = steps - len(missing)
     with staging_folder(folder) as staging:
         if missing:  # until all is whole again there is nothing to train on
-            (folder / _manifest_name(options)).unlink(missing_ok=True)
+            manifest_path.unlink(missing_ok=True)
         for step, batch in _make_batches(source, options, missing, spec):
-            _write_batch(staging / names[step], batch, identities[step])
+            tensors = {name: tf.io.serialize_tensor(tensor).numpy() for name, tensor in batch.items()}
+            (staging / names[step]).write_bytes(frame_record(_head(identities[step]) + _encode(tensors)))
             (staging / names[step]).replace(folder / names[step])
             done += 1
             if progress is not None:
@@ -119,8 +128,8 @@ def write_static_batches(
             {"name": name, "identity": identity, "bytes": (folder / name).stat().st_size}
             for name, identity in zip(names, identities, strict=True)
         ]
-        write_json(folder / _manifest_name(options), {**settings, "files": listed})
-    return StaticReport(folder, steps, steps - len(missing))
+        write_json(manifest_path, {**settings, "files": listed})
+    return steps - len(missing)
 
 
 def open_static_batches(data_dir: str | Path, options: InputOptions, *, spec: DefaultBoxSpec = SSD300) -> StaticBatches:
@@ -132,7 +141,7 @@ def open_static_batches(data_dir: str | Path, options: InputOptions, *, spec: De
             broken, or a file has not the size that it tells.
     """
     folder = Path(data_dir) / f"worker_{options.rank}"
-    path = folder / _manifest_name(options)
+    path = folder / f"train-{options.batch_size}.json"
     if not path.is_file():
         others = sorted(other.name for other in folder.glob("train-*.json"))
         raise MissingInputError(
@@ -146,8 +155,8 @@ def open_static_batches(data_dir: str | Path, options: InputOptions, *, spec: De
     manifest = load_json(path)
     if not isinstance(manifest, Mapping) or manifest.get("format") != MANIFEST_FORMAT:
         raise DataError("is no manifest of static batches", path=path, remedy="give another folder or make them again")
-    expected = {"version": MANIFEST_VERSION, **_reading_settings(options, spec)}
-    for name, value in expected.items():
+    own = _reading_settings(options, spec)
+    for name, value in {"version": MANIFEST_VERSION, **own}.items():
         if manifest.get(name) != value:
             raise DataError(
                 f"{name} is {manifest.get(name)}, needed is {value}",
@@ -156,16 +165,27 @@ def open_static_batches(data_dir: str | Path, options: InputOptions, *, spec: De
                 remedy="make the batches again",
             )
     faults = Faults(path)
-    categories = tuple(faults.parse("categories", _as_list(manifest.get("categories")), _parse_category))
-    listed = list(faults.parse("files", _as_list(manifest.get("files")), _parse_file))
+    categories = tuple(faults.parse("categories", manifest.get("categories"), parse_category))
+    listed = list(faults.parse("files", manifest.get("files"), _parse_file))
     num_images = manifest.get("num_images")
     faults.raise_any()
     if not categories or not listed or not isinstance(num_images, int):
         raise DataError("names no categories, files or number of images", path=path, remedy="make the batches again")
     for name, _, size in listed:
-        _require_file(folder / name, size)
+        if not (folder / name).is_file():
+            raise MissingInputError(
+                "is not there, though its manifest names it", path=folder / name, remedy="make the batches again"
+            )
+        if (folder / name).stat().st_size != size:
+            raise DataError(
+                f"has not the {size} bytes of its manifest", path=folder / name, remedy="make the batches again"
+            )
     files = tuple((name, identity) for name, identity, _ in listed)
-    return StaticBatches(folder, num_images, categories, files, _identify_run(manifest, options, len(files)))
+    # All that the batches of all ranks together depend on.
+    settings = {name: value for name, value in manifest.items() if name not in (*own, "files")}
+    settings |= {"global_batch": options.batch_size * options.size, "image_size": options.image_size}
+    settings["steps"] = len(files)
+    return StaticBatches(folder, num_images, categories, files, _hash(json.dumps(settings, sort_keys=True)))
 
 
 def static_dataset(
@@ -194,7 +214,12 @@ def static_dataset(
 
     def read(step: Any) -> bytes:
         name, identity = batches.files[int(step) % len(batches.files)]
-        return _read_batch(batches.folder / name, identity)
+        content = _read_content(batches.folder / name)
+        if not content.startswith(_head(identity)):
+            raise DataError(
+                "is not the batch that its manifest names", path=batches.folder / name, remedy="make the batches again"
+            )
+        return content
 
     def load(step: Any) -> dict[str, Any]:
         content = tf.ensure_shape(tf.numpy_function(read, [step], tf.string, stateful=False), [])
@@ -209,10 +234,6 @@ def static_dataset(
     return steps.map(load, num_parallel_calls=2, deterministic=True).prefetch(2)
 
 
-def _manifest_name(options: InputOptions) -> str:
-    return f"train-{options.batch_size}.json"
-
-
 def _reading_settings(options: InputOptions, spec: DefaultBoxSpec) -> dict[str, int]:
     """Return the settings that reading has to agree with."""
     return {
@@ -224,44 +245,12 @@ def _reading_settings(options: InputOptions, spec: DefaultBoxSpec) -> dict[str, 
     }
 
 
-def _list_settings(source: DetectionSource, options: InputOptions, spec: DefaultBoxSpec) -> dict[str, Any]:
-    """Return all that the batches of a rank depend on, as the manifest begins."""
-    drawn = {name: value for name, value in asdict(options).items() if name not in _WITHOUT_EFFECT}
-    return {
-        "format": MANIFEST_FORMAT,
-        "version": MANIFEST_VERSION,
-        **drawn,
-        **_reading_settings(options, spec),
-        "spec": asdict(spec),
-        "data": source.fingerprint,
-        "num_images": len(source),
-        "categories": [asdict(category) for category in source.categories],
-    }
+def _parse_file(record: Record) -> tuple[str, str, int]:
+    return Path(record.text("name")).name, record.text("identity"), record.integer("bytes")
 
 
-def _identify_run(manifest: Mapping[str, Any], options: InputOptions, steps: int) -> str:
-    """Hash all that the batches of all ranks together depend on."""
-    of_rank = (*_reading_settings(options, SSD300), "files")
-    settings = {name: value for name, value in manifest.items() if name not in of_rank}
-    settings |= {"global_batch": options.batch_size * options.size, "image_size": options.image_size, "steps": steps}
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def _require_sizes(options: InputOptions, steps: int, spec: DefaultBoxSpec) -> None:
-    size = 4 * options.batch_size * (3 * options.image_size**2 + 5 * spec.num_boxes + 3)
-    if size > _LARGEST_EXAMPLE:
-        raise FlagError(
-            f"--batch_size {options.batch_size}: a batch of {size} bytes does not fit a record of 2 GiB",
-            flag="--batch_size",
-            remedy="lower it",
-        )
-    if steps < 1:
-        raise FlagError(f"--steps {steps}: must be at least 1", flag="--steps")
-
-
-def _identify(settings: Mapping[str, Any], step: int) -> str:
-    """Hash all that the batch of a step depends on."""
-    return hashlib.sha256(json.dumps({**settings, "step": step}).encode()).hexdigest()
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _is_there(path: Path, identity: str, overwrite: bool) -> bool:
@@ -308,11 +297,6 @@ def _encode(features: Mapping[str, bytes]) -> bytes:
     return content
 
 
-def _write_batch(path: Path, batch: Mapping[str, Any], identity: str) -> None:
-    tensors = {name: tf.io.serialize_tensor(tensor).numpy() for name, tensor in batch.items()}
-    path.write_bytes(frame_record(_head(identity) + _encode(tensors)))
-
-
 def _read_content(path: Path) -> bytes:
     """Read the one record of a file and verify its checksum; any fault is a DataError."""
     try:
@@ -324,31 +308,3 @@ def _read_content(path: Path) -> bytes:
         return read_record(places[0])
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror})", path=path, remedy="make the batches again") from None
-
-
-def _read_batch(path: Path, identity: str) -> bytes:
-    content = _read_content(path)
-    if not content.startswith(_head(identity)):
-        raise DataError("is not the batch that its manifest names", path=path, remedy="make the batches again")
-    return content
-
-
-def _require_file(path: Path, size: int) -> None:
-    if not path.is_file():
-        raise MissingInputError(
-            "is not there, though its manifest names it", path=path, remedy="make the batches again"
-        )
-    if path.stat().st_size != size:
-        raise DataError(f"has not the {size} bytes of its manifest", path=path, remedy="make the batches again")
-
-
-def _as_list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _parse_category(record: Record) -> Category:
-    return Category(record.integer("id"), record.text("name"), record.text("supercategory", default=""))
-
-
-def _parse_file(record: Record) -> tuple[str, str, int]:
-    return Path(record.text("name")).name, record.text("identity"), record.integer("bytes")

@@ -54,14 +54,14 @@ def read_voc(
         )
     trees = {stem: _parse(files[stem]) for stem in (chosen if class_names else files)}
     class_names = class_names or sorted(
-        {_text(one, "name", files[stem]) for stem in trees for one in _objects(trees[stem])}
+        {_text(one, "name", files[stem]) for stem in trees for one in trees[stem].findall("object")}
     )
     category_ids = {name: number for number, name in enumerate(class_names, 1)}
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for stem in chosen:
         images.append({"id": image_ids[stem], **_image(trees[stem], files[stem])})
-        for one in _objects(trees[stem]):
+        for one in trees[stem].findall("object"):
             fields = _annotation(one, files[stem], category_ids)
             annotations.append({"id": len(annotations) + 1, "image_id": image_ids[stem], **fields})
     categories = [{"id": number, "name": name, "supercategory": ""} for name, number in category_ids.items()]
@@ -85,10 +85,6 @@ def _parse(path: Path) -> Element:
     except (ParseError, defusedxml.DefusedXmlException) as error:
         raise DataError(f"is no XML that can be read safely ({error})", path=path, remedy="fix or remove it") from None
     return tree
-
-
-def _objects(tree: Element) -> list[Element]:
-    return tree.findall("object")
 
 
 def _image(tree: Element, path: Path) -> dict[str, Any]:

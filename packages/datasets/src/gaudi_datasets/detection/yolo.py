@@ -39,7 +39,9 @@ def read_yolo(data: str | Path, image_set: str) -> tuple[dict[str, list[dict[str
         DataError: the YAML file or a line of labels breaks the format, or an image's size can't be read.
     """
     data = Path(data)
-    document = _load_document(data)
+    document = load_yaml(data)
+    if not isinstance(document, dict):
+        raise DataError(f"is {shorten(document)}; it must be an object with names, train and val", path=data)
     names = _class_names(document, data)
     paths = _find_images(document, data, image_set)
     folder = Path(os.path.commonpath([path.parent for path in paths]))
@@ -55,13 +57,6 @@ def read_yolo(data: str | Path, image_set: str) -> tuple[dict[str, list[dict[str
             annotations.append({"id": len(annotations) + 1, "image_id": image_id, **fields})
     categories = [{"id": number, "name": name, "supercategory": ""} for number, name in enumerate(names, 1)]
     return {"images": images, "annotations": annotations, "categories": categories}, folder
-
-
-def _load_document(path: Path) -> dict[str, Any]:
-    document = load_yaml(path)
-    if not isinstance(document, dict):
-        raise DataError(f"is {shorten(document)}; it must be an object with names, train and val", path=path)
-    return document
 
 
 def _class_names(document: dict[str, Any], path: Path) -> list[str]:

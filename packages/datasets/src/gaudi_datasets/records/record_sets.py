@@ -177,9 +177,9 @@ def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
             f"has version {manifest.get('version')}, known is {MANIFEST_VERSION}", path=path, remedy="convert again"
         )
     faults = Faults(path)
-    listed = manifest.get("shards")
-    entries = listed if isinstance(listed, list) else []
-    sizes = dict(faults.parse("shards", entries, lambda record: (record.text("name"), record.integer("bytes"))))
+    sizes = dict(
+        faults.parse("shards", manifest.get("shards"), lambda record: (record.text("name"), record.integer("bytes")))
+    )
     faults.raise_any()
     if manifest.get("kind") not in _KINDS or sizes.keys() != {shard.name for shard in shards}:
         raise DataError("does not tell of the records beside it", path=path, remedy="convert the data again")
