@@ -1,0 +1,48 @@
+"""Define the base of the errors of programs: it has an exit status, and says in fields what it is about."""
+
+from __future__ import annotations
+
+import os
+
+
+class GaudiError(Exception):
+    """An error that a user can act on.
+
+    `str` of it is the whole line: path, record, message and remedy, those that are given.
+
+    Args:
+        message: says what is wrong, with the value and the rule; names neither `path` nor `record` nor `remedy`.
+        flag: the flag that is wrong, as it is written: `--seed`.
+        path: the file, folder or address that is wrong.
+        record: the record, line or member in that file, as people find it: `record 3`, `line 7`. Without `path` it
+            names the file, too.
+        field: the name of the field in that record.
+        remedy: tells what to do about it, in the imperative.
+
+    Attributes:
+        exit_status: of a program that ends with this error; the statuses are those of BSD's sysexits where it has one.
+    """
+
+    exit_status: int = 70
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        flag: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+        record: object = None,
+        field: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.flag = flag
+        self.path = None if path is None else os.fspath(path)
+        self.record = None if record is None else str(record)
+        self.field = field
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        message = str(self.args[0]) if self.args else ""
+        line = ": ".join(part for part in (self.path, self.record, message) if part)
+        return line if self.remedy is None else f"{line}; {self.remedy}"
