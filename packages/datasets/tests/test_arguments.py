@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any, Generic, TypeVar
 
 import pytest
 import tyro
@@ -14,6 +14,7 @@ from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
 
 Switch = tyro.conf.FlagCreatePairsOff[bool]
+Data = TypeVar("Data")
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,9 @@ def test_a_switch_takes_no_other_value(text: str) -> None:
         parse(text)
 
 
-def test_defaults_may_be_others() -> None:
-    default = Flags(clean=True)
-    assert normalize_arguments(["--clean"], Flags, default) == []
-    assert normalize_arguments(["--clean=False"], Flags, default) == ["--no_clean"]
+def test_a_switch_is_given_only_where_it_differs_from_its_default() -> None:
+    assert normalize_arguments(["--use_cosine_lr"], Flags) == []
+    assert normalize_arguments(["--use_cosine_lr=False"], Flags) == ["--no_use_cosine_lr"]
 
 
 def test_a_name_of_two_flags_is_neither() -> None:
@@ -125,3 +125,26 @@ def test_a_name_of_two_flags_is_neither() -> None:
 )
 def test_one_switch_is_read_before_all_are_found_good(text: str, state: bool) -> None:
     assert is_switch_on(text.split(), "debug") is state
+
+
+@dataclass(frozen=True)
+class Files:
+    """Some files."""
+
+    recursive: Switch = False
+    """in folders, too"""
+
+
+@dataclass(frozen=True)
+class Show(Generic[Data]):
+    """Show data of any kind."""
+
+    data: Data
+    count: Annotated[int, tyro.conf.arg(aliases=["-c"])] = 1
+    """a number"""
+
+
+def test_flags_of_the_argument_of_a_generic_class_are_known() -> None:
+    command: Any = Annotated[Show[Files], tyro.conf.subcommand("files")] | Annotated[Flags, tyro.conf.subcommand("all")]
+    given = parse_flags(command, ["files", "--recursive=True", "-c=3"], prog="prog")
+    assert given == Show(Files(recursive=True), 3)

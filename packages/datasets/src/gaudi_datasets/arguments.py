@@ -12,8 +12,8 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, TypeAlias, Union
+from dataclasses import Field, dataclass, fields, is_dataclass
+from typing import Annotated, Any, TypeAlias, TypeVar, Union
 
 from gaudi_datasets.errors import FlagError
 
@@ -34,21 +34,13 @@ class Option:
     default: bool | None = None
 
 
-@dataclass(frozen=True)
-class Word:
-    """An argument that looks like a flag: its name without dashes and with underscores, and what stands behind `=`."""
-
-    name: str
-    value: str | None
-
-
-def split_word(argument: str) -> Word | None:
-    """Return the name and the value of an argument; None where it is no flag."""
+def split_word(argument: str) -> tuple[str, str | None] | None:
+    """Return the name of a flag, without dashes and with underscores, and what stands behind `=`; None for no flag."""
     match = _NAME.fullmatch(argument)
-    return None if match is None else Word(match[1].replace("-", "_"), match[2])
+    return None if match is None else (match[1].replace("-", "_"), match[2])
 
 
-def normalize_arguments(argv: Sequence[str], config_class: Any, default: Any = None) -> list[str]:
+def normalize_arguments(argv: Sequence[str], config_class: Any) -> list[str]:
     """Return the arguments with the long form of each flag, and each switch once, without a value, where it is on.
 
     Of a switch that is given several times the last counts, as of any flag. What is no flag of the program stays.
@@ -56,26 +48,22 @@ def normalize_arguments(argv: Sequence[str], config_class: Any, default: Any = N
     Args:
         argv: the arguments.
         config_class: what the parser makes of them.
-        default: a `config_class` that has the defaults; None: its own.
 
     Raises:
         FlagError: a switch has a value that is neither true nor false.
     """
-    options = list_options(config_class, default)
+    options = list_options(config_class)
     found: list[str | tuple[Option, bool]] = []
     place = 0
     while place < len(argv):
-        argument, following = argv[place], argv[place + 1 : place + 2]
-        word, place = split_word(argument), place + 1
-        option, is_negated = (None, False) if word is None else find_option(word.name, options)
-        if word is None or option is None:
+        argument = argv[place]
+        option, value, place = _read_flag(argv, place, options)
+        if option is None:
             found.append(argument)
-        elif option.default is None:
-            found.append(option.flag if word.value is None else f"{option.flag}={word.value}")
+        elif isinstance(value, bool):
+            found.append((option, value))
         else:
-            state, taken = read_switch(argument, word.value, following)
-            place += taken
-            found.append((option, state != is_negated))
+            found.append(option.flag if value is None else f"{option.flag}={value}")
     last = {entry[0].flag: place for place, entry in enumerate(found) if isinstance(entry, tuple)}
     result = []
     for place, entry in enumerate(found):
@@ -84,6 +72,23 @@ def normalize_arguments(argv: Sequence[str], config_class: Any, default: Any = N
         elif last[entry[0].flag] == place and entry[1] != entry[0].default:
             result.append(entry[0].flag if entry[1] else f"--no_{entry[0].flag.removeprefix('--')}")
     return result
+
+
+def _read_flag(
+    argv: Sequence[str], place: int, options: Mapping[str, Option]
+) -> tuple[Option | None, str | bool | None, int]:
+    """Return the flag at a place (None: no flag), its value, and the place behind both.
+
+    The value of a switch is a bool, that of another flag what stands behind its `=`.
+    """
+    word = split_word(argv[place])
+    option, is_negated = (None, False) if word is None else find_option(word[0], options)
+    if word is None or option is None:
+        return None, None, place + 1
+    if option.default is None:
+        return option, word[1], place + 1
+    state, taken = read_switch(argv[place], word[1], argv[place + 1 : place + 2])
+    return option, state != is_negated, place + 1 + taken
 
 
 def read_switch(argument: str, value: str | None, following: Sequence[str]) -> tuple[bool, int]:
@@ -109,24 +114,55 @@ def is_switch_on(argv: Sequence[str], name: str) -> bool:
     """Return whether a switch is on, before the arguments are found to be good."""
     for place in reversed(range(len(argv))):
         word = split_word(argv[place])
-        if word is not None and word.name == name:
+        if word is not None and word[0] == name:
             with contextlib.suppress(FlagError):  # which the parser raises again
-                return read_switch(argv[place], word.value, argv[place + 1 : place + 2])[0]
+                return read_switch(argv[place], word[1], argv[place + 1 : place + 2])[0]
     return False
 
 
-def list_options(config_class: Any, default: Any = None) -> dict[str, Option]:
+def list_options(config_class: Any) -> dict[str, Option]:
     """Return the flags of a dataclass, or of a union of them, by all their names.
 
     A name that is that of different flags in different subcommands is left out.
     """
     found: dict[str, Option] = {}
     ambiguous: set[str] = set()
-    for names, option in _walk(config_class, default):
-        for name in names:
-            if found.setdefault(name, option) != option:
-                ambiguous.add(name)
+    for _, flags in walk_groups(config_class):
+        for field, hint in flags:
+            base, *metadata = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+            names = [field.name]
+            for entry in metadata:  # what tyro.conf.arg gives
+                names[0] = getattr(entry, "name", None) or names[0]
+                names += [alias.lstrip("-").replace("-", "_") for alias in getattr(entry, "aliases", None) or ()]
+            is_switch = base is bool and isinstance(field.default, bool)
+            option = Option(f"--{names[0]}", field.default if is_switch else None)
+            ambiguous.update(each for each in names if found.setdefault(each, option) != option)
     return {name: option for name, option in found.items() if name not in ambiguous}
+
+
+def walk_groups(annotation: Any) -> Iterator[tuple[type, list[tuple[Field[Any], Any]]]]:
+    """Yield each dataclass of flags in an annotation, with the fields of its own flags and their types.
+
+    Unions, fields that are dataclasses themselves, and generic dataclasses with their arguments are looked into.
+    """
+    if typing.get_origin(annotation) is Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        for each in typing.get_args(annotation):
+            yield from walk_groups(each)
+    group = typing.get_origin(annotation) or annotation
+    if not (isinstance(group, type) and is_dataclass(group)):
+        return
+    arguments = dict(zip(getattr(group, "__parameters__", ()), typing.get_args(annotation), strict=False))
+    hints = typing.get_type_hints(group, include_extras=True)
+    own = []
+    for field in fields(group):
+        hint = hints[field.name]
+        inner = [*walk_groups(arguments.get(hint) if isinstance(hint, TypeVar) else hint)]
+        yield from inner
+        if not inner:
+            own.append((field, hint))
+    yield group, own
 
 
 def find_option(name: str, options: Mapping[str, Option]) -> tuple[Option | None, bool]:
@@ -138,31 +174,6 @@ def find_option(name: str, options: Mapping[str, Option]) -> tuple[Option | None
         if option is not None and option.default is not None:
             return option, True
     return None, False
-
-
-def _walk(annotation: Any, default: Any) -> Iterator[tuple[list[str], Option]]:
-    """Yield every flag with its names."""
-    if typing.get_origin(annotation) is Annotated:
-        annotation = typing.get_args(annotation)[0]
-    if typing.get_origin(annotation) in (Union, types.UnionType):
-        for each in typing.get_args(annotation):
-            yield from _walk(each, None)
-    if not (isinstance(annotation, type) and is_dataclass(annotation)):
-        return
-    hints = typing.get_type_hints(annotation, include_extras=True)
-    for field in fields(annotation):
-        value = field.default if default is None else getattr(default, field.name)
-        inner = [*_walk(hints[field.name], None if default is None else value)]
-        yield from inner or [_describe(field.name, value, hints[field.name])]
-
-
-def _describe(name: str, default: Any, hint: Any) -> tuple[list[str], Option]:
-    base, *metadata = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
-    for entry in metadata:  # what tyro.conf.arg gives
-        name = getattr(entry, "name", None) or name
-    aliases = [alias for entry in metadata for alias in getattr(entry, "aliases", None) or ()]
-    option = Option(f"--{name}", default if base is bool and isinstance(default, bool) else None)
-    return [name, *(alias.lstrip("-").replace("-", "_") for alias in aliases)], option
 
 
 ON, OFF = "on", "off"
@@ -219,41 +230,29 @@ def replace_former_flags(argv: Sequence[str], table: Sequence[FormerFlag]) -> li
     options: dict[str, Option] = {}
     for flag in table:
         for word in filter(None, map(split_word, (flag.name, flag.short))):
-            options[word.name] = Option(flag.name, False if flag.is_switch else None)
+            options[word[0]] = Option(flag.name, False if flag.is_switch else None)
     kept: list[str] = []
     place = 0
     while place < len(argv):
-        argument, place = argv[place], place + 1
-        found = split_word(argument)
-        option, is_negated = (None, False) if found is None else find_option(found.name, options)
-        if found is None or option is None:
-            kept.append(argument)
+        begin = place
+        option, value, place = _read_flag(argv, begin, options)
+        if option is None:
+            kept.append(argv[begin])
             continue
-        flag, following = flags[option.flag], argv[place:]
-        if flag.is_switch:
-            state, taken = read_switch(argument, found.value, following[:1])
-            values: Sequence[str] = (ON if state != is_negated else OFF,)
-        else:
-            values = _read_values(found, following)
-            taken = 0 if found.value is not None else len(values)
-        place += taken
-        kept += _take(flag, values, " ".join([argument, *following[:taken]]))
+        flag = flags[option.flag]
+        values: Sequence[str]
+        if isinstance(value, bool):
+            values = [ON if value else OFF]
+        elif value is not None:
+            values = [value]
+        else:  # the following arguments up to the next flag
+            values = [*itertools.takewhile(lambda each: split_word(each) is None, argv[place:])]
+            place += len(values)
+        if flag.replace is not None:
+            kept += flag.replace(values)
+        elif not any(_is_same(" ".join(values), each) for each in flag.meant):
+            raise FormerFlagError(" ".join(argv[begin:place]), flag)
     return kept
-
-
-def _read_values(word: Word, following: Sequence[str]) -> Sequence[str]:
-    """Return what stands behind `=`, else the following arguments up to the next flag."""
-    if word.value is not None:
-        return [word.value]
-    return [*itertools.takewhile(lambda each: split_word(each) is None, following)]
-
-
-def _take(flag: FormerFlag, values: Sequence[str], given: str) -> Sequence[str]:
-    if flag.replace is not None:
-        return flag.replace(values)
-    if any(_is_same(" ".join(values), each) for each in flag.meant):
-        return ()
-    raise FormerFlagError(given, flag)
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -16,13 +16,13 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import tyro
 
-from gaudi_datasets.arguments import FormerFlag, FormerFlagError, normalize_arguments, replace_former_flags
+from gaudi_datasets.arguments import FormerFlag, FormerFlagError, normalize_arguments, replace_former_flags, walk_groups
 from gaudi_datasets.errors import FlagError
 
 Config = TypeVar("Config")
@@ -32,35 +32,14 @@ _STRAY = re.compile(r"unknown argument '(.*?)'")
 _LONG_FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 
 
-@overload
 def parse_flags(
     config_class: type[Config],
     argv: Sequence[str],
     *,
     prog: str,
     description: str | None = None,
-    default: Config | None = None,
     former_flags: Sequence[FormerFlag] = (),
-) -> Config: ...
-@overload
-def parse_flags(
-    config_class: Any,
-    argv: Sequence[str],
-    *,
-    prog: str,
-    description: str | None = None,
-    default: Any = None,
-    former_flags: Sequence[FormerFlag] = (),
-) -> Any: ...
-def parse_flags(
-    config_class: Any,
-    argv: Sequence[str],
-    *,
-    prog: str,
-    description: str | None = None,
-    default: Any = None,
-    former_flags: Sequence[FormerFlag] = (),
-) -> Any:
+) -> Config:
     """Make a `config_class` from command-line arguments.
 
     Every field is a flag by its own name, with underscores or hyphens; fields of a dataclass within form a group of the
@@ -73,7 +52,6 @@ def parse_flags(
         argv: the arguments, without the program's name.
         prog: the program's name for usage and errors.
         description: what stands at the top of the help text; the docstring of `config_class` when None.
-        default: where values come from that no flag gives (from a configuration file, say).
         former_flags: of the program that this one replaces; see `gaudi_datasets.arguments`.
 
     Raises:
@@ -81,11 +59,10 @@ def parse_flags(
         FormerFlagError: for one of the former flags, with what to give in its place.
         SystemExit: with status 0 after `--help`.
     """
-    given = {} if default is None else {"default": default}
     box = io.StringIO()
-    arguments = normalize_arguments(replace_former_flags(argv, former_flags), config_class, default)
+    arguments = normalize_arguments(replace_former_flags(argv, former_flags), config_class)
     if "--help" in arguments or "-h" in arguments:
-        for group in _list_groups(config_class):
+        for group, _ in walk_groups(config_class):
             _set_help(group)
     try:
         with contextlib.redirect_stderr(box):
@@ -96,7 +73,6 @@ def parse_flags(
                 description=description,
                 use_underscores=True,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-                **given,
             )
     except SystemExit as end:
         if not end.code:
@@ -108,19 +84,6 @@ def parse_flags(
                 raise FormerFlagError(stray[1], flag) from None
         named = _LONG_FLAG.search(text)
         raise FlagError(f"{text} (see {prog} --help)", flag=None if named is None else named[0]) from None
-
-
-def _list_groups(annotation: Any) -> Iterator[Any]:
-    """Yield the dataclasses of flags in a dataclass, or in a union of them, those within dataclasses too."""
-    if typing.get_origin(annotation) is Annotated:
-        annotation = typing.get_args(annotation)[0]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        for each in typing.get_args(annotation):
-            yield from _list_groups(each)
-    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        yield annotation
-        for hint in typing.get_type_hints(annotation, include_extras=True).values():
-            yield from _list_groups(hint)
 
 
 def _set_help(group: Any) -> None:

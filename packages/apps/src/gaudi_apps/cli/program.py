@@ -197,10 +197,10 @@ def drop_plan_flags(arguments: Sequence[str]) -> list[str]:
     while place < len(arguments):
         argument, following = arguments[place], arguments[place + 1 : place + 2]
         word, place = split_word(argument), place + 1
-        if word is not None and word.name == "mode":
-            place += word.value is None
-        elif word is not None and word.name == "json":
-            place += read_switch(argument, word.value, following)[1]
+        if word is not None and word[0] == "mode":
+            place += word[1] is None
+        elif word is not None and word[0] == "json":
+            place += read_switch(argument, word[1], following)[1]
         else:
             kept.append(argument)
     return kept
