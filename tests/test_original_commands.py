@@ -447,7 +447,7 @@ def test_requirements_are_ours(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["S2", "S3", "M3", "M4"])
 def test_what_is_fetched_is_known(name: str) -> None:
-    command = parse_arguments(shlex.split(ROWS[name].commands[0])[1:]).command
+    command = parse_arguments(shlex.split(ROWS[name].commands[0])[1:])
     if name in ("S2", "M3"):
         assert (command.splits, command.max_images) == (("train", "val"), 0)
     else:

@@ -134,8 +134,8 @@ def list_options(config_class: Any) -> dict[str, Option]:
             for entry in metadata:  # what tyro.conf.arg gives
                 names[0] = getattr(entry, "name", None) or names[0]
                 names += [alias.lstrip("-").replace("-", "_") for alias in getattr(entry, "aliases", None) or ()]
-            is_switch = base is bool and isinstance(field.default, bool)
-            option = Option(f"--{names[0]}", field.default if is_switch else None)
+            default = field.default if base is bool and isinstance(field.default, bool) else None
+            option = Option(f"--{names[0]}", default)
             ambiguous.update(each for each in names if found.setdefault(each, option) != option)
     return {name: option for name, option in found.items() if name not in ambiguous}
 

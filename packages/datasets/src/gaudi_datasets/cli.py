@@ -17,11 +17,11 @@ import tyro
 
 from gaudi_datasets.arguments import OFF, ON, FormerFlag, is_switch_on, rename
 from gaudi_datasets.commands.bench import Bench
-from gaudi_datasets.commands.convert import Convert, ConvertImagenet
-from gaudi_datasets.commands.data_flags import Switch, progress_line
-from gaudi_datasets.commands.fetch import Fetch
-from gaudi_datasets.commands.lint import Lint
-from gaudi_datasets.commands.show import Show
+from gaudi_datasets.commands.convert import CONVERT, ConvertImagenet
+from gaudi_datasets.commands.data_flags import Debug, Switch, progress_line, subcommand
+from gaudi_datasets.commands.fetch import FETCH
+from gaudi_datasets.commands.lint import LINT
+from gaudi_datasets.commands.show import SHOW
 from gaudi_datasets.flags import parse_flags
 from gaudi_datasets.program import run_program
 
@@ -42,8 +42,7 @@ class _MakeScenes:
     """seed of everything random"""
     image_size: tuple[int, int] = (300, 300)
     """height and width in pixels"""
-    debug: Switch = False
-    """show the traceback of errors"""
+    debug: Debug = False
 
     def __post_init__(self) -> None:
         if min(self.train, self.val) < 1 or min(self.image_size) < 100 or self.seed < 0:
@@ -77,8 +76,7 @@ class _MakeStaticBatches:
     """probability that an image is mirrored; 0 where left and right matter, as in text"""
     overwrite: Switch = False
     """replace batches of other data or flags"""
-    debug: Switch = False
-    """show the traceback of errors"""
+    debug: Debug = False
 
     def __post_init__(self) -> None:
         if min(self.batch_size, self.steps, self.workers) < 1 or self.seed < 0:
@@ -120,8 +118,7 @@ class _Score:
     """COCO results file: a list of image_id, category_id, bbox and score"""
     json: Switch = False
     """print JSON instead of a table"""
-    debug: Switch = False
-    """show the traceback of errors"""
+    debug: Debug = False
 
     def run(self) -> None:
         """Run the command."""
@@ -131,16 +128,18 @@ class _Score:
         print(json.dumps(scores.as_json(), indent=2) if self.json else scores.describe())
 
 
-_Command = (
-    Annotated[Fetch, tyro.conf.subcommand("fetch")]
-    | Annotated[Convert, tyro.conf.subcommand("convert")]
-    | Annotated[ConvertImagenet, tyro.conf.subcommand("imagenet")]
-    | Annotated[Lint, tyro.conf.subcommand("lint")]
-    | Annotated[Show, tyro.conf.subcommand("show")]
-    | Annotated[Bench, tyro.conf.subcommand("bench")]
-    | Annotated[_MakeScenes, tyro.conf.subcommand("make-scenes")]
-    | Annotated[_MakeStaticBatches, tyro.conf.subcommand("make-static-batches")]
-    | Annotated[_Score, tyro.conf.subcommand("score")]
+_COMMANDS = (
+    subcommand(FETCH, "fetch", "Download data sets, weights and files, and verify them.")
+    | subcommand(
+        CONVERT, "convert", "Write records and their manifest; a stopped conversion continues when it is called again."
+    )
+    | subcommand(ConvertImagenet, "imagenet")
+    | subcommand(LINT, "lint", "Check a data set, and report faults, oddities and statistics.")
+    | subcommand(SHOW, "show", "Show images of a data set with their boxes or labels.")
+    | subcommand(Bench, "bench")
+    | subcommand(_MakeScenes, "make-scenes")
+    | subcommand(_MakeStaticBatches, "make-static-batches")
+    | subcommand(_Score, "score")
 )
 
 
@@ -158,7 +157,7 @@ def _run() -> None:
 def parse_arguments(argv: Sequence[str]) -> Any:
     """Return the command that arguments ask for; see `gaudi_datasets.flags.parse_flags` for what is raised."""
     return parse_flags(
-        _Command,
+        _COMMANDS,
         argv,
         prog=PROGRAM,
         description="Fetch, check, convert, show and measure data sets, make batches and scenes, score detections.",

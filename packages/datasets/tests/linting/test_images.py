@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.linting.images import StoredImage, check_images, find_overlap
+from gaudi_datasets.linting.images import ImageSet, StoredImage, check_images, find_overlap
 from gaudi_datasets.linting.rules import (
     DUPLICATE,
     MISLABELLED,
@@ -26,27 +26,20 @@ from gaudi_datasets.linting.rules import (
 Encode = Callable[..., bytes]
 
 
-class Images:
-    """Images in memory; an exception is raised when its turn comes."""
+def hold(*images: StoredImage | Exception) -> ImageSet:
+    """Return images in memory; an exception is raised when its turn comes."""
 
-    def __init__(self, *images: StoredImage | Exception) -> None:
-        self._images = images
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def where(self, index: int) -> str:
-        return f"place {index}"
-
-    def read(self, index: int) -> StoredImage:
-        image = self._images[index]
+    def read(index: int) -> StoredImage:
+        image = images[index]
         if isinstance(image, Exception):
             raise image
         return image
 
+    return ImageSet(len(images), lambda index: f"place {index}", read)
+
 
 def say(*images: StoredImage | Exception) -> list[tuple[Rule, str]]:
-    return summarize(check_images(Images(*images)).findings)
+    return summarize(check_images(hold(*images))[0])
 
 
 def summarize(findings: Sequence[Finding]) -> list[tuple[Rule, str]]:
@@ -70,10 +63,10 @@ def test_nothing_is_said_of_usual_images(encode: Encode) -> None:
         StoredImage(encode(3, mode="L"), "c.jpeg"),
         StoredImage(encode(4, "PNG", size=(5, 7)), "d"),
     ]
-    check = check_images(Images(*images))
-    assert check.findings == []
-    assert check.sizes_hw.tolist() == [[60, 80], [60, 80], [60, 80], [7, 5]]
-    assert sorted(check.contents.values()) == [f"place {number}" for number in range(4)]
+    findings, contents, sizes_hw = check_images(hold(*images))
+    assert findings == []
+    assert sizes_hw.tolist() == [[60, 80], [60, 80], [60, 80], [7, 5]]
+    assert sorted(contents.values()) == [f"place {number}" for number in range(4)]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.95])
@@ -140,10 +133,10 @@ def test_another_size_than_annotated_is_a_loss(encode: Encode) -> None:
 
 def test_equal_contents_are_found_within_a_set_and_between_two(encode: Encode) -> None:
     one, two, three = (StoredImage(encode(seed), "a.jpg") for seed in (1, 2, 3))
-    check = check_images(Images(one, two, one, one))
-    assert summarize(check.findings) == [(DUPLICATE, "place 2 place 0"), (DUPLICATE, "place 3 place 0")]
-    others = Images(three, MissingInputError("is missing", path="place 1"), two)
-    found = summarize(find_overlap(check.contents, others))
+    findings, contents, _ = check_images(hold(one, two, one, one))
+    assert summarize(findings) == [(DUPLICATE, "place 2 place 0"), (DUPLICATE, "place 3 place 0")]
+    others = hold(three, MissingInputError("is missing", path="place 1"), two)
+    found = summarize(find_overlap(contents, others))
     assert found == [(MISSING, "place 1"), (OVERLAP, "place 2 place 1")]
 
 
@@ -158,15 +151,15 @@ def test_broken_images_of_equal_content_are_duplicates_too() -> None:
 def test_results_come_in_order_and_progress_counts_all(encode: Encode) -> None:
     """More images than wait at once, with a fault in every hundredth."""
     good = StoredImage(encode(1, size=(2, 2)), "a.jpg")
-    images = Images(*(good if number % 100 else DataError("broken") for number in range(2100)))
+    images = hold(*(good if number % 100 else DataError("broken") for number in range(2100)))
     seen: list[tuple[int, int]] = []
-    check = check_images(images, lambda done, total: seen.append((done, total)))
-    broken = [finding.where for finding in check.findings if finding.rule == UNREADABLE]
+    findings, _, _ = check_images(images, lambda done, total: seen.append((done, total)))
+    broken = [finding.where for finding in findings if finding.rule == UNREADABLE]
     assert broken == [f"place {number}" for number in range(0, 2100, 100)]
     assert seen == [(number + 1, 2100) for number in range(2100)]
 
 
 def test_an_empty_set_has_no_findings() -> None:
-    check = check_images(Images())
-    assert (check.findings, check.contents, check.sizes_hw.shape) == ([], {}, (0, 2))
-    assert find_overlap({}, Images()) == []
+    findings, contents, sizes_hw = check_images(hold())
+    assert (findings, contents, sizes_hw.shape) == ([], {}, (0, 2))
+    assert find_overlap({}, hold()) == []

@@ -15,13 +15,13 @@ from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.linting.lint import (
-    AnnotatedFiles,
-    ListedFiles,
-    RecordImages,
+    annotated_files,
     annotations_of_records,
     labels_of_records,
     lint_classification,
     lint_detection,
+    listed_files,
+    record_images,
     report_broken,
 )
 from gaudi_datasets.linting.report import LintReport
@@ -42,9 +42,9 @@ BOX = [1.0, 2.0, 30.0, 40.0]
 
 
 def lint_file(path: Path, other: Path | None = None) -> LintReport:
-    others = None if other is None else AnnotatedFiles(read_coco(other), other.with_suffix(""))
+    others = None if other is None else annotated_files(read_coco(other), other.with_suffix(""))
     annotations = read_coco(path)
-    return lint_detection(annotations, AnnotatedFiles(annotations, path.with_suffix("")), "name", others=others)
+    return lint_detection(annotations, annotated_files(annotations, path.with_suffix("")), "name", others)
 
 
 def test_a_faulty_data_set_is_reported_whole(write_coco: WriteCoco, encode: Encode) -> None:
@@ -87,7 +87,7 @@ def test_records_have_the_counts_of_what_they_were_made_of(
     write_records(annotations, path.with_suffix(""), tmp_path / "out", "train", keep_empty=True, shards=2)
     source = RecordSource(tmp_path / "out", "train")
     again = annotations_of_records(source)
-    report = lint_detection(again, RecordImages(source), source.name)
+    report = lint_detection(again, record_images(source), source.name)
     assert report.classes == lint_file(path).classes
     assert [str(finding) for finding in report.findings] == [f"{source.name}: class '$owl[/]' (id 9)"]
     assert again.faults == ()
@@ -103,7 +103,7 @@ def test_damaged_records_are_named_and_the_others_counted(
     content[100] ^= 1
     shard.write_bytes(content)
     source = RecordSource(tmp_path / "out", "train")
-    report = lint_detection(annotations_of_records(source), RecordImages(source), source.name)
+    report = lint_detection(annotations_of_records(source), record_images(source), source.name)
     assert (report.images, report.boxes_kept, report.losses) == (3, 2, 1)
     assert report.findings[0].where == f"{source.name}: image 0"
     assert report.findings[0].what.startswith(f"{shard}: record 0: its checksum")
@@ -119,7 +119,7 @@ def class_folder(tmp_path: Path, encode: Encode) -> Path:
 
 def test_class_folders_are_linted_by_their_sorted_files(class_folder: Path) -> None:
     source = FolderSource(class_folder)
-    report = lint_classification(source.files.labels, source.class_names, ListedFiles(source), source.name)
+    report = lint_classification(source.files.labels, source.class_names, listed_files(source.files), source.name)
     assert (report.kind, report.images, report.boxes_total) == ("classification", 4, None)
     assert [(one.name, one.images, one.boxes) for one in report.classes] == [("cat", 2, None), ("dog", 2, None)]
     (finding,) = report.findings
@@ -131,7 +131,7 @@ def test_records_of_classes_are_linted(class_folder: Path, tmp_path: Path) -> No
     write_class_records(FolderSource(class_folder), tmp_path / "out", "train")
     source = ClassRecords(tmp_path / "out", "train")
     labels = labels_of_records(source)
-    report = lint_classification(labels, (*source.class_names, "owl"), RecordImages(source), source.name)
+    report = lint_classification(labels, (*source.class_names, "owl"), record_images(source), source.name)
     assert [(one.name, one.images) for one in report.classes] == [("cat", 2), ("dog", 2), ("owl", 0)]
     assert [finding.rule.name for finding in report.findings] == [DUPLICATE.name, UNUSED.name]
     assert report.losses == 0
@@ -155,5 +155,5 @@ def test_every_fault_of_the_annotations_is_in_the_report(tmp_path: Path) -> None
 def test_annotations_without_images_have_a_report() -> None:
     document = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}
     annotations: CocoAnnotations = parse_coco(document, Path("gt.json"))
-    report = lint_detection(annotations, AnnotatedFiles(annotations, "."), "gt.json")
+    report = lint_detection(annotations, annotated_files(annotations, "."), "gt.json")
     assert (report.images, report.boxes_total, report.sizes) == (0, 0, {})

@@ -11,7 +11,7 @@ from PIL import Image
 from gaudi_datasets.detection.coco import read_coco
 from gaudi_datasets.detection.sources import CocoSource
 from gaudi_datasets.drawing import class_colour
-from gaudi_datasets.linting.lint import AnnotatedFiles, lint_detection
+from gaudi_datasets.linting.lint import annotated_files, lint_detection
 from gaudi_datasets.linting.report import LintReport
 from gaudi_datasets.linting.rules import NO_SIZE, ClassCount, Finding
 from gaudi_datasets.linting.sheet import describe_boxes, describe_images, draw_samples, write_sheet
@@ -59,7 +59,7 @@ def test_many_boxes_in_a_image_and_none_at_all_have_bins() -> None:
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_a_sheet_is_written_whole(train: Path, tmp_path: Path, ending: str) -> None:
     annotations = read_coco(train)
-    images = AnnotatedFiles(annotations, train.with_suffix(""))
+    images = annotated_files(annotations, train.with_suffix(""))
     report = lint_detection(annotations, images, "$x$ data")
     samples = draw_samples(CocoSource(annotations, train.with_suffix(""), keep_empty=True))
     path = tmp_path / "out" / f"sheet.{ending}"

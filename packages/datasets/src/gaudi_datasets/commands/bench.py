@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from gaudi_datasets.commands.data_flags import Switch
+from gaudi_datasets.commands.data_flags import Debug, Switch
 
 if TYPE_CHECKING:
     from gaudi_datasets.benchmarking.benchmark import Kind
@@ -49,8 +49,7 @@ class Bench:
     """seed of the data order and the augmentation"""
     json: Switch = False
     """print JSON instead of tables"""
-    debug: Switch = False
-    """show the traceback of errors"""
+    debug: Debug = False
 
     def __post_init__(self) -> None:
         if (self.data_dir is None) == (self.annotations is None):

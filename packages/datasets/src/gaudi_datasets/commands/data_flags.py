@@ -1,25 +1,46 @@
-"""The flags that say where data comes from and where records go, shared by the commands."""
+"""Define the flags that say where data comes from and where records go, shared by the commands."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
 if TYPE_CHECKING:
+    from gaudi_datasets.classification.class_folders import FolderSource
     from gaudi_datasets.classification.sources import RecordSource as ClassificationRecords
     from gaudi_datasets.detection.coco import CocoAnnotations
+    from gaudi_datasets.detection.sources import CocoSource
     from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
 
+ListIds = Callable[[], Sequence[int]]
+"""Returns the ids of all images of a source, in their order."""
+
 Switch = tyro.conf.FlagCreatePairsOff[bool]
+Debug = Annotated[Switch, tyro.conf.arg(help="show the traceback of errors")]
+
+
+class AnnotatedImages:
+    """Annotations of boxes, with a folder of images."""
+
+    def read(self) -> tuple[CocoAnnotations, Path]:
+        """Read the annotations; return them with the folder that their file names are relative to."""
+        raise NotImplementedError
+
+    def open(self) -> tuple[CocoSource, ListIds]:
+        """Open the images, those without a box too."""
+        from gaudi_datasets.detection.sources import CocoSource
+
+        annotations, image_dir = self.read()
+        return CocoSource(annotations, image_dir, keep_empty=True), annotations.image_ids.tolist
 
 
 @dataclass(frozen=True)
-class CocoFlags:
+class CocoFlags(AnnotatedImages):
     """A COCO annotation file with its images."""
 
     annotations: Path
@@ -28,14 +49,14 @@ class CocoFlags:
     """folder of the images"""
 
     def read(self) -> tuple[CocoAnnotations, Path]:
-        """Read the annotations; return them with the folder that their file names are relative to."""
+        """Read the annotation file."""
         from gaudi_datasets.detection.coco import read_coco
 
         return read_coco(self.annotations), self.images
 
 
 @dataclass(frozen=True)
-class VocFlags:
+class VocFlags(AnnotatedImages):
     """A Pascal VOC folder."""
 
     voc_dir: Path
@@ -46,7 +67,7 @@ class VocFlags:
     """classes in the order of their ids; none: all in the folder, sorted"""
 
     def read(self) -> tuple[CocoAnnotations, Path]:
-        """Read the annotations; return them with the folder that their file names are relative to."""
+        """Read the annotations of the image sets."""
         from gaudi_datasets.detection.coco import parse_coco
         from gaudi_datasets.detection.voc import IMAGE_FOLDER, read_voc
 
@@ -55,7 +76,7 @@ class VocFlags:
 
 
 @dataclass(frozen=True)
-class YoloFlags:
+class YoloFlags(AnnotatedImages):
     """A YOLO data set: its YAML file, and labels/ beside images/."""
 
     data: Path
@@ -64,7 +85,7 @@ class YoloFlags:
     """which of the YAML file's folders"""
 
     def read(self) -> tuple[CocoAnnotations, Path]:
-        """Read the annotations; return them with the folder that their file names are relative to."""
+        """Read the labels of the image set."""
         from gaudi_datasets.detection.coco import parse_coco
         from gaudi_datasets.detection.yolo import read_yolo
 
@@ -79,6 +100,13 @@ class FoldersFlags:
     folder: Path
     """folder that holds a folder of images for each class"""
 
+    def open(self) -> tuple[FolderSource, ListIds]:
+        """Open the images."""
+        from gaudi_datasets.classification.class_folders import FolderSource
+
+        source = FolderSource(self.folder)
+        return source, source.rows.tolist
+
 
 @dataclass(frozen=True)
 class RecordsFlags:
@@ -89,15 +117,19 @@ class RecordsFlags:
     records: str
     """their split: the first part of the file names, such as train or val"""
 
-    def open(self) -> DetectionRecords | ClassificationRecords:
+    def open(self) -> tuple[DetectionRecords | ClassificationRecords, ListIds]:
         """Open the records, of either kind."""
         from gaudi_datasets.classification.sources import RecordSource as ClassificationRecords
         from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
         from gaudi_datasets.records.record_sets import find_kind
 
-        if find_kind(self.data_dir, self.records) == "detection":
-            return DetectionRecords(self.data_dir, self.records)
-        return ClassificationRecords(self.data_dir, self.records)
+        kind = find_kind(self.data_dir, self.records)
+        source = (DetectionRecords if kind == "detection" else ClassificationRecords)(self.data_dir, self.records)
+        return source, lambda: [source.read(index).image_id for index in range(len(source))]
+
+
+AnnotationFlags = TypeVar("AnnotationFlags", CocoFlags, VocFlags, YoloFlags)
+SourceFlags = TypeVar("SourceFlags", CocoFlags, VocFlags, YoloFlags, FoldersFlags, RecordsFlags)
 
 
 @dataclass(frozen=True)
@@ -118,6 +150,11 @@ class ShardFlags:
     def __post_init__(self) -> None:
         if min(self.shards, self.processes) < 0:
             raise ValueError("--shards and --processes must be at least 0")
+
+
+def subcommand(flags: Any, name: str, description: str | None = None) -> Any:
+    """Return the dataclass of flags as a subcommand; its help begins with the description, else with its docstring."""
+    return Annotated[flags, tyro.conf.subcommand(name, description=description)]
 
 
 def progress_line(unit: str = "images") -> Callable[[int, int], None] | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from gaudi_datasets.commands.data_flags import Switch
+from gaudi_datasets.commands.data_flags import Debug, Switch, subcommand
 from gaudi_datasets.fetching.weights_table import WEIGHTS, WeightsFile
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ class FetchCoco:
     """address of a mirror, up to /zips/, /annotations/ and /train2017/"""
     keep_archives: Switch = False
     """keep the zip files after unpacking"""
-    debug: Switch = False
-    """show the traceback of errors"""
+    debug: Debug = False
 
     def __post_init__(self) -> None:
         if self.max_images < 0:
@@ -64,8 +63,7 @@ class FetchFiles:
     """YAML file: a list of url, sha256 and, if the file is to be called otherwise, name"""
     output_dir: Path
     """folder to fetch into; what is there already is verified and not fetched again"""
-    debug: Switch = False
-    """show the traceback of errors"""
+    debug: Debug = False
 
     def run(self) -> None:
         """Run the command."""
@@ -85,8 +83,7 @@ class FetchWeights:
     """folder to fetch into; what is there already is verified and not fetched again"""
     mirror: str = ""
     """where else to fetch from: what stands before /models/ and /intel-optimized-tensorflow/ there"""
-    debug: Switch = False
-    """show the traceback of errors"""
+    debug: Debug = False
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.names if name not in WEIGHTS]
@@ -110,8 +107,7 @@ class FetchList:
 
     json: Switch = False
     """print JSON instead of a table, with every address and checksum"""
-    debug: Switch = False
-    """show the traceback of errors"""
+    debug: Debug = False
 
     def run(self) -> None:
         """Run the command."""
@@ -122,21 +118,12 @@ class FetchList:
             print_catalogue(catalogue)
 
 
-@dataclass(frozen=True)
-class Fetch:
-    """Download data sets, weights and files, and verify them."""
-
-    command: (
-        Annotated[FetchCoco, tyro.conf.subcommand("coco")]
-        | Annotated[FetchWeights, tyro.conf.subcommand("weights")]
-        | Annotated[FetchFiles, tyro.conf.subcommand("files")]
-        | Annotated[FetchList, tyro.conf.subcommand("list")]
-    )
-
-    def run(self) -> None:
-        """Run the command."""
-        self.command.run()
-
+FETCH = (
+    subcommand(FetchCoco, "coco")
+    | subcommand(FetchWeights, "weights")
+    | subcommand(FetchFiles, "files")
+    | subcommand(FetchList, "list")
+)
 
 _PROGRAM = "gaudi-datasets fetch"
 

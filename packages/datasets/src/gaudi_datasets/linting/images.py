@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,61 +47,53 @@ class StoredImage:
     annotated_size: tuple[int, int] | None = None
 
 
-class ImageSet(Protocol):
-    """The images of a data set, read by any thread."""
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-
-    def where(self, index: int) -> str:
-        """Return the name of the image in messages: its file, or its record."""
-
-    def read(self, index: int) -> StoredImage:
-        """Read one; MissingInputError, DataError or OSError when it cannot be."""
-
-
-@dataclass(frozen=True, eq=False)
-class ImageCheck:
-    """Findings; the place of the first image of each content, by its SHA-256; and the sizes in pixels."""
-
-    findings: list[Finding]
-    contents: dict[bytes, str]
-    sizes_hw: npt.NDArray[np.int32]  # [images, 2], 0 where it cannot be decoded
-
-
 @dataclass(frozen=True)
-class _Inspection:
-    """The result of decoding one image; the digest is empty when it cannot be read."""
+class ImageSet:
+    """The images of a data set, read by any thread.
 
-    findings: list[Finding]
-    digest: bytes = b""
-    size_hw: tuple[int, int] = (0, 0)
+    Attributes:
+        count: the number of images.
+        where: gives the name of image `index` in messages: its file, or its record.
+        read: reads one; MissingInputError, DataError or OSError when it cannot be.
+    """
+
+    count: int
+    where: Callable[[int], str]
+    read: Callable[[int], StoredImage]
 
 
-def check_images(images: ImageSet, progress: Progress | None = None) -> ImageCheck:
+def check_images(
+    images: ImageSet, progress: Progress | None = None
+) -> tuple[list[Finding], dict[bytes, str], npt.NDArray[np.int32]]:
     """Decode all images, some at once, and say of each what breaks a rule.
 
     Args:
         images: see `ImageSet`.
         progress: called with the images done and their number.
+
+    Returns:
+        The findings; the place of the first image of each content, by its SHA-256; and the sizes int32 [images, 2],
+        height and width in pixels, 0 where an image cannot be decoded.
     """
-    check = ImageCheck([], {}, np.zeros((len(images), 2), np.int32))
-    for index, inspection in enumerate(_map_images(lambda index: _inspect(images, index), len(images), progress)):
-        check.findings.extend(inspection.findings)
-        check.sizes_hw[index] = inspection.size_hw
-        if inspection.digest in check.contents:
-            first = check.contents[inspection.digest]
-            check.findings.append(Finding(DUPLICATE, images.where(index), f"has the content of {first}"))
-        elif inspection.digest:
-            check.contents[inspection.digest] = images.where(index)
-    return check
+    findings: list[Finding] = []
+    contents: dict[bytes, str] = {}
+    sizes_hw = np.zeros((images.count, 2), np.int32)
+    inspections = _map_images(lambda index: _inspect(images, index), images.count, progress)
+    for index, (found, digest, size_hw) in enumerate(inspections):
+        findings += found
+        sizes_hw[index] = size_hw
+        if digest in contents:
+            findings.append(Finding(DUPLICATE, images.where(index), f"has the content of {contents[digest]}"))
+        elif digest:
+            contents[digest] = images.where(index)
+    return findings, contents, sizes_hw
 
 
 def find_overlap(contents: dict[bytes, str], others: ImageSet, progress: Progress | None = None) -> list[Finding]:
     """Find which images of another set have the content of one of this set, and which of them cannot be read.
 
     Args:
-        contents: of `ImageCheck`.
+        contents: as `check_images` returns them.
         others: the other set, such as the validation set.
         progress: called with the images done and their number.
     """
@@ -113,7 +105,7 @@ def find_overlap(contents: dict[bytes, str], others: ImageSet, progress: Progres
         first = contents.get(hashlib.sha256(image.encoded).digest())
         return None if first is None else Finding(OVERLAP, others.where(index), f"has the content of {first}")
 
-    return [finding for finding in _map_images(look, len(others), progress) if finding is not None]
+    return [finding for finding in _map_images(look, others.count, progress) if finding is not None]
 
 
 def _map_images(work: Callable[[int], Result], count: int, progress: Progress | None) -> Iterator[Result]:
@@ -127,16 +119,17 @@ def _map_images(work: Callable[[int], Result], count: int, progress: Progress | 
                     progress(done, count)
 
 
-def _inspect(images: ImageSet, index: int) -> _Inspection:
+def _inspect(images: ImageSet, index: int) -> tuple[list[Finding], bytes, tuple[int, int]]:
+    """Return the findings about an image, its SHA-256, empty when it cannot be read, and its height and width."""
     where, stored = images.where(index), _read(images, index)
     if isinstance(stored, Finding):
-        return _Inspection([stored])
+        return [stored], b"", (0, 0)
     digest = hashlib.sha256(stored.encoded).digest()
     try:
         image = check_image(stored.encoded, where)
     except DataError as error:
-        return _Inspection([_fault(UNREADABLE, where, error)], digest)
-    return _Inspection(_judge(where, stored, image), digest, (image.height, image.width))
+        return [_fault(UNREADABLE, where, error)], digest, (0, 0)
+    return _judge(where, stored, image), digest, (image.height, image.width)
 
 
 def _read(images: ImageSet, index: int) -> StoredImage | Finding:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gaudi_datasets.classification.examples import ClassificationSource
-from gaudi_datasets.classification.listed_files import ListedSource
+from gaudi_datasets.classification.listed_files import FileList
 from gaudi_datasets.detection.coco import Category, CocoAnnotations, parse_coco
 from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.sources import DetectionSource, ground_truth
@@ -25,7 +26,6 @@ def lint_detection(
     annotations: CocoAnnotations,
     images: ImageSet,
     name: str,
-    *,
     others: ImageSet | None = None,
     progress: Progress | None = None,
 ) -> LintReport:
@@ -54,7 +54,6 @@ def lint_classification(
     class_names: Sequence[str],
     images: ImageSet,
     name: str,
-    *,
     others: ImageSet | None = None,
     progress: Progress | None = None,
 ) -> LintReport:
@@ -81,78 +80,48 @@ def report_broken(name: str, error: DataError) -> LintReport:
 
 
 def _add_images(report: LintReport, images: ImageSet, others: ImageSet | None, progress: Progress | None) -> LintReport:
-    check = check_images(images, progress)
-    findings = [*report.findings, *check.findings]
+    found, contents, sizes_hw = check_images(images, progress)
+    findings = [*report.findings, *found]
     if others is not None:
-        findings += find_overlap(check.contents, others, progress)
-    return replace(report, images=len(images), findings=sort_findings(findings), sizes_hw=check.sizes_hw)
+        findings += find_overlap(contents, others, progress)
+    return replace(report, images=images.count, findings=sort_findings(findings), sizes_hw=sizes_hw)
 
 
-class AnnotatedFiles:
-    """The images that annotations name, in their order."""
+def annotated_files(annotations: CocoAnnotations, image_dir: str | Path) -> ImageSet:
+    """Return the images that annotations name, in their order."""
+    folder = Path(image_dir)
 
-    def __init__(self, annotations: CocoAnnotations, image_dir: str | Path) -> None:
-        self._annotations, self._image_dir = annotations, Path(image_dir)
-
-    def __len__(self) -> int:
-        return len(self._annotations.image_ids)
-
-    def where(self, index: int) -> str:
-        """Return the path of the file."""
-        return str(self._image_dir / self._annotations.file_names[index])
-
-    def read(self, index: int) -> StoredImage:
-        """Read a file; see `ImageSet`."""
-        of, path = self._annotations, Path(self.where(index))
+    def read(index: int) -> StoredImage:
+        path = folder / annotations.file_names[index]
         try:
             encoded = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             raise MissingInputError("there is no such file", path=path) from None
         except IsADirectoryError:
             raise DataError("is a folder; it must be an image file", path=path) from None
-        return StoredImage(encoded, path.name, (int(of.heights[index]), int(of.widths[index])))
+        return StoredImage(encoded, path.name, (int(annotations.heights[index]), int(annotations.widths[index])))
+
+    return ImageSet(len(annotations.image_ids), lambda index: str(folder / annotations.file_names[index]), read)
 
 
-@dataclass(frozen=True)
-class ListedFiles:
-    """The files of class folders, by their sorted names."""
-
-    source: ListedSource
-
-    def __len__(self) -> int:
-        return len(self.source.files)
-
-    def where(self, index: int) -> str:
-        """Return the path of the file."""
-        return self.source.files.place(index)
-
-    def read(self, index: int) -> StoredImage:
-        """Read a file; see `ImageSet`."""
-        return StoredImage(self.source.files.read(index), self.source.files.name(index))
+def listed_files(files: FileList) -> ImageSet:
+    """Return the files of class folders, by their sorted names."""
+    return ImageSet(len(files), files.place, lambda index: StoredImage(files.read(index), files.name(index)))
 
 
-@dataclass(frozen=True)
-class RecordImages:
-    """The images in records, which tell their sizes; those of another's records may tell 0 for unknown."""
+def record_images(source: DetectionSource | ClassificationSource) -> ImageSet:
+    """Return the images in records, which tell their sizes; those of another's records may tell 0 for unknown."""
 
-    source: DetectionSource | ClassificationSource
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def where(self, index: int) -> str:
-        """Return the records and the number of the image."""
-        return f"{self.source.name}: image {index}"
-
-    def read(self, index: int) -> StoredImage:
-        """Read a record; see `ImageSet`."""
-        example = self.source.read(index)
+    def read(index: int) -> StoredImage:
+        example = source.read(index)
         size = (example.height, example.width)
         return StoredImage(example.encoded, example.file_name, size if all(size) else None)
 
+    return ImageSet(len(source), lambda index: f"{source.name}: image {index}", read)
+
 
 def annotations_of_records(source: DetectionSource) -> CocoAnnotations:
-    """Return the boxes of the records as annotations; `RecordImages` reports records that cannot be read.
+    """Return the boxes of the records as annotations; `record_images` reports records that cannot be read.
 
     Raises:
         DataError: two records have the same image id.
@@ -166,12 +135,7 @@ class _Boxes:
     def __init__(self, source: DetectionSource) -> None:
         self.name, self.fingerprint, self.num_bytes = source.name, source.fingerprint, 0
         self.categories: tuple[Category, ...] = source.categories
-        self._examples: list[DetectionExample] = []
-        for index in range(len(source)):
-            try:
-                self._examples.append(replace(source.read(index), encoded=b""))
-            except DataError:
-                continue
+        self._examples = [replace(example, encoded=b"") for example in _read_whole(source)]
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -183,10 +147,14 @@ class _Boxes:
 
 def labels_of_records(source: ClassificationSource) -> list[int]:
     """Return the labels of the records that can be read."""
-    labels = []
+    return [example.label for example in _read_whole(source)]
+
+
+def _read_whole(source: Any) -> Iterator[Any]:
+    """Yield the examples that can be read."""
     for index in range(len(source)):
         try:
-            labels.append(source.read(index).label)
+            example = source.read(index)
         except DataError:
             continue
-    return labels
+        yield example

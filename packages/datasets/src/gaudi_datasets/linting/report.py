@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -90,7 +90,7 @@ class LintReport:
         }
 
 
-def sort_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Sort findings in the order of `RULES`, and within a rule as they were."""
     return tuple(sorted(findings, key=lambda finding: RULES.index(finding.rule)))
 
@@ -100,7 +100,13 @@ def print_report(report: LintReport, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     console.print(Text(f"{report.name}: {report.describe()}", style="bold"), soft_wrap=True)
     if report.classes:
-        console.print(_class_table(report.classes))
+        columns = [name for name, value in asdict(report.classes[0]).items() if value is not None]
+        table = Table(*columns[:1], box=None, pad_edge=False, header_style="bold")
+        for name in columns[1:]:
+            table.add_column(name, justify="right")
+        for one in report.classes:
+            table.add_row(Text(one.name), *(str(getattr(one, name)) for name in columns[1:]))
+        console.print(table)
     for rule, findings in report.by_rule().items():
         style = "red" if rule.loses else "yellow"
         heading = Text.assemble((f"{rule.name}: {len(findings)}", f"bold {style}"), f"  ({rule.advice})")
@@ -111,13 +117,3 @@ def print_report(report: LintReport, console: Console | None = None) -> None:
             console.print(f"  and {len(findings) - SHOWN_FINDINGS} more; --json lists all")
     if not report.losses:
         console.print(Text("nothing would be lost", style="green"))
-
-
-def _class_table(classes: Sequence[ClassCount]) -> Table:
-    columns = [name for name, value in asdict(classes[0]).items() if value is not None]
-    table = Table(*columns[:1], box=None, pad_edge=False, header_style="bold")
-    for name in columns[1:]:
-        table.add_column(name, justify="right")
-    for one in classes:
-        table.add_row(Text(one.name), *(str(getattr(one, name)) for name in columns[1:]))
-    return table
