@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 
 class Operations(NamedTuple):
@@ -40,28 +40,18 @@ NUMBERS = Operations(
 )
 
 
-class Schedule(Protocol):
-    """A value by step."""
-
-    def __call__(self, step: Any, operations: Operations = NUMBERS, /) -> Any:
-        """Return the value, a float, at a step, an int; or tensors, with the operations of their library."""
+# Returns the value, a float, at a step, an int; or tensors, with the operations of their library as second argument.
+Schedule: TypeAlias = Callable[..., Any]
 
 
-class LarsDefaults(NamedTuple):
-    """The highest rate of LARS at a batch size, and the epochs of warm-up to it."""
-
-    base_rate: float
-    warmup_epochs: int
-
-
-def lars_defaults(global_batch: int) -> LarsDefaults:
-    """Return the default rate and warm-up of LARS on ImageNet for a global batch.
+def lars_defaults(global_batch: int) -> tuple[float, int]:
+    """Return the highest rate of LARS on ImageNet for a global batch, and the epochs of warm-up to it.
 
     Source: the MLPerf reference for ResNet-50, as in Habana Model-References 1.5.0.
     """
     if global_batch < 16384:
-        return LarsDefaults(10.0, 5)
-    return LarsDefaults(25.0, 5) if global_batch < 32768 else LarsDefaults(31.2, 25)
+        return 10.0, 5
+    return (25.0, 5) if global_batch < 32768 else (31.2, 25)
 
 
 def constant(rate: float) -> Schedule:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gaudi_ops import reference
 from gaudi_ops.tf import GroupedConv2D, grouped_conv2d
-from gaudi_ops.tf.convolution import _find_bundle, _gather, _has_grouped_kernels, _spread
+from gaudi_ops.tf.convolution import _find_bundle, _gather, _has_kernels, _spread
 from gaudi_ops.tf.keras_api import keras
 
 FORMS: tuple[Literal["auto", "native", "split", "block_diagonal"], ...] = ("auto", "native", "split", "block_diagonal")
@@ -21,7 +21,7 @@ Padding = Literal["SAME", "VALID"] | tuple[tuple[int, int], tuple[int, int]]
 Array = npt.NDArray[Any]
 
 needs_grouped_kernels = pytest.mark.skipif(
-    not _has_grouped_kernels(tf.float32), reason="TensorFlow has no grouped kernels for this processor"
+    not _has_kernels(tf.float32, groups=2), reason="TensorFlow has no grouped kernels for this processor"
 )
 
 
@@ -234,15 +234,15 @@ def test_auto_chooses_by_device(
     devices: str, kernels: bool, convolutions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind] if kind == devices else [])
-    monkeypatch.setattr("gaudi_ops.tf.convolution._has_grouped_kernels", lambda dtype: kernels)
+    monkeypatch.setattr("gaudi_ops.tf.convolution._has_kernels", lambda dtype, **_: kernels)
     assert count_convolutions("auto") == convolutions
 
 
 def test_auto_has_gradients_without_grouped_kernels() -> None:
     code = """
 import tensorflow as tf
-from gaudi_ops.tf.convolution import _has_dilated_kernels, _has_grouped_kernels, grouped_conv2d
-print(_has_grouped_kernels(tf.float32), _has_dilated_kernels(tf.float32))
+from gaudi_ops.tf.convolution import _has_dilated_kernels, _has_kernels, grouped_conv2d
+print(_has_kernels(tf.float32, groups=2), _has_dilated_kernels(tf.float32))
 for size, dilations in ((1, 1), (2, 2)):
     filters = tf.Variable(tf.ones([size, 1, 2, 4]))
     with tf.GradientTape() as tape:

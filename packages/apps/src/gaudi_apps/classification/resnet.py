@@ -264,8 +264,8 @@ def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -
         peak = base or own_rates[optimizer]
     elif kind == "polynomial":
         # Not of 256 images, but of the run.
-        by_batch = lars_defaults(batch)
-        peak, warmup = base or by_batch.base_rate, by_batch.warmup_epochs
+        peak, warmup = lars_defaults(batch)
+        peak = base or peak
     else:
         peak = (base or 0.1) * batch / IMAGES_OF_BASE_RATE
     return ScheduleConfig(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -81,93 +80,72 @@ def grouped_conv2d(
     spacing = _read_pair("dilations", dilations)
     if max(spacing) > 1 and not _has_dilated_kernels(inputs.dtype):
         filters, spacing = _dilate(filters, spacing), (1, 1)
-    convolution = _Convolution(groups, _read_pair("strides", strides), scheme, spacing)
-    _require_room(inputs.shape, filters.shape, convolution)
-    outputs = _convolve(convolution, inputs, filters, implementation)
+    pair = _read_pair("strides", strides)
+    _require_room(inputs.shape, filters.shape, scheme, spacing)
+    outputs = _convolve(inputs, filters, groups, implementation, strides=pair, padding=scheme, dilations=spacing)
     return tf.transpose(outputs, [0, 3, 1, 2]) if channels_first else outputs
 
 
-def _convolve(convolution: _Convolution, inputs: Any, filters: Any, implementation: Implementation) -> Any:
-    """Convolve in the given form, or in the one that suits the device."""
+def _convolve(inputs: Any, filters: Any, groups: int, implementation: Implementation, **options: Any) -> Any:
+    """Convolve in the given form, or in the one that suits the device, with options of `tf.nn.conv2d`."""
     if inputs.shape[0] == 0 and inputs.shape.is_fully_defined():
-        return convolution.convolve_nothing(inputs, filters)
-    if convolution.groups == 1:
-        return convolution.native(inputs, filters)
-    if implementation == "auto":
+        return _convolve_nothing(inputs, filters, **options)
+    if implementation == "auto" and groups > 1:
         if hpu.has_hpu():
             implementation = "block_diagonal"
         elif tf.config.list_logical_devices("GPU"):
             implementation = "native"
-        elif _has_grouped_kernels(inputs.dtype):
-            return convolution.tuned(inputs, filters)
+        elif _has_kernels(inputs.dtype, groups=2):
+            return _convolve_tuned(inputs, filters, groups, **options)
         else:
             implementation = "block_diagonal"
-    if implementation == "native":
-        return convolution.native(inputs, filters)
-    return convolution.bundled(inputs, filters, 1 if implementation == "split" else BUNDLE_CHANNELS)
+    if groups == 1 or implementation == "native":
+        return tf.nn.conv2d(inputs, filters, **options)
+    # Each bundle of groups is a dense convolution.
+    bundle = 1 if implementation == "split" else _find_bundle(groups, filters.shape[2], BUNDLE_CHANNELS)
+    images = tf.split(inputs, groups // bundle, axis=-1)
+    kernels = tf.split(_spread(filters, groups, bundle), groups // bundle, axis=-1)
+    results = [tf.nn.conv2d(image, kernel, **options) for image, kernel in zip(images, kernels, strict=True)]
+    return tf.concat(results, axis=-1)
 
 
-@dataclass(frozen=True)
-class _Convolution:
-    """The forms of a grouped convolution."""
+def _convolve_nothing(
+    inputs: Any, filters: Any, strides: tuple[int, int], padding: str, dilations: tuple[int, int]
+) -> Any:
+    """Convolve an empty batch, for which CPU kernels return a wrong number of channels; gradients are zeros."""
+    sides = []
+    for side, taps, stride, gap in zip(inputs.shape[1:3], filters.shape, strides, dilations, strict=False):
+        spare = side - 1 if padding == "SAME" else side - 1 - (taps - 1) * gap
+        sides.append(spare // stride + 1)
+    nothing = tf.zeros([0, *sides, filters.shape[-1]], inputs.dtype)
+    return nothing + 0 * tf.reduce_sum(filters) + 0 * tf.reduce_sum(inputs)
 
-    groups: int
-    strides: tuple[int, int]
-    padding: str
-    dilations: tuple[int, int] = (1, 1)
 
-    def convolve_nothing(self, inputs: Any, filters: Any) -> Any:
-        """Convolve an empty batch, for which CPU kernels return a wrong number of channels; gradients are zeros."""
-        sides = []
-        for side, taps, stride, gap in zip(
-            inputs.shape[1:3], filters.shape, self.strides, self.dilations, strict=False
-        ):
-            spare = side - 1 if self.padding == "SAME" else side - 1 - (taps - 1) * gap
-            sides.append(spare // stride + 1)
-        nothing = tf.zeros([0, *sides, filters.shape[-1]], inputs.dtype)
-        return nothing + 0 * tf.reduce_sum(filters) + 0 * tf.reduce_sum(inputs)
+def _convolve_tuned(
+    inputs: Any, filters: Any, groups: int, strides: tuple[int, int], padding: str, dilations: tuple[int, int]
+) -> Any:
+    """Use TensorFlow's kernels; compute the gradient by narrow filters in fewer, larger groups, which is faster."""
+    height, width, channels, outputs = filters.shape
+    bundle = _find_bundle(groups, channels, FILTER_GRADIENT_CHANNELS)
+    if bundle == 1:
+        return tf.nn.conv2d(inputs, filters, strides, padding, dilations=dilations)
+    attributes = {"strides": [1, *strides, 1], "padding": padding, "dilations": [1, *dilations, 1]}
 
-    def native(self, inputs: Any, filters: Any) -> Any:
-        return tf.nn.conv2d(inputs, filters, self.strides, self.padding, dilations=self.dilations)
+    @tf.custom_gradient
+    def convolve(inputs: Any, filters: Any) -> Any:
+        def gradient(upstream: Any) -> tuple[Any, Any]:
+            by_inputs = tf.raw_ops.Conv2DBackpropInput(
+                input_sizes=tf.shape(inputs), filter=filters, out_backprop=upstream, **attributes
+            )
+            dense_sizes = [height, width, channels * bundle, outputs]
+            by_dense = tf.raw_ops.Conv2DBackpropFilter(
+                input=inputs, filter_sizes=dense_sizes, out_backprop=upstream, **attributes
+            )
+            return by_inputs, _gather(by_dense, groups, bundle)
 
-    def bundled(self, inputs: Any, filters: Any, max_channels: int) -> Any:
-        """Convolve each bundle of groups, of at most `max_channels` together, by a dense convolution."""
-        bundle = _find_bundle(self.groups, filters.shape[2], max_channels)
-        parts = self.groups // bundle
-        dense = _spread(filters, self.groups, bundle)
-        results = [
-            self.native(one, other)
-            for one, other in zip(tf.split(inputs, parts, axis=-1), tf.split(dense, parts, axis=-1), strict=True)
-        ]
-        return tf.concat(results, axis=-1)
+        return tf.nn.conv2d(inputs, filters, strides, padding, dilations=dilations), gradient
 
-    def tuned(self, inputs: Any, filters: Any) -> Any:
-        """Use TensorFlow's kernels; compute the gradient by narrow filters in fewer, larger groups, which is faster."""
-        height, width, channels, outputs = filters.shape
-        bundle = _find_bundle(self.groups, channels, FILTER_GRADIENT_CHANNELS)
-        if bundle == 1:
-            return self.native(inputs, filters)
-        attributes = {
-            "strides": [1, *self.strides, 1],
-            "padding": self.padding,
-            "dilations": [1, *self.dilations, 1],
-        }
-
-        @tf.custom_gradient
-        def convolve(inputs: Any, filters: Any) -> Any:
-            def gradient(upstream: Any) -> tuple[Any, Any]:
-                by_inputs = tf.raw_ops.Conv2DBackpropInput(
-                    input_sizes=tf.shape(inputs), filter=filters, out_backprop=upstream, **attributes
-                )
-                dense_sizes = [height, width, channels * bundle, outputs]
-                by_dense = tf.raw_ops.Conv2DBackpropFilter(
-                    input=inputs, filter_sizes=dense_sizes, out_backprop=upstream, **attributes
-                )
-                return by_inputs, _gather(by_dense, self.groups, bundle)
-
-            return self.native(inputs, filters), gradient
-
-        return convolve(inputs, filters)
+    return convolve(inputs, filters)
 
 
 def _find_bundle(groups: int, channels: int, max_channels: int) -> int:
@@ -199,34 +177,24 @@ def _diagonal(bundle: int, dtype: Any) -> Any:
     return tf.constant(np.eye(bundle).reshape([bundle, 1, 1, bundle, 1]), dtype)
 
 
-@functools.cache
-def _has_grouped_kernels(dtype: Any) -> bool:
-    """Tell if this processor has kernels of grouped convolution and its gradients; without oneDNN it has not."""
-    with tf.init_scope(), tf.device("CPU:0"):
-        images, filters = tf.ones([1, 3, 3, 4], dtype), tf.ones([1, 1, 2, 4], dtype)
-        attributes: dict[str, Any] = {"strides": [1, 1, 1, 1], "padding": "SAME", "out_backprop": images}
-        try:
-            tf.nn.conv2d(images, filters, 1, "SAME")
-            tf.raw_ops.Conv2DBackpropInput(input_sizes=[1, 3, 3, 4], filter=filters, **attributes)
-            tf.raw_ops.Conv2DBackpropFilter(input=images, filter_sizes=[1, 1, 2, 4], **attributes)
-        except tf.errors.OpError:
-            return False
-    return True
-
-
-@functools.cache
 def _has_dilated_kernels(dtype: Any) -> bool:
-    """Tell if TensorFlow's dilated convolution has gradients on this device; on CPUs without oneDNN it has not."""
+    """Tell if TensorFlow's dilated convolution has gradients on this device."""
     if hpu.has_hpu():
         return False
-    if tf.config.list_logical_devices("GPU"):
-        return True
+    return bool(tf.config.list_logical_devices("GPU")) or _has_kernels(dtype, dilation=2)
+
+
+@functools.cache
+def _has_kernels(dtype: Any, groups: int = 1, dilation: int = 1) -> bool:
+    """Tell if this processor has kernels of such a convolution and its gradients; without oneDNN it has not."""
     with tf.init_scope(), tf.device("CPU:0"):
-        images, filters = tf.ones([1, 3, 3, 1], dtype), tf.ones([3, 3, 1, 1], dtype)
-        attributes: dict[str, Any] = {"strides": [1] * 4, "padding": "SAME", "dilations": [1, 2, 2, 1]}
+        images, filters = tf.ones([1, 3, 3, 4], dtype), tf.ones([3, 3, 4 // groups, 4], dtype)
+        attributes = {"strides": [1] * 4, "padding": "SAME", "dilations": [1, dilation, dilation, 1]}
         try:
-            tf.raw_ops.Conv2DBackpropInput(input_sizes=[1, 3, 3, 1], filter=filters, out_backprop=images, **attributes)
-            tf.raw_ops.Conv2DBackpropFilter(input=images, filter_sizes=[3, 3, 1, 1], out_backprop=images, **attributes)
+            tf.raw_ops.Conv2D(input=images, filter=filters, **attributes)
+            attributes["out_backprop"] = images
+            tf.raw_ops.Conv2DBackpropInput(input_sizes=images.shape, filter=filters, **attributes)
+            tf.raw_ops.Conv2DBackpropFilter(input=images, filter_sizes=filters.shape, **attributes)
         except tf.errors.OpError:
             return False
     return True
@@ -273,15 +241,13 @@ def _pad(inputs: Any, padding: Padding) -> tuple[Any, str]:
     raise ValueError(f"padding is {padding!r}; use SAME, VALID or ((top, bottom), (left, right))")
 
 
-def _require_room(inputs: Any, filters: Any, convolution: _Convolution) -> None:
+def _require_room(inputs: Any, filters: Any, padding: str, dilations: tuple[int, int]) -> None:
     """Raise where a filter is larger than the image: eagerly, kernels of CPUs return memory that nothing was put in."""
-    if convolution.padding == "SAME":
-        return
-    for side, taps, gap in zip(inputs[1:3], filters[:2], convolution.dilations, strict=True):
-        if side is not None and side < (taps - 1) * gap + 1:
+    for side, taps, gap in zip(inputs[1:3], filters[:2], dilations, strict=True):
+        if padding == "VALID" and side is not None and side < (taps - 1) * gap + 1:
             raise ValueError(
-                f"filters of {filters[0]} x {filters[1]} with dilations {convolution.dilations} are larger than the "
-                f"images, {inputs[1]} x {inputs[2]} with their padding; use padding SAME, or larger images"
+                f"filters of {filters[0]} x {filters[1]} with dilations {dilations} are larger than the images, "
+                f"{inputs[1]} x {inputs[2]} with their padding; use padding SAME, or larger images"
             )
 
 

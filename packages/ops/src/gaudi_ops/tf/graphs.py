@@ -6,7 +6,7 @@ static shapes alone, which TensorFlow computes before it places anything.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,20 +50,21 @@ def list_operations(function: Any, layers: Collection[str] = ()) -> list[Operati
     """
     graph = function.graph
     graph_def = graph.as_graph_def(add_shapes=True)
-    library = {one.signature.name: one for one in graph_def.library.function}
-    wanted = [tensor.op.name for tensor in graph.outputs] + [one.name for one in graph.control_outputs]
+    bodies = {body.signature.name: body for body in graph_def.library.function}
+    outputs = [tensor.op.name for tensor in graph.outputs] + [operation.name for operation in graph.control_outputs]
+    # Only operations of the outermost graph know the lines that made them.
+    makers = {operation.name: operation for operation in graph.get_operations()}
+    nodes = _find_live_nodes(graph_def.node, outputs)
     found: list[Operation] = []
-    pending = list(_live_nodes(graph_def.node, wanted))
-    places = {one.name: one for one in graph.get_operations()}
     seen: set[str] = set()
-    while pending:
-        found += [_describe(node, layers, places) for node in pending if node.op != "Const"]
-        called = [name for node in pending for name in _called(node) if name in library and name not in seen]
+    while nodes:
+        found += [_describe(node, layers, makers.get(node.name)) for node in nodes if node.op != "Const"]
+        called = [name for name in _list_called(nodes) if name in bodies and name not in seen]
         seen.update(called)
-        pending, places = [], {}
-        for name in dict.fromkeys(called):
-            body = library[name]
-            pending += _live_nodes(body.node_def, [*body.ret.values(), *body.control_ret.values()])
+        nodes, makers = [], {}
+        for name in called:
+            body = bodies[name]
+            nodes += _find_live_nodes(body.node_def, [*body.ret.values(), *body.control_ret.values()])
     return found
 
 
@@ -76,42 +77,41 @@ def find_dynamic(operations: Iterable[Operation]) -> list[str]:
     ]
 
 
-def _live_nodes(nodes: Iterable[Any], wanted: Iterable[str]) -> Iterator[Any]:
-    """Yield, in order, the nodes that the wanted ones need and that do not follow from constants."""
+def _find_live_nodes(nodes: Iterable[Any], wanted: Iterable[str]) -> list[Any]:
+    """Return, in order, the nodes that the wanted ones need and that do not follow from constants."""
     by_name = {node.name: node for node in nodes}
     constant: set[str] = set()
     for node in by_name.values():
-        if _is_constant(node, by_name, constant):
+        sources = [_read_source(given) for given in node.input if not given.startswith("^")]
+        if node.op in _SHAPE_KINDS:
+            is_constant = all(source in by_name and not _find_dynamic_outputs(by_name[source]) for source in sources)
+        else:
+            is_constant = node.op == "Const" or (bool(sources) and constant.issuperset(sources))
+        if is_constant:
             constant.add(node.name)
     pending, live = [name.split(":")[0] for name in wanted], set[str]()
     while pending:
         name = pending.pop()
         if name in by_name and name not in live and name not in constant:
             live.add(name)
-            pending += [_source(given) for given in by_name[name].input]
-    return (node for name, node in by_name.items() if name in live)
+            pending += [_read_source(given) for given in by_name[name].input]
+    return [node for name, node in by_name.items() if name in live]
 
 
-def _is_constant(node: Any, by_name: Mapping[str, Any], constant: Collection[str]) -> bool:
-    sources = [_source(given) for given in node.input if not given.startswith("^")]
-    if node.op in _SHAPE_KINDS:
-        return all(source in by_name and not _dynamic_outputs(by_name[source]) for source in sources)
-    return node.op == "Const" or (bool(sources) and all(source in constant for source in sources))
-
-
-def _source(given: str) -> str:
-    """Extract the node of an input: "name", "name:1", "^name", or "name:output:0" in a function's body."""
+def _read_source(given: str) -> str:
+    """Read the node of an input: "name", "name:1", "^name", or "name:output:0" in a function's body."""
     return given.removeprefix("^").split(":")[0]
 
 
-def _called(node: Any) -> Iterator[str]:
-    for value in node.attr.values():
-        if value.HasField("func"):
-            yield value.func.name
-        yield from (one.name for one in value.list.func)
+def _list_called(nodes: Iterable[Any]) -> list[str]:
+    """List the functions that nodes call, each once."""
+    values = [value for node in nodes for value in node.attr.values()]
+    return list(
+        dict.fromkeys(name for value in values for name in [value.func.name, *(f.name for f in value.list.func)])
+    )
 
 
-def _dynamic_outputs(node: Any) -> tuple[tuple[int, str], ...]:
+def _find_dynamic_outputs(node: Any) -> tuple[tuple[int, str], ...]:
     found = []
     for index, shape in enumerate(node.attr["_output_shapes"].list.shape):
         if (node.op, index) not in _SCRATCH and (shape.unknown_rank or any(one.size < 0 for one in shape.dim)):
@@ -120,32 +120,25 @@ def _dynamic_outputs(node: Any) -> tuple[tuple[int, str], ...]:
     return tuple(found)
 
 
-def _describe(node: Any, layers: Collection[str], places: Mapping[str, Any]) -> Operation:
+def _describe(node: Any, layers: Collection[str], operation: Any) -> Operation:
     types: dict[str, tuple[str, ...]] = {}
     for name, value in node.attr.items():
-        given = value.list.type if value.list.type else [value.type] if value.type else []
+        given = value.list.type or ([value.type] if value.type else [])
         if given and not name.startswith("_"):
-            types[name] = tuple(_type_name(one) for one in given)
+            types[name] = tuple(tf.dtypes.as_dtype(number).name for number in given)
     holds_handle = any(one in ("resource", "variant") for names in types.values() for one in names)
-    dynamic = () if holds_handle else _dynamic_outputs(node)
-    return Operation(node.name, node.op, _find_maker(node, layers, places), types, dynamic)
+    dynamic = () if holds_handle else _find_dynamic_outputs(node)
+    return Operation(node.name, node.op, _find_maker(node.name, layers, operation), types, dynamic)
 
 
-def _type_name(number: int) -> str:
-    return str(tf.dtypes.as_dtype(number).name)
-
-
-def _find_maker(node: Any, layers: Collection[str], places: Mapping[str, Any]) -> str:
-    parts = node.name.split("/")
-    layer = next((part for part in parts if part in layers), None)
-    if layer is not None:
-        return f"layer {layer}"
-    for frame in reversed(_trace(places.get(node.name))):
+def _find_maker(name: str, layers: Collection[str], operation: Any) -> str:
+    *scopes, last = name.split("/")
+    for part in (*scopes, last):
+        if part in layers:
+            return f"layer {part}"
+    trace = [] if operation is None else operation.traceback
+    for frame in reversed(trace or []):
         package = next((part for part in frame.filename.split("/") if part.startswith(_OURS)), None)
         if package is not None and frame.filename.endswith(".py"):
             return f"{frame.filename[frame.filename.rindex(package + '/') :]}, line {frame.lineno}, {frame.name}"
-    return f"scope {'/'.join(parts[:-1])}" if len(parts) > 1 else "no layer"
-
-
-def _trace(operation: Any) -> list[Any]:
-    return [] if operation is None else list(operation.traceback or [])
+    return f"scope {'/'.join(scopes)}" if scopes else "no layer"

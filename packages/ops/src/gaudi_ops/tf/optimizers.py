@@ -82,7 +82,12 @@ class MomentumSGD(tf.Module):
         self.momentum = momentum
         self.rate_inside = rate_inside
         self.velocities = make_velocities(self.variables_trained)
-        self._decays = list_decays(self.variables_trained, weight_decay, undecayed)
+        decays = list(weight_decay) if isinstance(weight_decay, Sequence) else [weight_decay] * len(variables)
+        if len(decays) != len(variables):
+            raise ValueError(f"weight_decay has {len(decays)} values for {len(variables)} variables; give one for each")
+        self._decays = [
+            0.0 if is_named(one, undecayed) else decay for one, decay in zip(variables, decays, strict=True)
+        ]
 
     def apply(self, gradients: Sequence[Any], rate: Any) -> None:
         """Update every variable once.
@@ -98,16 +103,6 @@ class MomentumSGD(tf.Module):
             if decay:
                 gradient = gradient + decay * variable
             update(var=variable.handle, accum=velocity.handle, lr=rate, grad=gradient, momentum=self.momentum)
-
-
-def list_decays(
-    variables: Sequence[Any], weight_decay: float | Sequence[float], undecayed: Sequence[str]
-) -> list[float]:
-    """List the weight decay of each variable, see `MomentumSGD`."""
-    decays = list(weight_decay) if isinstance(weight_decay, Sequence) else [weight_decay] * len(variables)
-    if len(decays) != len(variables):
-        raise ValueError(f"weight_decay has {len(decays)} values for {len(variables)} variables; give one for each")
-    return [0.0 if is_named(one, undecayed) else decay for one, decay in zip(variables, decays, strict=True)]
 
 
 def make_velocities(variables: Sequence[Any]) -> list[Any]:
@@ -143,33 +138,23 @@ class _Layerwise:
         gradient = tf.cast(gradient, tf.float32)
         if not is_named(variable, self.skip):
             weights = tf.convert_to_tensor(variable)
-            rate = rate * self._ratio(weights, gradient)
-            gradient = self._decay(velocity, weights, gradient, rate)
+            # l2_loss is one pass over the values without a temporary; the norm would write the squares first.
+            weight_norm, gradient_norm = (tf.sqrt(2.0 * tf.nn.l2_loss(values)) for values in (weights, gradient))
+            ratio = self.eeta * weight_norm / (gradient_norm + self.weight_decay * weight_norm + self.epsilon)
+            rate = rate * tf.where(weight_norm > 0.0, tf.where(gradient_norm > 0.0, ratio, 1.0), 1.0)
+            if (
+                not self.momentum or hpu.has_hpu()
+            ):  # the vendor's own LARS for Gaudi adds the decay to the gradient, too
+                gradient = gradient + self.weight_decay * weights
+            else:
+                # Take the decay into the velocity in place, divided by the momentum that it will be multiplied by. A
+                # sum of gradient and weights would be written and read once more, as much as the norms cost.
+                tf.raw_ops.ResourceApplyGradientDescent(
+                    var=velocity.handle, alpha=rate * (self.weight_decay / self.momentum), delta=weights
+                )
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=variable.handle, accum=velocity.handle, lr=rate, grad=gradient, momentum=self.momentum
         )
-
-    def _decay(self, velocity: Any, weights: Any, gradient: Any, rate: Any) -> Any:
-        """Take the decay into the velocity in place, divided by the momentum that it will be multiplied by.
-
-        A sum of gradient and weights would be written and read once more, which is as much as the norms cost.
-
-        Returns:
-            the gradient; with the decay, where there is no momentum to divide by, and on Gaudi, whose vendor's own
-            LARS adds it there.
-        """
-        if not self.momentum or hpu.has_hpu():
-            return gradient + self.weight_decay * weights
-        tf.raw_ops.ResourceApplyGradientDescent(
-            var=velocity.handle, alpha=rate * (self.weight_decay / self.momentum), delta=weights
-        )
-        return gradient
-
-    def _ratio(self, weights: Any, gradient: Any) -> Any:
-        # l2_loss is one pass over the values without a temporary; the norm would write the squares first.
-        weight_norm, gradient_norm = (tf.sqrt(2.0 * tf.nn.l2_loss(values)) for values in (weights, gradient))
-        ratio = self.eeta * weight_norm / (gradient_norm + self.weight_decay * weight_norm + self.epsilon)
-        return tf.where(weight_norm > 0.0, tf.where(gradient_norm > 0.0, ratio, 1.0), 1.0)
 
 
 class LarsSGD(tf.Module):
