@@ -118,7 +118,7 @@ def test_weights_of_another_padding_are_refused(of_file: Padding, of_model: Padd
     with pytest.raises(WeightsError, match=f"'{of_file}'") as caught:
         assign_weights(model, make_file(model, of_file))
     rules = PADDING_RULES[of_file], PADDING_RULES[of_model]
-    assert getattr(rules[0], caught.value.field or "") != getattr(rules[1], caught.value.field or "")
+    assert rules[0][caught.value.field or ""] != rules[1][caught.value.field or ""]
     for name, values in read_variables(model).items():
         np.testing.assert_array_equal(values, before[name])
 

@@ -61,7 +61,7 @@ def reference_pool(x: npt.NDArray[Any], before: int, after: int) -> npt.NDArray[
 @pytest.mark.parametrize("padding", PADDING_RULES)
 def test_pooling_pads_as_told(padding: Padding) -> None:
     model = build(depth=18, stage_strides=(1,), padding=padding)
-    before, after = {"same": (0, 1), "symmetric": (1, 1)}[PADDING_RULES[padding].pool]
+    before, after = {"same": (0, 1), "symmetric": (1, 1)}[PADDING_RULES[padding]["pool"]]
     x = np.random.default_rng(0).normal(size=[2, 32, 32, 64]).astype(np.float32)
     x = np.maximum(x, 0)  # it follows a ReLU
     np.testing.assert_array_equal(between(model, "conv1_relu", "pool")(x), reference_pool(x, before, after))
@@ -77,7 +77,7 @@ def test_strided_convolutions_pad_as_told(depth: int, layer: str, before: str, p
     convolution, source = model.get_layer(layer), model.get_layer(before).output
     x = np.random.default_rng(0).normal(size=[1, *source.shape[1:]]).astype(np.float32)
     rule = PADDING_RULES[padding]
-    sides = rule.stem if layer == "conv1" else rule.convolution
+    sides = rule["stem" if layer == "conv1" else "convolution"]
     both = convolution.kernel_size[0] // 2
     explicit = [[0, 0], [both, both], [both, both], [0, 0]]
     expected = tf.nn.conv2d(x, convolution.kernel, 2, explicit if sides == "symmetric" else "SAME")

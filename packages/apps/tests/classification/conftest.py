@@ -41,7 +41,7 @@ def build_small_classifier(name: str, num_classes: int, *, image_size: int, **op
     layers, dtype = keras.layers, options.get("dtype", "float32")
     images = keras.Input([image_size, image_size, 3], name="images")
     x = layers.Rescaling(1 / 128, name="scale", dtype=dtype)(images)
-    if find_rule(options.get("padding", "same")).stem == "symmetric":
+    if find_rule(options.get("padding", "same"))["stem"] == "symmetric":
         x = layers.ZeroPadding2D(1, name="conv1_pad", dtype=dtype)(x)
     x = layers.Conv2D(8, 3, 4, use_bias=False, name="conv1", dtype=dtype)(x)
     x = layers.BatchNormalization(momentum=0.9, name="conv1_bn", dtype=dtype)(x)

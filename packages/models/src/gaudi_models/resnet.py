@@ -66,9 +66,9 @@ class ResNetBackbone:
     def __call__(self, images: Any) -> Any:
         """Build features [batch, height / s, width / s, filters] of images [batch, height, width, 3]."""
         rule = find_rule(self.padding)
-        x = self._convolve(images, Unit(STEM_FILTERS, 7, 2), rule.stem, "conv1")
+        x = self._convolve(images, Unit(STEM_FILTERS, 7, 2), rule["stem"], "conv1")
         x = keras.layers.ReLU(name="conv1_relu", dtype=self.dtype)(self._normalize(x, "conv1_bn"))
-        x = self._pool(x, rule.pool)
+        x = self._pool(x, rule["pool"])
         for stage, stride in enumerate(self.stage_strides):
             for block in range(STAGE_BLOCKS[self.depth][stage]):
                 name = f"stage{stage + 1}_block{block + 1}"
@@ -112,7 +112,7 @@ class ResNetBackbone:
 
     def _block(self, x: Any, filters: int, stride: int, name: str) -> Any:
         units = list_units(self.depth, filters, stride, self.cardinality)
-        sides = find_rule(self.padding).convolution
+        sides = find_rule(self.padding)["convolution"]
         shortcut = x
         if stride > 1 or x.shape[-1] != units[-1].filters:
             shortcut = self._convolve(x, Unit(units[-1].filters, 1, stride), sides, f"{name}_shortcut")

@@ -42,9 +42,10 @@ def assign_weights(net: SSD, weights: WeightsFile) -> LoadReport:
         WeightsError: as by `gaudi_models.weights.assignment.match_weights`; nothing is changed then.
     """
     parameters = name_parameters(net)
-    axes = _KERNEL_AXES[net.layout]
-    shapes = {name: _order_shape(parameter.shape, axes) for name, parameter in parameters.items()}
-    report = match_weights(weights, shapes, vars(find_rule(net.padding)))
+    axes = np.argsort(_KERNEL_AXES[net.layout])
+    shapes = {name: parameter.shape for name, parameter in parameters.items()}
+    shapes = {name: tuple(shape[axis] for axis in axes) if len(shape) == 4 else shape for name, shape in shapes.items()}
+    report = match_weights(weights, shapes, find_rule(net.padding))
     for name in report.loaded:
         parameters[name].set_data(to_mxnet(weights.tensors[name], net.layout))
     return report
@@ -74,7 +75,3 @@ def read_tensors(net: SSD) -> dict[str, Array]:
 def write_weights(net: SSD, path: str | os.PathLike[str], *, metadata: WeightsMetadata) -> None:
     """Write all parameters as `gaudi_models.weights.contents.write_tensors` does, for either framework to read."""
     write_tensors(read_tensors(net), path, metadata=metadata)
-
-
-def _order_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(shape[axis] for axis in np.argsort(axes)) if len(shape) == 4 else shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,20 +41,17 @@ class LoadReport:
             f"{name} ({_join(found)} in the file, {_join(wanted)} in the model)"
             for name, (found, wanted) in self.other_shape.items()
         ]
-        for title, names in (
-            ("of another shape, left at their initial values", shapes),
-            ("not in the file, left at their initial values", self.initial),
-            *((f"skipped, {reason}", names) for reason, names in self._skipped_by_reason().items()),
-        ):
-            if names:
-                lines.append(f"  {len(names)} {title}: {_list_first(names)}")
-        return "\n".join(lines)
-
-    def _skipped_by_reason(self) -> dict[str, list[str]]:
-        by_reason: dict[str, list[str]] = {}
+        listed: dict[str, list[str]] = {
+            "of another shape, left at their initial values": shapes,
+            "not in the file, left at their initial values": list(self.initial),
+        }
         for name, reason in self.skipped.items():
-            by_reason.setdefault(reason, []).append(name)
-        return by_reason
+            listed.setdefault(f"skipped, {reason}", []).append(name)
+        for title, names in listed.items():
+            if names:
+                more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+                lines.append(f"  {len(names)} {title}: {', '.join(names[:_NAMES_SHOWN])}{more}")
+        return "\n".join(lines)
 
 
 def assign_weights(model: Any, weights: WeightsFile) -> LoadReport:
@@ -81,7 +78,7 @@ def match_weights(
     Args:
         weights: the file.
         shapes: of the model's variables, by our names, convolutions as [height, width, channels in, channels out].
-        paddings: how the model pads, by the kinds of `PaddingRule` that it has.
+        paddings: how the model pads, by the kinds of layers in `PADDING_RULES` that it has.
 
     Raises:
         WeightsError: nothing fits, the backbone is another one, or the model pads otherwise than the weights need.
@@ -127,7 +124,7 @@ def _find_paddings(model: Any) -> dict[str, Sides]:
 def _require_padding(weights: WeightsFile, paddings: Mapping[str, Sides]) -> None:
     if weights.padding is None:
         return
-    wanted = vars(find_rule(weights.padding))
+    wanted = find_rule(weights.padding)
     for kind, sides in paddings.items():
         if sides != wanted[kind]:
             raise WeightsError(
@@ -171,8 +168,3 @@ def _list_blocks(names: Iterable[str]) -> dict[str, set[str]]:
 
 def _join(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape)) or "a number"
-
-
-def _list_first(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,11 @@ class RawWeights:
     metadata: WeightsMetadata | None = None
 
 
+def hold_arrays(arrays: Mapping[str, Array]) -> dict[str, Callable[[], Array]]:
+    """Return the tensors of `RawWeights` for arrays that were read already."""
+    return {name: functools.partial(np.asarray, array) for name, array in arrays.items()}
+
+
 @dataclass(frozen=True)
 class WeightsFile:
     """Weights by our names.
@@ -79,7 +85,7 @@ class WeightsFile:
     @property
     def pool_padding(self) -> PoolPadding:
         """Padding of the pooling, the one choice that a detector leaves open; TensorFlow's if it is not known."""
-        return find_rule(self.padding).pool if self.padding else "same"
+        return find_rule(self.padding)["pool"] if self.padding else "same"
 
 
 def write_weights(model: Any, path: str | os.PathLike[str], *, metadata: WeightsMetadata) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,11 +15,11 @@ from gaudi_models.padding import Padding
 from gaudi_models.weights.contents import Array, RawWeights, WeightsFile
 
 
-@dataclass(frozen=True)
-class NoWeight:
-    """A name that is known and belongs to no variable of a model."""
+class NoWeight(enum.Enum):
+    """The kinds of names that are known and belong to no variable of a model, with the reason."""
 
-    reason: str
+    STATE = "training state"
+    COUNT = "batch count"
 
 
 Translation = str | NoWeight | None
@@ -43,8 +44,6 @@ class Convention:
     padding: Padding | None = None
     unused_output: int | None = None
 
-
-STATE = NoWeight("training state")
 
 _VARIABLES = "kernel|bias|gamma|beta|moving_mean|moving_variance"
 _OURS = re.compile(rf"(conv1(_bn)?|stage\d_block\d+_\w+|extra\d+_conv\d|(class|box)_head\d|logits)/({_VARIABLES})")
@@ -94,39 +93,31 @@ _APPLICATION = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """A convolution and the batch norm after it, by our names."""
-
-    convolution: str
-    norm: str
-    is_grouped: bool = False
-
-
-def _creation_order(architecture: Architecture) -> Iterator[_Layer]:
+def _list_in_creation_order(architecture: Architecture) -> Iterator[tuple[str, str, bool]]:
     """Yield the convolutions of a network in the order in which the TensorFlow programs make them.
 
+    Each has its name, that of the batch norm after it, and whether it is grouped.
     Source: residual_block of architecture.py in Habana's SSD_ResNet34, and the blocks of resnet_model.py in its
     ResNeXt, where a block's projection comes first.
     """
-    yield _Layer("conv1", "conv1_bn")
+    yield "conv1", "conv1_bn", False
     depth = architecture.depth
     for stage, blocks in enumerate(STAGE_BLOCKS[depth], 1):
         for block in range(1, blocks + 1):
             name = f"stage{stage}_block{block}"
             if block == 1 and (stage > 1 or depth >= BOTTLENECK_DEPTH):
-                yield _Layer(f"{name}_shortcut", f"{name}_shortcut_bn")
+                yield f"{name}_shortcut", f"{name}_shortcut_bn", False
             for number, unit in enumerate(list_units(depth, 64, 1, architecture.cardinality), 1):
-                yield _Layer(f"{name}_conv{number}", f"{name}_bn{number}", unit.groups > 1)
+                yield f"{name}_conv{number}", f"{name}_bn{number}", unit.groups > 1
 
 
-_SSD_LAYERS = tuple(_creation_order(RESNETS["resnet34"]))
+_SSD_LAYERS = tuple(_list_in_creation_order(RESNETS["resnet34"]))
 
 
 def _translate_ours(name: str) -> Translation:
     if _OURS.fullmatch(name):
         return name
-    return STATE if _STATE.fullmatch(name) else None
+    return NoWeight.STATE if _STATE.fullmatch(name) else None
 
 
 def _translate_torch(name: str) -> Translation:
@@ -134,7 +125,7 @@ def _translate_torch(name: str) -> Translation:
     if match is None:
         return None
     if match["variable"] == "num_batches_tracked":
-        return NoWeight("batch count")
+        return NoWeight.COUNT
     unit = match["unit"] or match["stem"]
     if unit in _TORCH_NORMS:
         variable = _TORCH_NORM.get(match["variable"])
@@ -149,7 +140,7 @@ def _translate_torch(name: str) -> Translation:
 
 def _translate_ssd(name: str) -> Translation:
     if _TF_STATE.fullmatch(name):
-        return STATE
+        return NoWeight.STATE
     if match := _TF_EXTRA.fullmatch(name):
         number = 1 if match["kernel"] == "1x1" else 2
         return f"extra{int(match['block']) - 6}_conv{number}/{match['variable']}"
@@ -158,11 +149,11 @@ def _translate_ssd(name: str) -> Translation:
     match = _TF_BACKBONE.fullmatch(name)
     if match is None or int(match["number"] or 0) >= len(_SSD_LAYERS):
         return None
-    layer = _SSD_LAYERS[int(match["number"] or 0)]
+    convolution, norm, _ = _SSD_LAYERS[int(match["number"] or 0)]
     is_convolution = match["kind"] == "conv2d"
     if is_convolution != (match["variable"] == "kernel"):
         return None
-    return f"{layer.convolution if is_convolution else layer.norm}/{match['variable']}"
+    return f"{convolution if is_convolution else norm}/{match['variable']}"
 
 
 def _bind_estimator(names: Collection[str]) -> Translator:
@@ -175,17 +166,17 @@ def _bind_estimator(names: Collection[str]) -> Translator:
     grouped = sum(match["kind"] == "Variable" for match in matches)
     ours: dict[tuple[str, int], str] = {}
     for architecture in RESNETS.values():
-        layers = list(_creation_order(architecture))
-        in_groups = [layer.convolution for layer in layers if layer.is_grouped]
-        alone = [layer.convolution for layer in layers if not layer.is_grouped]
+        layers = list(_list_in_creation_order(architecture))
+        in_groups = [convolution for convolution, _, is_grouped in layers if is_grouped]
+        alone = [convolution for convolution, _, is_grouped in layers if not is_grouped]
         if (len(alone), len(in_groups)) == (plain, grouped) and architecture.depth >= BOTTLENECK_DEPTH:
             ours |= {("conv2d", number): name for number, name in enumerate(alone)}
             ours |= {("Variable", number): name for number, name in enumerate(in_groups)}
-            ours |= {("batch_normalization", number): layer.norm for number, layer in enumerate(layers)}
+            ours |= {("batch_normalization", number): norm for number, (_, norm, _) in enumerate(layers)}
 
     def translate(name: str) -> Translation:
         if _TF_STATE.fullmatch(name):
-            return STATE
+            return NoWeight.STATE
         if match := _ESTIMATOR_DENSE.fullmatch(name):
             return f"logits/{match[1]}"
         match = _ESTIMATOR.fullmatch(name)
@@ -198,7 +189,7 @@ def _bind_estimator(names: Collection[str]) -> Translator:
 def _translate_keras(name: str) -> Translation:
     match = _KERAS.fullmatch(name)
     if match is None:
-        return STATE if _KERAS_STATE.fullmatch(name) else None
+        return NoWeight.STATE if _KERAS_STATE.fullmatch(name) else None
     if match["stem"]:
         return f"{_KERAS_STEMS[match['stem']]}/{match['variable']}"
     is_norm = match["kind"] == "bn"
@@ -211,21 +202,18 @@ def _translate_keras(name: str) -> Translation:
 def _translate_application(name: str) -> Translation:
     if _APPLICATION.fullmatch(name):
         return name.replace("predictions/", "logits/")
-    return STATE if _STATE.fullmatch(name) else None
-
-
-def _each(translate: Translator) -> Callable[[Collection[str]], Translator]:
-    """Bind a convention whose names do not depend on each other."""
-    return lambda names: translate
+    return NoWeight.STATE if _STATE.fullmatch(name) else None
 
 
 CONVENTIONS: tuple[Convention, ...] = (
-    Convention("the original SSD's names", _each(_translate_ssd), padding="same_pool"),
-    Convention("torchvision's names", _each(_translate_torch), is_oihw=True, padding="symmetric"),
-    Convention("our names", _each(_translate_ours)),
-    Convention("keras.applications' names", _each(_translate_application), padding="symmetric"),
+    Convention("the original SSD's names", lambda names: _translate_ssd, padding="same_pool"),
+    Convention("torchvision's names", lambda names: _translate_torch, is_oihw=True, padding="symmetric"),
+    Convention("our names", lambda names: _translate_ours),
+    Convention("keras.applications' names", lambda names: _translate_application, padding="symmetric"),
     # Its labels are 0 to 999, so of 1001 outputs the last is no class.
-    Convention("the original ResNet-50's names", _each(_translate_keras), padding="symmetric_stem", unused_output=1000),
+    Convention(
+        "the original ResNet-50's names", lambda names: _translate_keras, padding="symmetric_stem", unused_output=1000
+    ),
     # Its labels are 1 to 1000, so of 1001 outputs the first is no class.
     Convention("the original ResNeXt's names", _bind_estimator, padding="same", unused_output=0),
 )
@@ -255,7 +243,7 @@ def translate_names(path: str, raw: RawWeights) -> WeightsFile:
     skipped = dict(raw.skipped)
     for name, ours in translated.items():
         if not isinstance(ours, str):
-            skipped[name] = "unknown name" if ours is None else ours.reason
+            skipped[name] = "unknown name" if ours is None else ours.value
         elif ours in names:
             raise WeightsError(
                 f"has both {names[ours]} and {name}, which are one variable",
@@ -266,32 +254,21 @@ def translate_names(path: str, raw: RawWeights) -> WeightsFile:
         else:
             names[ours] = name
     if not names:
-        raise WeightsError(
-            _describe_names(raw), path=path, remedy="use torchvision's, an original program's or our names"
+        fault = (
+            f"none of its {len(raw.tensors)} tensors has a known name, the first is {min(raw.tensors, default='')!r}"
         )
+        if not raw.tensors:
+            others = ", ".join(map(repr, sorted(raw.skipped)[:3]))
+            fault = "holds no tensor by name" + (f", but {others}" if others else "")
+        raise WeightsError(fault, path=path, remedy="use torchvision's, an original program's or our names")
     tensors = {ours: _read_tensor(path, name, raw, is_oihw=convention.is_oihw) for ours, name in names.items()}
-    _drop_unused_output(tensors, names, skipped, convention)
+    if (unused := convention.unused_output) is not None:
+        for ours in _HEAD:
+            if ours in tensors and tensors[ours].shape[-1] == _OUTPUTS_WITH_BACKGROUND:
+                tensors[ours] = np.delete(tensors[ours], unused, axis=-1)
+                skipped[f"{names[ours]}[..., {unused}]"] = "background output"
     padding = raw.metadata.padding if raw.metadata else convention.padding
     return WeightsFile(f"{path} ({raw.kind}, {convention.title})", tensors, padding, skipped, raw.metadata, path)
-
-
-def _describe_names(raw: RawWeights) -> str:
-    if not raw.tensors:
-        inside: Mapping[str, object] = raw.skipped
-        return "holds no tensor by name" + (f", but {', '.join(map(repr, sorted(inside)[:3]))}" if inside else "")
-    return f"none of its {len(raw.tensors)} tensors has a known name, the first is {min(raw.tensors)!r}"
-
-
-def _drop_unused_output(
-    tensors: dict[str, Array], names: Mapping[str, str], skipped: dict[str, str], convention: Convention
-) -> None:
-    """Make a classifier of 1001 outputs, with one for the background, one of its 1000 classes."""
-    if convention.unused_output is None:
-        return
-    for ours in _HEAD:
-        if ours in tensors and tensors[ours].shape[-1] == _OUTPUTS_WITH_BACKGROUND:
-            tensors[ours] = np.delete(tensors[ours], convention.unused_output, axis=-1)
-            skipped[f"{names[ours]}[..., {convention.unused_output}]"] = "background output"
 
 
 def _read_tensor(path: str, name: str, raw: RawWeights, *, is_oihw: bool) -> Array:

@@ -6,7 +6,6 @@ stands for a function of ours or the file is refused, and opcodes that make or c
 
 from __future__ import annotations
 
-import functools
 import math
 import pickletools
 import re
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gaudi_models.errors import UnsafeWeightsError
-from gaudi_models.weights.contents import Array, RawWeights
+from gaudi_models.weights.contents import Array, RawWeights, hold_arrays
 
 
 class Rebuilt:
@@ -278,6 +277,4 @@ def read_numpy_pickle(file: BytesIO) -> RawWeights:
         if isinstance(value, _Array) and value.values is not None
     }
     skipped = {str(name): "no array" for name in state if str(name) not in arrays}
-    return RawWeights(
-        "pickle of arrays", {name: functools.partial(np.asarray, array) for name, array in arrays.items()}, skipped
-    )
+    return RawWeights("pickle of arrays", hold_arrays(arrays), skipped)

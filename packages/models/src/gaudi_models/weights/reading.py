@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from gaudi_models.errors import MissingWeightsError, UnsafeWeightsError, WeightsError
 from gaudi_models.padding import PADDING_RULES, Padding
-from gaudi_models.weights.contents import Array, RawWeights, WeightsFile, WeightsMetadata, write_tensors
+from gaudi_models.weights.contents import Array, RawWeights, WeightsFile, WeightsMetadata, hold_arrays, write_tensors
 from gaudi_models.weights.names import translate_names
 from gaudi_models.weights.pickles import read_numpy_pickle
 from gaudi_models.weights.tensorflow_files import HDF5_MAGIC, find_checkpoint, read_hdf5, read_tensorflow_checkpoint
@@ -113,18 +112,14 @@ def _read_file(path: Path, stack: contextlib.ExitStack) -> RawWeights:
         return read_hdf5(path)
     if head[2:].startswith(_LEGACY_TORCH):
         return read_torch_pickles(BytesIO(path.read_bytes()))
-    if head[:1] == b"\x80" or _looks_like_old_pickle(head):
+    # Protocols 0 and 1 of pickles have no mark: they begin with a container, or a name to be called.
+    if head[:1] in (b"\x80", b"(", b"}", b"]") or (head[:1] == b"c" and b"\n" in head):
         return read_numpy_pickle(BytesIO(path.read_bytes()))
     raise WeightsError(
         "is none of PyTorch, NumPy, pickle, safetensors, HDF5 and TensorFlow",
         path=path,
         remedy="name a file of weights",
     )
-
-
-def _looks_like_old_pickle(head: bytes) -> bool:
-    """Tell if it may be a pickle of protocol 0 or 1, which has no mark: a container, or a name to be called."""
-    return head[:1] in b"(}]" or (head[:1] == b"c" and b"\n" in head)
 
 
 def _read_npz(arrays: Any) -> RawWeights:
@@ -142,12 +137,7 @@ def _read_npz(arrays: Any) -> RawWeights:
         return array
 
     # All at once: an array of objects is refused whether or not it would be used.
-    read_arrays = {name: read(name) for name in arrays.files}
-    return RawWeights("NumPy archive", _hold(read_arrays))
-
-
-def _hold(arrays: Mapping[str, Array]) -> dict[str, functools.partial[Array]]:
-    return {name: functools.partial(np.asarray, array) for name, array in arrays.items()}
+    return RawWeights("NumPy archive", hold_arrays({name: read(name) for name in arrays.files}))
 
 
 def _read_safetensors(path: Path) -> RawWeights:
@@ -158,7 +148,7 @@ def _read_safetensors(path: Path) -> RawWeights:
     if (padding := _find_padding(notes)) is not None:
         classes = json.loads(notes.get("classes", "[]"))
         metadata = _make_metadata(padding, classes, int(notes.get("image_size", 0)), notes.get("model", ""))
-    return RawWeights("safetensors", _hold(tensors), metadata=metadata)
+    return RawWeights("safetensors", hold_arrays(tensors), metadata=metadata)
 
 
 def _read_own_checkpoint(folder: Path) -> RawWeights:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gaudi_models.errors import UnsafeWeightsError, WeightsError
-from gaudi_models.weights.contents import Array, RawWeights
+from gaudi_models.weights.contents import Array, RawWeights, hold_arrays
 
 _PART = re.compile(r"(.+)\.(index|meta|data-\d{5}-of-\d{5})")
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -24,26 +24,20 @@ def find_checkpoint(path: Path) -> Path | None:
     Raises:
         WeightsError: a folder has several checkpoints and no file that names the newest.
     """
-    if path.is_dir():
-        return _find_in_folder(path)
-    match = _PART.fullmatch(path.name)
-    for prefix in (path, *([path.with_name(match[1])] if match else [])):
-        if prefix.with_name(f"{prefix.name}.index").is_file():
-            return prefix
-    return None
-
-
-def _find_in_folder(folder: Path) -> Path | None:
-    prefixes = sorted(path.with_name(path.name.removesuffix(".index")) for path in folder.glob("*.index"))
-    if (folder / "checkpoint").is_file():
+    if not path.is_dir():
+        match = _PART.fullmatch(path.name)
+        places = [path, path.with_name(match[1])] if match else [path]
+        return next((place for place in places if place.with_name(f"{place.name}.index").is_file()), None)
+    prefixes = sorted(file.with_name(file.name.removesuffix(".index")) for file in path.glob("*.index"))
+    if (path / "checkpoint").is_file():
         # Often an absolute path of another machine, so only the name counts, and it has to be in this folder.
-        newest = _NEWEST.search((folder / "checkpoint").read_text(encoding="utf-8", errors="replace"))
+        newest = _NEWEST.search((path / "checkpoint").read_text(encoding="utf-8", errors="replace"))
         named = [prefix for prefix in prefixes if newest and prefix.name == Path(newest[1]).name]
         prefixes = named or prefixes
     if len(prefixes) > 1:
         names = ", ".join(prefix.name for prefix in prefixes[:3])
         raise WeightsError(
-            f"has {len(prefixes)} TensorFlow checkpoints ({names})", path=folder, remedy="name one of them"
+            f"has {len(prefixes)} TensorFlow checkpoints ({names})", path=path, remedy="name one of them"
         )
     return prefixes[0] if prefixes else None
 
@@ -142,7 +136,7 @@ def read_hdf5(path: Path) -> RawWeights:
                     tensors[name] = _read(dataset, name)
     except (OSError, RuntimeError, KeyError) as error:  # h5py raises these for damaged bytes
         raise ValueError(" ".join(str(error).split())) from None
-    return RawWeights("HDF5", {name: functools.partial(np.asarray, array) for name, array in tensors.items()}, skipped)
+    return RawWeights("HDF5", hold_arrays(tensors), skipped)
 
 
 def _walk(group: Any, h5py: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
