@@ -19,8 +19,8 @@ import tensorflow as tf
 import gaudi_ops.tf
 from gaudi_apps.detection.detector import Detector as KerasDetector
 from gaudi_apps.detection.evaluator import Detection, to_records
-from gaudi_apps.mxnet.detection import Detector
 from gaudi_apps.mxnet.losses import SSDLoss
+from gaudi_apps.mxnet.task import Detector
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.detection.batches import eval_batches, train_batches
 from gaudi_datasets.detection.coco import read_coco

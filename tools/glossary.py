@@ -54,7 +54,7 @@ WORDS = (
     FormerWord(r"_?hear|_?declare", "on_heartbeat, abort", folder="packages/distributed"),
     FormerWord(r"_?Place|_?find_place|RankPlace", "RankInfo, detect_rank"),
     FormerWord(r"_?Cause|_?Bounds|_?Rounds|_?Seats", "FailureCause, Timeouts, Rendezvous, RankAssignment"),
-    FormerWord(r"_?Numbers|_?Descent", "ComputeConfig, SGDConfig"),
+    FormerWord(r"_?Numbers|_?Descent", "arguments of MXNetTask"),
     FormerWord(r"(?i)(?<![a-z])aside(?![a-z]| from)", "async_eval, in the background", prose=True),
     FormerWord(r"_?adopt\w*", "set_result"),
     FormerWord(r"_?Detects|_?Found|_?Answers", "DetectorProtocol, Detections, Predictions"),

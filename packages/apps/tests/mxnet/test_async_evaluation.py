@@ -57,10 +57,9 @@ def test_scores_come_in_order_and_nobody_waits_for_them(make_gate: Callable[[str
         assert scoring.pending_steps == [2, 4, 6]
         gate.open()
         jobs = list(scoring.take(wait=True))
-        assert [(job.checkpoint.step, job.result.result()[0]) for job in jobs] == [
-            (step, 10 * step) for step in (2, 4, 6)
-        ]
-        (process,) = {job.result.result()[1] for job in jobs}
+        scores = [(checkpoint.step, result.result()[0]) for checkpoint, result in jobs]
+        assert scores == [(step, 10 * step) for step in (2, 4, 6)]
+        (process,) = {result.result()[1] for _, result in jobs}
         assert process != os.getpid()
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
@@ -72,22 +71,22 @@ def test_an_error_of_one_does_not_keep_the_next_from_being_scored(tmp_path: Path
     with closing(BackgroundScoring(partial(open_scoring, gate))) as scoring:
         for value in (-1, 1, 99, 2):
             scoring.submit(make_checkpoint(value, value))
-        wrong, right, last, after = scoring.take(wait=True)
+        wrong, right, last, after = (result for _, result in scoring.take(wait=True))
         with pytest.raises(ValueError, match="value is -1"):
-            wrong.result.result()
-        assert right.result.result()[0] == 10
-        for job in (last, after):
+            wrong.result()
+        assert right.result()[0] == 10
+        for result in (last, after):
             with pytest.raises(BackgroundError, match="has ended"):
-                job.result.result()
+                result.result()
 
 
 def test_a_process_that_ends_while_it_answers_is_an_error() -> None:
     with closing(BackgroundScoring(open_half_an_answer)) as scoring:
         for step in (1, 2):
             scoring.submit(make_checkpoint(step, step))
-        for job in scoring.take(wait=True):
+        for _, result in scoring.take(wait=True):
             with pytest.raises(BackgroundError, match="has ended"):
-                job.result.result()
+                result.result()
         assert scoring.pending_steps == []
 
 
@@ -97,6 +96,6 @@ def test_closing_ends_what_is_being_scored(make_gate: Callable[[str], Any]) -> N
     for step in (1, 2):
         scoring.submit(make_checkpoint(step, step))
     scoring.close()
-    first, second = scoring.take(wait=True)
-    assert isinstance(first.result.exception(), BackgroundError)
-    assert second.result.done()
+    first, second = (result for _, result in scoring.take(wait=True))
+    assert isinstance(first.exception(), BackgroundError)
+    assert second.done()

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import gaudi_ops.tf
-from gaudi_apps.mxnet.detection import Detector
+from gaudi_apps.mxnet.task import Detector
 from gaudi_models.mxnet.ssd import build_ssd
 from gaudi_ops import decode_boxes, non_max_suppression
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gaudi_apps.mxnet.parity import replay_steps
-from gaudi_apps.mxnet.task import ComputeConfig, MXNetTask, SGDConfig
+from gaudi_apps.mxnet.task import MXNetTask
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_apps.training.parity.record import ReferenceStep, StepTensor
 from gaudi_datasets.detection.batches import synthetic_batches
@@ -49,8 +49,7 @@ def tasks(ssd_mxnet_train: Callable[..., Any]) -> Callable[[], MXNetTask]:
     import mxnet as mx
 
     def make() -> MXNetTask:
-        sgd = SGDConfig(momentum=0.9, weight_decay=0.01)
-        return MXNetTask(3, compute=ComputeConfig(mx.cpu(), loss_scale=8.0), sgd=sgd, communicator=SingleProcess())
+        return MXNetTask(3, device=mx.cpu(), communicator=SingleProcess(), loss_scale=8.0, weight_decay=0.01)
 
     return make
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.mxnet.task import ComputeConfig, MXNetTask, SGDConfig
+from gaudi_apps.mxnet.task import MXNetTask
 from gaudi_datasets.detection.batches import synthetic_batches
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions
@@ -32,9 +32,8 @@ def batches() -> list[dict[str, Any]]:
 def make_task(num_classes: int = 3, loss_scale: float = 1.0, **sgd: float) -> MXNetTask:
     import mxnet as mx
 
-    compute = ComputeConfig(mx.cpu(), loss_scale=loss_scale)
-    given: Any = {"momentum": MOMENTUM, "weight_decay": DECAY} | sgd
-    return MXNetTask(num_classes, compute=compute, sgd=SGDConfig(**given), communicator=SingleProcess())
+    given: Any = {"momentum": MOMENTUM, "weight_decay": DECAY, "loss_scale": loss_scale} | sgd
+    return MXNetTask(num_classes, device=mx.cpu(), communicator=SingleProcess(), **given)
 
 
 def test_steps_are_those_of_the_formula(batches: list[dict[str, Any]]) -> None:

@@ -90,21 +90,21 @@ class SSDMXNetApplication(Application):
         reduce_statistics: ReduceStatistics | None,
     ) -> TrainableTask:
         """Build a detector of these classes."""
-        from gaudi_apps.mxnet.task import ComputeConfig, MXNetTask, SGDConfig
+        from gaudi_apps.mxnet.task import MXNetTask
 
         flags, group = self.config.distribution, self.settings.distribution.batch_norm_group
-        device, precision, layout = self._mxnet.device, self._mxnet.precision, self._mxnet.layout
         among: Any = communicator
         return MXNetTask(
             len(read_categories(model_config)) + 1,
-            compute=ComputeConfig(device, precision, layout, self._mxnet.loss_scale),
-            sgd=SGDConfig(
-                self.config.schedule.momentum,
-                self.config.schedule.weight_decay,
-                flags.gradient_predivide_factor,
-                flags.horovod_num_groups,
-            ),
+            device=self._mxnet.device,
             communicator=communicator,
+            precision=self._mxnet.precision,
+            layout=self._mxnet.layout,
+            loss_scale=self._mxnet.loss_scale,
+            momentum=self.config.schedule.momentum,
+            weight_decay=self.config.schedule.weight_decay,
+            predivide=flags.gradient_predivide_factor,
+            groups=flags.horovod_num_groups,
             pool_padding=model_config.get("pool_padding", "symmetric"),
             # The session's sums are of TensorFlow's tensors, and these of MXNet's arrays.
             reduce_statistics=among.sum_within(group) if group > 1 and communicator.size > 1 else None,
@@ -154,7 +154,7 @@ class SSDMXNetApplication(Application):
         return made
 
     def _open_detector(self, model: Any) -> Any:
-        from gaudi_apps.mxnet.detection import Detector
+        from gaudi_apps.mxnet.task import Detector
 
         flags = self.config.validation
         return Detector(

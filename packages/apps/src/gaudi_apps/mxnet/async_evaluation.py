@@ -9,7 +9,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
@@ -19,19 +18,11 @@ from gaudi_apps.runtime.session import warn
 from gaudi_apps.training.callbacks import Evaluation, Heartbeat
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
 
-Tensors: TypeAlias = Mapping[str, Any]
-Score: TypeAlias = Callable[[Tensors], Any]  # scores weights
+Score: TypeAlias = Callable[[Mapping[str, Any]], Any]  # scores weights
 OpenScoring: TypeAlias = Callable[[], Score]  # called in the process that scores; can be pickled
+Job: TypeAlias = tuple[Checkpoint, futures.Future[Any]]  # and the result of scoring its weights
 
 SECONDS_BETWEEN_CALLS = 5.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """A checkpoint and the future result of scoring its weights."""
-
-    checkpoint: Checkpoint
-    result: futures.Future[Any]
 
 
 class BackgroundScoring:
@@ -57,11 +48,11 @@ class BackgroundScoring:
     @property
     def pending_steps(self) -> list[int]:
         """Return the steps whose results were not taken yet."""
-        return [job.checkpoint.step for job in self._pending]
+        return [checkpoint.step for checkpoint, _ in self._pending]
 
     def submit(self, checkpoint: Checkpoint) -> None:
         """Have a checkpoint scored after those before; return at once."""
-        self._pending.append(Job(checkpoint, self._exchanges.submit(self._exchange, checkpoint.tensors)))
+        self._pending.append((checkpoint, self._exchanges.submit(self._exchange, checkpoint.tensors)))
 
     def take(self, *, wait: bool = False, on_wait: Callable[[], None] | None = None) -> Iterator[Job]:
         """Yield the jobs that are done, in the order of their submission; their results may be errors.
@@ -70,11 +61,11 @@ class BackgroundScoring:
             wait: wait for all jobs.
             on_wait: called every few seconds while waiting.
         """
-        while self._pending and (wait or self._pending[0].result.done()):
-            while not self._pending[0].result.done():
+        while self._pending and (wait or self._pending[0][1].done()):
+            while not self._pending[0][1].done():
                 if on_wait is not None:
                     on_wait()
-                futures.wait([self._pending[0].result], timeout=SECONDS_BETWEEN_CALLS)
+                futures.wait([self._pending[0][1]], timeout=SECONDS_BETWEEN_CALLS)
             yield self._pending.popleft()
 
     def close(self) -> None:
@@ -83,7 +74,7 @@ class BackgroundScoring:
         self._process.join()
         self._exchanges.shutdown(cancel_futures=True)
 
-    def _exchange(self, tensors: Tensors) -> Any:
+    def _exchange(self, tensors: Mapping[str, Any]) -> Any:
         """Send weights to the process, and return its result or raise its error."""
         try:
             self._connection.send(tensors)
@@ -188,9 +179,9 @@ class AsyncEvaluation(Evaluation):
     def _take_scores(self, *, wait: bool = False) -> None:
         if self._background is None:
             return
-        for job in self._background.take(wait=wait, on_wait=partial(self._heartbeat.report, "scoring")):
-            self._latest_result = job.result.result()
-            checkpoint = job.checkpoint
+        on_wait = partial(self._heartbeat.report, "scoring")
+        for checkpoint, result in self._background.take(wait=wait, on_wait=on_wait):
+            self._latest_result = result.result()
             self.trainer.end_evaluation(checkpoint.step, self.evaluator.summarize(self._latest_result))
             if self.early_stopping.is_best:
                 metadata = {**checkpoint.metadata, "early_stop": self.early_stopping.state()}

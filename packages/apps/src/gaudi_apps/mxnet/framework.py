@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -21,7 +20,7 @@ from gaudi_distributed.errors import DeviceError
 
 if TYPE_CHECKING:
     from gaudi_apps.mxnet.config import SSDMXNetConfig
-    from gaudi_apps.training.parity.record import Reference, StepTensor
+    from gaudi_apps.training.parity.record import ReplaySteps
     from gaudi_models.mxnet import Layout, Precision
 
 
@@ -63,7 +62,10 @@ class MXNet:
             ) from error
         import mxnet as mx
 
-        self.device = _choose_device(settings.device, settings.local_rank)
+        count = mx.context.num_gpus() if settings.device != "cpu" else 0
+        if settings.device == "gpu" and not count:
+            raise DeviceError("--device gpu: MXNet finds no GPU; install a build of it for CUDA, or use --device cpu")
+        self.device = mx.gpu(settings.local_rank % count) if count else mx.cpu()
         is_gpu = self.device.device_type == "gpu"
         apply_environment(polling_environment(os.environ) if settings.is_rank and not is_gpu else {})
         by_device = {"auto": "fp16" if is_gpu else "fp32", "amp": "fp16" if is_gpu else "bf16"}
@@ -91,31 +93,16 @@ class MXNet:
         """Return False: no device of MXNet needs static shapes."""
         return False
 
-    def replay_steps(
-        self,
-        task: Any,
-        batches: Iterator[Mapping[str, Any]],
-        learning_rate: Callable[[int], float],
-        steps: int,
-        reference: Reference | None,
-    ) -> Iterator[list[StepTensor]]:
-        """Replay steps with `gaudi_apps.mxnet.parity`."""
+    @property
+    def replay_steps(self) -> ReplaySteps:
+        """Return the function of `gaudi_apps.mxnet.parity`."""
         from gaudi_apps.mxnet.parity import replay_steps
 
-        return replay_steps(task, batches, learning_rate, steps, reference)
+        return replay_steps
 
     def open_tracer(self, folder: Path, steps: StepRange | None) -> MXNetTracer:
         """Open a tracer around MXNet's profiler."""
         return MXNetTracer(folder, steps)
-
-
-def _choose_device(asked: str, local_rank: int) -> Any:
-    import mxnet as mx
-
-    count = mx.context.num_gpus() if asked != "cpu" else 0
-    if asked == "gpu" and not count:
-        raise DeviceError("--device gpu: MXNet finds no GPU; install a build of it for CUDA, or use --device cpu")
-    return mx.gpu(local_rank % count) if count else mx.cpu()
 
 
 def require_support(device: Any, precision: Precision, layout: Layout) -> None:

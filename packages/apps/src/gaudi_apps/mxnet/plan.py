@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -49,12 +48,21 @@ def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1, version
     """
     run, schedule, report = config.run, config.schedule, config.report
     batch = config.data.batch_size * workers
-    length = _Length(num_images, batch, version)
-    total_steps = run.steps or length.count_steps(run.epochs)
+
+    def count_steps(epochs: int) -> int:
+        """Return the steps up to the end of an epoch."""
+        images = epochs * num_images
+        return max(1, images // batch if version == 1 else -(-images // batch))
+
+    total_steps = run.steps or count_steps(run.epochs)
     warmup_steps = int((schedule.lr_warmup_epochs or 0) * num_images / batch)
-    drop_steps = tuple(map(length.count_steps, schedule.lr_decay_epochs))
+    drop_steps = tuple(map(count_steps, schedule.lr_decay_epochs))
     factors = tuple(schedule.lr_decay_factor ** (number + 1) for number in range(len(drop_steps)))
     peak = find_rate(schedule, batch)
+    # The submission counts steps from 1, so its first rate is above the initial one.
+    rising_steps = warmup_steps if version == 1 else max(warmup_steps - 1, 0)
+    below_peak = 0.5**schedule.lr_warmup_factor * (rising_steps / max(warmup_steps, 1))
+    after = schedules.piecewise_constant(peak, drop_steps, factors)
     return Plan(
         images=num_images,
         global_batch=batch,
@@ -65,47 +73,14 @@ def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1, version
         lr_schedule="piecewise",
         warmup_steps=warmup_steps,
         drop_steps=drop_steps,
-        checkpoint_steps=report.save_checkpoints_steps or length.count_steps(report.save_interval or 1),
+        checkpoint_steps=report.save_checkpoints_steps or count_steps(report.save_interval or 1),
         evaluation_steps=0,
-        learning_rate=_make_schedule(schedule, peak, warmup_steps, drop_steps, factors, version),
+        learning_rate=schedules.linear_warmup(after, rising_steps, peak, start_rate=peak * (1 - below_peak)),
         warnings=tuple(_find_misfits(config, num_images, batch, total_steps, warmup_steps, drop_steps)),
         workers=workers,
         drop_factors=factors,
-        evaluated_steps=_list_validations(config, length, total_steps),
+        evaluated_steps=_list_validations(config, count_steps, total_steps, int(total_steps * batch / num_images)),
     )
-
-
-@dataclass(frozen=True)
-class _Length:
-    """The length of an epoch."""
-
-    images: int
-    batch: int
-    version: int
-
-    def count_steps(self, epochs: int) -> int:
-        """Return the steps up to the end of an epoch."""
-        images = epochs * self.images
-        return max(1, images // self.batch if self.version == 1 else -(-images // self.batch))
-
-    def count_epochs(self, steps: int) -> int:
-        """Return the whole epochs of a number of steps."""
-        return int(steps * self.batch / self.images)
-
-
-def _make_schedule(
-    schedule: ScheduleFlags,
-    peak: float,
-    warmup_steps: int,
-    drop_steps: Sequence[int],
-    factors: Sequence[float],
-    version: int,
-) -> schedules.Schedule:
-    """Return the rate of every step. The submission counts steps from 1, so its first rate is above the initial one."""
-    rising_steps = warmup_steps if version == 1 else max(warmup_steps - 1, 0)
-    below_peak = 0.5**schedule.lr_warmup_factor * (rising_steps / max(warmup_steps, 1))
-    after = schedules.piecewise_constant(peak, drop_steps, factors)
-    return schedules.linear_warmup(after, rising_steps, peak, start_rate=peak * (1 - below_peak))
 
 
 def find_rate(schedule: ScheduleFlags, batch: int) -> float:
@@ -114,15 +89,16 @@ def find_rate(schedule: ScheduleFlags, batch: int) -> float:
     return UNIT_RATE * max(1, round(wanted)) if math.isfinite(wanted) else wanted
 
 
-def _list_validations(config: SSDMXNetConfig, length: _Length, total_steps: int) -> tuple[int, ...]:
+def _list_validations(
+    config: SSDMXNetConfig, count_steps: Callable[[int], int], total_steps: int, total_epochs: int
+) -> tuple[int, ...]:
     """Return the steps after which train_val validates, the last one included; none for random images."""
     if config.run.mode == "train" or config.data.synthetic:
         return ()
     epochs = config.validation.val_epochs
     if (interval := config.validation.val_interval) is not None:
-        epochs = tuple(range(interval, length.count_epochs(total_steps) + 1, interval))
-    steps = set(map(length.count_steps, epochs))
-    return tuple(sorted({total_steps, *(step for step in steps if step < total_steps)}))
+        epochs = tuple(range(interval, total_epochs + 1, interval))
+    return tuple(sorted({total_steps, *(step for step in map(count_steps, epochs) if step < total_steps)}))
 
 
 def _find_misfits(

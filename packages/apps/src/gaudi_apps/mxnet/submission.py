@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -65,52 +65,44 @@ def expand_submission(options: Options, environ: Mapping[str, str]) -> list[Expe
     """
     if options.preset is not None or options.host_discovery_script is not None or options.mpijob is not None:
         raise FlagError(f"{_FLAG}: goes without --preset, which SYSTEM names, --host_discovery_script and --mpijob")
-    system = _find_system(environ)
-    count = _read_count("NEXP", environ, _EXPERIMENTS, _MOST_EXPERIMENTS)
-    clears, stamp = _read_switch("CLEAR_CACHES", environ), _read_stamp(environ)
+    system, count, clears, stamp = _read_variables(environ)
     program, *arguments = options.command or PRESETS[system].command[:1]
-    container = choose_container(options, environ)
+    container = _choose_container(options, environ)
     flags = [*without_flags(options.words, (_FLAG,)), "--preset", system, *container]
     folders = _find_folders(arguments, environ)
     seen = folders
     if options.container != "none" or container:
-        flags += [word for name, folder in folders.items() for word in _mount(name, folder)]
+        for name, folder in folders.items():
+            flags += ["--mount", f"{folder}:{''.join(_PLACES[name])}"]
         seen = {name: Path(_PLACES[name][0]) for name in folders}
-    fixed = [*_list_fixed(system, environ), *_list_inputs(folders, seen)]
-    return [
-        Experiment(
-            parse_flags(
-                [
-                    *(*flags, program, "--seed", str(number), *fixed),
-                    *("--model_dir", str(seen["LOGDIR"] / f"{system}_{number}"), *arguments),
-                ]
-            ),
-            number,
-            count,
-            folders["LOGDIR"] / f"{stamp}_{number}.log",
-            clears,
-        )
-        for number in range(1, count + 1)
-    ]
+    fixed = [*_SCRIPTS.split(), *_MLPERF.split(), PRESETS[system].command[-1]]
+    if environ.get("NUMEPOCHS"):
+        fixed += ["--epochs", str(_read_count("NUMEPOCHS", environ, "", _MOST_EPOCHS))]
+    if "DATADIR" in folders:
+        fixed += ["--coco_root", str(seen["DATADIR"] / (_find_coco(folders["DATADIR"]) or ""))]
+    if "PRETRAINED_DIR" in folders:
+        fixed += ["--pretrained_backbone", str(seen["PRETRAINED_DIR"] / _find_weights(folders["PRETRAINED_DIR"]))]
+    experiments = []
+    for number in range(1, count + 1):
+        results = ("--model_dir", str(seen["LOGDIR"] / f"{system}_{number}"))
+        parsed = parse_flags([*flags, program, "--seed", str(number), *fixed, *results, *arguments])
+        experiments.append(Experiment(parsed, number, count, folders["LOGDIR"] / f"{stamp}_{number}.log", clears))
+    return experiments
 
 
-def choose_container(options: Options, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the flags that CONT stands for: Singularity in a job of SLURM, else Docker, unless a flag says."""
-    image = environ.get("CONT")
-    if not image:
-        return ()
-    if options.image is not None:
-        raise FlagError(f"--image {options.image}: CONT names the image {image}", flag="--image", remedy="give one")
-    kind = "singularity" if options.slurm_script is not None or "SLURM_JOB_ID" in environ else "docker"
-    return (*(("--container", kind) if options.container == "none" else ()), "--image", image)
-
-
-def _find_system(environ: Mapping[str, str]) -> str:
-    systems = list(PRESETS)
+def _read_variables(environ: Mapping[str, str]) -> tuple[str, int, bool, str]:
+    """Return the preset, the number of experiments, whether to clear caches, and the beginning of the logs' names."""
     asked = environ.get("SYSTEM", "")
-    if asked.lower() not in systems:
-        raise ConfigurationError(f"SYSTEM is {asked!r}; set it to one of {', '.join(systems)}, in any case of letters")
-    return asked.lower()
+    if asked.lower() not in PRESETS:
+        raise ConfigurationError(f"SYSTEM is {asked!r}; set it to one of {', '.join(PRESETS)}, in any case of letters")
+    count = _read_count("NEXP", environ, _EXPERIMENTS, _MOST_EXPERIMENTS)
+    clears = environ.get("CLEAR_CACHES") or "1"
+    if clears not in ("0", "1"):
+        raise ConfigurationError(f"CLEAR_CACHES is {clears!r}; set it to 0 or 1, or unset it")
+    stamp = environ.get("DATESTAMP") or f"{datetime.now():%y%m%d%H%M%S%f}"
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", stamp, re.ASCII) is None:
+        raise ConfigurationError(f"DATESTAMP is {stamp!r}; set it to letters, digits, hyphens and dots, or unset it")
+    return asked.lower(), count, clears == "1", stamp
 
 
 def _read_count(name: str, environ: Mapping[str, str], default: str, most: int) -> int:
@@ -120,19 +112,15 @@ def _read_count(name: str, environ: Mapping[str, str], default: str, most: int) 
     return int(text)
 
 
-def _read_switch(name: str, environ: Mapping[str, str]) -> bool:
-    text = environ.get(name) or "1"
-    if text not in ("0", "1"):
-        raise ConfigurationError(f"{name} is {text!r}; set it to 0 or 1, or unset it")
-    return text == "1"
-
-
-def _read_stamp(environ: Mapping[str, str]) -> str:
-    """Return the beginning of the log files' names: the time, unless it was set."""
-    stamp = environ.get("DATESTAMP") or f"{datetime.now():%y%m%d%H%M%S%f}"
-    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", stamp, re.ASCII) is None:
-        raise ConfigurationError(f"DATESTAMP is {stamp!r}; set it to letters, digits, hyphens and dots, or unset it")
-    return stamp
+def _choose_container(options: Options, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the flags that CONT stands for: Singularity in a job of SLURM, else Docker, unless a flag says."""
+    image = environ.get("CONT")
+    if not image:
+        return ()
+    if options.image is not None:
+        raise FlagError(f"--image {options.image}: CONT names the image {image}", flag="--image", remedy="give one")
+    kind = "singularity" if options.slurm_script is not None or "SLURM_JOB_ID" in environ else "docker"
+    return (*(("--container", kind) if options.container == "none" else ()), "--image", image)
 
 
 def _find_folders(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, Path]:
@@ -145,28 +133,24 @@ def _find_folders(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[
     own = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in arguments if word.startswith("--")}
     folders = {"LOGDIR": Path(environ.get("LOGDIR") or _RESULTS).absolute()}
     if not own.intersection(_OWN_DATA):
-        folders["DATADIR"] = _find_data(environ)
+        given = environ.get("DATADIR")
+        folder = _require_folder("DATADIR", given) if given else Path(_DATA)
+        if _find_coco(folder) is None:
+            named = f"DATADIR {given!r}" if given else f"DATADIR is not set, and {_DATA}"
+            raise MissingProgramError(
+                f"{named}: has no folder {_COCO}; set DATADIR to the folder that has it, make it by `gaudi-datasets "
+                f"fetch coco --output_dir {folder}/{_COCO}`, or give --coco_root behind the program's name"
+            )
+        folders["DATADIR"] = folder
     if not own.intersection(_OWN_WEIGHTS):
-        folder = environ.get("PRETRAINED_DIR")
-        if not folder:
+        given = environ.get("PRETRAINED_DIR")
+        if not given:
             raise ConfigurationError(
                 f"PRETRAINED_DIR is not set; set it to the folder with the backbone ({_BACKBONE}, or one file of "
                 f"{', '.join(_WEIGHTS)}), or give --pretrained_backbone behind the program's name"
             )
-        folders["PRETRAINED_DIR"] = _require_folder("PRETRAINED_DIR", Path(folder))
+        folders["PRETRAINED_DIR"] = _require_folder("PRETRAINED_DIR", given)
     return folders
-
-
-def _find_data(environ: Mapping[str, str]) -> Path:
-    given = environ.get("DATADIR")
-    folder = _require_folder("DATADIR", Path(given)) if given else Path(_DATA)
-    if _find_coco(folder) is None:
-        named = f"DATADIR {given!r}" if given else f"DATADIR is not set, and {_DATA}"
-        raise MissingProgramError(
-            f"{named}: has no folder {_COCO}; set DATADIR to the folder that has it, make it by `gaudi-datasets fetch "
-            f"coco --output_dir {folder}/{_COCO}`, or give --coco_root behind the program's name"
-        )
-    return folder.absolute()
 
 
 def _find_coco(folder: Path) -> str | None:
@@ -176,15 +160,11 @@ def _find_coco(folder: Path) -> str | None:
     return "" if (folder / "annotations").is_dir() else None
 
 
-def _require_folder(name: str, folder: Path) -> Path:
+def _require_folder(name: str, given: str) -> Path:
+    folder = Path(given)
     if not folder.is_dir():
         raise MissingProgramError(f"{name} {str(folder)!r}: there is no such folder; make it, or set {name} to another")
     return folder.absolute()
-
-
-def _mount(name: str, folder: Path) -> Iterator[str]:
-    place, way = _PLACES[name]
-    yield from ("--mount", f"{folder}:{place}{way}")
 
 
 def _find_weights(folder: Path) -> str:
@@ -199,21 +179,6 @@ def _find_weights(folder: Path) -> str:
             f"{_BACKBONE}"
         )
     return names[0]
-
-
-def _list_fixed(system: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Return the program's arguments that are the same in every experiment."""
-    yield from (*_SCRIPTS.split(), *_MLPERF.split(), PRESETS[system].command[-1])
-    if environ.get("NUMEPOCHS"):
-        yield from ("--epochs", str(_read_count("NUMEPOCHS", environ, "", _MOST_EPOCHS)))
-
-
-def _list_inputs(folders: Mapping[str, Path], seen: Mapping[str, Path]) -> Iterator[str]:
-    """Return the program's arguments for data and weights; it sees the `folders` of this machine as `seen`."""
-    if "DATADIR" in folders:
-        yield from ("--coco_root", str(seen["DATADIR"] / (_find_coco(folders["DATADIR"]) or "")))
-    if "PRETRAINED_DIR" in folders:
-        yield from ("--pretrained_backbone", str(seen["PRETRAINED_DIR"] / _find_weights(folders["PRETRAINED_DIR"])))
 
 
 SUBMISSION = ExperimentSeries(VARIABLES, expand_submission)

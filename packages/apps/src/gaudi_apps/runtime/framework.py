@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gaudi_apps.runtime.profiler import StepRange
 from gaudi_apps.runtime.settings import DeviceSettings
 
 if TYPE_CHECKING:
-    from gaudi_apps.training.parity.record import Reference, StepTensor
+    from gaudi_apps.training.parity.record import ReplaySteps
 
 
 class Tracer(Protocol):
@@ -50,23 +49,9 @@ class Framework(Protocol):
     def needs_static_shapes(self) -> bool:
         """Return True if the device in use needs static shapes."""
 
-    def replay_steps(
-        self,
-        task: Any,
-        batches: Iterator[Mapping[str, Any]],
-        learning_rate: Callable[[int], float],
-        steps: int,
-        reference: Reference | None,
-    ) -> Iterator[list[StepTensor]]:
-        """Train, and give all tensors of each step in the order of computation, for `gaudi_apps.training.parity`.
-
-        Args:
-            task: that the program built for this framework; alone, not with other processes.
-            batches: of `gaudi_apps.training.application.TrainingData`.
-            learning_rate: of a step, counted from 0.
-            steps: how many.
-            reference: steps of the other side, whose batches and outputs are used; None: this side runs alone.
-        """
+    @property
+    def replay_steps(self) -> ReplaySteps:
+        """Return the function that trains and yields the tensors of each step, for `gaudi_apps.training.parity`."""
 
     def open_tracer(self, folder: Path, steps: StepRange | None) -> AbstractContextManager[Tracer]:
         """Open a trace of a range of steps, which is written into the folder; None traces no step."""

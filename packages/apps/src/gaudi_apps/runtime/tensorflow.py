@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gaudi_apps.runtime.profiler import Profiler, StepRange
 from gaudi_apps.runtime.settings import DeviceSettings
@@ -21,7 +20,7 @@ from gaudi_distributed import (
 from gaudi_distributed.devices.habana import module_environment
 
 if TYPE_CHECKING:
-    from gaudi_apps.training.parity.record import Reference, StepTensor
+    from gaudi_apps.training.parity.record import ReplaySteps
 
 
 # TensorFlow is imported inside the functions, after `start_tensorflow` has set what it reads when it is imported.
@@ -61,18 +60,12 @@ class TensorFlow:
 
         return hpu.has_hpu()
 
-    def replay_steps(
-        self,
-        task: Any,
-        batches: Iterator[Mapping[str, Any]],
-        learning_rate: Callable[[int], float],
-        steps: int,
-        reference: Reference | None,
-    ) -> Iterator[list[StepTensor]]:
-        """See `gaudi_apps.training.parity.keras_steps`."""
+    @property
+    def replay_steps(self) -> ReplaySteps:
+        """Return the function of `gaudi_apps.training.parity.keras_steps`."""
         from gaudi_apps.training.parity.keras_steps import replay_steps
 
-        return replay_steps(task, batches, learning_rate, steps, reference)
+        return replay_steps
 
     def open_tracer(self, folder: Path, steps: StepRange | None) -> Profiler:
         """Open TensorFlow's profiler."""

@@ -257,6 +257,11 @@ class ReferenceStep:
 # Returns a step of the other side, counted from 1.
 Reference: TypeAlias = Callable[[int], ReferenceStep]
 
+# Trains a task on batches, at a learning rate by step, for some steps, by a reference or alone; yields tensors by step.
+ReplaySteps: TypeAlias = Callable[
+    [Any, Iterator[Mapping[str, Any]], Callable[[int], float], int, Reference | None], Iterator[list[StepTensor]]
+]
+
 
 def list_outputs(
     step: int, outputs: Iterable[tuple[str, Array]], weights: Mapping[str, Sequence[tuple[str, Array]]]
