@@ -3,8 +3,9 @@
 Names are loaded when they are first used. `Detector` and `Classifier` need TensorFlow.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gaudi_ops.lazy import make_lazy
 
 if TYPE_CHECKING:
     from gaudi_apps.classification.classifier import Classification, Classifier
@@ -20,33 +21,6 @@ _MODULES = {
     "detection.detector": ("Detector", "ObjectDetections"),
     "training.trainer": ("Callback", "Trainer"),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-_OF_TENSORFLOW = frozenset(name for name, module in _MODULE_OF.items() if module != "training.trainer")
+_OF_TENSORFLOW = (*_MODULES["classification.classifier"], *_MODULES["detection.detector"])
 
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        value: Any = version("gaudi-apps")
-    elif name in _MODULE_OF:
-        value = getattr(importlib.import_module(f"gaudi_apps.{_MODULE_OF[name]}"), name)
-    else:
-        raise AttributeError(f"module 'gaudi_apps' has no attribute {name!r}", name=name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    hidden = frozenset() if _has_tensorflow() else _OF_TENSORFLOW
-    return sorted({*globals(), *__all__, "__version__"} - hidden)
-
-
-def _has_tensorflow() -> bool:
-    """Find out if TensorFlow is installed, without importing it: `help` reads every name that `dir` lists."""
-    from importlib.util import find_spec
-
-    try:
-        return find_spec("tensorflow") is not None
-    except ImportError:
-        return False
+__getattr__, __dir__ = make_lazy("gaudi_apps", _MODULES, of_tensorflow=_OF_TENSORFLOW)

@@ -3,8 +3,9 @@
 Names are loaded when they are first used, so that importing the package imports nothing else.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gaudi_ops.lazy import make_lazy
 
 if TYPE_CHECKING:
     from gaudi_datasets.detection.coco import Category, CocoAnnotations, read_coco
@@ -34,21 +35,5 @@ _MODULES = {
     "errors": ("DataError", "FlagError", "GaudiError", "MissingInputError", "UnsafeError"),
     "sampling": ("InputOptions",),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        value: Any = version("gaudi-datasets")
-    elif name in _MODULE_OF:
-        value = getattr(importlib.import_module(f"gaudi_datasets.{_MODULE_OF[name]}"), name)
-    else:
-        raise AttributeError(f"module 'gaudi_datasets' has no attribute {name!r}", name=name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+__getattr__, __dir__ = make_lazy("gaudi_datasets", _MODULES)

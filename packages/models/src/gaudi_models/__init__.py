@@ -3,8 +3,9 @@
 Names are loaded when they are first used, so that sizes and weights can be read without TensorFlow.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gaudi_ops.lazy import make_lazy
 
 if TYPE_CHECKING:
     from gaudi_models.architectures import CLASSIFIERS, count_parameters
@@ -61,33 +62,6 @@ _MODULES = {
         "write_weights",
     ),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-_OF_TENSORFLOW = frozenset(name for module in ("classifiers", "resnet", "ssd") for name in _MODULES[module])
+_OF_TENSORFLOW = [name for module in ("classifiers", "resnet", "ssd") for name in _MODULES[module]]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        value: Any = version("gaudi-models")
-    elif name in _MODULE_OF:
-        value = getattr(importlib.import_module(f"gaudi_models.{_MODULE_OF[name]}"), name)
-    else:
-        raise AttributeError(f"module 'gaudi_models' has no attribute {name!r}", name=name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    hidden = frozenset() if _has_tensorflow() else _OF_TENSORFLOW
-    return sorted({*globals(), *__all__, "__version__"} - hidden)
-
-
-def _has_tensorflow() -> bool:
-    """Find out if TensorFlow is installed, without importing it: `help` reads every name that `dir` lists."""
-    from importlib.util import find_spec
-
-    try:
-        return find_spec("tensorflow") is not None
-    except ImportError:
-        return False
+__getattr__, __dir__ = make_lazy("gaudi_models", _MODULES, of_tensorflow=_OF_TENSORFLOW)
