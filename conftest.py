@@ -173,15 +173,14 @@ SERVER_ENVIRON = {
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Return the function that gives what `gaudi-run --dry_run` prints for words, on one of the originals' servers."""
-    from gaudi_distributed.devices.machine import Topology
     from gaudi_distributed.launch import choices, planning
     from gaudi_distributed.launch.experiments import list_experiments
     from gaudi_distributed.launch.flags import parse_flags
     from gaudi_distributed.launch.schedulers import is_job_file, make_job_file
 
     # Two sockets of 28 cores.
-    server = Topology(tuple(tuple((socket * 28 + core,) for core in range(28)) for socket in (0, 1)))
-    monkeypatch.setattr(choices, "read_topology", lambda: server)
+    server = tuple(tuple((socket * 28 + core,) for core in range(28)) for socket in (0, 1))
+    monkeypatch.setattr(choices, "read_sockets", lambda: server)
     monkeypatch.setattr(choices, "find_program", lambda name, environ: name)
     monkeypatch.setattr(choices, "_find", lambda name, environ: f"/usr/bin/{name}")
     monkeypatch.setattr(choices, "preload_jemalloc", lambda environ: {"LD_PRELOAD": "/usr/lib64/libjemalloc.so.2"})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gaudi_distributed.devices.machine import Machine, MemoryLimit, read_memory_limit, read_processor_quota
+from gaudi_distributed.devices.machine import Machine, read_memory_limit, read_processor_quota
 
 MakeMachine = Callable[..., Machine]
 
@@ -52,7 +52,7 @@ def test_version_1_takes_the_group_or_one_above_it_that_leaves_least(make_machin
         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
     }
     machine = make_machine(files)
-    assert read_memory_limit(machine) == MemoryLimit(4 * GIB, 2 * GIB)
+    assert read_memory_limit(machine) == (4 * GIB, 2 * GIB)
     assert read_processor_quota(machine) is None
 
 
@@ -75,7 +75,7 @@ def test_version_2(make_machine: MakeMachine) -> None:
         f"{top}/run.scope/cpu.max": "150000 100000\n",
     }
     machine = make_machine(files)
-    assert read_memory_limit(machine) == MemoryLimit(2 * GIB, 0)
+    assert read_memory_limit(machine) == (2 * GIB, 0)
     assert read_processor_quota(machine) == 1.5
 
 
@@ -88,7 +88,7 @@ def test_a_container_sees_its_own_group_as_the_top(make_machine: MakeMachine) ->
         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
     }
     machine = make_machine(files)
-    assert read_memory_limit(machine) == MemoryLimit(GIB, GIB)
+    assert read_memory_limit(machine) == (GIB, GIB)
     assert read_processor_quota(machine) == 0.5
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gaudi_distributed.cluster.hosts import Cluster, Host
 from gaudi_distributed.devices.habana import check_hcl_config, hccl_environment, hcl_config, module_environment
-from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.errors import ConfigurationError, MissingProgramError
 
 ONE = Cluster((Host("localhost", 8),))
 TWO = Cluster((Host("10.0.0.1", 2), Host("10.0.0.2", 2)))
@@ -87,9 +88,14 @@ def test_wrong_hcl_configs(cluster: Cluster, options: dict[str, Any], words: str
         hcl_config(cluster, **options)
 
 
-def test_a_config_for_other_hosts_is_found() -> None:
+def test_a_config_for_other_hosts_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "hcl.json"
     for cluster in (ONE, TWO):
-        check_hcl_config(hcl_config(cluster), cluster, "hcl.json")
+        path.write_text(hcl_config(cluster))
+        check_hcl_config(str(path), cluster)
     for text in (hcl_config(ONE), "{}", "[]", "no", '{"HCL_RANKS": ["10.0.0.1"]}'):
+        path.write_text(text)
         with pytest.raises(ConfigurationError, match=r"hcl\.json: "):
-            check_hcl_config(text, TWO, "hcl.json")
+            check_hcl_config(str(path), TWO)
+    with pytest.raises(MissingProgramError):
+        check_hcl_config(str(tmp_path / "none.json"), TWO)

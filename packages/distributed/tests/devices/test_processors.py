@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.devices.machine import Binding, Topology, choose_binding, count_processors, read_topology
+from gaudi_distributed.devices.machine import (
+    Binding,
+    Sockets,
+    choose_binding,
+    count_cores,
+    count_processors,
+    read_sockets,
+)
 
 
 def make(root: Path, processors: dict[int, tuple[int, int]]) -> Path:
@@ -19,20 +26,20 @@ def make(root: Path, processors: dict[int, tuple[int, int]]) -> Path:
     return root
 
 
-def two_sockets(cores: int) -> Topology:
-    return Topology(tuple(tuple((socket * cores + core,) for core in range(cores)) for socket in (0, 1)))
+def two_sockets(cores: int) -> Sockets:
+    return tuple(tuple((socket * cores + core,) for core in range(cores)) for socket in (0, 1))
 
 
 def test_threads_of_a_core_are_one_core(tmp_path: Path) -> None:
     root = make(tmp_path, {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1), 4: (0, 0), 5: (0, 1), 6: (1, 0), 7: (1, 1)})
-    topology = read_topology(root, range(8))
-    assert topology == Topology((((0, 4), (1, 5)), ((2, 6), (3, 7))))
-    assert topology.cores == 4
-    assert read_topology(root, {1, 5, 6}) == Topology((((1, 5),), ((6,),)))
+    sockets = read_sockets(root, range(8))
+    assert sockets == (((0, 4), (1, 5)), ((2, 6), (3, 7)))
+    assert count_cores(sockets) == 4
+    assert read_sockets(root, {1, 5, 6}) == (((1, 5),), ((6,),))
 
 
 def test_without_sys_every_processor_is_a_core(tmp_path: Path) -> None:
-    assert read_topology(tmp_path, {0, 3}) == Topology((((0,), (3,)),))
+    assert read_sockets(tmp_path, {0, 3}) == (((0,), (3,)),)
 
 
 def limit(root: Path, group: str, **limits: str) -> Path:
@@ -67,7 +74,7 @@ def test_without_a_limit_all_processors_count(tmp_path: Path, text: str) -> None
 
 def test_this_machine() -> None:
     assert 1 <= count_processors() <= len(os.sched_getaffinity(0))
-    assert read_topology().cores >= 1
+    assert count_cores(read_sockets()) >= 1
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from gaudi_distributed.doctor.accelerators import (
     check_gpu,
     check_synapse,
     gather_gaudi,
-    gather_gpu,
 )
 from gaudi_distributed.doctor.findings import Finding
 
@@ -103,7 +102,7 @@ def test_nothing_is_there(make_machine: MakeMachine) -> None:
     assert gather_gaudi(machine) == NONE
     assert check_gaudi(NONE, "cpu").level == "ok"
     assert show(check_device("auto", machine)[1])[0] == "ok"
-    assert check_gpu(gather_gpu(machine), machine, "cpu").level == "ok"
+    assert check_gpu(machine, "cpu").level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -134,11 +133,12 @@ def test_without_a_gaudi_synapse_does_not_matter() -> None:
 
 def test_gpus_that_the_driver_shows(make_machine: MakeMachine) -> None:
     machine = make_machine(NVIDIA)
-    gpu = gather_gpu(machine)
-    assert (gpu.cards, gpu.driver, gpu.models, gpu.listed) == (1, "535.129.03", ("NVIDIA A10G",), None)
-    assert show(check_gpu(gpu, machine, "gpu")) == ("ok", "NVIDIA's driver 535.129.03, NVIDIA A10G")
-    assert gather_gpu(make_machine({"proc/driver/nvidia/version": OPEN_DRIVER})).driver == "540.4.0"
-    assert gather_gpu(make_machine({"proc/driver/nvidia/version": "?"})).driver == ""
+    finding = check_gpu(machine, "gpu")
+    assert show(finding) == ("ok", "NVIDIA's driver 535.129.03, NVIDIA A10G")
+    assert finding.measured == {"cards": 1, "driver": "535.129.03", "models": ["NVIDIA A10G"], "nvidia_smi": None}
+    for text, driver in ((OPEN_DRIVER, "540.4.0"), ("?", "")):
+        machine = make_machine({"proc/driver/nvidia/version": text})
+        assert check_gpu(machine, "gpu").measured["driver"] == driver
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_nvidia_smi_is_asked(make_machine: MakeMachine, script: str, level: str,
     machine = make_machine({**NVIDIA, "bin/nvidia-smi": f"#!/bin/sh\n{script}\n"})
     machine.path("bin/nvidia-smi").chmod(0o755)
     asked = make_machine({}, PATH=str(machine.path("bin")))
-    finding = check_gpu(gather_gpu(asked), asked, "gpu")
+    finding = check_gpu(asked, "gpu")
     assert finding.level == level
     assert words in finding.text
 
@@ -165,13 +165,13 @@ def test_nvidia_smi_is_asked(make_machine: MakeMachine, script: str, level: str,
 def test_a_gpu_without_a_driver_or_hidden(make_machine: MakeMachine) -> None:
     cards = {name: text for name, text in NVIDIA.items() if "pci" in name}
     machine = make_machine(cards)
-    finding = check_gpu(gather_gpu(machine), machine, "cpu")
+    finding = check_gpu(machine, "cpu")
     assert (finding.level, finding.measured["cards"], finding.measured["driver"]) == ("warning", 1, None)
     assert show(check_device("gpu", machine)[1])[0] == "fault"
     hidden = make_machine(NVIDIA, CUDA_VISIBLE_DEVICES="-1")
-    assert check_gpu(gather_gpu(hidden), hidden, "gpu").level == "fault"
+    assert check_gpu(hidden, "gpu").level == "fault"
 
 
 def test_amds_driver_is_seen(make_machine: MakeMachine) -> None:
     machine = make_machine({"dev/kfd": ""})
-    assert show(check_gpu(gather_gpu(machine), machine, "gpu"))[1].startswith("AMD's driver (/dev/kfd)")
+    assert show(check_gpu(machine, "gpu"))[1].startswith("AMD's driver (/dev/kfd)")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.devices.machine import Machine, MemoryLimit
+from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.doctor.storage import (
-    DataSet,
     Memory,
     check_data_set,
     check_huge_pages,
     check_memory,
-    gather_data_set,
     gather_memory,
 )
 
@@ -30,7 +29,7 @@ HugePages_Free:     9000
 Hugepagesize:       2048 kB
 DirectMap4k:       28672 kB
 """
-MEMORY = Memory(total=24 * GIB, available=20 * GIB, limit=None)
+MEMORY = Memory(total=24 * GIB, left=20 * GIB, limit=None)
 
 
 def test_what_the_kernel_tells(make_machine: MakeMachine) -> None:
@@ -48,9 +47,17 @@ def test_a_kernel_that_tells_little(make_machine: MakeMachine, text: str) -> Non
     assert "unknown" in finding.text
 
 
-def test_a_control_group_limits() -> None:
-    limited = replace(MEMORY, limit=MemoryLimit(2 * GIB, GIB // 2))
-    assert limited.left == GIB // 2
+def test_a_control_group_limits(make_machine: MakeMachine) -> None:
+    group = "sys/fs/cgroup/run.scope"
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "0::/run.scope\n",
+        "proc/self/mountinfo": "29 22 0:25 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        f"{group}/memory.max": f"{2 * GIB}\n",
+        f"{group}/memory.current": f"{3 * GIB // 2}\n",
+    }
+    limited = gather_memory(make_machine(files))
+    assert (limited.left, limited.limit) == (GIB // 2, 2 * GIB)
     finding = check_memory(limited)
     assert finding.level == "warning"
     assert "limited to 2.0 GiB" in finding.text
@@ -60,7 +67,8 @@ def test_the_largest_set_of_records_counts(tmp_path: Path) -> None:
     for name, size in (("train-00000-of-00002", 300), ("train-00001-of-00002", 200), ("val-00000-of-00001", 100)):
         (tmp_path / name).write_bytes(bytes(size))
     (tmp_path / "train.json").write_text("{}")
-    assert gather_data_set(tmp_path) == DataSet(tmp_path, "train", 500, 2)
+    measured = check_data_set(tmp_path, MEMORY, 1).measured
+    assert (measured["records"], measured["bytes"], measured["files"]) == ("train", 500, 2)
 
 
 def test_a_folder_of_images_counts_as_a_whole(tmp_path: Path) -> None:
@@ -69,16 +77,16 @@ def test_a_folder_of_images_counts_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "two.jpg").write_bytes(bytes(5))
     (tmp_path / "cats" / "circle").symlink_to(tmp_path)
     (tmp_path / "broken").symlink_to("nowhere")
-    assert gather_data_set(tmp_path) == DataSet(tmp_path, "", 15, 2)
+    measured = check_data_set(tmp_path, MEMORY, 1).measured
+    assert (measured["records"], measured["bytes"], measured["files"]) == (None, 15, 2)
 
 
 def test_folders_that_hold_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
-    troubles = {name: gather_data_set(tmp_path / name).trouble for name in ("file", "empty", "none")}
-    assert troubles == {"file": "is a file", "empty": "is empty", "none": "is not there"}
-    finding = check_data_set(gather_data_set(tmp_path / "none"), MEMORY, 1)
-    assert (finding.level, finding.text) == ("fault", f"{tmp_path / 'none'}: is not there")
+    for name, trouble in {"file": "is a file", "empty": "is empty", "none": "is not there"}.items():
+        finding = check_data_set(tmp_path / name, MEMORY, 1)
+        assert (finding.level, finding.text) == ("fault", f"{tmp_path / name}: {trouble}")
 
 
 @pytest.mark.parametrize(
@@ -90,10 +98,14 @@ def test_folders_that_hold_nothing(tmp_path: Path) -> None:
         (11, 1, "warning", "memory available (10.0 GiB)"),
     ],
 )
-def test_records_against_memory(size: int, ranks: int, level: str, words: str) -> None:
-    finding = check_data_set(DataSet(Path("records"), "train", size * GIB, 256), MEMORY, ranks)
+def test_records_against_memory(tmp_path: Path, size: int, ranks: int, level: str, words: str) -> None:
+    for number in range(2):
+        path = tmp_path / f"train-{number:05}-of-00002"
+        path.touch()
+        os.truncate(path, size * GIB // 2)  # takes no space on the disk
+    finding = check_data_set(tmp_path, MEMORY, ranks)
     assert finding.level == level
-    assert finding.text.startswith(f"{size}.0 GiB in 256")
+    assert finding.text.startswith(f"{size}.0 GiB in 2 records")
     assert words in finding.text
 
 

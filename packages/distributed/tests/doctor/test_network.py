@@ -113,13 +113,10 @@ def test_what_nccl_takes_by_itself() -> None:
 )
 def test_sockets(device: DeviceKind, environ: dict[str, str], level: str, words: str) -> None:
     finding = check_sockets(ALL, Machine(environ=environ), TWO, device)
-    assert finding is not None
     assert finding.level == level
     assert words in finding.text
 
 
-def test_a_cpu_uses_neither_library() -> None:
-    assert check_sockets(ALL, Machine(), TWO, "cpu") is None
+def test_a_run_on_one_host_works_without() -> None:
     finding = check_sockets(ALL, Machine(environ={"NCCL_SOCKET_IFNAME": "x"}), ONE, "gpu")
-    assert finding is not None
     assert finding.level == "warning"

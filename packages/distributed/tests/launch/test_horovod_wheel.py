@@ -13,10 +13,9 @@ from gaudi_distributed.errors import ConfigurationError, MissingProgramError
 from gaudi_distributed.launch.horovod_wheel import (
     Build,
     Environment,
-    Tools,
     build_wheel,
+    find_cmake,
     find_reason,
-    find_tools,
     find_variables,
     find_wheel,
     run_logged,
@@ -82,16 +81,16 @@ def make_programs(folder: Path, programs: dict[str, str]) -> dict[str, str]:
 
 def test_what_the_system_has(tmp_path: Path) -> None:
     environ = make_programs(tmp_path, {"g++": "", "make": "", "mpicxx": OPEN_MPI, "cmake": "echo cmake version 3.25.1"})
-    found = Tools(*(str(tmp_path / name) for name in ("g++", "mpicxx", "cmake")))
-    assert find_tools(BOTH, environ) == found
-    assert find_tools(replace(BOTH, mpi=False), environ) == replace(found, mpicxx=None)
+    assert find_cmake(BOTH, environ) == str(tmp_path / "cmake")
+    (tmp_path / "mpicxx").unlink()
+    assert find_cmake(replace(BOTH, mpi=False), environ) == str(tmp_path / "cmake")
 
 
 @pytest.mark.parametrize("answer", ["echo cmake version 4.0.2", "echo cmake version 3.12.4", "exit 1", "echo none"])
 def test_another_cmake_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     environ = make_programs(tmp_path, {"g++": "", "make": "", "cmake": answer})
-    assert find_tools(replace(BOTH, mpi=False), environ).cmake is None
+    assert find_cmake(replace(BOTH, mpi=False), environ) is None
 
 
 @pytest.mark.parametrize(
@@ -106,14 +105,14 @@ def test_another_cmake_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 )
 def test_what_the_system_lacks(tmp_path: Path, programs: dict[str, str], variables: dict[str, str], said: str) -> None:
     with pytest.raises(MissingProgramError, match=said):
-        find_tools(BOTH, {**make_programs(tmp_path, programs), **variables})
+        find_cmake(BOTH, {**make_programs(tmp_path, programs), **variables})
 
 
 def test_without_a_package_index_it_says_what_it_needs(tmp_path: Path) -> None:
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
     environ |= {"PIP_CONFIG_FILE": os.devnull}
     with pytest.raises(MissingProgramError, match=r"cmake==.*PIP_FIND_LINKS") as caught:
-        build_wheel(BOTH, Tools("g++", "mpicxx", None), environ)
+        build_wheel(BOTH, None, environ)
     assert str(tmp_path / "gaudi" / "horovod" / BOTH.key / "build.log") in str(caught.value)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gaudi_distributed.cluster.hosts import Cluster
-from gaudi_distributed.errors import ConfigurationError, DeviceError
+from gaudi_distributed.errors import ConfigurationError, DeviceError, MissingProgramError
 
 # Between servers: over the Gaudis' own ports, over TCP on the hosts' interfaces, or over these by Horovod's
 # hierarchical allreduce, which reduces within each server first.
@@ -56,7 +57,13 @@ def hccl_environment(
         variables["HOROVOD_HIERARCHICAL_ALLREDUCE"] = "1"
     if interface is not None and scale_out != "gaudi":
         variables["HCCL_SOCKET_IFNAME"] = interface
-    _check_agreement(variables, environ, scale_out)
+    for name in (*_SWITCHES, "HCCL_SOCKET_IFNAME"):
+        wanted = variables.get(name, "0" if name in _SWITCHES else environ.get(name))
+        found = environ.get(name, wanted)
+        if found != wanted:
+            raise ConfigurationError(
+                f"{name} is {found!r}, and --scale_out {scale_out} needs {wanted!r}", field=name, remedy="unset it"
+            )
     used = variables.get("HCCL_SOCKET_IFNAME", environ.get("HCCL_SOCKET_IFNAME", ""))
     if any(name.strip() == "lo" for name in used.split(",")):
         raise ConfigurationError(
@@ -114,12 +121,33 @@ def hcl_config(cluster: Cluster, *, kind: ServerKind = "HLS1", port: int = HCL_P
             )
         config["HCL_COUNT"] = cluster.most_slots
     else:
-        config["HCL_RANKS"] = [_require_ipv4(slot.host.name) for slot in cluster.assignments()]
+        config["HCL_RANKS"] = names = [slot.host.name for slot in cluster.assignments()]
+        for name in names:
+            try:
+                IPv4Address(name)
+            except ValueError:
+                raise ConfigurationError(
+                    f"host {name!r}: HCL knows hosts by IPv4 address", remedy="name it by that"
+                ) from None
     return json.dumps(config, indent=4) + "\n"
 
 
-def check_hcl_config(text: str, cluster: Cluster, source: str) -> None:
-    """Raise ConfigurationError unless the JSON that HCL_CONFIG_PATH names is for this cluster."""
+def check_hcl_config(source: str, cluster: Cluster) -> None:
+    """Check the JSON file that HCL_CONFIG_PATH names.
+
+    Raises:
+        MissingProgramError: it cannot be read.
+        ConfigurationError: it is not for this cluster.
+    """
+    try:
+        text = Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MissingProgramError(
+            f"HCL_CONFIG_PATH {source}: cannot be read ({error})",
+            field="HCL_CONFIG_PATH",
+            path=source,
+            remedy="write it, or unset it",
+        ) from error
     try:
         content = json.loads(text)
         ranks = content["HCL_RANKS"] if "HCL_RANKS" in content else int(content["HCL_COUNT"])
@@ -135,23 +163,6 @@ def check_hcl_config(text: str, cluster: Cluster, source: str) -> None:
             path=source,
             remedy="write it again",
         )
-
-
-def _check_agreement(variables: Mapping[str, str], environ: Mapping[str, str], scale_out: str) -> None:
-    for name in (*_SWITCHES, "HCCL_SOCKET_IFNAME"):
-        wanted = variables.get(name, "0" if name in _SWITCHES else environ.get(name))
-        found = environ.get(name, wanted)
-        if found != wanted:
-            raise ConfigurationError(
-                f"{name} is {found!r}, and --scale_out {scale_out} needs {wanted!r}", field=name, remedy="unset it"
-            )
-
-
-def _require_ipv4(name: str) -> str:
-    try:
-        return str(IPv4Address(name))
-    except ValueError:
-        raise ConfigurationError(f"host {name!r}: HCL knows hosts by IPv4 address", remedy="name it by that") from None
 
 
 def load_habana() -> None:

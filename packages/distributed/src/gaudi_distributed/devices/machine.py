@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
 MAX_BYTES = 1 << 23  # of a file; /proc/cpuinfo of 2000 processors is smaller
 
@@ -76,42 +77,40 @@ def _unescape(text: str) -> str:
 _NO_LIMIT = 1 << 60
 
 
-@dataclass(frozen=True)
-class MemoryLimit:
-    """The memory limit of a control group, and what is left of it, in bytes; droppable file pages count as left."""
+def read_memory_limit(machine: Machine) -> tuple[int, int] | None:
+    """Return the tightest memory limit of the control group and those above it, and what is left of it, in bytes.
 
-    limit: int
-    left: int
-
-
-def read_memory_limit(machine: Machine) -> MemoryLimit | None:
-    """Return the tightest limit of the group and those above it; None if unlimited."""
-    limits = [limit for group, version in _list_groups(machine, "memory") for limit in _read_memory(group, version)]
-    return min(limits, key=lambda limit: limit.left, default=None)
+    File pages that can be dropped count as left. None if memory is unlimited.
+    """
+    limits = []
+    for folder, version in _list_groups(machine, "memory"):
+        limit_name, used_name, dropped_name = {
+            1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            2: ("memory.max", "memory.current", "inactive_file"),
+        }[version]
+        limit, used = machine.read_number(f"{folder}/{limit_name}"), machine.read_number(f"{folder}/{used_name}")
+        if limit is None or limit >= _NO_LIMIT or used is None:
+            continue
+        text = machine.read(f"{folder}/memory.stat") or ""
+        statistics = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+        dropped = statistics.get(dropped_name, "0")
+        limits.append((limit, max(0, limit - used + (int(dropped) if dropped.isdigit() else 0))))
+    return min(limits, key=lambda each: each[1], default=None)
 
 
 def read_processor_quota(machine: Machine) -> float | None:
     """Return the limit of processor time, in processors, that the control groups set; None if unlimited."""
-    return min(
-        (quota for group, version in _list_groups(machine, "cpu") for quota in _read_quota(group, version)),
-        default=None,
-    )
+    quotas = []
+    for folder, version in _list_groups(machine, "cpu"):
+        names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        words = " ".join(machine.read(f"{folder}/{name}") or "" for name in names).split()
+        if len(words) == 2 and all(word.isascii() and word.isdigit() for word in words) and int(words[1]):
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
 
 
-@dataclass(frozen=True)
-class _Group:
-    machine: Machine
-    folder: PurePosixPath
-
-    def read(self, name: str) -> str:
-        return self.machine.read(str(self.folder / name)) or ""
-
-    def read_number(self, name: str) -> int | None:
-        return self.machine.read_number(str(self.folder / name))
-
-
-def _list_groups(machine: Machine, controller: str) -> Iterator[tuple[_Group, int]]:
-    """Yield the groups of this process that know the controller, each with those above it, and their version."""
+def _list_groups(machine: Machine, controller: str) -> Iterator[tuple[PurePosixPath, int]]:
+    """Yield the folders of this process's groups that know the controller and of those above, and their version."""
     memberships = [line.split(":", 2) for line in (machine.read("/proc/self/cgroup") or "").splitlines()]
     mounts = read_mounts(machine)
     for words in memberships:
@@ -120,52 +119,21 @@ def _list_groups(machine: Machine, controller: str) -> Iterator[tuple[_Group, in
         version = 1 if words[1] else 2
         if version == 1 and controller not in words[1].split(","):
             continue
+        inside = PurePosixPath(words[2])
         for mount in mounts:
-            if (mount.kind == "cgroup2") if version == 2 else (mount.kind == "cgroup" and controller in mount.options):
-                yield from ((_Group(machine, folder), version) for folder in _list_folders(mount, words[2]))
+            if mount.kind != ("cgroup" if version == 1 else "cgroup2"):
+                continue
+            if version == 1 and controller not in mount.options:
+                continue
+            # In a container only a part of the hierarchy may be mounted.
+            is_seen = inside.is_relative_to(mount.folder) and ".." not in inside.parts
+            parts = inside.relative_to(mount.folder).parts if is_seen else ()
+            for count in range(len(parts), -1, -1):
+                yield mount.point.joinpath(*parts[:count]), version
 
 
-def _list_folders(mount: Mount, path: str) -> list[PurePosixPath]:
-    """Return the folders from a group up to where its hierarchy is mounted; in a container only a part of it may be."""
-    inside = PurePosixPath(path)
-    if not inside.is_relative_to(mount.folder) or ".." in inside.parts:
-        return [mount.point]
-    parts = inside.relative_to(mount.folder).parts
-    return [mount.point.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
-
-
-def _read_memory(group: _Group, version: int) -> Iterator[MemoryLimit]:
-    limit_name, used_name, dropped_name = {
-        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        2: ("memory.max", "memory.current", "inactive_file"),
-    }[version]
-    limit, used = group.read_number(limit_name), group.read_number(used_name)
-    if limit is None or limit >= _NO_LIMIT or used is None:
-        return
-    statistics = dict(line.split(" ", 1) for line in group.read("memory.stat").splitlines() if " " in line)
-    dropped = statistics.get(dropped_name, "0")
-    yield MemoryLimit(limit, max(0, limit - used + (int(dropped) if dropped.isdigit() else 0)))
-
-
-def _read_quota(group: _Group, version: int) -> Iterator[float]:
-    if version == 2:
-        words = group.read("cpu.max").split()
-    else:
-        words = [group.read("cpu.cfs_quota_us"), group.read("cpu.cfs_period_us")]
-    if len(words) == 2 and all(word.isascii() and word.isdigit() for word in words) and int(words[1]):
-        yield int(words[0]) / int(words[1])
-
-
-@dataclass(frozen=True)
-class Topology:
-    """The processor sockets: each a list of physical cores, each a list of numbers of logical processors."""
-
-    sockets: tuple[tuple[tuple[int, ...], ...], ...]
-
-    @property
-    def cores(self) -> int:
-        """Return the number of physical cores."""
-        return sum(len(socket) for socket in self.sockets)
+# The processor sockets: each a list of physical cores, each a list of numbers of logical processors.
+Sockets: TypeAlias = "tuple[tuple[tuple[int, ...], ...], ...]"
 
 
 @dataclass(frozen=True)
@@ -176,19 +144,27 @@ class Binding:
     processors: tuple[tuple[int, ...], ...] = ()
 
 
-def read_topology(root: Path = Path("/"), usable: Collection[int] | None = None) -> Topology:
+def count_cores(sockets: Sockets) -> int:
+    """Return the number of physical cores."""
+    return sum(len(socket) for socket in sockets)
+
+
+def read_sockets(root: Path = Path("/"), usable: Collection[int] | None = None) -> Sockets:
     """Return the cores that have a logical processor in `usable` (default: those that this process may use).
 
     Where /sys does not say, every usable processor counts as a core of one socket.
     """
     usable = os.sched_getaffinity(0) if usable is None else usable
+    machine = Machine(root)
     sockets: dict[int, dict[int, list[int]]] = {}
     for processor in sorted(usable):
-        folder = root / f"sys/devices/system/cpu/cpu{processor}/topology"
-        socket = _read_number(folder / "physical_package_id", 0)
-        core = _read_number(folder / "core_id", -1 - processor)
-        sockets.setdefault(socket, {}).setdefault(core, []).append(processor)
-    return Topology(tuple(tuple(tuple(core) for core in cores.values()) for _, cores in sorted(sockets.items())))
+        folder = f"/sys/devices/system/cpu/cpu{processor}/topology"
+        socket, core = (machine.read_number(f"{folder}/{name}") for name in ("physical_package_id", "core_id"))
+        # The kernel says -1 where it does not know.
+        place = 0 if socket is None or socket < 0 else socket
+        number = -1 - processor if core is None or core < 0 else core
+        sockets.setdefault(place, {}).setdefault(number, []).append(processor)
+    return tuple(tuple(tuple(core) for core in cores.values()) for _, cores in sorted(sockets.items()))
 
 
 def count_processors(root: Path = Path("/"), usable: Collection[int] | None = None) -> int:
@@ -201,13 +177,12 @@ def count_processors(root: Path = Path("/"), usable: Collection[int] | None = No
     return len(usable) if quota is None else max(1, min(len(usable), math.ceil(quota)))
 
 
-def choose_binding(topology: Topology, slots: int, at_most: int | None = None) -> Binding:
+def choose_binding(sockets: Sockets, slots: int, at_most: int | None = None) -> Binding:
     """Deal the cores to `slots` ranks, socket by socket in turn as Open MPI's `--map-by socket` does.
 
     That is physical cores / slots for each (`at_most` so many), or fewer where a socket would have to give more than it
     has. Ranks are not bound where there are more of them than cores.
     """
-    sockets = topology.sockets
     cores = min((len(cores) // -(-slots // len(sockets)) for cores in sockets), default=0)
     cores = cores if at_most is None else min(cores, at_most)
     if cores == 0:
@@ -218,14 +193,6 @@ def choose_binding(topology: Topology, slots: int, at_most: int | None = None) -
         taken = sockets[socket][turn * cores : (turn + 1) * cores]
         processors.append(tuple(sorted(number for core in taken for number in core)))
     return Binding(cores, tuple(processors))
-
-
-def _read_number(path: Path, default: int) -> int:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return default
-    return int(text) if re.fullmatch("[0-9]{1,6}", text) else default
 
 
 @dataclass(frozen=True)
@@ -266,7 +233,7 @@ def gather_processor(machine: Machine, usable: Collection[int], architecture: st
         flags=frozenset(values.get("flags", "").split()),
         logical=max(sum(name.strip() == "processor" for name, _, _ in lines), len(usable)),
         usable=len(usable),
-        cores=read_topology(machine.root, usable).cores,
+        cores=count_cores(read_sockets(machine.root, usable)),
         quota=read_processor_quota(machine),
         onednn=machine.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") not in ("0", "false", "False"),
     )

@@ -37,27 +37,6 @@ class Gaudi:
     synapse_package: str | None
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """The GPUs of a machine, and their drivers.
-
-    Attributes:
-        cards: NVIDIA's display and compute cards on the PCI bus.
-        driver: version of NVIDIA's kernel module; None: it is not loaded.
-        models: names of NVIDIA's devices, by the driver.
-        listed: what nvidia-smi lists, a line a device; None: it was not asked or does not answer.
-        error_message: what nvidia-smi complains about.
-        has_kfd: whether AMD's driver for computing is there.
-    """
-
-    cards: int
-    driver: str | None
-    models: tuple[str, ...]
-    listed: tuple[str, ...] | None
-    error_message: str
-    has_kfd: bool
-
-
 def gather_gaudi(machine: Machine) -> Gaudi:
     """Return the data; imports nothing of the vendor's."""
     loaded = machine.path("/sys/module/habanalabs").is_dir()
@@ -75,26 +54,6 @@ def gather_gaudi(machine: Machine) -> Gaudi:
         synapse="libSynapse.so" not in str(find_hpu_error(machine.root, machine.environ) or ""),
         synapse_package=package[1] if package else None,
     )
-
-
-def gather_gpu(machine: Machine) -> Gpu:
-    """Return the data; nvidia-smi is asked where NVIDIA's driver is loaded."""
-    text = machine.read("/proc/driver/nvidia/version")
-    version = re.search(r"Kernel Module(?: for \S+)?\s+([0-9.]+)", text or "")
-    models = []
-    for name in machine.names("/proc/driver/nvidia/gpus"):
-        model = re.search(r"^Model:\s*(.+)$", machine.read(f"/proc/driver/nvidia/gpus/{name}/information") or "", re.M)
-        models.append(model[1].strip() if model else name)
-    listed, error_message = None, ""
-    program = shutil.which("nvidia-smi", path=machine.environ.get("PATH", ""))
-    if text is not None and program is not None:
-        query = ["--query-gpu=name,memory.total", "--format=csv,noheader"]
-        answer = run_program([program, *query], machine.environ, _SECONDS)
-        error_message = answer.error_message
-        listed = tuple(answer.output.splitlines()) if answer.status == 0 else None
-    driver = None if text is None else version[1] if version else ""
-    has_kfd = machine.path("/dev/kfd").exists()
-    return Gpu(_count_cards(machine, _NVIDIA_VENDOR, "0x03"), driver, tuple(models), listed, error_message, has_kfd)
 
 
 def check_device(asked: DeviceChoice, machine: Machine) -> tuple[DeviceKind, Finding]:
@@ -165,22 +124,37 @@ def check_synapse(
     return ok("SynapseAI", shown, **measured)
 
 
-def check_gpu(gpu: Gpu, machine: Machine, device: DeviceKind) -> Finding:
-    """Check driver and devices of GPUs."""
-    measured = {"cards": gpu.cards, "driver": gpu.driver, "models": gpu.models, "nvidia_smi": gpu.listed}
+def check_gpu(machine: Machine, device: DeviceKind) -> Finding:
+    """Check driver and devices of GPUs; nvidia-smi is asked where NVIDIA's driver is loaded."""
+    text = machine.read("/proc/driver/nvidia/version")
+    version = re.search(r"Kernel Module(?: for \S+)?\s+([0-9.]+)", text or "")
+    driver = None if text is None else version[1] if version else ""
+    cards = _count_cards(machine, _NVIDIA_VENDOR, "0x03")
+    models = []
+    for name in machine.names("/proc/driver/nvidia/gpus"):
+        model = re.search(r"^Model:\s*(.+)$", machine.read(f"/proc/driver/nvidia/gpus/{name}/information") or "", re.M)
+        models.append(model[1].strip() if model else name)
+    listed, error_message = None, ""
+    program = shutil.which("nvidia-smi", path=machine.environ.get("PATH", ""))
+    if driver is not None and program is not None:
+        query = ["--query-gpu=name,memory.total", "--format=csv,noheader"]
+        answer = run_program([program, *query], machine.environ, _SECONDS)
+        error_message = answer.error_message
+        listed = answer.output.splitlines() if answer.status == 0 else None
+    measured = {"cards": cards, "driver": driver, "models": models, "nvidia_smi": listed}
     wanted = device == "gpu"
-    hidden = find_gpu_error(machine.root, machine.environ)
-    if gpu.driver is None:
-        if gpu.has_kfd:
+    if driver is None:
+        if machine.path("/dev/kfd").exists():
             return ok("GPU", "AMD's driver (/dev/kfd) is there; its devices are not looked at", **measured)
-        text = f"{gpu.cards or 'no'} card{'s' if gpu.cards > 1 else ''} of NVIDIA on the PCI bus, no driver"
-        if gpu.cards or wanted:
+        text = f"{cards or 'no'} card{'s' if cards > 1 else ''} of NVIDIA on the PCI bus, no driver"
+        if cards or wanted:
             return warning_or_fault(wanted, "GPU", text, "install NVIDIA's driver, or choose --device cpu", **measured)
         return ok("GPU", text, **measured)
-    text = f"NVIDIA's driver {gpu.driver or 'of unknown version'}, {', '.join(gpu.listed or gpu.models) or 'no device'}"
-    if gpu.error_message:
+    text = f"NVIDIA's driver {driver or 'of unknown version'}, {', '.join(listed or models) or 'no device'}"
+    if error_message:
         remedy = "reboot, or install driver and nvidia-smi of one version"
-        return warning_or_fault(wanted, "GPU", f"{text}; nvidia-smi: {gpu.error_message}", remedy, **measured)
+        return warning_or_fault(wanted, "GPU", f"{text}; nvidia-smi: {error_message}", remedy, **measured)
+    hidden = find_gpu_error(machine.root, machine.environ)
     if wanted and hidden is not None:
         return fault("GPU", hidden.message.removeprefix("device gpu: "), hidden.remedy or "", **measured)
     return ok("GPU", text, **measured)

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gaudi_distributed.cluster.hosts import HostRequest, find_cluster, find_local_hosts, own_address
 from gaudi_distributed.comm.horovod_engine import DISTRIBUTIONS
 from gaudi_distributed.devices.machine import Machine, gather_processor
-from gaudi_distributed.devices.selection import DEVICE_CHOICES, DeviceChoice, DeviceKind
+from gaudi_distributed.devices.selection import DEVICE_CHOICES
 from gaudi_distributed.doctor import accelerators, engines, network, storage, system
 from gaudi_distributed.doctor.findings import Finding, Request, exit_status, format_json, format_table
-from gaudi_distributed.errors import ConfigurationError, FlagError
+from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.launch.choices import choose_interface, choose_mpi_root, choose_ssh
-from gaudi_distributed.launch.flags import DOCTOR, PROGRAM, Parser, add_hosts, add_reach, split_command
-from gaudi_distributed.launch.processes import BACKENDS, Backend
+from gaudi_distributed.launch.flags import DOCTOR, PROGRAM, Parser, add_hosts, add_reach, parse_subcommand
+from gaudi_distributed.launch.processes import BACKENDS
+
+NAME = f"{PROGRAM} {DOCTOR}"
+_DESCRIPTION = """Check this machine, and change nothing.
+With the flags of a run, also check what that run needs, and its hosts."""
 
 
 def run_checks(machine: Machine, request: Request) -> list[Finding]:
     """Return the findings of this machine, then of each other host; it takes seconds."""
+    ranks = request.ranks_here
     device, finding = accelerators.check_device(request.device, machine)
     cpu = gather_processor(machine, os.sched_getaffinity(0))
     found = [
         system.check_processor(cpu),
-        system.check_cores(cpu, request.ranks_here),
+        system.check_cores(cpu, ranks),
         finding,
         system.check_bf16(cpu, device),
     ]
@@ -37,44 +42,33 @@ def run_checks(machine: Machine, request: Request) -> list[Finding]:
     found += [
         accelerators.check_gaudi(gaudi, device),
         accelerators.check_synapse(gaudi, habana, tensorflow, device),
-        accelerators.check_gpu(accelerators.gather_gpu(machine), machine, device),
+        accelerators.check_gpu(machine, device),
         system.check_python(sys.version_info[:2]),
         system.check_tensorflow(tensorflow, device),
         system.check_jemalloc(machine),
     ]
-    found += _check_memory(machine, request, device, cpu.logical)
-    found += _check_communication(machine, request, device)
-    return found
-
-
-def _check_memory(machine: Machine, request: Request, device: DeviceKind, logical: int) -> Iterator[Finding]:
-    """Yield the findings about memory, files and disk."""
-    available = storage.gather_memory(machine)
-    yield storage.check_memory(available)
+    memory = storage.gather_memory(machine)
+    found.append(storage.check_memory(memory))
     if request.data_dir is not None:
-        yield storage.check_data_set(storage.gather_data_set(request.data_dir), available, request.ranks_here)
-    yield storage.check_huge_pages(available, device, logical)
-    yield storage.check_shared_memory(storage.gather_space(Path("/dev/shm")), request.ranks_here)
-    mine = system.gather_limits()
-    yield system.check_files(mine)
-    yield system.check_locked(mine, device)
-    yield storage.check_disk(storage.gather_space(request.model_dir), request.model_dir)
-    yield system.check_clock(system.gather_clock(machine), len(request.cluster.hosts))
-
-
-def _check_communication(machine: Machine, request: Request, device: DeviceKind) -> Iterator[Finding]:
-    """Yield the findings about how ranks communicate."""
+        found.append(storage.check_data_set(request.data_dir, memory, ranks))
+    found += [
+        storage.check_huge_pages(memory, device, cpu.logical),
+        storage.check_shared_memory(storage.gather_space(Path("/dev/shm")), ranks),
+        system.check_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
+        system.check_locked(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], device),
+        storage.check_disk(storage.gather_space(request.model_dir), request.model_dir),
+        system.check_clock(*system.gather_clock(machine), len(request.cluster.hosts)),
+    ]
     mpi = engines.gather_mpi(machine, request.mpi_root)
-    yield engines.check_mpi(mpi, request)
-    yield engines.check_horovod(engines.gather_horovod(machine.environ), mpi, request)
+    found.append(engines.check_mpi(mpi, request))
+    found.append(engines.check_horovod(engines.gather_horovod(machine.environ), mpi, request))
     interfaces = network.gather_interfaces()
-    yield network.check_interfaces(interfaces, request, _find_route(request))
-    sockets = network.check_sockets(interfaces, machine, request, device)
-    if sockets is not None:
-        yield sockets
+    found.append(network.check_interfaces(interfaces, request, _find_route(request)))
+    if device != "cpu":
+        found.append(network.check_sockets(interfaces, machine, request, device))
     starter = network.find_starter(request, engines.choose_backend(request, mpi))
-    for host in network.gather_remote_hosts(machine, request, starter):
-        yield network.check_remote_host(host, starter, mpi.version, request.ssh)
+    hosts = network.gather_remote_hosts(machine, request, starter)
+    return found + [network.check_remote_host(host, starter, mpi.version, request.ssh) for host in hosts]
 
 
 def _find_route(request: Request) -> str | None:
@@ -87,31 +81,6 @@ def _find_route(request: Request) -> str | None:
         return None
 
 
-NAME = f"{PROGRAM} {DOCTOR}"
-_DESCRIPTION = """Check this machine, and change nothing.
-With the flags of a run, also check what that run needs, and its hosts."""
-
-
-@dataclass(frozen=True)
-class Flags:
-    """The values of the flags; None for one that was not given."""
-
-    device: DeviceChoice
-    data_dir: Path | None
-    model_dir: Path
-    backend: Backend | None
-    np: int | None
-    hosts: str | None
-    hostfile: Path | None
-    num_workers_per_hls: int | None
-    interface: str | None
-    ssh_port: int | None
-    ssh_config: str | None
-    remote_python: str | None
-    mpi_root: str | None
-    json: bool
-
-
 def run_doctor(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Examine this machine for the run that the flags describe, print the table, and return 0, or 78 with a fault.
 
@@ -120,21 +89,29 @@ def run_doctor(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         ConfigurationError: hosts that are none, or contradict each other.
     """
     flags = parse_flags(arguments)
-    findings = run_checks(Machine(Path("/"), dict(environ)), _make_request(flags, environ))
+    asked = HostRequest(flags.hosts, flags.hostfile, flags.np, flags.num_workers_per_hls)
+    cluster, source = find_cluster(asked, environ)
+    request = Request(
+        device=flags.device,
+        cluster=cluster,
+        local_hosts=find_local_hosts(cluster),
+        backend=flags.backend,
+        data_dir=flags.data_dir,
+        model_dir=flags.model_dir,
+        interface=choose_interface(flags.interface, environ),
+        ssh=choose_ssh(flags.ssh_port, flags.ssh_config, source, environ),
+        remote_python=flags.remote_python or sys.executable,
+        mpi_root=choose_mpi_root(flags.mpi_root, environ),
+    )
+    findings = run_checks(Machine(Path("/"), dict(environ)), request)
     host = os.uname().nodename
     sys.stdout.write(format_json(findings, host) if flags.json else format_table(findings, host))
     return exit_status(findings)
 
 
-def parse_flags(arguments: Sequence[str]) -> Flags:
+def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the flags; FlagError for one that does not exist, a value that it does not take, or a program."""
-    parser = Parser(
-        prog=NAME,
-        usage=f"{NAME} [flags]",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(NAME, _DESCRIPTION)
     run = parser.add_argument_group("the run")
     run.add_argument("--device", choices=DEVICE_CHOICES, default="auto", help="as in the programs; default: auto")
     run.add_argument(
@@ -153,27 +130,4 @@ def parse_flags(arguments: Sequence[str]) -> Flags:
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON instead of the table")
     output.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    words, command = split_command(parser, arguments)
-    values = vars(parser.parse_args(words))
-    if command:
-        raise FlagError(
-            f"{command[0]!r} stands in place of a flag", remedy=f"the doctor starts no program (see {NAME} --help)"
-        )
-    return Flags(**{field.name: values[field.name] for field in fields(Flags)})
-
-
-def _make_request(flags: Flags, environ: Mapping[str, str]) -> Request:
-    asked = HostRequest(flags.hosts, flags.hostfile, flags.np, flags.num_workers_per_hls)
-    cluster, source = find_cluster(asked, environ)
-    return Request(
-        device=flags.device,
-        cluster=cluster,
-        local_hosts=find_local_hosts(cluster),
-        backend=flags.backend,
-        data_dir=flags.data_dir,
-        model_dir=flags.model_dir,
-        interface=choose_interface(flags, environ),
-        ssh=choose_ssh(flags, source, environ),
-        remote_python=flags.remote_python or sys.executable,
-        mpi_root=choose_mpi_root(flags, environ),
-    )
+    return parse_subcommand(parser, arguments)

@@ -96,12 +96,8 @@ def check_interfaces(interfaces: Sequence[Interface], request: Request, route: s
     return ok("network", text, **measured)
 
 
-def check_sockets(
-    interfaces: Sequence[Interface], machine: Machine, request: Request, device: DeviceKind
-) -> Finding | None:
-    """Check what HCCL or NCCL would take for its connections between hosts; None if neither is used."""
-    if device == "cpu":
-        return None
+def check_sockets(interfaces: Sequence[Interface], machine: Machine, request: Request, device: DeviceKind) -> Finding:
+    """Check what HCCL on a Gaudi or NCCL on a GPU would take for its connections between hosts."""
     library = "HCCL" if device == "hpu" else "NCCL"
     variable = f"{library}_SOCKET_IFNAME"
     value = machine.environ.get(variable)

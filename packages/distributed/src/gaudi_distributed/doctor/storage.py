@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_distributed.devices.machine import Machine, MemoryLimit, read_memory_limit
+from gaudi_distributed.devices.machine import Machine, read_memory_limit
 from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.findings import Finding, fault, format_bytes, ok, warning
 
@@ -109,69 +109,37 @@ _SHARD = re.compile(r"(.+)-[0-9]+-of-[0-9]+(\..+)?")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the machine, those that can be taken without swapping, and a control group's limit, if there is one.
+    """The memory of the machine in bytes; None where the kernel does not tell, or sets no limit.
 
-    None where unknown to the kernel. `huge_pages` are reserved, of `huge_page_size` bytes each.
+    Attributes:
+        total: of the machine.
+        left: what this process and its children may still take, without swapping.
+        limit: of a control group.
+        huge_pages: reserved ones, of `huge_page_size` bytes each.
+        huge_pages_free: those of them that nobody uses.
     """
 
     total: int | None
-    available: int | None
-    limit: MemoryLimit | None
+    left: int | None
+    limit: int | None
     huge_pages: int = 0
     huge_pages_free: int = 0
     huge_page_size: int = 2 << 20
-
-    @property
-    def left(self) -> int | None:
-        """Return the bytes that this process and its children may still take."""
-        known = [self.available, None if self.limit is None else self.limit.left]
-        return min((count for count in known if count is not None), default=None)
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """Bytes of the largest set of records in a folder, or of all its files where none are records.
-
-    `trouble` says why it cannot be read, if it cannot.
-    """
-
-    folder: Path
-    name: str = ""
-    num_bytes: int = 0
-    files: int = 0
-    trouble: str = ""
 
 
 def gather_memory(machine: Machine) -> Memory:
     """Return the data from /proc/meminfo and the control groups."""
     pairs = re.findall(r"^(\w+):\s+([0-9]{1,18})( kB)?", machine.read("/proc/meminfo") or "", re.MULTILINE)
     values = {name: int(number) * (1024 if unit else 1) for name, number, unit in pairs}
+    limit, limit_left = read_memory_limit(machine) or (None, None)
     return Memory(
         total=values.get("MemTotal"),
-        available=values.get("MemAvailable"),
-        limit=read_memory_limit(machine),
+        left=min((left for left in (values.get("MemAvailable"), limit_left) if left is not None), default=None),
+        limit=limit,
         huge_pages=values.get("HugePages_Total", 0),
         huge_pages_free=values.get("HugePages_Free", 0),
         huge_page_size=values.get("Hugepagesize", 2 << 20),
     )
-
-
-def gather_data_set(folder: Path) -> DataSet:
-    """Return the size of a data set; shards like train-00000-of-00256 are one set by the name before their number."""
-    sizes: dict[str, list[int]] = {}
-    try:
-        if not folder.is_dir():
-            return DataSet(folder, trouble="is a file" if folder.exists() else "is not there")
-        for path, size in _list_files(folder):
-            found = _SHARD.fullmatch(path)
-            sizes.setdefault(found[1] if found else "", []).append(size)
-    except OSError as error:
-        return DataSet(folder, trouble=f"cannot be read: {error.strerror}")
-    shards = {name: counts for name, counts in sizes.items() if name}
-    if not sizes:
-        return DataSet(folder, trouble="is empty")
-    name, counts = max((shards or sizes).items(), key=lambda item: sum(item[1]))
-    return DataSet(folder, name, sum(counts), len(counts))
 
 
 def check_memory(memory: Memory) -> Finding:
@@ -181,32 +149,50 @@ def check_memory(memory: Memory) -> Finding:
     measured = {"total": memory.total, "available": memory.left}
     text = f"{format_bytes(memory.left)} available of {format_bytes(memory.total)}"
     if memory.limit is not None:
-        measured["limit"] = memory.limit.limit
-        text += f", limited to {format_bytes(memory.limit.limit)} by a control group"
+        measured["limit"] = memory.limit
+        text += f", limited to {format_bytes(memory.limit)} by a control group"
     else:
         text += ", not limited by a control group"
-    if memory.left < 1 << 30:
+    if memory.left < _GIB:
         return warning("memory", text, "end other processes, or give the container more", **measured)
     return ok("memory", text, **measured)
 
 
-def check_data_set(data: DataSet, memory: Memory, ranks: int) -> Finding:
-    """Check the data set against the memory that is left; each rank on this machine keeps all of it, or nothing."""
-    if data.trouble:
-        remedy = "name the folder that gaudi-datasets wrote records to"
-        return fault("data set", f"{data.folder}: {data.trouble}", remedy)
-    what = f"records {data.name!r}" if data.name else "files"
-    text = f"{format_bytes(data.num_bytes)} in {data.files} {what}"
-    measured = {"bytes": data.num_bytes, "files": data.files, "records": data.name or None}
+def check_data_set(folder: Path, memory: Memory, ranks: int) -> Finding:
+    """Check the data set against the memory that is left; each rank on this machine keeps all of it, or nothing.
+
+    Shards like train-00000-of-00256 are one set by the name before their number, and the largest set counts; where
+    there are none, all files count.
+    """
+    sizes: dict[str, list[int]] = {}
+    trouble = ""
+    try:
+        for path, size in _list_files(folder):
+            found = _SHARD.fullmatch(path)
+            sizes.setdefault(found[1] if found else "", []).append(size)
+        trouble = "" if sizes else "is empty"
+    except FileNotFoundError:
+        trouble = "is not there"
+    except NotADirectoryError:
+        trouble = "is a file"
+    except OSError as error:
+        trouble = f"cannot be read: {error.strerror}"
+    if trouble:
+        return fault("data set", f"{folder}: {trouble}", "name the folder that gaudi-datasets wrote records to")
+    shards = {name: counts for name, counts in sizes.items() if name}
+    name, counts = max((shards or sizes).items(), key=lambda item: sum(item[1]))
+    num_bytes = sum(counts)
+    text = f"{format_bytes(num_bytes)} in {len(counts)} {f'records {name!r}' if name else 'files'}"
+    measured = {"bytes": num_bytes, "files": len(counts), "records": name or None}
     if memory.left is None:
         return warning("data set", f"{text}; the available memory is unknown", "mount /proc", **measured)
     allowed = int(SHARE_FOR_IMAGES * memory.left)
     measured["allowed"] = allowed
-    if data.num_bytes > allowed:
+    if num_bytes > allowed:
         text += f", more than half of the memory available ({format_bytes(allowed)}): read anew in each epoch"
         return warning("data set", text, "keep it on a fast local disk, or give the run more memory", **measured)
-    if data.num_bytes * ranks > memory.left:
-        text += f", which {ranks} ranks may keep in memory each: {format_bytes(data.num_bytes * ranks)}"
+    if num_bytes * ranks > memory.left:
+        text += f", which {ranks} ranks may keep in memory each: {format_bytes(num_bytes * ranks)}"
         return warning("data set", text, "start fewer ranks here, or give the run more memory", **measured)
     return ok("data set", f"{text}, kept in memory (half of what is available: {format_bytes(allowed)})", **measured)
 

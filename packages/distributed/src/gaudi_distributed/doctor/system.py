@@ -7,8 +7,7 @@ import platform
 import re
 import resource
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 from gaudi_distributed.devices.machine import Machine, Processor, describe_jemalloc, find_jemalloc
@@ -39,7 +38,8 @@ def check_cores(processor: Processor, ranks: int) -> Finding:
         "cores": processor.cores,
         "quota": processor.quota,
     }
-    text = f"{processor.usable} of {processor.logical} logical processors may be used, {_count(processor.cores)}"
+    cores = f"{processor.cores} core{'' if processor.cores == 1 else 's'}"
+    text = f"{processor.usable} of {processor.logical} logical processors may be used, {cores}"
     if processor.quota is not None and processor.quota < processor.usable:
         text += f"; a control group limits the time to {processor.quota:g}"
         remedy = "give the container as many processors as it may use, by --cpuset-cpus in place of --cpus"
@@ -69,10 +69,6 @@ def check_bf16(processor: Processor, device: DeviceKind) -> Finding:
         return warning("bf16", text, "unset TF_ENABLE_ONEDNN_OPTS", **measured)
     how = "converted to fp32 and back" if "avx512f" in flags else "computed by no instruction of this processor"
     return warning("bf16", f"slow on this processor: {how}", "choose --dtype fp32 on it", **measured)
-
-
-def _count(cores: int) -> str:
-    return f"{cores} core{'' if cores == 1 else 's'}"
 
 
 FIRST_TENSORFLOW, LAST_TENSORFLOW = (2, 15), (2, 21)
@@ -133,43 +129,25 @@ def check_jemalloc(machine: Machine) -> Finding:
 _FILES_WANTED = 4096
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Open files, and bytes of memory that may be locked; None: no limit. The hard ones may be asked for."""
-
-    files: int | None
-    most_files: int | None
-    locked: int | None
-
-
-def gather_limits() -> Limits:
-    """Return those of this process."""
-    files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return Limits(_number(files), _number(most_files), _number(locked))
-
-
-def check_files(limits: Limits) -> Finding:
-    """Check how many files may be open at once."""
-    text = f"{limits.files or 'any number'} may be open at once, {limits.most_files or 'any number'} if asked for"
-    measured = {"soft": limits.files, "hard": limits.most_files}
-    if limits.files is not None and limits.files < _FILES_WANTED:
+def check_files(soft: int, hard: int) -> Finding:
+    """Check the limits of open files, as `resource` gives them."""
+    files, most_files = (None if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
+    text = f"{files or 'any number'} may be open at once, {most_files or 'any number'} if asked for"
+    measured = {"soft": files, "hard": most_files}
+    if files is not None and files < _FILES_WANTED:
         return warning("open files", text, f"ulimit -n {_FILES_WANTED}, or more in limits.conf", **measured)
     return ok("open files", text, **measured)
 
 
-def check_locked(limits: Limits, device: DeviceKind) -> Finding:
+def check_locked(limit: int, device: DeviceKind) -> Finding:
     """Check how much memory may be locked: a Gaudi's driver and RDMA between hosts lock what they send from."""
-    text = "no limit" if limits.locked is None else format_bytes(limits.locked)
-    if limits.locked is not None and device == "hpu":
+    locked = None if limit == resource.RLIM_INFINITY else limit
+    text = "no limit" if locked is None else format_bytes(locked)
+    if locked is not None and device == "hpu":
         remedy = "ulimit -l unlimited, or start the container with --ulimit memlock=-1"
-        return warning("locked memory", text, remedy, limit=limits.locked)
+        return warning("locked memory", text, remedy, limit=locked)
     note = "" if device == "hpu" else f"; a run on the {device} over TCP locks no memory"
-    return ok("locked memory", text + note, limit=limits.locked)
-
-
-def _number(limit: int) -> int | None:
-    return None if limit == resource.RLIM_INFINITY else limit
+    return ok("locked memory", text + note, limit=locked)
 
 
 _STA_UNSYNC = 0x40
@@ -189,32 +167,27 @@ class _Timex(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class Clock:
-    """The clock: whether the kernel takes it for synchronised (None: unknown), and time services that run."""
+def gather_clock(machine: Machine) -> tuple[bool | None, list[str]]:
+    """Return whether the kernel takes the clock for synchronised (None: unknown), and the time services that run.
 
-    is_synchronised: bool | None
-    services: tuple[str, ...] = ()
-
-
-def gather_clock(machine: Machine) -> Clock:
-    """Return the data; adjtimex is called with no mode, by which it only reads."""
-    services = tuple(name for name, place in _SERVICES.items() if machine.path(place).exists())
+    adjtimex is called with no mode, by which it only reads.
+    """
+    services = [name for name, place in _SERVICES.items() if machine.path(place).exists()]
     timex = _Timex(modes=0)
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     except (AttributeError, OSError):
         state = -1
-    return Clock(None if state < 0 else not timex.status & _STA_UNSYNC, services)
+    return None if state < 0 else not timex.status & _STA_UNSYNC, services
 
 
-def check_clock(clock: Clock, hosts: int) -> Finding:
-    """Check it: logs and files of several hosts can be compared by their times only if the clocks agree."""
-    measured = {"synchronised": clock.is_synchronised, "services": list(clock.services)}
-    service = f"{', '.join(clock.services)} running" if clock.services else "no time service is running"
-    if clock.is_synchronised:
+def check_clock(is_synchronised: bool | None, services: Sequence[str], hosts: int) -> Finding:
+    """Check the clock: times of several hosts can be compared only if their clocks agree."""
+    measured = {"synchronised": is_synchronised, "services": list(services)}
+    service = f"{', '.join(services)} running" if services else "no time service is running"
+    if is_synchronised:
         return ok("clock", f"synchronised, according to the kernel; {service}", **measured)
-    text = "unknown to the kernel" if clock.is_synchronised is None else "not synchronised, according to the kernel"
+    text = "unknown to the kernel" if is_synchronised is None else "not synchronised, according to the kernel"
     if hosts == 1:
         return ok("clock", f"{text}; {service}; a run on one host needs neither", **measured)
     return warning("clock", f"{text}; {service}", "start chrony or systemd-timesyncd on each host", **measured)

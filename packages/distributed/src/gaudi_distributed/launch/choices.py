@@ -7,16 +7,16 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from gaudi_distributed.cluster.hosts import Cluster, HostRequest, check_interface, find_cluster
 from gaudi_distributed.devices.habana import ScaleOut, check_hcl_config, hccl_environment, hcl_config
 from gaudi_distributed.devices.machine import (
     Binding,
     choose_binding,
+    count_cores,
     describe_jemalloc,
     preload_jemalloc,
-    read_topology,
+    read_sockets,
 )
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
 from gaudi_distributed.launch.containers import Container
@@ -24,25 +24,8 @@ from gaudi_distributed.launch.flags import Options
 from gaudi_distributed.launch.presets import Accelerator, Preset, find_preset
 from gaudi_distributed.launch.processes import CONTAINER_SSH_PORT, SSH_PORT, Backend, Ssh
 
-
-class ReachFlags(Protocol):
-    """The flags that say how other hosts are reached."""
-
-    @property
-    def interface(self) -> str | None:
-        """Return the network interface, or network, between the hosts."""
-
-    @property
-    def ssh_port(self) -> int | None:
-        """Return the port of sshd."""
-
-    @property
-    def ssh_config(self) -> str | None:
-        """Return the path of ssh's configuration file."""
-
-    @property
-    def mpi_root(self) -> str | None:
-        """Return the folder of Open MPI on all hosts."""
+# They name hosts, and may say how many ranks each has.
+_HOST_VARIABLES = ("MULTI_HLS_IPS", "SLURM_JOB_NODELIST", "OMPI_MCA_orte_default_hostfile")
 
 
 def choose_preset(options: Options) -> tuple[Preset | None, tuple[str, ...]]:
@@ -70,13 +53,8 @@ def choose_cluster(options: Options, preset: Preset | None, environ: Mapping[str
                 remedy="leave out --np and --num_workers_per_hls, or the preset",
             )
         ranks = preset.ranks
-    if (
-        ranks is None
-        and slots is None
-        and options.hosts is None
-        and options.hostfile is None
-        and not _has_hosts(environ)
-    ):
+    names_hosts = any(name in environ for name in _HOST_VARIABLES)
+    if not names_hosts and all(flag is None for flag in (ranks, slots, options.hosts, options.hostfile)):
         raise FlagError("gives neither a number of ranks nor hosts", flag="--np", remedy="give --np or --hosts")
     request = HostRequest(options.hosts, options.hostfile, ranks, slots, options.first_port)
     cluster, source = find_cluster(request, environ)
@@ -119,12 +97,12 @@ def choose_backend(options: Options, preset: Preset | None, environ: Mapping[str
     backend = options.backend or (preset.backend if preset is not None else None)
     if backend is not None:
         return backend
-    return "openmpi" if choose_mpi_root(options, environ) or _find("mpirun", environ) else "gloo"
+    return "openmpi" if choose_mpi_root(options.mpi_root, environ) or _find("mpirun", environ) else "gloo"
 
 
-def choose_mpi_root(options: ReachFlags, environ: Mapping[str, str]) -> str | None:
-    """Return the absolute path of Open MPI from flag or environment; None if not given."""
-    root = options.mpi_root or environ.get("MPI_ROOT") or None
+def choose_mpi_root(flag: str | None, environ: Mapping[str, str]) -> str | None:
+    """Return the absolute path of Open MPI from --mpi_root or MPI_ROOT; None if not given."""
+    root = flag or environ.get("MPI_ROOT") or None
     if root is not None and (not root.startswith("/") or not root.isprintable() or set(root) & set(" \"'\\$`;&|")):
         raise ConfigurationError(
             f"MPI_ROOT {root!r}: is not an absolute path without blanks and quotes",
@@ -134,44 +112,43 @@ def choose_mpi_root(options: ReachFlags, environ: Mapping[str, str]) -> str | No
     return root
 
 
-def choose_interface(options: ReachFlags, environ: Mapping[str, str]) -> str | None:
+def choose_interface(flag: str | None, environ: Mapping[str, str]) -> str | None:
     """Return the network between the hosts, from --interface or MPI_TCP_INCLUDE; None if not given."""
-    given = {"--interface": options.interface, "MPI_TCP_INCLUDE": environ.get("MPI_TCP_INCLUDE")}
-    found = {source: value for source, value in given.items() if value is not None}
-    for source, value in found.items():
-        check_interface(value, source)
-    if len(set(found.values())) > 1:
+    variable = environ.get("MPI_TCP_INCLUDE")
+    for source, value in (("--interface", flag), ("MPI_TCP_INCLUDE", variable)):
+        if value is not None:
+            check_interface(value, source)
+    if flag is not None and variable not in (None, flag):
         raise ConfigurationError(
-            f"--interface is {options.interface}, MPI_TCP_INCLUDE {given['MPI_TCP_INCLUDE']}",
-            flag="--interface",
-            remedy="give one",
+            f"--interface is {flag}, MPI_TCP_INCLUDE {variable}", flag="--interface", remedy="give one"
         )
-    return next(iter(found.values()), None)
+    return variable if flag is None else flag
 
 
-def choose_ssh(options: ReachFlags, source: str, environ: Mapping[str, str]) -> Ssh:
-    """Return how hosts are reached: port of the flag, of DOCKER_SSHD_PORT, 3022 with MULTI_HLS_IPS, or 22."""
+def choose_ssh(port: int | None, config: str | None, source: str, environ: Mapping[str, str]) -> Ssh:
+    """Return how hosts are reached; `port` and `config` are those of the flags, `source` names the hosts.
+
+    Without a flag, the port is that of DOCKER_SSHD_PORT, 3022 with MULTI_HLS_IPS, or 22.
+    """
     set_port = environ.get("DOCKER_SSHD_PORT", "")
     if set_port and not (set_port.isascii() and set_port.isdigit() and len(set_port) < 6):
         raise ConfigurationError(
             f"DOCKER_SSHD_PORT is {set_port!r}", field="DOCKER_SSHD_PORT", remedy="set it to a port, or unset it"
         )
     default = CONTAINER_SSH_PORT if source == "MULTI_HLS_IPS" else SSH_PORT
-    if options.ssh_config is not None and not Path(options.ssh_config).is_file():
-        raise MissingProgramError(
-            f"--ssh_config {options.ssh_config}: does not exist", flag="--ssh_config", path=options.ssh_config
-        )
-    return Ssh(options.ssh_port or int(set_port or default), options.ssh_config)
+    if config is not None and not Path(config).is_file():
+        raise MissingProgramError(f"--ssh_config {config}: does not exist", flag="--ssh_config", path=config)
+    return Ssh(port or int(set_port or default), config)
 
 
 def choose_cores(options: Options, cluster: Cluster) -> Binding:
     """Return the cores of each rank: the number of the flag, or an equal share of this machine's."""
-    topology = read_topology()
+    sockets = read_sockets()
     asked = options.cores_per_rank
-    binding = choose_binding(topology, cluster.most_slots, asked)
+    binding = choose_binding(sockets, cluster.most_slots, asked)
     if asked is not None and asked > binding.cores:
         raise ConfigurationError(
-            f"--cores_per_rank {asked}: this machine has {topology.cores} cores, {binding.cores} for each of "
+            f"--cores_per_rank {asked}: this machine has {count_cores(sockets)} cores, {binding.cores} for each of "
             f"{cluster.most_slots} ranks",
             flag="--cores_per_rank",
             remedy="give no more",
@@ -189,8 +166,10 @@ def choose_variables(
                 "--scale_out and --hcl_config are for Gaudis", flag="--scale_out", remedy="give --accelerator hpu, too"
             )
         return {}, {}
-    scale_out = options.scale_out or _scale_out(preset, environ)
-    interface = choose_interface(options, environ)
+    scale_out: ScaleOut = "hierarchical" if environ.get("HOROVOD_HIERARCHICAL_ALLREDUCE") == "1" else "gaudi"
+    scale_out = "tcp" if environ.get("HCCL_OVER_TCP") == "1" else scale_out
+    scale_out = options.scale_out or (scale_out if preset is None else preset.scale_out)
+    interface = choose_interface(options.interface, environ)
     name = interface if interface is not None and "/" not in interface else None
     variables = hccl_environment(cluster, scale_out, name, environ)
     if options.hcl_config is not None:
@@ -198,7 +177,7 @@ def choose_variables(
         text = hcl_config(cluster, hierarchical=scale_out == "hierarchical")
         return {**variables, "HCL_CONFIG_PATH": str(path)}, {path: text}
     if "HCL_CONFIG_PATH" in environ:
-        check_hcl_config(_read(environ["HCL_CONFIG_PATH"]), cluster, environ["HCL_CONFIG_PATH"])
+        check_hcl_config(environ["HCL_CONFIG_PATH"], cluster)
     return variables, {}
 
 
@@ -236,27 +215,3 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
 
 def _find(name: str, environ: Mapping[str, str]) -> str | None:
     return shutil.which(name, path=environ.get("PATH", os.defpath))
-
-
-def _has_hosts(environ: Mapping[str, str]) -> bool:
-    return any(name in environ for name in ("MULTI_HLS_IPS", "SLURM_JOB_NODELIST", "OMPI_MCA_orte_default_hostfile"))
-
-
-def _scale_out(preset: Preset | None, environ: Mapping[str, str]) -> ScaleOut:
-    if preset is not None:
-        return preset.scale_out
-    if environ.get("HCCL_OVER_TCP") == "1":
-        return "tcp"
-    return "hierarchical" if environ.get("HOROVOD_HIERARCHICAL_ALLREDUCE") == "1" else "gaudi"
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MissingProgramError(
-            f"HCL_CONFIG_PATH {path}: cannot be read ({error})",
-            field="HCL_CONFIG_PATH",
-            path=path,
-            remedy="write it, or unset it",
-        ) from error

@@ -73,7 +73,22 @@ class Options:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises its errors, in one line that names the nearest flag."""
+    """A parser that raises its errors, in one line that names the nearest flag.
+
+    Args:
+        prog: name of the program.
+        description: for `--help`.
+        usage: what follows the name of the program.
+    """
+
+    def __init__(self, prog: str, description: str, usage: str = "[flags]") -> None:
+        super().__init__(
+            prog=prog,
+            usage=f"{prog} {usage}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raise FlagError in place of leaving."""
@@ -111,6 +126,18 @@ def parse_flags(arguments: Sequence[str]) -> Options:
     return Options(words=tuple(words), command=command, **given)
 
 
+def parse_subcommand(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the flags of a subcommand; FlagError for a program behind them."""
+    words, command = split_command(parser, arguments)
+    flags = parser.parse_args(words)
+    if command:
+        raise FlagError(
+            f"{command[0]!r} stands in place of a flag",
+            remedy=f"{parser.prog} starts no program (see {parser.prog} --help)",
+        )
+    return flags
+
+
 def split_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """Return the flags, hyphens in their names made underscores, and all from the first word on that is none."""
     with_value = {name for action in parser._actions if action.nargs is None for name in action.option_strings}
@@ -145,13 +172,7 @@ def without_flags(words: Sequence[str], dropped: Sequence[str]) -> tuple[str, ..
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the flags alone."""
-    parser = _LaunchParser(
-        prog=PROGRAM,
-        usage=f"{PROGRAM} [flags] program [arguments]",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = _LaunchParser(PROGRAM, _DESCRIPTION, "[flags] program [arguments]")
     hosts = parser.add_argument_group("ranks and hosts")
     add_hosts(hosts)
     _add_elastic(hosts)

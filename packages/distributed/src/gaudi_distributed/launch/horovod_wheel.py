@@ -207,15 +207,6 @@ class Build:
         return {**self.variables, **switches, "HOROVOD_WITHOUT_PYTORCH": "1"}
 
 
-@dataclass(frozen=True)
-class Tools:
-    """The programs that the build needs from the system; cmake is None if pip has to install it."""
-
-    compiler: str
-    mpicxx: str | None
-    cmake: str | None
-
-
 def find_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the build variables of Horovod's that the user has set and that have no flag here.
 
@@ -244,42 +235,34 @@ def find_wheel(build: Build, environ: Mapping[str, str]) -> Path | None:
     return next(iter(sorted((cache_folder(environ) / build.key).glob("horovod-*.whl"))), None)
 
 
-def find_tools(build: Build, environ: Mapping[str, str]) -> Tools:
-    """Return the programs that the build needs from the system.
+def find_cmake(build: Build, environ: Mapping[str, str]) -> str | None:
+    """Return the first CMake in PATH, or beside this Python, that Horovod's files are for; None: pip has to install it.
 
     Raises:
         MissingProgramError: there is no C++ compiler, no make, or no Open MPI with headers.
     """
     path = environ.get("PATH", os.defpath)
-    compiler = shutil.which(environ.get("CXX") or "g++", path=path)
-    if compiler is None:
+    compiler = environ.get("CXX") or "g++"
+    if shutil.which(compiler, path=path) is None:
         raise MissingProgramError(
-            f"{environ.get('CXX') or 'g++'}: there is no C++ compiler of this name, and Horovod is compiled with it",
-            path=environ.get("CXX") or "g++",
+            f"{compiler}: there is no C++ compiler of this name, and Horovod is compiled with it",
+            path=compiler,
             remedy="apt-get install g++, or set CXX",
         )
     if shutil.which("make", path=path) is None and "CMAKE_GENERATOR" not in environ:
         raise MissingProgramError(
             "make: is not in PATH, and CMake builds Horovod with it", path="make", remedy="apt-get install make"
         )
-    return Tools(compiler, _find_open_mpi(path) if build.mpi else None, _find_cmake(path))
-
-
-def _find_open_mpi(path: str) -> str:
-    mpicxx = shutil.which("mpicxx", path=path)
-    remedy = "apt-get install openmpi-bin libopenmpi-dev, put its bin folder into PATH, or give --without_mpi"
-    if mpicxx is None:
-        raise MissingProgramError("mpicxx: Open MPI with its headers is not in PATH", path="mpicxx", remedy=remedy)
-    version = _ask(mpicxx, "--showme:version")
-    if "Open MPI" not in version:
-        raise MissingProgramError(
-            f"{mpicxx}: is not Open MPI's ({version or 'it says no version'})", path=mpicxx, remedy=remedy
-        )
-    return mpicxx
-
-
-def _find_cmake(path: str) -> str | None:
-    """Return the first CMake in PATH, or beside this Python, that Horovod's files are for."""
+    if build.mpi:
+        remedy = "apt-get install openmpi-bin libopenmpi-dev, put its bin folder into PATH, or give --without_mpi"
+        mpicxx = shutil.which("mpicxx", path=path)
+        if mpicxx is None:
+            raise MissingProgramError("mpicxx: Open MPI with its headers is not in PATH", path="mpicxx", remedy=remedy)
+        version = _ask(mpicxx, "--showme:version")
+        if "Open MPI" not in version:
+            raise MissingProgramError(
+                f"{mpicxx}: is not Open MPI's ({version or 'it says no version'})", path=mpicxx, remedy=remedy
+            )
     for folders in (path, str(Path(sys.executable).parent)):
         cmake = shutil.which("cmake", path=folders)
         found = re.search(r"version (\d+)\.(\d+)", _ask(cmake, "--version")) if cmake else None
@@ -296,10 +279,11 @@ def _ask(program: str, flag: str) -> str:
     return next(iter((done.stdout + done.stderr).splitlines()), "")
 
 
-def build_wheel(build: Build, tools: Tools, environ: Mapping[str, str]) -> Path:
+def build_wheel(build: Build, cmake: str | None, environ: Mapping[str, str]) -> Path:
     """Build the wheel against the environment as it is, and return its path in the cache.
 
-    The tools of the build are installed into a throwaway folder, and into the environment nothing.
+    The tools of the build, and CMake where `cmake` is None, are installed into a throwaway folder, and into the
+    environment nothing.
 
     Raises:
         MissingProgramError: there is no pip, or no CMake, here or in the package index.
@@ -310,7 +294,7 @@ def build_wheel(build: Build, tools: Tools, environ: Mapping[str, str]) -> Path:
     log = folder / "build.log"
     python = str(build.environment.python)
     with tempfile.TemporaryDirectory() as place:
-        needed = [*BUILD_TOOLS, *([] if tools.cmake else [CMAKE])]
+        needed = [*BUILD_TOOLS, *([] if cmake else [CMAKE])]
         try:
             run_pip(python, ["install", "--quiet", "--target", f"{place}/tools", *needed], environ, log)
         except ConfigurationError as error:
@@ -322,7 +306,7 @@ def build_wheel(build: Build, tools: Tools, environ: Mapping[str, str]) -> Path:
             **environ,
             **build.build_environment,
             "PYTHONPATH": f"{place}/tools",
-            "HOROVOD_CMAKE": tools.cmake or f"{place}/tools/cmake/data/bin/cmake",
+            "HOROVOD_CMAKE": cmake or f"{place}/tools/cmake/data/bin/cmake",
             # Horovod would compile eight files at once, each of which takes up to 2 GB.
             "MAKEFLAGS": environ.get("MAKEFLAGS") or f"-j{len(os.sched_getaffinity(0))}",
         }

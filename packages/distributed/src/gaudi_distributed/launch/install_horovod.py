@@ -8,13 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from gaudi_distributed.comm.horovod_engine import FRAMEWORKS, TITLES, Framework
-from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
-from gaudi_distributed.launch.flags import INSTALL_HOROVOD, PROGRAM, Parser, split_command
+from gaudi_distributed.errors import ConfigurationError, MissingProgramError
+from gaudi_distributed.launch.flags import INSTALL_HOROVOD, PROGRAM, Parser, parse_subcommand
 from gaudi_distributed.launch.horovod_wheel import (
     HOROVOD,
     NOWHERE,
@@ -22,7 +21,7 @@ from gaudi_distributed.launch.horovod_wheel import (
     build_wheel,
     cache_folder,
     choose_frameworks,
-    find_tools,
+    find_cmake,
     find_variables,
     find_wheel,
     inspect_environment,
@@ -57,24 +56,18 @@ print("\\n" + json.dumps(answers))
 """
 
 
-@dataclass(frozen=True)
-class Check:
-    """The parts that an installed Horovod was built with.
-
-    Attributes:
-        parts: for each framework whether MPI, Gloo and so on are built in, by the names of `PARTS`.
-        error_messages: for each framework that does not work, why.
-    """
-
-    parts: Mapping[Framework, Mapping[str, bool]] = field(default_factory=dict)
-    error_messages: Mapping[Framework, str] = field(default_factory=dict)
+Parts = Mapping[Framework, Mapping[str, bool]]
 
 
-def ask_horovod(build: Build, environ: Mapping[str, str]) -> Check:
-    """Import Horovod for each framework of the build in the build's environment, and return what it says.
+def check_horovod(build: Build, environ: Mapping[str, str]) -> Parts:
+    """Import Horovod for each framework of the build in the build's environment.
+
+    Returns:
+        of each framework whether MPI, Gloo and so on are built in, by the names of `PARTS`.
 
     Raises:
-        ConfigurationError: the interpreter did not answer.
+        ConfigurationError: the interpreter did not answer, or Horovod does not work with a framework, or lacks what
+            the build asked for.
     """
     python = build.environment.python
     command = [str(python), "-E", "-c", _ASK_PARTS, ",".join(PARTS), *build.frameworks]
@@ -95,42 +88,23 @@ def ask_horovod(build: Build, environ: Mapping[str, str]) -> Check:
         raise ConfigurationError(
             f"{python} does not say how Horovod was built: {error}", path=python, remedy="try again"
         ) from error
-    return Check(
-        parts={name: answers[name] for name in build.frameworks if isinstance(answers[name], dict)},
-        error_messages={name: answers[name] for name in build.frameworks if isinstance(answers[name], str)},
-    )
-
-
-def require_parts(build: Build, check: Check) -> None:
-    """Raise ConfigurationError unless Horovod works with every framework and has what the build asked for."""
-    for framework, error_message in check.error_messages.items():
-        first = next(iter(error_message.splitlines()), "")
-        raise ConfigurationError(
-            f"Horovod was installed, but does not work with {TITLES[framework]}: {first}",
-            remedy="install what is missing, or build it anew with --rebuild",
-        )
-    for framework, parts in check.parts.items():
+    parts: dict[Framework, Mapping[str, bool]] = {}
+    for framework in build.frameworks:
+        if isinstance(answers[framework], str):
+            first = next(iter(answers[framework].splitlines()), "")
+            raise ConfigurationError(
+                f"Horovod was installed, but does not work with {TITLES[framework]}: {first}",
+                remedy="install what is missing, or build it anew with --rebuild",
+            )
+        parts[framework] = answers[framework]
+    for framework, built in parts.items():
         for name, is_wanted in (("mpi", build.mpi), ("gloo", build.gloo)):
-            if is_wanted and not parts[name]:
+            if is_wanted and not built[name]:
                 raise ConfigurationError(
                     f"Horovod was installed for {TITLES[framework]} without {PARTS[name]}",
                     remedy="build it anew with --rebuild, or leave it out on purpose",
                 )
-
-
-@dataclass(frozen=True)
-class Flags:
-    """The values of the flags; a framework is None if neither `--with_` nor `--without_` was given."""
-
-    python: Path
-    tensorflow: bool | None
-    mxnet: bool | None
-    mpi: bool
-    gloo: bool
-    constraint: tuple[str, ...]
-    rebuild: bool
-    dry_run: bool
-    json: bool
+    return parts
 
 
 def run_install(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -149,48 +123,42 @@ def run_install(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     wheel = None if flags.rebuild else find_wheel(build, environ)
     seconds = 0.0
     if wheel is None:
-        tools = find_tools(build, environ)
+        cmake = find_cmake(build, environ)
         if not flags.dry_run:
             log = cache_folder(environ) / build.key / "build.log"
             sys.stderr.write(f"{PROGRAM}: building Horovod, which takes minutes; what happens is in {log}\n")
             started = time.monotonic()
-            wheel = build_wheel(build, tools, environ)
+            wheel = build_wheel(build, cmake, environ)
             seconds = time.monotonic() - started
-    check = Check()
+    parts: Parts = {}
     if wheel is not None and not flags.dry_run:
         install_wheel(build, wheel, environ, flags.constraint)
-        check = ask_horovod(build, environ)
-        require_parts(build, check)
-    report = describe(build, wheel, check, seconds, environ)
+        parts = check_horovod(build, environ)
+    report = {
+        "horovod": HOROVOD,
+        "python": str(build.environment.python),
+        "wheel": None if wheel is None else str(wheel),
+        "folder": str(cache_folder(environ) / build.key),
+        "built_in_seconds": round(seconds, 1) or None,
+        "installed": bool(parts),
+        "mpi": build.mpi,
+        "gloo": build.gloo,
+        "frameworks": {
+            name: {"version": version, "built": dict(parts.get(name, {}))} for name, version in frameworks.items()
+        },
+    }
     sys.stdout.write(json.dumps(report, indent=2) + "\n" if flags.json else format_report(report))
     return 0
 
 
-def parse_flags(arguments: Sequence[str]) -> Flags:
-    """Return the flags; FlagError for one that does not exist, a value that it does not take, or a program."""
-    parser = Parser(
-        prog=NAME,
-        usage=f"{NAME} [flags]",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    _add_flags(parser)
-    words, command = split_command(parser, arguments)
-    values = vars(parser.parse_args(words))
-    if command:
-        raise FlagError(
-            f"{command[0]!r} stands in place of a flag", remedy=f"this starts no program (see {NAME} --help)"
-        )
-    for name in values["constraint"]:
-        if not Path(name).is_file():
-            raise MissingProgramError(f"--constraint {name}: does not exist", flag="--constraint", path=name)
-    # The path of a link in a virtual environment is what tells that environment.
-    values |= {"constraint": tuple(values["constraint"]), "python": values["python"].absolute()}
-    return Flags(**{field.name: values[field.name] for field in fields(Flags)})
+def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the flags; a framework is None if neither `--with_` nor `--without_` was given.
 
-
-def _add_flags(parser: argparse.ArgumentParser) -> None:
+    Raises:
+        FlagError: a flag that does not exist, a value that it does not take, or a program.
+        MissingProgramError: there is no file of constraints.
+    """
+    parser = Parser(NAME, _DESCRIPTION)
     where = parser.add_argument_group("environment")
     where.add_argument(
         "--python",
@@ -232,26 +200,13 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--dry_run", action="store_true", help="show what would be built; change nothing")
     output.add_argument("--json", action="store_true", help="print JSON instead of the report")
     output.add_argument("--debug", action="store_true", help="show the traceback of an error")
-
-
-def describe(
-    build: Build, wheel: Path | None, check: Check, seconds: float, environ: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the report as JSON values; `wheel` is None if it is still to be built, `seconds` 0 where it was not."""
-    return {
-        "horovod": HOROVOD,
-        "python": str(build.environment.python),
-        "wheel": None if wheel is None else str(wheel),
-        "folder": str(cache_folder(environ) / build.key),
-        "built_in_seconds": round(seconds, 1) or None,
-        "installed": bool(check.parts),
-        "mpi": build.mpi,
-        "gloo": build.gloo,
-        "frameworks": {
-            name: {"version": version, "built": dict(check.parts.get(name, {}))}
-            for name, version in build.frameworks.items()
-        },
-    }
+    flags = parse_subcommand(parser, arguments)
+    for name in flags.constraint:
+        if not Path(name).is_file():
+            raise MissingProgramError(f"--constraint {name}: does not exist", flag="--constraint", path=name)
+    # The path of a link in a virtual environment is what tells that environment.
+    flags.python = flags.python.absolute()
+    return flags
 
 
 def format_report(report: Mapping[str, Any]) -> str:
