@@ -57,25 +57,22 @@ def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
         variables = load_series().variables if options.submission else ()
         read_inside = [name for name in variables if name in environ]
         forwarded = choose_forwarded(environ, (*options.forward, *read_inside))
-        job = SlurmJob(name, hosts, slots, options.sbatch, forwarded)
         launcher = (sys.executable, "-m", "gaudi_distributed.launch")
         inner = (*launcher, *without_flags(options.words, _JOB), *options.command)
-        return write_slurm_script(job, accelerator, inner)
-    pod = _choose_pod(options)
-    cluster = Cluster(tuple(Host(f"worker-{number}", slots) for number in range(hosts)))
-    # Cores of the launcher's pod say nothing of the workers'.
-    dropped = (*_JOB, "--image", "--mount", "--cores_per_rank", "--ssh_port", *(f"--{name}" for name in _POD))
-    flags = ("--cores_per_rank", str(options.cores_per_rank or 0), "--ssh_port", str(pod.port))
-    inner = (PROGRAM, *flags, *without_flags(options.words, dropped), *options.command)
-    return write_mpi_job(name, cluster, pod, accelerator, inner)
-
-
-def _choose_pod(options: Options) -> Pod:
-    """Return what the workers' pods have; FlagError for flags that have no meaning there."""
+        sbatch = [
+            f"--job-name={name}",
+            f"--nodes={hosts}",
+            f"--ntasks-per-node={slots}",
+            # Without it, all variables of whoever submits would be in the job.
+            f"--export={','.join(forwarded) or 'NONE'}",
+            *((f"--gpus-per-node={slots}",) if accelerator == "gpu" else ()),
+            *map(check_sbatch_option, options.sbatch),
+        ]
+        return write_slurm_script(sbatch, inner)
     if options.container != "none" or options.workdir or options.image is None:
         raise FlagError("--mpijob: needs --image, and neither --container nor --workdir", flag="--mpijob")
     Container("docker", options.image)  # is checked by being made
-    return Pod(
+    pod = Pod(
         options.image,
         mounts=tuple(map(parse_mount, options.mount)),
         shared_memory=options.job_shm,
@@ -85,6 +82,12 @@ def _choose_pod(options: Options) -> Pod:
         ssh_folder=options.job_ssh or IMAGE_SSH,
         ssh_port=options.ssh_port,
     )
+    cluster = Cluster(tuple(Host(f"worker-{number}", slots) for number in range(hosts)))
+    # Cores of the launcher's pod say nothing of the workers'.
+    dropped = (*_JOB, "--image", "--mount", "--cores_per_rank", "--ssh_port", *(f"--{name}" for name in _POD))
+    flags = ("--cores_per_rank", str(options.cores_per_rank or 0), "--ssh_port", str(pod.port))
+    inner = (PROGRAM, *flags, *without_flags(options.words, dropped), *options.command)
+    return write_mpi_job(name, cluster, pod, accelerator, inner)
 
 
 def write_job_file(options: Options, environ: Mapping[str, str]) -> None:
@@ -103,55 +106,29 @@ _OPTION = re.compile(r"--[a-z][a-z-]*(?:=[A-Za-z0-9_.,:;/%@+=\[\]&|*-]+)?", re.A
 _TAKEN = ("--export", "--job-name", "--nodes", "--ntasks", "--ntasks-per-node", "--wrap")
 
 
-@dataclass(frozen=True)
-class SlurmJob:
-    """The request of a job to SLURM.
+def check_sbatch_option(option: str) -> str:
+    """Return it; FlagError if it does not look like an option of sbatch, or follows from the launch already."""
+    if _OPTION.fullmatch(option) is None:
+        raise FlagError(
+            f"--sbatch {option!r}: is not an option of sbatch",
+            flag="--sbatch",
+            remedy="write it like --sbatch=--time=02:00:00, without blanks",
+        )
+    if option.partition("=")[0] in _TAKEN:
+        raise FlagError(f"--sbatch {option!r}: follows from the launch already", flag="--sbatch", remedy="leave it out")
+    return option
 
-    Attributes:
-        name: of the job.
-        hosts: how many.
-        slots: ranks on each.
-        options: further options of sbatch, like "--time=02:00:00".
-        forwarded: names of variables that the job gets from where it is submitted.
 
-    Raises:
-        FlagError: an option that does not look like one, or that is set from the launch already.
+def write_slurm_script(sbatch: Sequence[str], inner: Sequence[str]) -> str:
+    """Return the script.
+
+    Args:
+        sbatch: options of the job.
+        inner: gaudi-run with its arguments inside the job, which the shell gets quoted.
     """
-
-    name: str
-    hosts: int
-    slots: int
-    options: tuple[str, ...] = ()
-    forwarded: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for option in self.options:
-            if _OPTION.fullmatch(option) is None:
-                raise FlagError(
-                    f"--sbatch {option!r}: is not an option of sbatch",
-                    flag="--sbatch",
-                    remedy="write it like --sbatch=--time=02:00:00, without blanks",
-                )
-            if option.partition("=")[0] in _TAKEN:
-                raise FlagError(
-                    f"--sbatch {option!r}: follows from the launch already", flag="--sbatch", remedy="leave it out"
-                )
-
-
-def write_slurm_script(job: SlurmJob, accelerator: Accelerator, inner: Sequence[str]) -> str:
-    """Return the script; `inner` are gaudi-run's own arguments inside the job, which the shell gets quoted."""
-    options = [
-        f"--job-name={job.name}",
-        f"--nodes={job.hosts}",
-        f"--ntasks-per-node={job.slots}",
-        # Without it, all variables of whoever submits would be in the job.
-        f"--export={','.join(job.forwarded) or 'NONE'}",
-        *((f"--gpus-per-node={job.slots}",) if accelerator == "gpu" else ()),
-        *job.options,
-    ]
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in options),
+        *(f"#SBATCH {option}" for option in sbatch),
         "# gaudi-run takes hosts and slots from the variables of the job.",
         " \\\n    ".join(["exec", *map(shlex.quote, inner)]),
     ]
