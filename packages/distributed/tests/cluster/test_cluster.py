@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.cluster.hosts import Cluster, Host, HostRequest, find_cluster
+from gaudi_distributed.cluster.hosts import Cluster, Host, HostRequest, RankAssignment, find_cluster
 from gaudi_distributed.errors import ConfigurationError
 
 SLURM = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
@@ -21,10 +21,10 @@ def find(environ: dict[str, str] | None = None, **request: object) -> tuple[list
 
 def test_ranks_are_dealt_host_by_host() -> None:
     cluster = Cluster((Host("a", 2), Host("::1", 1)))
-    assert [(slot.rank, slot.host.name, slot.local_rank, slot.host_index) for slot in cluster.assignments()] == [
-        (0, "a", 0, 0),
-        (1, "a", 1, 0),
-        (2, "::1", 0, 1),
+    assert cluster.assign_ranks() == [
+        RankAssignment("a", 0, 3, 0, 2, 0, 2),
+        RankAssignment("a", 1, 3, 1, 2, 0, 1),
+        RankAssignment("::1", 2, 3, 0, 1, 1, 2),
     ]
     assert (cluster.size, cluster.most_slots) == (3, 2)
     assert cluster.workers == ("a:2410", "a:2411", "[::1]:2412")

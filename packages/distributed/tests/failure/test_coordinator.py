@@ -11,7 +11,6 @@ from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.failure import Coordinator, FailureCause, RankClient, Timeouts, join_coordinator
 from gaudi_distributed.failure.messages import (
     MAX_BYTES,
-    End,
     Heartbeat,
     Hello,
     Left,
@@ -175,7 +174,7 @@ def test_cause_is_told_to_the_launcher_once() -> None:
             connection.close()
         with last, last.makefile("rb") as lines:
             lines.readline()
-            wait_for(lines, End)
+            wait_for(lines, FailureCause)
             wait_for(lines, Heartbeat, 2)  # by then the other loss is known, too
         assert coordinator.wait(SECONDS)
     assert causes == [coordinator.cause]

@@ -10,8 +10,8 @@ from gaudi_distributed.errors import MessageError
 from gaudi_distributed.failure.messages import (
     MAX_BYTES,
     MAX_TEXT,
-    End,
     Failed,
+    FailureCause,
     Heartbeat,
     Hello,
     Left,
@@ -34,7 +34,7 @@ messages = st.one_of(
     st.builds(Left, numbers, texts),
     st.just(Heartbeat()),
     st.just(Stop()),
-    st.builds(End, numbers, texts, numbers, texts, numbers, texts),
+    st.builds(FailureCause, numbers, texts, numbers, texts, numbers, texts),
 )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import venv
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from gaudi_distributed.launch.presets import load_presets
 
 MakeEnvironment = Callable[..., Path]
 MakeWheel = Callable[..., Path]
@@ -57,3 +59,23 @@ def make_wheel() -> MakeWheel:
         return path
 
     return make
+
+
+@pytest.fixture
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Return the function that installs a distribution with one preset, registered under this object."""
+    load_presets.cache_clear()
+
+    def install(target: str) -> None:
+        about = tmp_path / "own-1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1\n")
+        (about / "entry_points.txt").write_text(f"[gaudi_distributed.presets]\nown = {target}\n")
+        (tmp_path / "own_presets.py").write_text(
+            "from gaudi_distributed.launch.presets import Preset\n"
+            "PRESETS = {'own-2': Preset('two ranks', 1, 2, 'none', command=('own_train', '--fast'), lane='own')}\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+
+    yield install
+    load_presets.cache_clear()

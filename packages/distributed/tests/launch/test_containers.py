@@ -19,15 +19,22 @@ Plan = Callable[..., str]
     [
         ("docker", "none", "ssd_train", "gaudi-vision:default"),
         ("docker", "hpu", "ssd_train", "gaudi-vision:gaudi"),
-        ("docker", "none", "ssd_mxnet_train", "gaudi-vision:mxnet"),
+        ("docker", "none", "own_train", "gaudi-vision:own"),
+        ("docker", "hpu", "own_train", "gaudi-vision:gaudi"),
         ("singularity", "none", "resnet_train", "gaudi-vision-default.sif"),
         ("singularity", "hpu", "ssd_train", "gaudi-vision-gaudi.sif"),
-        ("singularity", "none", "ssd_mxnet_train", "gaudi-vision-mxnet.sif"),
+        ("singularity", "none", "own_train", "gaudi-vision-own.sif"),
     ],
 )
 def test_an_image_for_device_and_program(
-    kind: ContainerKind, accelerator: Accelerator, program: str, image: str, plan: Plan
+    kind: ContainerKind,
+    accelerator: Accelerator,
+    program: str,
+    image: str,
+    plan: Plan,
+    register: Callable[[str], None],
 ) -> None:
+    register("own_presets:PRESETS")
     assert choose_image(kind, accelerator, (program, "--x")) == image
     text = plan(f"--np 2 --{kind} --accelerator {accelerator} --dry_run {program}")
     assert f"    {image}\n" in text

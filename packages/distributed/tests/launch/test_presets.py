@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 import gaudi_distributed
 from gaudi_distributed.errors import ConfigurationError, FlagError
 from gaudi_distributed.launch.flags import parse_flags
-from gaudi_distributed.launch.presets import SERVERS, Preset, describe_presets, find_preset, load_presets
+from gaudi_distributed.launch.presets import SERVERS, Preset, describe_presets, find_preset
 
 GOLDEN = Path(__file__).parent / "golden"
 TWO = "--hosts 10.0.0.1:8,10.0.0.2:8"
@@ -55,29 +55,9 @@ def test_a_preset_is_for_its_hosts_and_program(words: str, said: str, plan: obje
         plan(words)
 
 
-@pytest.fixture
-def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Return the function that installs a distribution with one preset, registered under this object."""
-    load_presets.cache_clear()
-
-    def install(target: str) -> None:
-        about = tmp_path / "own-1.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1\n")
-        (about / "entry_points.txt").write_text(f"[gaudi_distributed.presets]\nown = {target}\n")
-        (tmp_path / "own_presets.py").write_text(
-            "from gaudi_distributed.launch.presets import Preset\n"
-            "PRESETS = {'own-2': Preset('two ranks', 1, 2, 'none', command=('own_train', '--fast'))}\n"
-        )
-        monkeypatch.syspath_prepend(tmp_path)
-
-    yield install
-    load_presets.cache_clear()
-
-
 def test_a_program_registers_its_presets(register: Callable[[str], None]) -> None:
     register("own_presets:PRESETS")
-    assert find_preset("own-2") == Preset("two ranks", 1, 2, "none", command=("own_train", "--fast"))
+    assert find_preset("own-2") == Preset("two ranks", 1, 2, "none", command=("own_train", "--fast"), lane="own")
     assert "  own-2                   two ranks\n" in f"{describe_presets()}\n"
     with pytest.raises(FlagError):
         find_preset("own-2").complete(("other_train",), "own-2")

@@ -38,7 +38,7 @@ def _mxnet(system: str, hosts: int, slots: int) -> Preset:
     """Make the preset of a system of the submission; the program knows its batch size and schedule."""
     about = f"MXNet SSD as MLPerf's submission trained it on {system}"
     command = ("ssd_mxnet_train", "--system", system)
-    return Preset(about, hosts, slots, "gpu", command=command, result="SINGLE_STAGE_DETECTOR")
+    return Preset(about, hosts, slots, "gpu", command=command, result="SINGLE_STAGE_DETECTOR", lane="mxnet")
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -27,13 +29,45 @@ class Host:
 
 
 @dataclass(frozen=True)
-class SlotInfo:
-    """One rank: its number, its host, and its number among those of its host."""
+class RankAssignment:
+    """The rank of a process and its host, in Horovod's numbers.
 
+    `cross_rank` counts the hosts that have this `local_rank`.
+    """
+
+    host: str
     rank: int
-    host: Host
+    size: int
     local_rank: int
-    host_index: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return the numbers by name, in the order in which Horovod reads them."""
+        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that tell Horovod the numbers."""
+        return {f"HOROVOD_{name.upper()}": str(number) for name, number in self.numbers.items()}
+
+
+def assign_ranks(hosts: Sequence[str]) -> list[RankAssignment]:
+    """Return the assignments by rank; `hosts` has the host of each rank."""
+    sizes = Counter(hosts)  # in the order in which hosts come first
+    across = [[host for host, count in sizes.items() if count > number] for number in range(max(sizes.values()))]
+    found: Counter[str] = Counter()
+    assignments = []
+    for rank, host in enumerate(hosts):
+        local_rank = found[host]
+        found[host] += 1
+        others = across[local_rank]
+        numbers = (rank, len(hosts), local_rank, sizes[host], others.index(host), len(others))
+        assignments.append(RankAssignment(host, *numbers))
+    return assignments
 
 
 @dataclass(frozen=True)
@@ -76,15 +110,11 @@ class Cluster:
     @property
     def workers(self) -> tuple[str, ...]:
         """Return host:port of each rank, as in TF_CONFIG."""
-        return tuple(join_port(slot.host.name, self.first_port + slot.rank) for slot in self.assignments())
+        return tuple(join_port(each.host, self.first_port + each.rank) for each in self.assign_ranks())
 
-    def assignments(self) -> Iterator[SlotInfo]:
-        """Yield each rank's slot, by rank."""
-        rank = 0
-        for index, host in enumerate(self.hosts):
-            for local_rank in range(host.slots):
-                yield SlotInfo(rank, host, local_rank, index)
-                rank += 1
+    def assign_ranks(self) -> list[RankAssignment]:
+        """Return the assignments by rank."""
+        return assign_ranks([host.name for host in self.hosts for _ in range(host.slots)])
 
 
 @dataclass(frozen=True)
@@ -106,14 +136,6 @@ class HostRequest:
     first_port: int = FIRST_PORT
 
 
-@dataclass(frozen=True)
-class HostSource:
-    """The hosts that one flag, variable or file names."""
-
-    name: str
-    entries: tuple[Entry, ...]
-
-
 def find_cluster(
     request: HostRequest, environ: Mapping[str, str], read: Callable[[Path], str] | None = None
 ) -> tuple[Cluster, str]:
@@ -125,7 +147,7 @@ def find_cluster(
     Raises:
         ConfigurationError: a source is wrong, sources or numbers contradict each other, or there are too few slots.
     """
-    sources = list_sources(request, environ, read or _read)
+    sources = _list_sources(request, environ, read or _read)
     if not sources:
         if request.np is not None and request.slots is not None and request.np > request.slots:
             raise ConfigurationError(
@@ -134,33 +156,36 @@ def find_cluster(
                 remedy="name more hosts",
             )
         return Cluster((Host("localhost", request.np or request.slots or 1),), request.first_port), ""
-    source = sources[0]
-    for other in sources[1:]:
-        known = {name.lower() for name, _ in other.entries}
-        strange = [name for name, _ in source.entries if name.lower() not in known]
+    (source, entries), *others = sources.items()
+    for other, other_entries in others:
+        known = {name.lower() for name, _ in other_entries}
+        strange = [name for name, _ in entries if name.lower() not in known]
         if strange:
             raise ConfigurationError(
-                f"{source.name} names {', '.join(strange)}, which {other.name} does not",
-                **name_source(source.name),
-                remedy=f"name the same hosts in both, or take {other.name} away",
+                f"{source} names {', '.join(strange)}, which {other} does not",
+                **name_source(source),
+                remedy=f"name the same hosts in both, or take {other} away",
             )
-    return Cluster(_fill(_with_slots(source, request), request.np, source.name), request.first_port), source.name
+    return Cluster(_fill(_with_slots(source, entries, request), request.np, source), request.first_port), source
 
 
-def list_sources(request: HostRequest, environ: Mapping[str, str], read: Callable[[Path], str]) -> list[HostSource]:
-    """Return the sources that name hosts; the first one decides."""
-    sources = []
+def _list_sources(
+    request: HostRequest, environ: Mapping[str, str], read: Callable[[Path], str]
+) -> dict[str, tuple[Entry, ...]]:
+    """Return the hosts by what names them; the first decides."""
+    sources = {}
     if request.hosts is not None:
-        sources.append(HostSource("--hosts", parse_hosts(request.hosts)))
+        sources["--hosts"] = parse_hosts(request.hosts)
     if request.hostfile is not None:
-        sources.append(HostSource("--hostfile", parse_hostfile(read(request.hostfile), str(request.hostfile))))
+        sources["--hostfile"] = parse_hostfile(read(request.hostfile), str(request.hostfile))
     if "MULTI_HLS_IPS" in environ:
-        sources.append(HostSource("MULTI_HLS_IPS", parse_hosts(environ["MULTI_HLS_IPS"], "MULTI_HLS_IPS")))
+        sources["MULTI_HLS_IPS"] = parse_hosts(environ["MULTI_HLS_IPS"], "MULTI_HLS_IPS")
     if "SLURM_JOB_NODELIST" in environ:
-        sources.append(HostSource("SLURM_JOB_NODELIST", _read_slurm(environ)))
-    path = kubernetes_hostfile(environ)
-    if path is not None:
-        sources.append(HostSource("Kubernetes' host file", parse_hostfile(read(Path(path)), path)))
+        sources["SLURM_JOB_NODELIST"] = _read_slurm(environ)
+    # The MPI operator mounts this file into a launcher's pod.
+    path = environ.get("OMPI_MCA_orte_default_hostfile")
+    if path is not None and "KUBERNETES_SERVICE_HOST" in environ:
+        sources["Kubernetes' host file"] = parse_hostfile(read(Path(path)), path)
     return sources
 
 
@@ -185,31 +210,31 @@ def _read_slurm(environ: Mapping[str, str]) -> tuple[Entry, ...]:
     return tuple(zip(names, counts, strict=True))
 
 
-def _with_slots(source: HostSource, request: HostRequest) -> list[Host]:
+def _with_slots(source: str, entries: Sequence[Entry], request: HostRequest) -> list[Host]:
     """Return the hosts with slots: their own, those of the flag, or an equal share of the ranks."""
-    given = [slots for _, slots in source.entries if slots is not None]
+    given = [slots for _, slots in entries if slots is not None]
     if given:
         if request.slots is not None and set(given) != {request.slots}:
             raise ConfigurationError(
-                f"{source.name} gives {', '.join(map(str, given))} ranks on its hosts, --num_workers_per_hls "
+                f"{source} gives {', '.join(map(str, given))} ranks on its hosts, --num_workers_per_hls "
                 f"{request.slots}",
-                **name_source(source.name),
+                **name_source(source),
                 remedy="give one of the two",
             )
-        return [Host(name, slots or 1) for name, slots in source.entries]
-    number = len(source.entries)
+        return [Host(name, slots or 1) for name, slots in entries]
+    number = len(entries)
     slots = request.slots
     if slots is None and request.np is not None and request.np % number == 0:
         slots = request.np // number
-    if slots is None and source.name == "MULTI_HLS_IPS":
+    if slots is None and source == "MULTI_HLS_IPS":
         slots = DEVICES_PER_SERVER
     if slots is None:
         raise ConfigurationError(
-            f"{source.name} names {number} hosts without numbers of ranks",
-            **name_source(source.name),
+            f"{source} names {number} hosts without numbers of ranks",
+            **name_source(source),
             remedy=f"write a:2,b:2, or give --num_workers_per_hls, or an --np that {number} divides",
         )
-    return [Host(name, slots) for name, _ in source.entries]
+    return [Host(name, slots) for name, _ in entries]
 
 
 def _fill(hosts: list[Host], ranks: int | None, source: str) -> tuple[Host, ...]:
@@ -242,6 +267,11 @@ _ITEM = re.compile(r"(?P<name>\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<slots>.*))?", re.DO
 _RULE = "is not a host: write a name of letters, digits and hyphens between dots, an IPv4 address, or [an IPv6 address]"
 
 
+def _make_error(source: str, text: str, *, remedy: str | None = None, record: str | None = None) -> ConfigurationError:
+    """Return the error for what a flag, an environment variable or a file says."""
+    return ConfigurationError(f"{source}: {text}", **name_source(source), remedy=remedy, record=record)
+
+
 def name_source(source: str) -> dict[str, str]:
     """Return the field of an error that names what gave the hosts: a flag, an environment variable or a file."""
     if source.startswith("--"):
@@ -257,12 +287,12 @@ def check_host(name: str, source: str) -> None:
     if is_ipv6(name):
         return
     if len(name) > 253 or _NAME.fullmatch(name) is None:
-        raise ConfigurationError(f"{source}: {name!r} {_RULE}", **name_source(source), record=name)
+        raise _make_error(source, f"{name!r} {_RULE}", record=name)
     if name.rpartition(".")[2].isdigit():
         try:
             ipaddress.IPv4Address(name)
         except ValueError:
-            raise ConfigurationError(f"{source}: {name!r} {_RULE}", **name_source(source), record=name) from None
+            raise _make_error(source, f"{name!r} {_RULE}", record=name) from None
 
 
 def is_ipv6(name: str) -> bool:
@@ -281,9 +311,7 @@ def join_port(host: str, port: int) -> str:
 def read_slots(text: str, source: str) -> int:
     """Return a number of ranks; ConfigurationError unless it is 1 to 1024 in plain digits."""
     if re.fullmatch("[0-9]{1,4}", text, re.ASCII) is None or not 1 <= int(text) <= MAX_SLOTS:
-        raise ConfigurationError(
-            f"{source}: {text!r} ranks on a host", **name_source(source), remedy=f"write a number from 1 to {MAX_SLOTS}"
-        )
+        raise _make_error(source, f"{text!r} ranks on a host", remedy=f"write a number from 1 to {MAX_SLOTS}")
     return int(text)
 
 
@@ -320,20 +348,14 @@ def expand_node_list(text: str, source: str = "SLURM_JOB_NODELIST") -> tuple[str
     """Return the names in SLURM's short form: "n[01-03,7],login" is n01, n02, n03, n7, login."""
     parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|[^,]", text)
     if not text or ",".join(parts) != text:
-        raise ConfigurationError(
-            f"{source}: {text!r} is not a list of nodes",
-            **name_source(source),
-            remedy="it reads like node[01-04,7],login1",
-        )
+        raise _make_error(source, f"{text!r} is not a list of nodes", remedy="it reads like node[01-04,7],login1")
     names: list[str] = []
     for part in parts:
         pieces = re.split(r"(\[[^\[\]]*\])", part)
         choices = [_expand_ranges(piece[1:-1], source) if piece.startswith("[") else [piece] for piece in pieces]
         names += ("".join(chosen) for chosen in product(*choices))
         if len(names) > MAX_HOSTS:
-            raise ConfigurationError(
-                f"{source}: {text[:80]!r} names more than {MAX_HOSTS} hosts", **name_source(source), remedy="name fewer"
-            )
+            raise _make_error(source, f"{text[:80]!r} names more than {MAX_HOSTS} hosts", remedy="name fewer")
     return tuple(name for name, _ in _checked(((name, None) for name in names), source))
 
 
@@ -343,9 +365,7 @@ def expand_task_counts(text: str, source: str = "SLURM_TASKS_PER_NODE") -> tuple
     for part in text.split(","):
         found = re.fullmatch(r"([0-9]{1,4})(?:\(x([0-9]{1,4})\))?", part, re.ASCII)
         if found is None:
-            raise ConfigurationError(
-                f"{source}: {text!r} is not a list of counts", **name_source(source), remedy="it reads like 2(x3),1"
-            )
+            raise _make_error(source, f"{text!r} is not a list of counts", remedy="it reads like 2(x3),1")
         counts += [read_slots(found[1], source)] * int(found[2] or 1)
     return tuple(counts)
 
@@ -353,12 +373,12 @@ def expand_task_counts(text: str, source: str = "SLURM_TASKS_PER_NODE") -> tuple
 def _parse_item(item: str, source: str, *, with_slots: bool = True) -> Entry:
     found = _ITEM.fullmatch(item)
     if found is None or (found["slots"] is not None and not with_slots):
-        raise ConfigurationError(f"{source}: {item!r} {_RULE}", **name_source(source), record=item)
+        raise _make_error(source, f"{item!r} {_RULE}", record=item)
     name = found["name"]
     if name.startswith("["):
         name = name[1:-1]
         if not is_ipv6(name):
-            raise ConfigurationError(f"{source}: {item!r} {_RULE}", **name_source(source), record=item)
+            raise _make_error(source, f"{item!r} {_RULE}", record=item)
         name = str(ipaddress.IPv6Address(name))
     check_host(name, source)
     return name, None if found["slots"] is None else read_slots(found["slots"], f"{source}: {name}")
@@ -370,11 +390,7 @@ def _expand_ranges(text: str, source: str) -> list[str]:
         found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part, re.ASCII)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if found is None or not first <= last < first + MAX_HOSTS:
-            raise ConfigurationError(
-                f"{source}: {part!r} in brackets is not a number or range like 01-04",
-                **name_source(source),
-                record=part,
-            )
+            raise _make_error(source, f"{part!r} in brackets is not a number or range like 01-04", record=part)
         names += [str(number).zfill(len(found[1])) for number in range(first, last + 1)]
     return names
 
@@ -385,26 +401,15 @@ def _checked(entries: Iterable[Entry], source: str) -> tuple[Entry, ...]:
     for name, slots in entries:
         check_host(name, source)
         if name.lower() in checked:
-            raise ConfigurationError(
-                f"{source}: host {name!r} is named twice",
-                **name_source(source),
-                remedy="name it once, with all its ranks",
-            )
+            raise _make_error(source, f"host {name!r} is named twice", remedy="name it once, with all its ranks")
         checked[name.lower()] = (name, slots)
     if not checked:
-        raise ConfigurationError(f"{source}: names no host", **name_source(source), remedy="name one at least")
+        raise _make_error(source, "names no host", remedy="name one at least")
     if len({slots is None for _, slots in checked.values()}) > 1:
-        raise ConfigurationError(
-            f"{source}: some hosts have a number of ranks and some have none",
-            **name_source(source),
-            remedy="give it for all or none",
+        raise _make_error(
+            source, "some hosts have a number of ranks and some have none", remedy="give it for all or none"
         )
     return tuple(checked.values())
-
-
-def kubernetes_hostfile(environ: Mapping[str, str]) -> str | None:
-    """Return the host file that the MPI operator mounts into a launcher's pod; None outside of one."""
-    return environ.get("OMPI_MCA_orte_default_hostfile") if "KUBERNETES_SERVICE_HOST" in environ else None
 
 
 LOOPBACK = "127.0.0.1"
@@ -443,7 +448,11 @@ def is_this_machine(name: str) -> bool:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return any(_can_bind(family, address) for family, _, _, _, address in found)
+    for family, _, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+            return True
+    return False
 
 
 def own_address(cluster: Cluster, local_hosts: frozenset[str], interface: str | None) -> str:
@@ -456,28 +465,28 @@ def own_address(cluster: Cluster, local_hosts: frozenset[str], interface: str | 
     if not others:
         return LOOPBACK
     if interface is not None and "/" not in interface:
-        return interface_address(interface)
+        address = find_address(interface)
+        if address is None:
+            raise ConfigurationError(
+                f"--interface {interface}: does not exist, or has no IPv4 address",
+                flag="--interface",
+                remedy="choose one that `ip address` lists",
+            )
+        return address
     try:
-        (family, kind, _, _, address), *_ = socket.getaddrinfo(others[0], 9, type=socket.SOCK_DGRAM)
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing
-            return str(probe.getsockname()[0])
+        return address_towards(others[0])
     except OSError as error:
         raise ConfigurationError(
             f"host {others[0]}: is not reachable ({error})", remedy="correct its name or the network"
         ) from error
 
 
-def interface_address(name: str) -> str:
-    """Return the IPv4 address of a network interface; ConfigurationError if it does not exist or has none."""
-    address = find_address(name)
-    if address is None:
-        raise ConfigurationError(
-            f"--interface {name}: does not exist, or has no IPv4 address",
-            flag="--interface",
-            remedy="choose one that `ip address` lists",
-        )
-    return address
+def address_towards(host: str) -> str:
+    """Return the address of this machine's interface on the way to a host; OSError if there is no way."""
+    (family, kind, _, _, address), *_ = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 def find_address(name: str) -> str | None:
@@ -486,12 +495,3 @@ def find_address(name: str) -> str | None:
 
     addresses = psutil.net_if_addrs().get(name, [])
     return next((each.address for each in addresses if each.family == socket.AF_INET), None)
-
-
-def _can_bind(family: int, address: tuple[object, ...]) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return True

@@ -6,27 +6,9 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-
-@dataclass(frozen=True)
-class RankAssignment:
-    """The rank of a worker in one round, in Horovod's numbers."""
-
-    host: str
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """Return the numbers by name, in the order in which Horovod reads them."""
-        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-        return {name: getattr(self, name) for name in names}
+from gaudi_distributed.cluster.hosts import RankAssignment, assign_ranks
 
 
 class Rendezvous:
@@ -106,7 +88,7 @@ class Rendezvous:
         self.number += 1
         for worker in chosen:
             del self._waiting[worker]
-        return self._assign(chosen)
+        return dict(zip(chosen, assign_ranks([self._hosts[worker] for worker in chosen]), strict=True))
 
     def find_late(self, now: float, patience: float) -> list[int]:
         """Return the workers of this round that others have waited for longer than `patience` seconds."""
@@ -121,20 +103,6 @@ class Rendezvous:
         sizes = (size for size in range(min(len(able), self._max_size), 0, -1) if self._max_size % size == 0)
         size = next(sizes, 0)
         return able[:size] if size >= self._min_size else []
-
-    def _assign(self, chosen: list[int]) -> dict[int, RankAssignment]:
-        by_host: dict[str, list[int]] = {}
-        for worker in chosen:
-            by_host.setdefault(self._hosts[worker], []).append(worker)
-        assignments = {}
-        for rank, worker in enumerate(chosen):
-            host = self._hosts[worker]
-            local_rank = by_host[host].index(worker)
-            across = [name for name, workers in by_host.items() if len(workers) > local_rank]
-            assignments[worker] = RankAssignment(
-                host, rank, len(chosen), local_rank, len(by_host[host]), across.index(host), len(across)
-            )
-        return assignments
 
 
 _MAX_VALUE = 1 << 20

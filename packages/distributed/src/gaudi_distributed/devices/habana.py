@@ -121,7 +121,7 @@ def hcl_config(cluster: Cluster, *, kind: ServerKind = "HLS1", port: int = HCL_P
             )
         config["HCL_COUNT"] = cluster.most_slots
     else:
-        config["HCL_RANKS"] = names = [slot.host.name for slot in cluster.assignments()]
+        config["HCL_RANKS"] = names = [each.host for each in cluster.assign_ranks()]
         for name in names:
             try:
                 IPv4Address(name)
@@ -155,7 +155,7 @@ def check_hcl_config(source: str, cluster: Cluster) -> None:
         raise ConfigurationError(
             f"{source}: names neither HCL_COUNT nor HCL_RANKS ({error})", path=source, remedy="write it again"
         ) from error
-    expected = [slot.host.name for slot in cluster.assignments()]
+    expected = [each.host for each in cluster.assign_ranks()]
     if ranks not in (expected, cluster.most_slots):
         raise ConfigurationError(
             f"{source}: is for {ranks if isinstance(ranks, int) else len(ranks)} ranks on a host or in all, this run "

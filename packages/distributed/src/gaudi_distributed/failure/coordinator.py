@@ -10,14 +10,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from gaudi_distributed.errors import MessageError
 from gaudi_distributed.failure.messages import (
     CONTINUE,
     LOST,
     MAX_BYTES,
-    End,
     Failed,
     FailureCause,
     Heartbeat,
@@ -182,7 +181,7 @@ class Coordinator:
         )
         self._writers[hello.rank] = writer
         if self._cause is not None:
-            writer.write(encode_message(End(**asdict(self._cause))))
+            writer.write(encode_message(self._cause))
         return hello.rank
 
     def _on_message(self, rank: int, message: Message) -> None:
@@ -207,7 +206,7 @@ class Coordinator:
         cause = self._detector.check(time.monotonic()) or (self._detector.conclude() if all_left else None)
         if cause is not None:
             self._cause = cause
-            self._tell(End(**asdict(cause)))
+            self._tell(cause)
             if not self._detector.was_given_up:
                 self._on_cause(cause)
         if cause is not None or all_left:

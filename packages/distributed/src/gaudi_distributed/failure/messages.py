@@ -69,9 +69,22 @@ class Stop:
     """The request that all ranks save and end."""
 
 
+LOST = 75
+CONTINUE = "the same command continues from the last checkpoint"
+
+
 @dataclass(frozen=True)
-class End:
-    """The end of the run, and its cause."""
+class FailureCause:
+    """The failure that ended a run, as the coordinator sends it to all ranks.
+
+    Attributes:
+        rank: where; -1: in the launcher.
+        host: of the rank.
+        step: steps that were done there.
+        phase: what the rank was at.
+        status: exit status of every process of the run.
+        text: what happened, and the remedy.
+    """
 
     rank: int
     host: str
@@ -80,18 +93,26 @@ class End:
     status: int
     text: str
 
+    def describe(self) -> str:
+        """Return one line that names rank, host and step."""
+        if self.rank < 0:
+            return self.text
+        return f"rank {self.rank} on {self.host} at step {self.step} ({self.phase}): {self.text}"
 
-Message = Hello | Welcome | State | Failed | Left | Heartbeat | Stop | End
+
+Message = Hello | Welcome | State | Failed | Left | Heartbeat | Stop | FailureCause
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Hello, Welcome, State, Failed, Left, Heartbeat, Stop, End)
+    **{kind.__name__: kind for kind in (Hello, Welcome, State, Failed, Left, Heartbeat, Stop)},
+    "End": FailureCause,
 }
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 def encode_message(message: Message) -> bytes:
     """Return one line, at most `MAX_BYTES` long; texts are made printable and cut."""
     content = {name: show(value) if isinstance(value, str) else value for name, value in asdict(message).items()}
-    return json.dumps([type(message).__name__, content]).encode("ascii") + b"\n"
+    return json.dumps([_NAMES[type(message)], content]).encode("ascii") + b"\n"
 
 
 def decode_message(line: bytes) -> Message:
@@ -130,37 +151,6 @@ def _checked(value: object, kind: type) -> object:
     if isinstance(value, (int, float)) and not -_MAX_NUMBER <= value <= _MAX_NUMBER:
         raise ValueError("a number is too large")
     return show(value) if isinstance(value, str) else value
-
-
-LOST = 75
-CONTINUE = "the same command continues from the last checkpoint"
-
-
-@dataclass(frozen=True)
-class FailureCause:
-    """The failure that ended a run.
-
-    Attributes:
-        rank: where; -1: in the launcher.
-        host: of the rank.
-        step: steps that were done there.
-        phase: what the rank was at.
-        status: exit status of every process of the run.
-        text: what happened, and the remedy.
-    """
-
-    rank: int
-    host: str
-    step: int
-    phase: str
-    status: int
-    text: str
-
-    def describe(self) -> str:
-        """Return one line that names rank, host and step."""
-        if self.rank < 0:
-            return self.text
-        return f"rank {self.rank} on {self.host} at step {self.step} ({self.phase}): {self.text}"
 
 
 STALL, LEAVE = "GAUDI_RUN_STALL_SECONDS", "GAUDI_RUN_LEAVE_SECONDS"

@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import BinaryIO
 
+from gaudi_distributed.cluster.hosts import LOOPBACK, address_towards
 from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.comm.communicator import Communicator
 from gaudi_distributed.errors import ConfigurationError, MessageError, PeerLostError
@@ -21,7 +22,6 @@ from gaudi_distributed.failure.messages import (
     CONTINUE,
     LOST,
     MAX_BYTES,
-    End,
     Failed,
     FailureCause,
     Hello,
@@ -150,8 +150,8 @@ class RankClient:
         try:
             while line := self._lines.readline(MAX_BYTES + 1):
                 message = decode_message(line)
-                if isinstance(message, End):
-                    self._finish(FailureCause(**asdict(message)))
+                if isinstance(message, FailureCause):
+                    self._finish(message)
                 self._stop_requested |= isinstance(message, Stop)
         except TimeoutError:
             silent = True
@@ -271,9 +271,8 @@ def start_coordinator(
     said = {"fault": "", "host": "", "port": 0, "token": ""}
     if rank_info.rank == 0:
         try:
-            address = (
-                "127.0.0.1" if rank_info.local_size == rank_info.size else _find_address(hosts[rank_info.local_size :])
-            )
+            is_local = rank_info.local_size == rank_info.size
+            address = LOOPBACK if is_local else address_towards(hosts[rank_info.local_size])
             coordinator = Coordinator(
                 rank_info.size, address=address, timeouts=timeouts, on_cause=lambda cause: announce(cause.describe())
             )
@@ -291,14 +290,6 @@ def start_coordinator(
     if coordinator is None:
         return RankClient(rank_info, info, said["token"], announce)
     return _CoordinatorRankClient(rank_info, info, announce, coordinator)
-
-
-def _find_address(others: list[str]) -> str:
-    """Return the address of the interface through which the first of the other machines is reached."""
-    family, kind, _, _, address = socket.getaddrinfo(others[0], 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)  # sends nothing
-        return str(probe.getsockname()[0])
 
 
 class _CoordinatorRankClient(RankClient):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gaudi_distributed.errors import FlagError
-from gaudi_distributed.launch.presets import Accelerator
+from gaudi_distributed.launch.presets import Accelerator, load_presets
 from gaudi_distributed.launch.processes import LaunchPlan, Process
 
 ContainerKind = Literal["none", "docker", "singularity"]
@@ -20,7 +20,7 @@ _OUTSIDE = frozenset({"LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV"})
 
 # Images of containers/ by their lane, as its documents name them.
 _IMAGES = {"docker": "gaudi-vision:{}", "singularity": "gaudi-vision-{}.sif"}
-_MXNET_PROGRAM = "ssd_mxnet_train"
+
 _IMAGE = re.compile(r"(?:[a-z]{2,12}://)?[A-Za-z0-9./_][A-Za-z0-9./_:@+-]{0,254}", re.ASCII)
 _MOUNT = re.compile(r"/[^:,\n\r]*:/[^:,\n\r]*(?::r[ow])?")
 
@@ -69,6 +69,8 @@ class Container:
 def choose_image(kind: ContainerKind, accelerator: Accelerator, command: Sequence[str]) -> str:
     """Return the image of containers/ that has what a program needs on a device.
 
+    The presets of a program name the lane of its image.
+
     Raises:
         FlagError: there is none, for GPUs.
     """
@@ -76,8 +78,10 @@ def choose_image(kind: ContainerKind, accelerator: Accelerator, command: Sequenc
         raise FlagError(
             f"--container {kind}: there is no default image for GPUs", flag="--container", remedy="name one by --image"
         )
-    lane = "gaudi" if accelerator == "hpu" else "mxnet" if _MXNET_PROGRAM in command[:1] else "default"
-    return _IMAGES[kind].format(lane)
+    if accelerator == "hpu":
+        return _IMAGES[kind].format("gaudi")
+    lanes = {preset.command[0]: preset.lane for preset in load_presets().values() if preset.command}
+    return _IMAGES[kind].format(lanes.get(command[0], "default"))
 
 
 def lane_of(image: str) -> str:
@@ -129,4 +133,4 @@ def plan_docker(
         *inner,
     )
     name = f"ranks 0 to {plan.cluster.size - 1} in {container.image}"
-    return [Process(name, argv, {}, tuple(sorted({*plan.forwarded, *plan.kept})))]
+    return [Process(name, argv, {}, plan.list_forwarded(is_here=True))]

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gaudi_distributed.cluster.elastic import HOROVOD_SCOPE, SCOPE
-from gaudi_distributed.cluster.hosts import LOOPBACK, is_this_machine, parse_hosts
-from gaudi_distributed.cluster.rendezvous import RankAssignment, Rendezvous, RendezvousServer
+from gaudi_distributed.cluster.hosts import LOOPBACK, RankAssignment, is_this_machine, parse_hosts
+from gaudi_distributed.cluster.rendezvous import Rendezvous, RendezvousServer
 from gaudi_distributed.errors import ConfigurationError, FlagError, RunEndedError
 from gaudi_distributed.failure.messages import read_timeouts
 from gaudi_distributed.launch.flags import PROGRAM, Options
@@ -267,14 +267,12 @@ class ElasticRun:
         answers: dict[int, RankAssignment | None] = {**leaving, **assignments}
         values = {f"{SCOPE}/changing": b"0"}
         for worker, assigned in answers.items():
-            numbers = {} if assigned is None else assigned.numbers
-            variables = {f"HOROVOD_{name.upper()}": str(number) for name, number in numbers.items()} or None
+            variables = None if assigned is None else assigned.variables
             told = {"round": self._rendezvous.number, "variables": variables}
             values[f"{SCOPE}/assignment_{worker}"] = json.dumps(told).encode()
             if assigned is not None:
-                values[f"{HOROVOD_SCOPE}/{assigned.host}:{assigned.local_rank}"] = ",".join(
-                    map(str, numbers.values())
-                ).encode()
+                numbers = ",".join(map(str, assigned.numbers.values()))
+                values[f"{HOROVOD_SCOPE}/{assigned.host}:{assigned.local_rank}"] = numbers.encode()
         with self._server.lock:
             self._server.values.clear()
             self._server.values.update(values)

@@ -32,6 +32,7 @@ class Preset:
         backend: starts the ranks; None: the default.
         command: program and arguments, before those of the user; empty: any program.
         result: name of a successful run in its line of results; None: no such line is printed.
+        lane: of containers/, whose image has what the command needs where there is no Gaudi.
     """
 
     about: str
@@ -42,6 +43,7 @@ class Preset:
     backend: Backend | None = None
     command: tuple[str, ...] = ()
     result: str | None = None
+    lane: str = "default"
 
     @property
     def ranks(self) -> int:

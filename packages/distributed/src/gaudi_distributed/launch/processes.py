@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from gaudi_distributed.cluster.elastic import WORKER
-from gaudi_distributed.cluster.hosts import Cluster, SlotInfo, is_ipv6
+from gaudi_distributed.cluster.hosts import Cluster, RankAssignment, is_ipv6
 from gaudi_distributed.cluster.rank_info import write_tf_config
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
 from gaudi_distributed.devices.machine import Binding
@@ -110,6 +110,10 @@ class LaunchPlan:
         """Return whether all ranks run on this machine."""
         return all(host.name in self.local_hosts for host in self.cluster.hosts)
 
+    def list_forwarded(self, *, is_here: bool) -> tuple[str, ...]:
+        """Return the names of the variables that a process gets from here, on this machine or another."""
+        return tuple(sorted({*self.forwarded, *(self.kept if is_here else ())}))
+
     @property
     def mpirun(self) -> str:
         """Return the name or path of mpirun."""
@@ -150,59 +154,49 @@ def plan_gloo(plan: LaunchPlan) -> list[Process]:
 
     Not by horovodrun itself, which switches host key checks off and puts the whole environment into shell commands.
     """
-
-    def variables(slot: SlotInfo) -> dict[str, str]:
-        hosts = plan.cluster.hosts
-        across = [index for index, host in enumerate(hosts) if host.slots > slot.local_rank]
-        numbers = {
-            "RANK": slot.rank,
-            "SIZE": plan.cluster.size,
-            "LOCAL_RANK": slot.local_rank,
-            "LOCAL_SIZE": slot.host.slots,
-            "CROSS_RANK": across.index(slot.host_index),
-            "CROSS_SIZE": len(across),
-        }
-        interface = "lo" if plan.is_local else plan.interface
-        return {
-            **{f"HOROVOD_{name}": str(number) for name, number in numbers.items()},
-            "HOROVOD_HOSTNAME": slot.host.name,
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-            **({} if interface is None else {"HOROVOD_GLOO_IFACE": interface}),
-        }
-
     if plan.interface is not None and "/" in plan.interface:
         raise ConfigurationError(
             f"--interface {plan.interface}: Gloo needs the name of an interface",
             flag="--interface",
             remedy="give one like eth0",
         )
-    return _plan(plan, variables, RENDEZVOUS)
+    interface = "lo" if plan.is_local else plan.interface
+    gloo = _gloo_variables(interface)
+    return _plan(plan, lambda assigned: {**assigned.variables, "HOROVOD_HOSTNAME": assigned.host, **gloo}, RENDEZVOUS)
+
+
+def _gloo_variables(interface: str | None) -> dict[str, str]:
+    return {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        **({} if interface is None else {"HOROVOD_GLOO_IFACE": interface}),
+    }
 
 
 def plan_multi_worker(plan: LaunchPlan) -> list[Process]:
     """Return the processes of tf.distribute, each with its TF_CONFIG."""
     workers = plan.cluster.workers
-    return _plan(plan, lambda slot: {"TF_CONFIG": write_tf_config(workers, slot.rank)})
+    return _plan(plan, lambda assigned: {"TF_CONFIG": write_tf_config(workers, assigned.rank)})
 
 
 def _plan(
-    plan: LaunchPlan, variables: Callable[[SlotInfo], Mapping[str, str]], made: tuple[str, ...] = ()
+    plan: LaunchPlan, variables: Callable[[RankAssignment], Mapping[str, str]], made: tuple[str, ...] = ()
 ) -> list[Process]:
+    bound = plan.binding.processors
     processes = []
-    for slot in plan.cluster.assignments():
-        here = slot.host.name in plan.local_hosts
-        bound = plan.binding.processors
+    for assigned in plan.cluster.assign_ranks():
+        host = assigned.host
+        is_here = host in plan.local_hosts
         processes.append(
             Process(
-                name=f"rank {slot.rank} on {slot.host.name}",
+                name=f"rank {assigned.rank} on {host}",
                 argv=plan.command,
-                environment={**plan.environment, **variables(slot)},
-                forwarded=tuple(sorted({*plan.forwarded, *(plan.kept if here else ())})),
+                environment={**plan.environment, **variables(assigned)},
+                forwarded=plan.list_forwarded(is_here=is_here),
                 made=(COORDINATOR, TOKEN, *made),
-                reach=() if here else plan.ssh.reach(slot.host.name, plan.guard),
-                processors=bound[slot.local_rank] if slot.local_rank < len(bound) else (),
-                rank=slot.rank,
+                reach=() if is_here else plan.ssh.reach(host, plan.guard),
+                processors=bound[assigned.local_rank] if assigned.local_rank < len(bound) else (),
+                rank=assigned.rank,
             )
         )
     return processes
@@ -210,22 +204,19 @@ def _plan(
 
 def plan_worker(plan: LaunchPlan, host: str, worker: int, *, is_here: bool) -> Process:
     """Return a worker of an elastic run; it asks for its rank, see `gaudi_distributed.cluster.elastic`."""
-    interface = "lo" if plan.interface is None else plan.interface
     variables = {
         ENGINE_VARIABLE: "horovod",
         WORKER: str(worker),
         "HOROVOD_ELASTIC": "1",
         "HOROVOD_HOSTNAME": host,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": interface,
+        **_gloo_variables("lo" if plan.interface is None else plan.interface),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_SECONDS),
     }
     return Process(
         name=f"worker {worker} on {host}",
         argv=plan.command,
         environment={**plan.environment, **variables},
-        forwarded=tuple(sorted({*plan.forwarded, *(plan.kept if is_here else ())})),
+        forwarded=plan.list_forwarded(is_here=is_here),
         made=RENDEZVOUS,
         reach=() if is_here else plan.ssh.reach(host, plan.guard),
         rank=worker,
@@ -238,7 +229,27 @@ def plan_openmpi(plan: LaunchPlan) -> list[Process]:
     Raises:
         ConfigurationError: a host is an IPv6 address, or an argument is ":", which mpirun takes for its own.
     """
-    _check(plan)
+    for host in plan.cluster.hosts:
+        if is_ipv6(host.name):
+            raise ConfigurationError(
+                f"host {host.name}: mpirun reads no IPv6 addresses", remedy="name the host, or its IPv4 address"
+            )
+    if ":" in plan.command:
+        raise ConfigurationError(
+            "an argument is ':', with which mpirun begins another program", remedy="use --backend gloo"
+        )
+    binding = ["--bind-to", "core", "--map-by", f"socket:PE={plan.binding.cores}"]
+    if plan.binding.cores == 0:
+        binding = ["--bind-to", "none", "--map-by", "slot", "--oversubscribe"]
+        # Ranks that share a core must not spin while they wait for each other.
+        binding += ["--mca", "mpi_yield_when_idle", "1"]
+    reach = []
+    if not plan.is_local:
+        reach += ["--mca", "plm_rsh_agent", "ssh", "--mca", "plm_rsh_args", " ".join(plan.ssh.options)]
+        if plan.interface is not None:
+            reach += ["--mca", "btl_tcp_if_include", plan.interface, "--mca", "oob_tcp_if_include", plan.interface]
+        if plan.mpi_root is not None:
+            reach += ["--prefix", plan.mpi_root]
     hosts = ",".join(f"{host.name}:{host.slots}" for host in plan.cluster.hosts)
     made = (COORDINATOR, TOKEN)
     exported = sorted({*plan.forwarded, *plan.environment, *made})
@@ -249,42 +260,11 @@ def plan_openmpi(plan: LaunchPlan) -> list[Process]:
         str(plan.cluster.size),
         "--host",
         hosts,
-        *_bind(plan),
-        *_reach(plan),
+        *binding,
+        *reach,
         *(("--tag-output",) if plan.tag_output else ()),
         *(word for name in exported for word in ("-x", name)),
         *plan.command,
     )
     name = f"ranks 0 to {plan.cluster.size - 1} on {hosts}"
-    return [Process(name, argv, plan.environment, tuple(sorted({*plan.forwarded, *plan.kept})), made)]
-
-
-def _check(plan: LaunchPlan) -> None:
-    for host in plan.cluster.hosts:
-        if is_ipv6(host.name):
-            raise ConfigurationError(
-                f"host {host.name}: mpirun reads no IPv6 addresses", remedy="name the host, or its IPv4 address"
-            )
-    if ":" in plan.command:
-        raise ConfigurationError(
-            "an argument is ':', with which mpirun begins another program", remedy="use --backend gloo"
-        )
-
-
-def _bind(plan: LaunchPlan) -> tuple[str, ...]:
-    if plan.binding.cores == 0:
-        # Ranks that share a core must not spin while they wait for each other.
-        spare = ("--mca", "mpi_yield_when_idle", "1")
-        return "--bind-to", "none", "--map-by", "slot", "--oversubscribe", *spare
-    return "--bind-to", "core", "--map-by", f"socket:PE={plan.binding.cores}"
-
-
-def _reach(plan: LaunchPlan) -> tuple[str, ...]:
-    if plan.is_local:
-        return ()
-    network = plan.interface
-    return (
-        *("--mca", "plm_rsh_agent", "ssh", "--mca", "plm_rsh_args", " ".join(plan.ssh.options)),
-        *(() if network is None else ("--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network)),
-        *(() if plan.mpi_root is None else ("--prefix", plan.mpi_root)),
-    )
+    return [Process(name, argv, plan.environment, plan.list_forwarded(is_here=True), made)]
