@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gaudi_datasets.commands.fetch import show_fetching
+from gaudi_datasets.fetching.display import show_fetching
 
 
 def test_without_a_terminal_only_lines_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

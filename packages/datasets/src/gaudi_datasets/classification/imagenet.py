@@ -14,7 +14,8 @@ from gaudi_datasets.classification.imagenet_labels import SYNSET, read_validatio
 from gaudi_datasets.classification.listed_files import FileList, ListedSource
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.fetching.archives import Limits, Member, list_members
+from gaudi_datasets.fetching.archive_formats import Member
+from gaudi_datasets.fetching.archives import Limits, list_members
 from gaudi_datasets.split_folders import Content, inspect_folder, name_folders
 
 Split = Literal["train", "validation"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from gaudi_datasets.commands.data_flags import Debug, Switch, subcommand
-from gaudi_datasets.fetching.weights_table import WEIGHTS, WeightsFile
+from gaudi_datasets.fetching.weights_table import WEIGHTS
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
 
 
 @dataclass(frozen=True)
@@ -46,13 +43,14 @@ class FetchCoco:
 
     def run(self) -> None:
         """Run the command."""
-        from gaudi_datasets.fetching.coco2017 import COCO_URL, CocoFetcher, CocoPart
+        from gaudi_datasets.fetching.coco2017 import COCO_URL, CocoFetcher
+        from gaudi_datasets.fetching.display import show_fetching
 
         with show_fetching() as display:
             fetcher = CocoFetcher(
                 self.output_dir, display, url=self.mirror or COCO_URL, keep_archives=self.keep_archives
             )
-            fetcher.fetch(tuple(dict.fromkeys(self.splits)), CocoPart(self.max_images, self.classes))
+            fetcher.fetch(tuple(dict.fromkeys(self.splits)), max_images=self.max_images, classes=self.classes)
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,7 @@ class FetchFiles:
 
     def run(self) -> None:
         """Run the command."""
+        from gaudi_datasets.fetching.display import show_fetching
         from gaudi_datasets.fetching.file_lists import fetch_list
 
         with show_fetching() as display:
@@ -93,12 +92,12 @@ class FetchWeights:
 
     def run(self) -> None:
         """Run the command."""
-        from gaudi_datasets.fetching.pretrained_weights import WeightsFetcher
+        from gaudi_datasets.fetching.display import show_fetching
+        from gaudi_datasets.fetching.pretrained_weights import fetch_weights
 
         with show_fetching() as display:
-            fetcher = WeightsFetcher(self.output_dir, display, mirror=self.mirror)
             for name in dict.fromkeys(self.names):
-                fetcher.fetch(name)
+                fetch_weights(name, self.output_dir, display, mirror=self.mirror)
 
 
 @dataclass(frozen=True)
@@ -146,17 +145,23 @@ def list_catalogue() -> list[dict[str, Any]]:
         "licence": "annotations CC BY 4.0; each photograph has its own",
         "files": archives,
     }
-    weights = [
-        {
-            "name": name,
-            "command": f"{_PROGRAM} weights {name}",
-            "purpose": each.purpose,
-            "licence": each.licence,
-            "files": [_describe_file(file) for file in each.files],
-        }
-        for name, each in WEIGHTS.items()
-    ]
-    return [coco, *weights]
+    catalogue: list[dict[str, Any]] = [coco]
+    for name, each in WEIGHTS.items():
+        files = []
+        for file in each.files:
+            hashes = {"sha256": file.sha256, "md5": file.md5}
+            known = {kind: text for kind, text in hashes.items() if text}
+            files.append({"url": file.url, "bytes": file.size or None, **known})
+        catalogue.append(
+            {
+                "name": name,
+                "command": f"{_PROGRAM} weights {name}",
+                "purpose": each.purpose,
+                "licence": each.licence,
+                "files": files,
+            }
+        )
+    return catalogue
 
 
 def print_catalogue(catalogue: Sequence[dict[str, Any]], console: Console | None = None) -> None:
@@ -174,69 +179,10 @@ def print_catalogue(catalogue: Sequence[dict[str, Any]], console: Console | None
     for row in catalogue:
         known = [file["bytes"] for file in row["files"] if file["bytes"]]
         size = decimal(sum(known)) if len(known) == len(row["files"]) else "?"
-        text = Text.assemble(f"{row['purpose']}\n", (f"{_name_checks(row['files'])}; {row['licence']}", "dim"))
+        hashes = [file["sha256"] for file in row["files"] if "sha256" in file]
+        checks = f"SHA-256 {hashes[0][:8]}..." if len(hashes) == 1 else f"SHA-256 of {len(hashes)} files"
+        if len(hashes) < len(row["files"]):
+            checks = "no public SHA-256, verified by the CRC-32C of each tensor"
+        text = Text.assemble(f"{row['purpose']}\n", (f"{checks}; {row['licence']}", "dim"))
         table.add_row(row["command"].removeprefix(f"{_PROGRAM} "), size, text)
     console.print(table)
-
-
-def _describe_file(file: WeightsFile) -> dict[str, Any]:
-    entry = {"url": file.url, "bytes": file.size or None, "sha256": file.sha256, "md5": file.md5}
-    return {name: value for name, value in entry.items() if value or name == "bytes"}
-
-
-def _name_checks(files: Sequence[dict[str, Any]]) -> str:
-    hashes = [file["sha256"] for file in files if "sha256" in file]
-    if len(hashes) == len(files):
-        return f"SHA-256 {hashes[0][:8]}..." if len(hashes) == 1 else f"SHA-256 of {len(hashes)} files"
-    return "no public SHA-256, verified by the CRC-32C of each tensor"
-
-
-class FetchDisplay:
-    """A report with bars; without them where standard error is no terminal."""
-
-    def __init__(self, bars: Progress | None) -> None:
-        self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
-
-    def transferred(self, name: str, done: int, total: int | None) -> None:
-        """Move the bar of a file."""
-        from rich.filesize import decimal
-
-        self._move(name, done, total, decimal(done) if total is None else f"{decimal(done)} of {decimal(total)}")
-
-    def counted(self, name: str, done: int, total: int) -> None:
-        """Move a bar that counts."""
-        self._move(name, done, total, f"{done} of {total}")
-
-    def finished(self, line: str) -> None:
-        """Print the line."""
-        if self._bars:
-            for task in self._bars.task_ids:
-                self._bars.remove_task(task)
-            self._tasks.clear()
-            if sys.stdout.isatty():
-                self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
-                return
-        print(line, flush=True)
-
-    def _move(self, name: str, done: int, total: int | None, amount: str) -> None:
-        if self._bars is None:
-            return
-        if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, total=total, amount=amount)
-        self._bars.update(self._tasks[name], completed=done, total=total, amount=amount)
-
-
-@contextmanager
-def show_fetching() -> Iterator[FetchDisplay]:
-    """Display progress while the block runs."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield FetchDisplay(None)
-        return
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[amount]}")
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, redirect_stdout=False) as bars:
-        yield FetchDisplay(bars)

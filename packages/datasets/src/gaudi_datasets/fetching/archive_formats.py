@@ -1,4 +1,4 @@
-"""Zip and tar files as rows of entries: what their headers announce, in the same words for both.
+"""Read zip and tar files as rows of members: what their headers announce, in the same words for both.
 
 zipfile and tarfile read the formats. Here is what they let pass: a broken tar header taken for the end, headers that
 ask for a read without bound, zip members that lie over each other.
@@ -14,9 +14,9 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, BinaryIO, Protocol, TypeAlias
+from typing import IO, BinaryIO, TypeAlias
 
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
@@ -63,29 +63,22 @@ _UNIX_KINDS = {
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A member as its archive announces it; `kind` is FILE, FOLDER, or in words what else it is.
+class Member:
+    """A member of an archive.
 
-    `offset` is where the content begins in the archive's file, None when it is packed there.
+    Attributes:
+        name: as the archive gives it; relative, with slashes, once it is checked.
+        size: in bytes, unpacked.
+        offset: where the content begins in the archive's file; None in a zip or tar.gz, which do not hold it as it is.
+        kind: FILE, FOLDER, or in words what else it is.
+        handle: what the library opens it by.
     """
 
     name: str
-    kind: str
     size: int
-    offset: int | None
-    handle: Handle
-
-
-class Archive(Protocol):
-    """An open archive."""
-
-    def entries(self) -> Iterator[Entry]:
-        """Yield its members in its order; nothing about them is checked."""
-        ...
-
-    def open(self, handle: Handle) -> IO[bytes]:
-        """Open the content of the member that an entry of this archive holds."""
-        ...
+    offset: int | None = None
+    kind: str = FILE
+    handle: Handle | None = field(default=None, compare=False)
 
 
 @contextlib.contextmanager
@@ -136,41 +129,37 @@ class _Zip:
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
 
-    def entries(self) -> Iterator[Entry]:
+    def members(self) -> Iterator[Member]:
+        """Yield its members in its order; nothing about them is checked."""
         infos = self._archive.infolist()
-        overlapping = _find_overlapping(infos, self._archive.start_dir)
+        # Those whose bytes reach into the next one's, or into the directory at the end.
+        ordered = sorted(infos, key=lambda info: info.header_offset)
+        limits = [info.header_offset for info in ordered[1:]] + [self._archive.start_dir]
+        overlapping = {
+            id(info)
+            for info, limit in zip(ordered, limits, strict=True)
+            if info.header_offset + _ZIP_HEADER + info.compress_size > limit
+        }
         for info in infos:
-            kind = "over the bytes of another member" if id(info) in overlapping else _zip_kind(info)
-            yield Entry(info.orig_filename, kind, info.file_size, None, info)  # `filename` is cut at a NUL
+            name = info.orig_filename  # `filename` is cut at a NUL
+            kind = _UNIX_KINDS.get(stat.S_IFMT(info.external_attr >> 16), "of an unknown kind")
+            if id(info) in overlapping:
+                kind = "over the bytes of another member"
+            elif info.flag_bits & 0x1:
+                kind = "encrypted"
+            elif kind == FILE and name.endswith("/"):
+                kind = FOLDER
+            elif kind == FOLDER and not name.endswith("/"):
+                kind = "a folder without a slash at the end"
+            yield Member(name, info.file_size, None, kind, info)
 
-    def open(self, handle: Handle) -> IO[bytes]:
+    def open(self, handle: Handle | None) -> IO[bytes]:
+        """Open the content of the member of this handle."""
         if not isinstance(handle, zipfile.ZipInfo):
             raise TypeError(f"{handle} is of no zip file")
         if handle.header_offset < 0:  # which Python 3.13 seeks to, and gets an error as of a bad disk
             raise zipfile.BadZipFile(f"{handle.orig_filename!r} begins before the file does")
         return self._archive.open(handle)
-
-
-def _zip_kind(info: zipfile.ZipInfo) -> str:
-    if info.flag_bits & 0x1:
-        return "encrypted"
-    kind = _UNIX_KINDS.get(stat.S_IFMT(info.external_attr >> 16), "of an unknown kind")
-    if kind == FILE and info.orig_filename.endswith("/"):
-        return FOLDER
-    if kind == FOLDER and not info.orig_filename.endswith("/"):
-        return "a folder without a slash at the end"
-    return kind
-
-
-def _find_overlapping(infos: list[zipfile.ZipInfo], end: int) -> set[int]:
-    """Find the members (by `id`) whose bytes reach into those of the next, or into the directory at the end."""
-    ordered = sorted(infos, key=lambda info: info.header_offset)
-    limits = [info.header_offset for info in ordered[1:]] + [end]
-    return {
-        id(info)
-        for info, limit in zip(ordered, limits, strict=True)
-        if info.header_offset + _ZIP_HEADER + info.compress_size > limit
-    }
 
 
 class _Tar:
@@ -179,7 +168,8 @@ class _Tar:
         self._archive = tarfile.TarFile(fileobj=content, encoding="utf-8")  # type: ignore[arg-type]  # enough of a file
         self._is_empty = self._archive.offset == 0
 
-    def entries(self) -> Iterator[Entry]:
+    def members(self) -> Iterator[Member]:
+        """Yield its members in its order; nothing about them is checked."""
         # Of an archive without members, Python 3.10 would look for the next one before its beginning.
         while not self._is_empty and (info := self._archive.next()) is not None:
             if info.size < 0:  # reading on would go backwards
@@ -188,15 +178,19 @@ class _Tar:
             if info.sparse is not None:  # as a pax header says, whatever the type
                 kind = "a sparse file"
             offset = None if self._offset is None else self._offset + info.offset_data
-            yield Entry(info.name, kind, info.size, offset, info)
+            yield Member(info.name, info.size, offset, kind, info)
         if self._content.last != bytes(tarfile.BLOCKSIZE):  # tarfile takes a broken header for the end
             raise tarfile.ReadError("it does not end with an empty block")
 
-    def open(self, handle: Handle) -> IO[bytes]:
+    def open(self, handle: Handle | None) -> IO[bytes]:
+        """Open the content of the member of this handle."""
         content = self._archive.extractfile(handle) if isinstance(handle, tarfile.TarInfo) else None
         if content is None:
             raise TypeError(f"{handle} is no file of a tar")
         return content
+
+
+Archive: TypeAlias = _Zip | _Tar
 
 
 class _TarContent:

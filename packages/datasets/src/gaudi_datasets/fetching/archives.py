@@ -13,13 +13,13 @@ import shutil
 import tarfile
 import unicodedata
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO, NoReturn
+from typing import NoReturn
 
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, UnsafeError
-from gaudi_datasets.fetching.archive_formats import FILE, FOLDER, Archive, Entry, Handle, naming_damage, open_archive
+from gaudi_datasets.fetching.archive_formats import FILE, FOLDER, Archive, Member, naming_damage, open_archive
 from gaudi_datasets.output_files import hold_lock
 
 _CHUNK = 2**20
@@ -40,19 +40,6 @@ class Limits:
     """unpacked bytes for each byte of the archive"""
 
 
-@dataclass(frozen=True)
-class Member:
-    """A file in an archive: its relative name with slashes, its size in bytes, and where its content begins.
-
-    `offset` counts from the beginning of the archive's file. It is None in a zip or tar.gz, which do not hold the
-    content as it is.
-    """
-
-    name: str
-    size: int
-    offset: int | None = None
-
-
 def list_members(path: Path, limits: Limits | None = None, *, within: Member | None = None) -> list[Member]:
     """List the files in an archive, in its order, and check all of them.
 
@@ -67,14 +54,15 @@ def list_members(path: Path, limits: Limits | None = None, *, within: Member | N
         UnsafeError: a member is no plain file or folder, its name leaves the archive's folder or is that of another
             member (but for case), it is encrypted or lies over another, or a limit is passed.
     """
-    if within is None:
-        with open_archive(path) as archive:
-            return [member for member, _ in _check_all(str(path), archive, limits, path.stat().st_size)]
-    called = f"{path}: {within.name}"
-    if within.offset is None:
-        raise DataError("is packed", path=called, remedy="unpack the archive to read what is in it")
-    with open_archive(path, (within.offset, within.size), called=called) as archive:
-        return [member for member, _ in _check_all(called, archive, limits, within.size)]
+    part, called = None, str(path)
+    if within is not None:
+        called = f"{path}: {within.name}"
+        if within.offset is None:
+            raise DataError("is packed", path=called, remedy="unpack the archive to read what is in it")
+        part = (within.offset, within.size)
+    with open_archive(path, part, called=called) as archive:
+        members = _check_all(called, archive, limits, path.stat().st_size if within is None else within.size)
+    return [replace(member, handle=None) for member in members]  # headers would fill the memory
 
 
 def extract(
@@ -102,96 +90,92 @@ def extract(
         OSError: the disk is too small for it.
     """
     with open_archive(path) as archive:
-        found = _check_all(str(path), archive, limits, path.stat().st_size)
-        inner_names = [_below(member.name, folder, path) for member, _ in found]
+        members = _check_all(str(path), archive, limits, path.stat().st_size)
+        outside = next((one.name for one in members if folder and not one.name.startswith(f"{folder}/")), None)
+        if outside is not None:
+            raise DataError(
+                f"member {shorten(outside)} is not in {folder}/, where all should be",
+                path=path,
+                remedy="get another archive",
+            )
         with _unfinished_folder(target) as unpacked:
-            total, done = sum(member.size for member, _ in found), 0
-            _check_space(path, unpacked, total)
-            for (member, handle), name in zip(found, inner_names, strict=True):
-                with naming_damage(f"{path}: member {shorten(member.name)}"):
-                    _write(archive.open(handle), unpacked / name, member.size)
+            total, done = sum(member.size for member in members), 0
+            free = shutil.disk_usage(unpacked).free
+            if total > free:
+                raise OSError(
+                    errno.ENOSPC, f"needs {total} bytes unpacked and the disk has {free}; make room", str(path)
+                )
+            for member in members:
+                inner = unpacked / member.name.removeprefix(f"{folder}/" if folder else "")
+                inner.parent.mkdir(parents=True, exist_ok=True)
+                called = f"{path}: member {shorten(member.name)}"
+                with naming_damage(called), archive.open(member.handle) as source, inner.open("xb") as file:
+                    shutil.copyfileobj(source, file, _CHUNK)
+                    if file.tell() != member.size:
+                        raise tarfile.ReadError(f"it has {file.tell()} bytes, {member.size} announced")
                 done += member.size
                 if progress:
                     progress(done, total)
             os.sync()  # once for all files: one fsync each takes minutes for 100000 images
             unpacked.rename(target)
-    return len(found)
+    return len(members)
 
 
-def _check_all(called: str, archive: Archive, limits: Limits | None, archive_bytes: int) -> list[tuple[Member, Handle]]:
-    inspector = _Inspector(called, limits or Limits(), archive_bytes)
-    checked = ((inspector.check(entry), entry.handle) for entry in archive.entries())
-    found = [(member, handle) for member, handle in checked if member is not None]
+def _check_all(called: str, archive: Archive, limits: Limits | None, archive_bytes: int) -> list[Member]:
+    """Check every member, and return the files; the folders above them are made anyway."""
+    limits = limits or Limits()
+    most_bytes = min(limits.total_bytes, max(_RATIO_FROM, limits.ratio * archive_bytes))
+    files: set[str] = set()
+    folders: set[str] = set()
+    found: list[Member] = []
+    total = 0
+
+    def refuse(what: str) -> NoReturn:
+        raise UnsafeError(
+            f"member {shorten(member.name)} {what}; nothing was unpacked, get another archive", path=called
+        )
+
+    for count, member in enumerate(archive.members(), 1):
+        if count > limits.members:
+            refuse(f"is one more than the {limits.members} that an archive may hold")
+        if member.kind not in (FILE, FOLDER):
+            refuse(f"is {member.kind}; only plain files and folders are unpacked")
+        if member.kind == FOLDER and member.name in (".", "./"):
+            continue
+        try:
+            name = check_inner_name(member.name)
+        except ValueError as rule:
+            refuse(f"has a name that {rule}")
+        clash = _take_name(fold_name(name), member.kind, files, folders)
+        if clash:
+            refuse(f"has the name of an earlier {clash}, if case makes no difference")
+        if member.kind == FOLDER:
+            continue
+        total += member.size
+        if member.size > limits.member_bytes:
+            refuse(f"has {member.size} bytes; a file may have {limits.member_bytes}")
+        if total > most_bytes:
+            refuse(f"makes it {total} bytes unpacked; one of this size may make {most_bytes}")
+        found.append(replace(member, name=name))
     if not found:
         raise DataError("holds no file", path=called, remedy="get it from its source again")
     return found
 
 
-class _Inspector:
-    """Checks one member after the other, and remembers what came before."""
-
-    def __init__(self, called: str, limits: Limits, archive_bytes: int) -> None:
-        self._called, self._limits = called, limits
-        self._most_bytes = min(limits.total_bytes, max(_RATIO_FROM, limits.ratio * archive_bytes))
-        self._count = self._bytes = 0
-        self._files: set[str] = set()
-        self._folders: set[str] = set()
-
-    def check(self, entry: Entry) -> Member | None:
-        """Check a member; return None for a folder, since the folders of files are made anyway."""
-        self._count += 1
-        if self._count > self._limits.members:
-            self._refuse(entry, f"is one more than the {self._limits.members} that an archive may hold")
-        if entry.kind not in (FILE, FOLDER):
-            self._refuse(entry, f"is {entry.kind}; only plain files and folders are unpacked")
-        if entry.kind == FOLDER and entry.name in (".", "./"):
-            return None
-        try:
-            name = check_inner_name(entry.name)
-        except ValueError as rule:
-            self._refuse(entry, f"has a name that {rule}")
-        self._claim(entry, fold_name(name))
-        if entry.kind == FOLDER:
-            return None
-        self._weigh(entry)
-        return Member(name, entry.size, entry.offset)
-
-    def _claim(self, entry: Entry, folded: str) -> None:
-        """Take the name, which no file may have, and the folders above it, which no file may be."""
-        parts = folded.split("/")
-        above = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
-        if folded in self._files or not self._files.isdisjoint(above):
-            self._refuse(entry, "has the name of an earlier file, if case makes no difference")
-        self._folders |= above
-        if entry.kind == FOLDER:
-            self._folders.add(folded)
-        elif folded in self._folders:
-            self._refuse(entry, "has the name of an earlier folder, if case makes no difference")
-        else:
-            self._files.add(folded)
-
-    def _weigh(self, entry: Entry) -> None:
-        self._bytes += entry.size
-        if entry.size > self._limits.member_bytes:
-            self._refuse(entry, f"has {entry.size} bytes; a file may have {self._limits.member_bytes}")
-        if self._bytes > self._most_bytes:
-            self._refuse(entry, f"makes it {self._bytes} bytes unpacked; one of this size may make {self._most_bytes}")
-
-    def _refuse(self, entry: Entry, what: str) -> NoReturn:
-        raise UnsafeError(
-            f"member {shorten(entry.name)} {what}; nothing was unpacked, get another archive", path=self._called
-        )
-
-
-def _below(name: str, folder: str, path: Path) -> str:
-    if not folder:
-        return name
-    first, _, rest = name.partition("/")
-    if first != folder or not rest:
-        raise DataError(
-            f"member {shorten(name)} is not in {folder}/, where all should be", path=path, remedy="get another archive"
-        )
-    return rest
+def _take_name(folded: str, kind: str, files: set[str], folders: set[str]) -> str:
+    """Add a name to those of files and folders; return which of these has it already, and must not, else nothing."""
+    parts = folded.split("/")
+    above = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+    if folded in files or not files.isdisjoint(above):
+        return "file"
+    folders |= above
+    if kind == FOLDER:
+        folders.add(folded)
+    elif folded in folders:
+        return "folder"
+    else:
+        files.add(folded)
+    return ""
 
 
 @contextlib.contextmanager
@@ -207,20 +191,6 @@ def _unfinished_folder(target: Path) -> Iterator[Path]:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_space(path: Path, folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise OSError(errno.ENOSPC, f"needs {needed} bytes unpacked and the disk has {free}; make room", str(path))
-
-
-def _write(source: IO[bytes], path: Path, size: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with source, path.open("xb") as file:
-        shutil.copyfileobj(source, file, _CHUNK)
-        if file.tell() != size:
-            raise tarfile.ReadError(f"it has {file.tell()} bytes, {size} announced")
 
 
 _LONGEST_NAME = 1024  # bytes

@@ -124,20 +124,16 @@ def _read_tensors(content: bytes) -> Iterator[Tensor]:
     found = 0
     for _, handle in _entries(_block(content, index)):
         for key, value in _entries(_block(content, _handle(handle, 0)[0])):
-            if key:  # else it is the header
-                found += 1
-                yield _tensor(key.decode(), value)
+            if not key:  # the header
+                continue
+            found += 1
+            name, fields = key.decode(), dict(_fields(value))  # of a BundleEntryProto
+            numbers = [fields.get(number, 0) for number in (1, 3, 4, 5, 6)]
+            if not all(isinstance(number, int) for number in numbers):
+                raise _DamageError(f"the entry of {shorten(name)} has a field of another type")
+            yield Tensor(name, *(int(number) for number in numbers))
     if not found:
         raise _DamageError("it names no tensor")
-
-
-def _tensor(name: str, entry: bytes) -> Tensor:
-    """Parse a BundleEntryProto."""
-    fields = dict(_fields(entry))
-    numbers = [fields.get(number, 0) for number in (1, 3, 4, 5, 6)]
-    if not all(isinstance(number, int) for number in numbers):
-        raise _DamageError(f"the entry of {shorten(name)} has a field of another type")
-    return Tensor(name, *(int(number) for number in numbers))
 
 
 def _block(content: bytes, handle: tuple[int, int]) -> bytes:

@@ -1,8 +1,9 @@
-"""COCO 2017 from its server or a mirror: the whole of it as archives, or a part of it image by image."""
+"""Fetch COCO 2017 from its server or a mirror: the whole of it as archives, or a part of it image by image."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -14,13 +15,14 @@ from urllib.parse import quote
 
 import numpy as np
 
-from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
+from gaudi_datasets.detection.coco import parse_coco
 from gaudi_datasets.documents import load_json
 from gaudi_datasets.errors import DataError, FlagError, UnsafeError
 from gaudi_datasets.fetching.archives import extract
-from gaudi_datasets.fetching.downloads import Download, Fetcher, FetchReport, Patience
+from gaudi_datasets.fetching.display import FetchDisplay, lock_folder
+from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience
 from gaudi_datasets.image_files import read_image
-from gaudi_datasets.output_files import hold_lock, write_atomically
+from gaudi_datasets.output_files import write_atomically
 
 COCO_URL = "http://images.cocodataset.org"
 
@@ -66,25 +68,12 @@ COCO_ARCHIVES: Mapping[str, ArchiveFile] = {
 }
 
 
-@dataclass(frozen=True)
-class CocoPart:
-    """Which images: the first `max_images` (0: all), in the annotations' order, with one of `classes` (none: any)."""
-
-    max_images: int = 0
-    classes: tuple[str, ...] = ()
-
-    @property
-    def is_whole(self) -> bool:
-        """Return True when nothing is left out."""
-        return not self.max_images and not self.classes
-
-
 class CocoFetcher:
     """Fetches COCO 2017 into a folder: annotations/, train2017/ and val2017/ below it.
 
     Args:
         output_dir: the folder.
-        report: told of the progress.
+        display: told of the progress.
         url: the beginning of all addresses; a mirror must have the same paths below it.
         archives: what is there under "annotations" and under the name of each split.
         keep_archives: leave the zips in `output_dir` when they are unpacked.
@@ -94,39 +83,40 @@ class CocoFetcher:
     def __init__(
         self,
         output_dir: Path,
-        report: FetchReport,
+        display: FetchDisplay,
         *,
         url: str = COCO_URL,
         archives: Mapping[str, ArchiveFile] = COCO_ARCHIVES,
         keep_archives: bool = False,
         patience: Patience | None = None,
     ) -> None:
-        self._output_dir, self._report, self._url = output_dir, report, url.rstrip("/")
+        self._output_dir, self._display, self._url = output_dir, display, url.rstrip("/")
         self._archives, self._keep_archives, self._patience = archives, keep_archives, patience
 
-    def fetch(self, splits: Sequence[str], part: CocoPart | None = None) -> None:
+    def fetch(self, splits: Sequence[str], *, max_images: int = 0, classes: Sequence[str] = ()) -> None:
         """Fetch the annotations and the images of these splits, all or a part.
 
         What is there already is not fetched again. Of a part, the annotations that belong to it are written to
         annotations/instances_<split>2017_subset.json, without masks. There is no public checksum of single images:
         each is decoded, and must have the size that the annotations say.
 
+        Args:
+            splits: "train" and "val", or one of them.
+            max_images: take the first ones of each split, in the annotations' order; 0: all.
+            classes: take only images that show one of these; none: any.
+
         Raises:
             FlagError: there is no class of that name.
             DataError, MissingInputError, TransferError, UnsafeError: as `Fetcher.fetch` and `extract`; and UnsafeError
                 when a folder that is there holds less than the archive.
         """
-        part = part or CocoPart()
-        with hold_lock(self._output_dir / ".fetch.lock", waiting=self._say_waiting):
+        with lock_folder(self._output_dir, self._display):
             self._fetch_archive(self._archives[_ANNOTATIONS])
             for split in splits:
-                if part.is_whole:
-                    self._fetch_archive(self._archives[split])
+                if max_images or classes:
+                    self._fetch_part(self._archives[split].folder, max_images, classes)
                 else:
-                    self._fetch_part(self._archives[split].folder, part)
-
-    def _say_waiting(self) -> None:
-        self._report.finished(f"{self._output_dir}: another process fetches into it; waiting until it is done")
+                    self._fetch_archive(self._archives[split])
 
     def _fetch_archive(self, archive: ArchiveFile) -> None:
         target = self._output_dir / archive.folder
@@ -138,48 +128,45 @@ class CocoFetcher:
                     path=target,
                     remedy="move it away, or give another --output_dir",
                 )
-            self._report.finished(f"{target}: there already, {count} files")
+            self._display.finished(f"{target}: there already, {count} files")
             return
         path = self._output_dir / Path(archive.path).name
         download = Download(f"{self._url}/{archive.path}", path, archive.sha256, archive.size)
-        Fetcher(self._patience, progress=self._report.transferred).fetch(download)
+        Fetcher(self._patience, progress=self._display.transferred).fetch(download)
 
         def unpacked(done: int, total: int) -> None:
-            self._report.transferred(f"{path.name}, unpacked", done, total)
+            self._display.transferred(f"{path.name}, unpacked", done, total)
 
         files = extract(path, target, folder=archive.folder, progress=unpacked)
         if not self._keep_archives:
             path.unlink()
-        self._report.finished(f"{target}: {files} files of {path.name}, SHA-256 verified")
+        self._display.finished(f"{target}: {files} files of {path.name}, SHA-256 verified")
 
-    def _fetch_part(self, name: str, part: CocoPart) -> None:
+    def _fetch_part(self, name: str, max_images: int, classes: Sequence[str]) -> None:
         annotations = self._output_dir / _ANNOTATIONS / f"instances_{name}.json"
-        document = select_part(load_json(annotations), annotations, part)
+        document = select_part(load_json(annotations), annotations, max_images, classes)
         coco = parse_coco(document, annotations)
-        fetched = self._fetch_images(name, coco)
-        subset = annotations.with_name(f"instances_{name}_subset.json")
-        with write_atomically(subset, durable=True) as temporary:
-            temporary.write_text(json.dumps(document), encoding="utf-8")
-        self._report.finished(
-            f"{self._output_dir / name}: {len(coco.image_ids)} images, {fetched} of them fetched now, decoded to "
-            f"verify them (there are no public checksums); their annotations: {subset}"
-        )
-
-    def _fetch_images(self, name: str, coco: CocoAnnotations) -> int:
         downloads = [
             Download(
                 f"{self._url}/{name}/{quote(file_name)}",
                 self._output_dir / name / file_name,
-                check=_expect_size(int(height), int(width)),
+                check=functools.partial(_check_size, int(height), int(width)),
                 most_bytes=_MOST_IMAGE_BYTES,
             )
             for file_name, height, width in zip(coco.file_names, coco.heights, coco.widths, strict=True)
         ]
 
         def count(done: int) -> None:
-            self._report.counted(f"{name}: images", done, len(downloads))
+            self._display.counted(f"{name}: images", done, len(downloads))
 
-        return fetch_many(downloads, self._patience, count)
+        fetched = fetch_many(downloads, self._patience, count)
+        subset = annotations.with_name(f"instances_{name}_subset.json")
+        with write_atomically(subset, durable=True) as temporary:
+            temporary.write_text(json.dumps(document), encoding="utf-8")
+        self._display.finished(
+            f"{self._output_dir / name}: {len(coco.image_ids)} images, {fetched} of them fetched now, decoded to "
+            f"verify them (there are no public checksums); their annotations: {subset}"
+        )
 
 
 def fetch_many(downloads: Sequence[Download], patience: Patience | None, progress: Callable[[int], None]) -> int:
@@ -204,21 +191,27 @@ def fetch_many(downloads: Sequence[Download], patience: Patience | None, progres
     return fetched
 
 
-def select_part(document: Any, path: Path, part: CocoPart) -> dict[str, Any]:
-    """Select the images, classes and boxes of a COCO document that belong to a part.
+def select_part(document: Any, path: Path, max_images: int, names: Sequence[str]) -> dict[str, Any]:
+    """Select the images, classes and boxes of a COCO document that belong to a part; see `CocoFetcher.fetch`.
 
     Raises:
         FlagError: there is no class of that name.
         DataError: the document has faults, as `parse_coco`, or nothing in it belongs to the part.
     """
     coco = parse_coco(document, path)
-    classes = _find_classes(coco, part.classes)
+    ids = {category.name: category.id for category in coco.categories}
+    for name in names:
+        if name not in ids:
+            nearest = difflib.get_close_matches(name, ids, n=1, cutoff=0.5)
+            remedy = f"did you mean {nearest[0]!r}?" if nearest else f"they are in {coco.path}"
+            raise FlagError(f"--classes: {name!r} is no class; {remedy}", flag="--classes")
+    classes = {ids[name] for name in names or ids}
     shown = np.isin(coco.category_ids, sorted(classes)) & ~coco.is_crowd
     rows = np.repeat(np.arange(len(coco.image_ids)), np.diff(coco.box_splits))[shown]
-    chosen = np.unique(rows) if part.classes else np.arange(len(coco.image_ids))
-    image_ids = set(coco.image_ids[chosen][: part.max_images or None].tolist())
+    chosen = np.unique(rows) if names else np.arange(len(coco.image_ids))
+    image_ids = set(coco.image_ids[chosen][: max_images or None].tolist())
     if not image_ids:
-        raise DataError(f"no image shows {', '.join(part.classes)}", path=path, remedy="choose other --classes")
+        raise DataError(f"no image shows {', '.join(names)}", path=path, remedy="choose other --classes")
     return {
         **{name: document[name] for name in ("info", "licenses") if name in document},
         "images": [one for one in document["images"] if one["id"] in image_ids],
@@ -229,20 +222,7 @@ def select_part(document: Any, path: Path, part: CocoPart) -> dict[str, Any]:
     }
 
 
-def _find_classes(coco: CocoAnnotations, names: Sequence[str]) -> set[int]:
-    ids = {category.name: category.id for category in coco.categories}
-    for name in names:
-        if name not in ids:
-            nearest = difflib.get_close_matches(name, ids, n=1, cutoff=0.5)
-            remedy = f"did you mean {nearest[0]!r}?" if nearest else f"they are in {coco.path}"
-            raise FlagError(f"--classes: {name!r} is no class; {remedy}", flag="--classes")
-    return {ids[name] for name in names or ids}
-
-
-def _expect_size(height: int, width: int) -> Callable[[Path], None]:
-    def check(path: Path) -> None:
-        image = read_image(path)
-        if (image.height, image.width) != (height, width):
-            raise DataError(f"is {image.height}x{image.width}; the annotations say {height}x{width}", path=path)
-
-    return check
+def _check_size(height: int, width: int, path: Path) -> None:
+    image = read_image(path)
+    if (image.height, image.width) != (height, width):
+        raise DataError(f"is {image.height}x{image.width}; the annotations say {height}x{width}", path=path)

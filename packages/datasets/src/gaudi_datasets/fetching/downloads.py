@@ -12,10 +12,10 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 from urllib.parse import urlsplit
 
 import requests
@@ -128,7 +128,12 @@ class Fetcher:
         """
         path = download.path
         if os.path.lexists(path):
-            self._verify_present(download)
+            try:
+                download.verify(path)
+            except (DataError, OSError) as error:
+                raise UnsafeError(
+                    f"is there already and is not the file to fetch ({error})", path=path, remedy="move it away"
+                ) from None
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = PartialFile(path.with_name(path.name + ".part"), download.url)
@@ -159,14 +164,6 @@ class Fetcher:
         partial.publish(path)
         return True
 
-    def _verify_present(self, download: Download) -> None:
-        try:
-            download.verify(download.path)
-        except (DataError, OSError) as error:
-            raise UnsafeError(
-                f"is there already and is not the file to fetch ({error})", path=download.path, remedy="move it away"
-            ) from None
-
     def _transfer(self, download: Download, partial: PartialFile) -> None:
         """Ask for what is missing and append it; anything but the whole file afterwards is a failure."""
         trusted = bool(download.sha256)  # else two versions of a file could be put together unnoticed
@@ -174,6 +171,8 @@ class Fetcher:
         try:
             with self._ask(download, headers) as response:
                 length = self._accept(download, response, partial)
+                if length is not None:
+                    self._check_length(download, partial, length)
                 if length is None or partial.size < length:
                     self._receive(download, response, partial, length)
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
@@ -186,10 +185,10 @@ class Fetcher:
         try:
             return self._session.get(download.url, headers=headers, stream=True, timeout=limits)
         except _POINTLESS as error:
-            raise TransferError(f"{_describe(error)}", path=download.url, remedy="fix the address") from None
+            raise TransferError(_describe(error), path=download.url, remedy="fix the address") from None
 
     def _accept(self, download: Download, response: requests.Response, partial: PartialFile) -> int | None:
-        """Look at the answer's head and make the partial file fit it; the length of the whole file, if it is told."""
+        """Make the partial file fit the answer's head; return the length of the whole file, if it is told."""
         status = response.status_code
         if status in _GONE:
             raise MissingInputError(
@@ -211,29 +210,19 @@ class Fetcher:
             raise TransferError(
                 "the server packs the content though asked not to", path=download.url, remedy="use another server"
             )
-        length = self._resume(response, partial) if status == 206 else self._begin(response, partial)
-        self._check_length(download, partial, length)
-        return length
-
-    @staticmethod
-    def _resume(response: requests.Response, partial: PartialFile) -> int:
-        found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        if not found or int(found[1]) != partial.size or not partial.is_of(response.headers.get("ETag", "")):
-            partial.discard()
-            raise _AttemptError("the server sends another part of the file than it was asked for")
-        return int(found[2])
-
-    @staticmethod
-    def _begin(response: requests.Response, partial: PartialFile) -> int | None:
-        """Begin with the whole file: nothing is there, the server cannot resume, or its file has changed."""
-        length = response.headers.get("Content-Length", "")
+        if status == 206:
+            found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            if not found or int(found[1]) != partial.size or not partial.is_of(response.headers.get("ETag", "")):
+                partial.discard()
+                raise _AttemptError("the server sends another part of the file than it was asked for")
+            return int(found[2])
+        # The whole file: nothing is there, the server cannot resume, or its file has changed.
+        text = response.headers.get("Content-Length", "")
         partial.begin(etag=response.headers.get("ETag", ""), modified=response.headers.get("Last-Modified", ""))
-        return int(length) if length.isdecimal() else None
+        return int(text) if text.isdecimal() else None
 
     @staticmethod
-    def _check_length(download: Download, partial: PartialFile, length: int | None) -> None:
-        if length is None:
-            return
+    def _check_length(download: Download, partial: PartialFile, length: int) -> None:
         if download.size is not None and length != download.size:
             raise DataError(f"has {length} bytes; {download.size} are expected", path=download.url)
         if length > download.most_bytes:
@@ -315,20 +304,22 @@ def _describe(error: Exception) -> str:
     return f"the transfer failed ({(str(inner).splitlines() or [type(inner).__name__])[0]})"
 
 
-@dataclass
 class PartialFile:
-    """Bytes of a file from `url`, at `path`; a JSON file beside it keeps which version of the file they are of."""
+    """Bytes of a file from `url`, at `path`; a JSON file beside it keeps which version of the file they are of.
 
-    path: Path
-    url: str
-    _validator: str = field(default="", init=False)
+    What is there of another address, or without such a file, is removed.
+    """
 
-    def __post_init__(self) -> None:
-        known = self._load()
-        if known is None:
-            self.discard()
-        else:
-            self._validator = known
+    def __init__(self, path: Path, url: str) -> None:
+        self.path, self.url = path, url
+        self._state = path.with_name(path.name + ".json")
+        self._validator = ""
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            state = json.loads(self._state.read_bytes())
+            if state["url"] == url and isinstance(state["validator"], str) and path.exists():
+                self._validator = state["validator"]
+                return
+        self.discard()
 
     @property
     def size(self) -> int:
@@ -349,9 +340,8 @@ class PartialFile:
     def begin(self, *, etag: str, modified: str) -> None:
         """Start anew with the version that these header fields of an answer name."""
         self.discard()
-        self._validator = (
-            modified if etag.startswith("W/") else etag or modified
-        )  # RFC 9110: If-Range takes no weak tag
+        # RFC 9110: If-Range takes no weak tag.
+        self._validator = modified if etag.startswith("W/") else etag or modified
         self._state.write_text(json.dumps({"url": self.url, "validator": self._validator}))
         self.path.touch()
 
@@ -380,31 +370,3 @@ class PartialFile:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-    @property
-    def _state(self) -> Path:
-        return self.path.with_name(self.path.name + ".json")
-
-    def _load(self) -> str | None:
-        """Return the validator; None when nothing can be resumed."""
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            state = json.loads(self._state.read_bytes())
-            if state["url"] == self.url and isinstance(state["validator"], str) and self.path.exists():
-                return str(state["validator"])
-        return None
-
-
-class FetchReport(Protocol):
-    """Where the news goes; called from several threads."""
-
-    def transferred(self, name: str, done: int, total: int | None) -> None:
-        """Report the bytes of a file that are here, and the total, None when the server does not say."""
-        ...
-
-    def counted(self, name: str, done: int, total: int) -> None:
-        """Report how many things of a kind are done, and their number."""
-        ...
-
-    def finished(self, line: str) -> None:
-        """Report by a line what is done."""
-        ...

@@ -1,4 +1,4 @@
-"""Lists of files to fetch: a YAML file with an address and a SHA-256 for each."""
+"""Fetch the files of a list: a YAML file with an address and a SHA-256 for each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlsplit
 from gaudi_datasets.documents import Faults, Record, RecordError, load_yaml, shorten
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.fetching.archives import check_inner_name, fold_name
-from gaudi_datasets.fetching.downloads import Download, Fetcher, FetchReport, Patience, is_web_address
-from gaudi_datasets.output_files import hold_lock
+from gaudi_datasets.fetching.display import FetchDisplay, lock_folder
+from gaudi_datasets.fetching.downloads import Download, Fetcher, is_web_address
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _FIELDS = ("url", "sha256", "name")
@@ -31,7 +31,8 @@ def read_file_list(path: Path, output_dir: Path) -> list[Download]:
     entries = load_yaml(path)
     if not isinstance(entries, list) or not entries:
         raise DataError("is no list of files", path=path, remedy="write `- url: ...` and `  sha256: ...` for each")
-    faults, taken = Faults(path), _Names()
+    faults = Faults(path)
+    taken: set[str] = set()
 
     def parse(record: Record) -> Download:
         if unknown := [str(name) for name in record.fields if name not in _FIELDS]:
@@ -44,14 +45,23 @@ def read_file_list(path: Path, output_dir: Path) -> list[Download]:
         if not _SHA256.fullmatch(sha256):
             raise RecordError(f"sha256 is {shorten(sha256)}; it must be 64 hexadecimal digits", field="sha256")
         name = record.text("name", default="") or unquote(PurePosixPath(urlsplit(url).path).name)
-        return Download(url, output_dir / taken.take(name), sha256.lower())
+        try:
+            inner = check_inner_name(name)
+        except ValueError as rule:
+            raise RecordError(f"name {shorten(name)} {rule}", field="name") from None
+        if fold_name(inner) in taken:
+            raise RecordError(
+                f"name {shorten(name)} was given before", field="name", remedy="give each file a `name` of its own"
+            )
+        taken.add(fold_name(inner))
+        return Download(url, output_dir / inner, sha256.lower())
 
     downloads = list(faults.parse("files", entries, parse))
     faults.raise_any()
     return downloads
 
 
-def fetch_list(path: Path, output_dir: Path, report: FetchReport, *, patience: Patience | None = None) -> None:
+def fetch_list(path: Path, output_dir: Path, display: FetchDisplay) -> None:
     """Fetch every file of a list (see `read_file_list`) that is not there already; two processes take turns.
 
     Raises:
@@ -59,31 +69,8 @@ def fetch_list(path: Path, output_dir: Path, report: FetchReport, *, patience: P
         MissingInputError, DataError, TransferError, UnsafeError: as `Fetcher.fetch`.
     """
     downloads = read_file_list(path, output_dir)
-    fetcher = Fetcher(patience, progress=report.transferred)
-
-    def say_waiting() -> None:
-        report.finished(f"{output_dir}: another process fetches into it; waiting until it is done")
-
-    with hold_lock(output_dir / ".fetch.lock", waiting=say_waiting):
+    fetcher = Fetcher(progress=display.transferred)
+    with lock_folder(output_dir, display):
         for download in downloads:
             state = "fetched" if fetcher.fetch(download) else "there already"
-            report.finished(f"{download.path}: {state}, {download.path.stat().st_size} bytes, SHA-256 verified")
-
-
-class _Names:
-    """The names given so far, each of which may be given once."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-
-    def take(self, name: str) -> str:
-        try:
-            inner = check_inner_name(name)
-        except ValueError as rule:
-            raise RecordError(f"name {shorten(name)} {rule}", field="name") from None
-        if fold_name(inner) in self._taken:
-            raise RecordError(
-                f"name {shorten(name)} was given before", field="name", remedy="give each file a `name` of its own"
-            )
-        self._taken.add(fold_name(inner))
-        return inner
+            display.finished(f"{download.path}: {state}, {download.path.stat().st_size} bytes, SHA-256 verified")
