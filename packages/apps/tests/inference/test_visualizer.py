@@ -26,7 +26,7 @@ def test_box_is_drawn_where_it_is_in_the_colour_of_its_class() -> None:
     drawn = draw_detections(image, np.array([[0.25, 0.5, 0.75, 0.9]]), np.array([2]), np.array([0.875]), NAMES)
     assert drawn.shape == image.shape
     assert np.all(image == 128)  # the given one is left alone
-    for row, column in ((450, 400), (300, 300), (300, 540)):  # bottom, left, right
+    for row, column in ((449, 400), (300, 300), (300, 539)):  # bottom, left, right
         assert tuple(drawn[row, column]) == class_colour(2)
     assert tuple(drawn[300, 400]) == (128, 128, 128)
     changed = np.argwhere(np.any(drawn != 128, axis=2))
@@ -46,14 +46,14 @@ def test_boxes_past_the_edge_and_tags_without_room_are_drawn_inside() -> None:
     drawn = draw_detections(paint(), boxes, np.array([1, 2]), None, ["a long name of a class", "dog"])
     assert tuple(drawn[599, 300]) == class_colour(1)
     colours = drawn.reshape(-1, 3)
-    assert np.all(colours == class_colour(2), axis=1).sum() > 300  # the plate of the second tag
+    assert np.all(colours == class_colour(2), axis=1).sum() > 200  # the plate of the second tag
 
 
 def test_best_score_is_on_top() -> None:
     boxes = np.array([[0.2, 0.2, 0.8, 0.8]] * 2)
     for scores, best in (([0.3, 0.9], 2), ([0.9, 0.3], 1)):
         drawn = draw_detections(paint(), boxes, np.array([1, 2]), np.array(scores), NAMES)
-        assert tuple(drawn[480, 300]) == class_colour(best)
+        assert tuple(drawn[479, 300]) == class_colour(best)
 
 
 def test_names_of_any_script() -> None:

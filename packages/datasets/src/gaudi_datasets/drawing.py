@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import colorsys
+import functools
 import io
 import unicodedata
 from collections.abc import Sequence
@@ -34,8 +35,12 @@ def draw_boxes(
     labels: npt.NDArray[np.integer[Any]],
     class_names: Sequence[str],
     is_crowd: npt.NDArray[np.bool_] | None = None,
+    *,
+    scores: npt.NDArray[np.floating[Any]] | None = None,
+    low: int = SMALLEST_SIDE,
+    high: int | None = LARGEST_SIDE,
 ) -> Image.Image:
-    """Draw boxes with their class names, small boxes on top; the image is brought to a readable size first.
+    """Draw boxes with their class names; the image is brought to a readable size first.
 
     Args:
         image: RGB, of any size.
@@ -43,27 +48,37 @@ def draw_boxes(
         labels: int [n], 1 for the first of `class_names`.
         class_names: names in the order of the labels.
         is_crowd: bool [n], boxes of crowds, which are drawn dashed; none when None.
+        scores: float [n], written after the names; the best is on top. Without them, small boxes are on top.
+        low: of the longer side of the result, in pixels.
+        high: likewise; None for no bound.
 
     Returns:
-        A new image in the proportions of the given one, its longer side of 640 to 1280 pixels.
+        A new image in the proportions of the given one.
     """
-    canvas = fit_image(image)
+    canvas = fit_image(image, low, high)
     pen, unit = ImageDraw.Draw(canvas), max(canvas.size) / SMALLEST_SIDE
     height, width = canvas.height, canvas.width
     corners = np.rint(np.clip(boxes_yxyx, 0, 1) * [height - 1, width - 1, height - 1, width - 1]).astype(int)
     corners = corners.reshape(-1, 4)
     crowd = np.zeros(len(corners), np.bool_) if is_crowd is None else is_crowd
-    small_last = np.argsort(-(corners[:, 2:] - corners[:, :2]).prod(axis=1), kind="stable")
-    for row in small_last:
+    rank = -(corners[:, 2:] - corners[:, :2]).prod(axis=1) if scores is None else np.asarray(scores)
+    top_first = np.argsort(-rank, kind="stable")
+    for row in top_first[::-1]:
         _draw_frame(pen, corners[row], class_colour(int(labels[row])), round(2 * unit), dashed=bool(crowd[row]))
     font = _font(13 * unit)
-    taken: list[Plate] = []
-    for row in small_last[::-1]:
+    ascent, descent = font.getmetrics()
+    tags: list[tuple[Plate, str, Colour]] = []
+    for row in top_first:
         label = int(labels[row])
         text = to_drawable(class_names[label - 1], label) + " (crowd)" * bool(crowd[row])
-        ascent, descent = font.getmetrics()
-        taken.append(place_plate(canvas.size, corners[row], (round(font.getlength(text)) + 6, ascent + descent), taken))
-        _draw_tag(pen, taken[-1], font, text, class_colour(label))
+        text += "" if scores is None else f" {scores[row]:.2f}"
+        taken = [plate for plate, *_ in tags]
+        size = round(font.getlength(text)) + 6, ascent + descent
+        tags.append((place_plate(canvas.size, corners[row], size, taken), text, class_colour(label)))
+    for (left, top, right, bottom), text, colour in tags[::-1]:
+        pen.rectangle((left, top, right - 1, bottom - 1), fill=colour)
+        dark = float(np.dot(colour, (0.299, 0.587, 0.114))) <= 140
+        pen.text((left + 3, top), text, (255, 255, 255) if dark else (0, 0, 0), font)
     return canvas
 
 
@@ -95,10 +110,10 @@ def join_images(images: Sequence[Image.Image]) -> Image.Image:
     return result
 
 
-def fit_image(image: Image.Image, low: int = SMALLEST_SIDE, high: int = LARGEST_SIDE) -> Image.Image:
-    """Copy an image, resized so that its longer side has at least `low` and at most `high` pixels."""
+def fit_image(image: Image.Image, low: int = SMALLEST_SIDE, high: int | None = LARGEST_SIDE) -> Image.Image:
+    """Copy an image, resized so that its longer side has at least `low` and at most `high` pixels (None: any)."""
     longer = max(image.size)
-    side = min(max(longer, low), high)
+    side = max(longer, low) if high is None else min(max(longer, low), high)
     if side == longer:
         return image.copy()
     width, height = (max(1, round(length * side / longer)) for length in image.size)
@@ -118,6 +133,7 @@ def to_drawable(name: str, label: int) -> str:
     return plain or (f"#{label}" if label else "")
 
 
+@functools.lru_cache(maxsize=8)
 def _font(size: float) -> ImageFont.FreeTypeFont:
     font = ImageFont.load_default(max(8, round(size)))
     if not isinstance(font, ImageFont.FreeTypeFont):
@@ -167,21 +183,10 @@ def place_plate(
             x = max(0, min(x, width - plate_width))
             if 0 <= y <= height - plate_height:
                 places.append((x, y, x + plate_width, y + plate_height))
-    free = (place for place in places if not any(_overlap(place, other) for other in taken))
+
+    def is_free(place: Plate) -> bool:
+        x0, y0, x1, y1 = place
+        return not any(x0 < other[2] and other[0] < x1 and y0 < other[3] and other[1] < y1 for other in taken)
+
+    free = filter(is_free, places)
     return next(free, places[0] if places else (0, 0, plate_width, plate_height))
-
-
-def ink_on(colour: Colour) -> Colour:
-    """Return black or white, whichever can be read on a colour."""
-    return (0, 0, 0) if float(np.dot(colour, (0.299, 0.587, 0.114))) > 140 else (255, 255, 255)
-
-
-def _overlap(first: Plate, second: Plate) -> bool:
-    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
-
-
-def _draw_tag(pen: ImageDraw.ImageDraw, plate: Plate, font: ImageFont.FreeTypeFont, text: str, colour: Colour) -> None:
-    """Draw text on a plate of the class's colour, in black or white for contrast."""
-    left, top, right, bottom = plate
-    pen.rectangle((left, top, right - 1, bottom - 1), fill=colour)
-    pen.text((left + 3, top), text, ink_on(colour), font)

@@ -81,7 +81,10 @@ def check_image(encoded: bytes, place: object, *, decode: bool = True) -> Encode
                 image.load()
                 kind, mode, (width, height) = image.format, image.mode, image.size
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
-        fault = f"cannot be decoded ({_describe(error)}, {len(encoded)} bytes)"
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if isinstance(error, UnidentifiedImageError):
+            reason = "it is no image that Pillow knows"
+        fault = f"cannot be decoded ({reason}, {len(encoded)} bytes)"
         raise _refuse(place, fault, "fetch it again or leave it out") from None
     if kind not in _FORMATS:
         raise _refuse(place, f"is a {kind} image", "convert it to JPEG or PNG")
@@ -170,9 +173,3 @@ def _walk_png(encoded: bytes) -> tuple[int, int] | None:
 
 def _missing(path: Path) -> MissingInputError:
     return MissingInputError("there is no such image", path=path, remedy="fix the image folder or the file name")
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return "it is no image that Pillow knows"
-    return (str(error).splitlines() or [type(error).__name__])[0]

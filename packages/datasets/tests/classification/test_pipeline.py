@@ -84,11 +84,11 @@ def test_training_images_are_their_crops(kind: str, encode: Encode) -> None:
             assert batch["image_ids"][row] == example.image_id
             assert batch["labels"][row] == example.label
             sizes = np.array([[example.height, example.width]], np.int32)
-            draws = draw_augmentation(sizes, [image_generator(3, int(epoch), example.image_id)])
-            top, left, height, width = draws.windows[0]
+            windows, flips = draw_augmentation(sizes, [image_generator(3, int(epoch), example.image_id)])
+            top, left, height, width = windows[0]
             crop = tf.io.decode_image(example.encoded, channels=3)[top : top + height, left : left + width]
             expected = tf.image.resize(crop, [32, 32]).numpy() - MEAN_RGB
-            if draws.flips[0]:
+            if flips[0]:
                 expected = expected[:, ::-1]
             np.testing.assert_allclose(batch["images"][row], expected, atol=1e-3 if kind == "PNG" else 6)
             assert np.abs(batch["images"][row] - expected).mean() < 0.5

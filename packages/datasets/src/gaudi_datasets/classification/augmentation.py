@@ -44,29 +44,20 @@ RESNET_CROPS = CropRange()
 RESNEXT_CROPS = CropRange(min_area=0.08)
 
 
-@dataclass(frozen=True)
-class Draws:
-    """Draws for n images.
-
-    Attributes:
-        windows: int32 [n, 4], top, left, height, width of the crops in pixels.
-        flips: bool [n], whether the crop is mirrored left to right.
-    """
-
-    windows: npt.NDArray[np.int32]
-    flips: npt.NDArray[np.bool_]
-
-
 def draw_augmentation(
     sizes: npt.NDArray[np.int32],
     generators: Sequence[np.random.Generator],
     crop_range: CropRange = RESNET_CROPS,
     flip_probability: float = FLIP_PROBABILITY,
-) -> Draws:
-    """Draw crops and flips for images of sizes int32 [n, 2], height and width, each with a generator of its own."""
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    """Draw crops and flips for images of sizes int32 [n, 2], height and width, each with a generator of its own.
+
+    Returns:
+        crops int32 [n, 4]: top, left, height, width in pixels; flips bool [n], whether each is mirrored left to right.
+    """
     uniform = np.stack([generator.random(4 * crop_range.tries + 1) for generator in generators])
     windows = _place_crops(sizes, uniform[:, 1:].reshape(len(sizes), 4, crop_range.tries), crop_range)
-    return Draws(windows, uniform[:, 0] < flip_probability)
+    return windows, uniform[:, 0] < flip_probability
 
 
 def _place_crops(

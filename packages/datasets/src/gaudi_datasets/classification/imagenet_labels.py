@@ -69,16 +69,19 @@ def _read_lines(path: Path, image_names: Sequence[str]) -> list[str]:
 
 
 def _read_solution(path: Path, image_names: Sequence[str]) -> list[str]:
-    """Read rows of ImageId (the stem of a file's name) and PredictionString (a synset and a box, once or several
-    times).
-    """
+    """Read rows of ImageId (the stem of a file's name) and PredictionString (a synset and a box, once or more)."""
     synsets: dict[str, str] = {}
     for row in csv.DictReader(_read_text(path).splitlines()):
         image, prediction = row.get("ImageId") or "", row.get("PredictionString") or ""
         synset = prediction.partition(" ")[0]
         _check_synset(f"{path}: image {shorten(image)}", synset)
         synsets[image] = synset
-    return _look_up(path, synsets, image_names)
+    missing = next((name for name in image_names if Path(name).stem not in synsets), None)
+    if missing is not None:
+        raise DataError(
+            f"has no label for the validation image {missing}", path=path, remedy="get the file from its source again"
+        )
+    return [synsets[Path(name).stem] for name in image_names]
 
 
 def _read_devkit(path: Path, image_names: Sequence[str]) -> list[str]:
@@ -145,12 +148,3 @@ def _check_count(path: Path, synsets: list[str], image_names: Sequence[str]) -> 
             f"has {len(synsets)} labels for {len(image_names)} validation images", path=path, remedy="get both whole"
         )
     return synsets
-
-
-def _look_up(path: Path, synsets: Mapping[str, str], image_names: Sequence[str]) -> list[str]:
-    missing = next((name for name in image_names if Path(name).stem not in synsets), None)
-    if missing is not None:
-        raise DataError(
-            f"has no label for the validation image {missing}", path=path, remedy="get the file from its source again"
-        )
-    return [synsets[Path(name).stem] for name in image_names]

@@ -12,6 +12,7 @@ pixels: photographs of about 640x480 differ from that at 128x128 by 2.9 of 255 i
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ MEAN_RGB = np.array([123.68, 116.78, 103.94], np.float32)
 
 NO_COLORS = ColorRange()
 CHUNK = 16  # examples read by one call of Python
+_READERS = 4  # calls of Python at once: some wait for the disk while one computes
 
 _DIVISORS = (1, 2, 4, 8)  # of the scale that libjpeg decodes at
 _NO_JPEG = len(_DIVISORS)  # stands where else the number of a divisor does
@@ -86,7 +88,7 @@ def train_dataset(
 
     steps = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
     chunks = steps.flat_map(samples_of).batch(CHUNK, drop_remainder=True)
-    dataset = chunks.map(read, num_parallel_calls=_readers(options)).unbatch()
+    dataset = chunks.map(read, num_parallel_calls=min(_READERS, options.parallel_calls)).unbatch()
     dataset = dataset.map(load, num_parallel_calls=options.parallel_calls)
     dataset = dataset.batch(options.batch_size, drop_remainder=True)
     return dataset.prefetch(2).with_options(threading_options(options))
@@ -108,9 +110,15 @@ def eval_dataset(source: ClassificationSource, options: InputOptions, *, num_ima
     """
     count = len(source) if num_images is None else min(num_images, len(source))
 
+    def read(index: int) -> tuple[Any, ...]:
+        example = source.read(int(index))
+        size = np.array([[example.height, example.width]], np.int32)
+        decodings = _choose_decodings([example], size, resized_side(options.image_size), aligned=True)
+        return example.encoded, decodings[0], np.int32(example.label), np.int64(example.image_id)
+
     def load(index: Any) -> dict[str, Any]:
-        function = functools.partial(_read_whole, source, options)
-        encoded, decoding, label, image_id = call_python(function, [index], *_WHOLE_SIGNATURE)
+        types = [tf.string, tf.int32, tf.int32, tf.int64]
+        encoded, decoding, label, image_id = call_python(read, [index], types, [[], [], [], []])
         pixels = _resize_center(_decode_whole(encoded, decoding), options.image_size)
         return {"images": _finish(pixels, options), "labels": label, "image_ids": image_id}
 
@@ -181,10 +189,6 @@ _CROP_SIGNATURE: tuple[list[Any], list[list[int | None]]] = (
     [tf.string, tf.int32, tf.int32, tf.bool, tf.float32, tf.int32, tf.int64],
     [[None], [None, 4], [None], [None], [None, 3, 4], [None], [None]],
 )
-_WHOLE_SIGNATURE: tuple[list[Any], list[list[int | None]]] = (
-    [tf.string, tf.int32, tf.int32, tf.int64],
-    [[], [], [], []],
-)
 
 
 def draw_crops(
@@ -200,52 +204,39 @@ def draw_crops(
         Arrays with a row for each image: encoded bytes; window int32 [4] on the reduced image; how to decode it; if it
         is mirrored; colours float32 [3, 4]; label; image id. They are what `decode_crop` and `finish_crop` take.
     """
-    batch = _Examples(examples)
+    sizes = np.array([(example.height, example.width) for example in examples], np.int32)
     generators = [
         image_generator(options.seed, epoch, example.image_id)
         for epoch, example in zip(epochs.tolist(), examples, strict=True)
     ]
-    draws = draw_augmentation(batch.sizes, generators, crop_range, options.flip_probability)
+    windows, flips = draw_augmentation(sizes, generators, crop_range, options.flip_probability)
     colors = draw_colors(generators, color_range, MEAN_RGB)
-    decodings = batch.choose_decodings(draws.windows[:, 2:], options.image_size)
+    decodings = _choose_decodings(examples, windows[:, 2:], options.image_size)
     # The window on the reduced image, which may leave out a last row and column of that.
-    windows = draws.windows // np.array([*_DIVISORS, 1], np.int32)[decodings, None]
-    return batch.encoded, windows, decodings, draws.flips, colors, batch.labels, batch.image_ids
+    windows = windows // np.array([*_DIVISORS, 1], np.int32)[decodings, None]
+    encoded = np.array([example.encoded for example in examples], object)
+    labels = np.array([example.label for example in examples], np.int32)
+    image_ids = np.array([example.image_id for example in examples], np.int64)
+    return encoded, windows, decodings, flips, colors, labels, image_ids
 
 
-def _read_whole(source: ClassificationSource, options: InputOptions, index: int) -> tuple[Any, ...]:
-    """Read an example as arrays in the order of `_WHOLE_SIGNATURE`."""
-    examples = _Examples([source.read(int(index))])
-    decodings = examples.choose_decodings(examples.sizes, resized_side(options.image_size), aligned=True)
-    return examples.encoded[0], decodings[0], examples.labels[0], examples.image_ids[0]
+def _choose_decodings(
+    examples: Sequence[ClassificationExample], sizes: npt.NDArray[np.int32], least: int, *, aligned: bool = False
+) -> npt.NDArray[np.int32]:
+    """Choose how to decode each image: the number of the largest divisor possible, or `_NO_JPEG`: int32 [n].
 
-
-class _Examples:
-    """Several examples as arrays."""
-
-    def __init__(self, examples: list[ClassificationExample]) -> None:
-        self.examples = examples
-        self.encoded = np.array([example.encoded for example in examples], object)
-        self.sizes = np.array([(example.height, example.width) for example in examples], np.int32)
-        self.labels = np.array([example.label for example in examples], np.int32)
-        self.image_ids = np.array([example.image_id for example in examples], np.int64)
-
-    def choose_decodings(
-        self, sizes: npt.NDArray[np.int32], least: int, *, aligned: bool = False
-    ) -> npt.NDArray[np.int32]:
-        """Choose how to decode each image: the number of the largest divisor possible, or `_NO_JPEG`: int32 [n].
-
-        Args:
-            sizes: [n, 2], height and width of what is decoded.
-            least: what must remain of both.
-            aligned: take only what divides both without rest, so that nothing is shifted by a part of a pixel.
-        """
-        divisors = np.array(_DIVISORS[1:])
-        fit = sizes.min(axis=1, keepdims=True) >= least * divisors
-        if aligned:
-            fit &= (sizes[..., None] % divisors == 0).all(axis=1)
-        are_jpeg = np.array([example.encoded.startswith(b"\xff\xd8") for example in self.examples])
-        return np.where(are_jpeg, fit.sum(axis=1), _NO_JPEG).astype(np.int32)
+    Args:
+        examples: n.
+        sizes: [n, 2], height and width of what is decoded.
+        least: what must remain of both.
+        aligned: take only what divides both without rest, so that nothing is shifted by a part of a pixel.
+    """
+    divisors = np.array(_DIVISORS[1:])
+    fit = sizes.min(axis=1, keepdims=True) >= least * divisors
+    if aligned:
+        fit &= (sizes[..., None] % divisors == 0).all(axis=1)
+    are_jpeg = np.array([example.encoded.startswith(b"\xff\xd8") for example in examples])
+    return np.where(are_jpeg, fit.sum(axis=1), _NO_JPEG).astype(np.int32)
 
 
 def decode_crop(encoded: Any, window: Any, decoding: Any) -> Any:
@@ -301,8 +292,3 @@ def _finish(pixels: Any, options: InputOptions) -> Any:
     shape = (options.image_size, options.image_size, 3)
     mean = tf.constant(np.broadcast_to(MEAN_RGB, shape))  # of full size: broadcasting the inner axis is slow
     return tf.cast(tf.ensure_shape(pixels, shape) - mean, options.dtype)
-
-
-def _readers(options: InputOptions) -> int:
-    """Return the number of calls of Python at once: some wait for the disk while one computes."""
-    return min(4, options.parallel_calls)

@@ -80,42 +80,25 @@ def draw_crop(boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generato
     """
     if len(boxes_yxyx) == 0:
         return WHOLE_IMAGE
-    attainable = _attainable_iou(boxes_yxyx)
+    sizes = boxes_yxyx[:, 2:] - boxes_yxyx[:, :2]
+    # No window exceeds this IoU with all boxes, since windows have sides of at least 0.3; windows are rounded.
+    attainable = float((sizes / np.maximum(sizes, MIN_SIDE)).prod(axis=1).min()) + 1e-4
     while generator.random() >= WHOLE_CROP_PROBABILITY:
         min_iou = MIN_IOUS[generator.integers(len(MIN_IOUS))]
         if min_iou > attainable:  # none of 50 windows would be valid
             continue
-        windows = _propose_windows(generator)
-        valid = np.flatnonzero(_are_valid(windows, boxes_yxyx, min_iou))
-        if valid.size:
-            window: npt.NDArray[np.float32] = windows[valid[-1]]
+        draws = generator.random((4, PROPOSALS_PER_PASS), dtype=np.float32)
+        height, width = MIN_SIDE + (1 - MIN_SIDE) * draws[:2]
+        top, left = draws[2] * (1 - height), draws[3] * (1 - width)
+        windows = np.stack([top, left, top + height, left + width], axis=1)
+        height, width = (windows[:, 2:] - windows[:, :2]).T  # as rounded
+        valid = (height < MAX_ASPECT * width) & (width < MAX_ASPECT * height)
+        valid &= (iou(windows, boxes_yxyx) > min_iou).all(axis=1) & _centers_inside(windows, boxes_yxyx).any(axis=1)
+        rows = np.flatnonzero(valid)
+        if rows.size:
+            window: npt.NDArray[np.float32] = windows[rows[-1]]
             return window
     return WHOLE_IMAGE
-
-
-def _attainable_iou(boxes_yxyx: npt.NDArray[np.float32]) -> float:
-    """Return an IoU that no window exceeds with all boxes: windows have sides of at least 0.3."""
-    sizes = boxes_yxyx[:, 2:] - boxes_yxyx[:, :2]
-    best = (sizes / np.maximum(sizes, MIN_SIDE)).prod(axis=1).min()
-    return float(best) + 1e-4  # windows are rounded
-
-
-def _propose_windows(generator: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Draw windows [50, 4] with sides in 0.3..1 anywhere in the image."""
-    draws = generator.random((4, PROPOSALS_PER_PASS), dtype=np.float32)
-    height, width = MIN_SIDE + (1 - MIN_SIDE) * draws[:2]
-    top, left = draws[2] * (1 - height), draws[3] * (1 - width)
-    return np.stack([top, left, top + height, left + width], axis=1)
-
-
-def _are_valid(
-    windows_yxyx: npt.NDArray[np.float32], boxes_yxyx: npt.NDArray[np.float32], min_iou: float
-) -> npt.NDArray[np.bool_]:
-    height, width = (windows_yxyx[:, 2:] - windows_yxyx[:, :2]).T
-    shaped = (height < MAX_ASPECT * width) & (width < MAX_ASPECT * height)
-    overlapping = (iou(windows_yxyx, boxes_yxyx) > min_iou).all(axis=1)
-    valid: npt.NDArray[np.bool_] = shaped & overlapping & _centers_inside(windows_yxyx, boxes_yxyx).any(axis=1)
-    return valid
 
 
 def _centers_inside(

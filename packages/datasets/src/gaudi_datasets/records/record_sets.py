@@ -59,7 +59,11 @@ class RecordSet:
             raise DataError(
                 f"tells of {self.manifest['kind']} records; {kind} records are needed", path=self.manifest_path
             )
-        self.fingerprint = _hash_records(self.manifest, self.paths)
+        # The manifest holds the checksum of each shard; without one, the names and sizes of the shards are hashed.
+        identity: object = [(path.name, path.stat().st_size) for path in self.paths]
+        if self.manifest is not None:
+            identity = {name: value for name, value in self.manifest.items() if name != JOB_IDENTITY}
+        self.fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
         self._places = _index_shards(self.paths)  # shard, number in it, first byte, length: int64 [records, 4]
         if not len(self._places):
             raise DataError(f"the records of split {split!r} are empty", path=data_dir, remedy="convert the data again")
@@ -189,14 +193,6 @@ def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
                 f"has not the {sizes[shard.name]} bytes of its manifest", path=shard, remedy="copy or convert it again"
             )
     return manifest
-
-
-def _hash_records(manifest: dict[str, Any] | None, paths: Sequence[Path]) -> str:
-    """Hash the manifest, which holds the checksum of each shard; without one, the names and sizes of the shards."""
-    identity: object = [(path.name, path.stat().st_size) for path in paths]
-    if manifest is not None:
-        identity = {name: value for name, value in manifest.items() if name != JOB_IDENTITY}
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
 def _index_shards(paths: Sequence[Path]) -> npt.NDArray[np.int64]:

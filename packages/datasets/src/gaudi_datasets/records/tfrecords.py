@@ -156,13 +156,9 @@ message_type {
 _LARGE = 2**12
 
 
-def _make_example_class() -> Any:
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(text_format.Parse(_MESSAGES, descriptor_pb2.FileDescriptorProto()))
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
-
-
-_Example = _make_example_class()
+_pool = descriptor_pool.DescriptorPool()
+_pool.Add(text_format.Parse(_MESSAGES, descriptor_pb2.FileDescriptorProto()))
+_Example: Any = message_factory.GetMessageClass(_pool.FindMessageTypeByName("tensorflow.Example"))
 
 
 def encode_features(features: Mapping[str, tuple[Kind, Sequence[Any]]]) -> bytes:
