@@ -56,9 +56,9 @@ def test_detections_are_listed_drawn_and_written(
     assert sorted(path.name for path in out.iterdir()) == names
 
     drawn = [cv2.imread(str(out / name)) for name in names[:3]]
-    # Enlarged four times: the frame of image 1 has its lower right corner at 272, and image 3 has none.
+    # Enlarged four times: the frame of image 1 has its lower right corner at 271, and image 3 has none.
     assert drawn[0].shape == (480, 600, 3)
-    frame = drawn[0][273, 100:260].astype(int)
+    frame = drawn[0][271, 100:260].astype(int)
     assert np.abs(frame - 30).max(axis=1).min() > 60
     assert np.abs(drawn[2][420:].astype(int) - 90).max() <= 1
 

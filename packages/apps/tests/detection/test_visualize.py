@@ -73,7 +73,7 @@ def test_the_boxes_are_drawn_around_what_is_seen(records: Path, tmp_path: Path, 
         assert labels[0] == 1 + ids[row] % 2  # red in the even images, blue in the odd ones
         seen = find_colour(to_pixels(as_array(batch["images"][row % 2])), 2 if labels[0] == 2 else 0)
         np.testing.assert_allclose(boxes[0], seen, atol=3 / 300)
-        y0, x0, y1, x1 = np.clip(np.round(boxes[0] * 600), 0, 599).astype(int)
+        y0, x0, y1, x1 = np.rint(np.clip(boxes[0], 0, 1) * 599).astype(int)
         frame = [tuple(image[y1, (x0 + x1) // 2]), tuple(image[(y0 + y1) // 2, x1])]
         assert frame == [class_colour(int(labels[0]))] * 2
 

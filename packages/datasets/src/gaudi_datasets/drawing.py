@@ -74,7 +74,7 @@ def draw_boxes(
         text += "" if scores is None else f" {scores[row]:.2f}"
         taken = [plate for plate, *_ in tags]
         size = round(font.getlength(text)) + 6, ascent + descent
-        tags.append((place_plate(canvas.size, corners[row], size, taken), text, class_colour(label)))
+        tags.append((_place_plate(canvas.size, corners[row], size, taken), text, class_colour(label)))
     for (left, top, right, bottom), text, colour in tags[::-1]:
         pen.rectangle((left, top, right - 1, bottom - 1), fill=colour)
         dark = float(np.dot(colour, (0.299, 0.587, 0.114))) <= 140
@@ -164,16 +164,12 @@ def _draw_frame(
             pen.line((x, y, x, min(y + _DASH, bottom)), colour, thickness)
 
 
-def place_plate(
+def _place_plate(
     size: tuple[int, int], corners: npt.NDArray[np.integer[Any]], plate: tuple[int, int], taken: Sequence[Plate]
 ) -> Plate:
     """Choose the first free place above, inside or below a box, left or right, else the first within the image.
 
-    Args:
-        size: width and height of the image in pixels.
-        corners: int [4], top, left, bottom and right of the box in pixels.
-        plate: width and height of the plate in pixels.
-        taken: places of other plates.
+    `size` and `plate` are width and height in pixels; `corners` are int [4], top, left, bottom and right of the box.
     """
     (width, height), (plate_width, plate_height) = size, plate
     top, left, bottom, right = (int(corner) for corner in corners)

@@ -14,32 +14,23 @@ SHARE_OF_FREE_MEMORY = 0.5  # the rest is for the network, whose needs come late
 
 @dataclass(frozen=True)
 class CacheDecision:
-    """A decision whether a data set is kept in memory.
-
-    Attributes:
-        keeps: whether it is.
-        needed: bytes of all encoded images.
-        allowed: bytes that one process may take for them.
-    """
+    """A decision whether a data set is kept in memory."""
 
     keeps: bool
-    needed: int
-    allowed: int
+    needed: int  # bytes of all encoded images
+    allowed: int  # bytes that one process may take for them
 
     def describe(self) -> str:
         """Return the decision in one line."""
         how = "kept in memory" if self.keeps else "read anew in each epoch"
-        return (
-            f"encoded images are {how}: they take {format_bytes(self.needed)} of {format_bytes(self.allowed)} allowed"
-        )
+        needed, allowed = format_bytes(self.needed), format_bytes(self.allowed)
+        return f"encoded images are {how}: they take {needed} of {allowed} allowed"
 
 
 def decide_cache(num_bytes: int, *, processes: int = 1) -> CacheDecision:
-    """Decide by what is free now.
+    """Decide by what is free now for encoded images of `num_bytes`.
 
-    Args:
-        num_bytes: of all encoded images of the data set.
-        processes: of this training on this machine; each keeps the whole set, whose order changes with every epoch.
+    Each of this training's `processes` on this machine keeps all of them, since the order changes with every epoch.
     """
     allowed = int(SHARE_OF_FREE_MEMORY * measure_free_memory()) // processes
     return CacheDecision(num_bytes <= allowed, num_bytes, allowed)
@@ -64,12 +55,7 @@ def measure_free_memory() -> int:
 def read_group_limits(
     mounted: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> Iterator[int]:
-    """Yield the bytes that each control group with a limit leaves (Linux, cgroups 1 and 2).
-
-    Args:
-        mounted: where the kernel shows them.
-        membership: the file that names those of this process.
-    """
+    """Yield the bytes that each control group of this process with a limit leaves (Linux, cgroups 1 and 2)."""
     lines = membership.read_text().splitlines() if membership.is_file() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)

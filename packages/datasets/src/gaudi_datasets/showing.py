@@ -35,12 +35,7 @@ def choose_images(source: Source, count: int, seed: int) -> list[int]:
 
 
 def find_images(image_ids: Sequence[int], known: Sequence[int], name: str) -> list[int]:
-    """Find the indices of the images with these ids.
-
-    Args:
-        image_ids: that are looked for.
-        known: ids of all images, in their order.
-        name: of the data set, for the message.
+    """Find the indices of the images with these ids; `known` are those of all images of the data set, in their order.
 
     Raises:
         FlagError: an id is of no image.

@@ -24,9 +24,7 @@ def read_batches(
 ) -> Iterator[dict[str, Any]]:
     """Yield the batches of a pipeline, with its faults as our exceptions.
 
-    Args:
-        dataset: the pipeline.
-        source: what it reads; an image that cannot be decoded is looked for in it, to be named.
+    An image that cannot be decoded is looked for in `source`, to be named.
 
     Raises:
         DataError: a record is damaged, or an image cannot be decoded.
@@ -82,10 +80,7 @@ def decode_image(encoded: Any) -> Any:
 def decode_window(encoded: bytes, window: npt.NDArray[np.int32], place: str) -> npt.NDArray[np.uint8]:
     """Decode a window (y0, x0, height, width) of a JPEG or PNG, outside tf.data, to uint8 [height, width, 3].
 
-    Args:
-        encoded: the file's bytes.
-        window: int32 [4], in pixels.
-        place: what messages call the image.
+    `place` is what messages call the image.
 
     Raises:
         DataError: it cannot be decoded.

@@ -65,10 +65,7 @@ def _place_crops(
 ) -> npt.NDArray[np.int32]:
     """Return the first allowed crop of each image, or the whole image: int32 [n, 4].
 
-    Args:
-        sizes: [n, 2], height and width.
-        uniform: [n, 4, tries] in 0..1, for aspect, height, top and left.
-        crop_range: what is allowed.
+    `uniform` is [n, 4, tries] in 0..1, for aspect, height, top and left.
     """
     image_height, image_width = (sizes[:, axis, None].astype(np.float64) for axis in (0, 1))
     pixels = image_height * image_width
@@ -119,12 +116,9 @@ class ColorRange:
 def draw_colors(
     generators: Sequence[np.random.Generator], colors: ColorRange, middle: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
-    """Draw a map for each of n images, each with a generator of its own.
+    """Draw a map of colours for each of n images, each with a generator of its own.
 
-    Args:
-        generators: n.
-        colors: what is drawn.
-        middle: float32 [3], the values that the contrast leaves as they are.
+    The contrast leaves `middle`, float32 [3], as it is.
 
     Returns:
         float32 [n, 3, 4]: RGB values become ``map[:, :3] @ values + map[:, 3]``.

@@ -71,16 +71,10 @@ def encode_example(example: ClassificationExample, *, image_format: str, class_n
 
 
 def decode_example(content: bytes, num_classes: int, place: object, *, image_id: int) -> ClassificationExample:
-    """Parse a `tf.train.Example`.
+    """Parse a `tf.train.Example` with a label of 1 to `num_classes`; `place` is what messages call the record.
 
     Without an integer in `image/source_id`, which the original does not write, the id is the one given; without
     `image/height` and `image/width`, the size is the encoded image's.
-
-    Args:
-        content: of a record.
-        num_classes: labels of 1 to this number are taken.
-        place: what messages call the record.
-        image_id: see above.
 
     Raises:
         DataError: it is no Example, `image/encoded` or `image/class/label` is missing, a feature is of another type or

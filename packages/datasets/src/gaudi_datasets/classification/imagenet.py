@@ -93,13 +93,8 @@ def _open_validation(root: Path) -> ListedSource:
 def open_validation_images(folder: Path, root: Path, synsets: Sequence[str] | None = None) -> ListedSource:
     """Open ImageNet's validation images that lie in one folder without folders for their synsets.
 
-    Args:
-        folder: of the images and nothing else.
-        root: the folder of their labels (see `read_validation_labels`) and of the training images.
-        synsets: in the order of their labels; None: those of the training images, sorted.
-
-    Raises:
-        MissingInputError, DataError, UnsafeError, MissingExtraError: as by `open_imagenet`.
+    Their labels (see `read_validation_labels`) and the training images are in `root`. `synsets` are in the order of
+    their labels; None: those of the training images, sorted. Errors are those of `open_imagenet`.
     """
     files = list_flat(folder)
     names = [name for name, *_ in files]

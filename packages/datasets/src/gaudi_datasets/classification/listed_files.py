@@ -137,12 +137,7 @@ class ListedSource:
         return ClassificationExample(row, image.encoded, image.height, image.width, label, name)
 
     def read_image(self, index: int, *, decode: bool = False) -> EncodedImage:
-        """Read the image alone, with its format and what was fixed in it; raises as `read` does.
-
-        Args:
-            index: of the image.
-            decode: decode it whole to see that it can be; else its structure is looked at.
-        """
+        """Read the image alone, with its format and what was fixed in it; `decode` and errors as in `check_image`."""
         row = int(self.rows[index])
         image = check_image(self.files.read(row), self.files.place(row), decode=decode)
         if self.only_jpeg and image.format != "jpeg":
@@ -166,9 +161,7 @@ class ListedSource:
     def keep_named(self, names: Sequence[str], path: str | Path) -> None:
         """Leave out all images but those of these file names, whatever folder stands before them.
 
-        Args:
-            names: of the files.
-            path: the file that lists the names.
+        `path` is the file that lists the names, for messages.
 
         Raises:
             DataError: there is no image of a name, or there are no names.

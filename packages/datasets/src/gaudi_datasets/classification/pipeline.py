@@ -128,9 +128,7 @@ def eval_dataset(source: ClassificationSource, options: InputOptions, *, num_ima
 def synthetic_dataset(options: InputOptions, *, num_classes: int) -> Any:
     """Repeat one random batch of the types and shapes of `train_dataset`, to measure speed.
 
-    Args:
-        options: batch size, image size, dtype, seed, and the rank, each of which has its part of one global batch.
-        num_classes: how many labels there are.
+    Each rank has its part of one global batch.
     """
     image_ids = synthetic_image_ids(options)
     generators = [image_generator(options.seed, 0, image_id) for image_id in image_ids.tolist()]
@@ -145,11 +143,7 @@ def synthetic_dataset(options: InputOptions, *, num_classes: int) -> Any:
 
 
 def prepare_image(encoded: Any, image_size: int = 224) -> Any:
-    """Decode an image and make it what the network takes, exactly as in evaluation.
-
-    Args:
-        encoded: bytes of a JPEG or PNG.
-        image_size: side of the result in pixels.
+    """Decode an image, the bytes of a JPEG or PNG, and make it what the network takes, exactly as in evaluation.
 
     Returns:
         float32 [image_size, image_size, 3], RGB, minus `MEAN_RGB`.
@@ -168,11 +162,7 @@ def prepare_image(encoded: Any, image_size: int = 224) -> Any:
 
 
 def prepare_pixels(pixels: Any, image_size: int = 224) -> Any:
-    """Make decoded images what the network takes, as evaluation does.
-
-    Args:
-        pixels: uint8 [height, width, 3] or [batch, height, width, 3], RGB.
-        image_size: side of the result in pixels.
+    """Make decoded images, uint8 [height, width, 3] or [batch, height, width, 3] in RGB, what the network takes.
 
     Returns:
         float32 [..., image_size, image_size, 3], RGB, minus `MEAN_RGB`.
@@ -225,11 +215,8 @@ def _choose_decodings(
 ) -> npt.NDArray[np.int32]:
     """Choose how to decode each image: the number of the largest divisor possible, or `_NO_JPEG`: int32 [n].
 
-    Args:
-        examples: n.
-        sizes: [n, 2], height and width of what is decoded.
-        least: what must remain of both.
-        aligned: take only what divides both without rest, so that nothing is shifted by a part of a pixel.
+    At least `least` pixels must remain of `sizes` [n, 2], height and width of what is decoded. With `aligned`, both
+    must divide without rest, so that nothing is shifted by a part of a pixel.
     """
     divisors = np.array(_DIVISORS[1:])
     fit = sizes.min(axis=1, keepdims=True) >= least * divisors

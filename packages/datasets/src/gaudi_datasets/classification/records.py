@@ -32,18 +32,9 @@ def write_records(
 ) -> dict[str, Any]:
     """Write the records of a source, in its order, and a manifest `<split>.json`; see `write_shards`.
 
-    Image files are stored as they are, but for JPEGs in CMYK, which become RGB, and are counted.
-
-    Args:
-        source: the images.
-        output_dir: the folder of the records, made when it is not there.
-        split: the first part of the file names, "train" or "val" by custom.
-        shards: how many files; 0 makes one for each 256 images, at most 1024.
-        suffix: what their names end with.
-        processes: how many work at once; 0: one for each usable core.
-        decode: decode each image whole to see that it can be; else its structure is looked at.
-        overwrite: replace an earlier conversion of this split.
-        progress: called with the images done and their number.
+    Image files are stored as they are, but for JPEGs in CMYK, which become RGB, and are counted. `decode` checks each
+    image by decoding it whole, and not by its structure alone; `shards=0` makes a file for each 256 images, at most
+    1024. The other arguments are those of `write_shards`.
 
     Returns:
         The manifest; see `describe_records`.

@@ -129,11 +129,7 @@ def synthetic_batches(
 ) -> Generator[Batch, None, None]:
     """Repeat one random batch of the types and shapes of `train_batches`, to measure speed.
 
-    Args:
-        options: batch size, image size, seed, and the rank, each of which has its part of one global batch.
-        num_classes: with the background.
-        spec: default boxes that the targets are for.
-        layout: of the images.
+    Each rank has its part of one global batch. `num_classes` counts the background.
     """
     batch = make_synthetic_batch(options, num_classes, spec)
     if layout == "NCHW":
@@ -143,12 +139,9 @@ def synthetic_batches(
 
 
 def prepare_image(encoded: bytes, place: object, image_size: int = SSD300.image_size) -> npt.NDArray[np.float32]:
-    """Decode an image and make it what the network takes, exactly as in evaluation.
+    """Decode an image, the bytes of a JPEG or PNG, and make it what the network takes, exactly as in evaluation.
 
-    Args:
-        encoded: bytes of a JPEG or PNG.
-        place: what messages call it.
-        image_size: side of the result in pixels.
+    `place` is what messages call it.
 
     Returns:
         float32 [image_size, image_size, 3], RGB, normalised.

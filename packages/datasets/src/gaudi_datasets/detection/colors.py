@@ -29,12 +29,7 @@ cv2.setNumThreads(1)
 
 
 def finish_image(pixels: npt.NDArray[np.uint8], draws: Draws, side: int) -> Floats:
-    """Resize, mirror, change colours, clip to 0..1 and normalise.
-
-    Args:
-        pixels: uint8 [height, width, 3], RGB, of the crop.
-        draws: what was drawn; the crop is not looked at.
-        side: of the result in pixels.
+    """Resize, mirror, change colours, clip to 0..1 and normalise a crop, uint8 [height, width, 3] in RGB.
 
     Returns:
         float32 [side, side, 3], RGB, normalised.
@@ -61,10 +56,7 @@ def color_image(resized: npt.NDArray[np.uint8], draws: Draws) -> Floats:
 def _jitter_colors(image: Floats, other: Floats, draws: Draws) -> None:
     """Change brightness, contrast, saturation and hue, in this order and in place: from 0..255 to about 0..1.
 
-    Args:
-        image: float32 [side, side, 3], RGB.
-        other: of the same shape, written over.
-        draws: factors and summands.
+    `image` is float32 [side, side, 3], RGB; `other`, of the same shape, is written over.
     """
     rows = other.reshape(len(other), -1)  # NumPy is fast on whole rows, not on an inner axis of 3
     mean = image.reshape(rows.shape).mean(axis=0).reshape(-1, 3).mean(axis=0) / 255

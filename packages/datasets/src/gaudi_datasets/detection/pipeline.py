@@ -93,21 +93,14 @@ def eval_dataset(source: DetectionSource, options: InputOptions, *, num_images: 
 def synthetic_dataset(options: InputOptions, *, num_classes: int, spec: DefaultBoxSpec = SSD300) -> Any:
     """Repeat one random batch of the types and shapes of `train_dataset`, to measure speed.
 
-    Args:
-        options: batch size, image size, dtype, seed, and the rank, each of which has its part of one global batch.
-        num_classes: with the background.
-        spec: default boxes that the targets are for.
+    Each rank has its part of one global batch. `num_classes` counts the background.
     """
     batch = make_synthetic_batch(options, num_classes, spec)
     return tf.data.Dataset.from_tensors({**batch, "images": tf.cast(batch["images"], options.dtype)}).repeat()
 
 
 def prepare_image(encoded: Any, image_size: int = SSD300.image_size) -> Any:
-    """Decode an image and make it what the network takes, exactly as in training and evaluation without augmentation.
-
-    Args:
-        encoded: bytes of a JPEG or PNG.
-        image_size: side of the result in pixels.
+    """Decode an image, the bytes of a JPEG or PNG, and make it what the network takes, exactly as in evaluation.
 
     Returns:
         float32 [image_size, image_size, 3], RGB, normalised.
@@ -116,11 +109,7 @@ def prepare_image(encoded: Any, image_size: int = SSD300.image_size) -> Any:
 
 
 def prepare_pixels(pixels: Any, image_size: int = SSD300.image_size) -> Any:
-    """Make decoded images what the network takes, as `prepare_image` does.
-
-    Args:
-        pixels: uint8 [height, width, 3] or [batch, height, width, 3], RGB.
-        image_size: side of the result in pixels.
+    """Make decoded images, uint8 [height, width, 3] or [batch, height, width, 3] in RGB, what the network takes.
 
     Returns:
         float32 [..., image_size, image_size, 3], RGB, normalised.

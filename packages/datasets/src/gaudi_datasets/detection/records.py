@@ -42,17 +42,9 @@ def write_records(
     Image files are stored as they are (but see `check_image` for what is fixed), in the order of the annotations, dealt
     to the shards in turn. All of it appears at the end, and a call that was stopped is continued by repeating it.
 
-    Args:
-        annotations: what `read_coco` gave; its faulty boxes are counted as dropped.
-        image_dir: the folder that the annotations' file names are relative to.
-        output_dir: the folder of the records, made when it is not there.
-        split: the first part of the file names, "train" or "val" by custom.
-        shards: how many files; 0 makes one for each 64 images, at most 256.
-        keep_empty: whether images without any box that is no crowd are kept: for evaluation they are, for training not.
-        decode: check each image by decoding it whole, and not by its structure alone.
-        processes: how many work at once; 0: one for each usable core, as far as they are worth their start.
-        overwrite: replace an earlier conversion of this split.
-        progress: called with the images done and their number.
+    File names are relative to `image_dir`. For evaluation, images without any box that is no crowd are kept
+    (`keep_empty`), for training not. `decode` checks each image by decoding it whole, and not by its structure alone;
+    `shards=0` makes a file for each 64 images, at most 256. The other arguments are those of `write_shards`.
 
     Returns:
         The manifest; see `describe_records`.

@@ -57,12 +57,7 @@ def encode_crop_targets(
 
 
 def make_synthetic_batch(options: InputOptions, num_classes: int, spec: DefaultBoxSpec) -> dict[str, npt.NDArray[Any]]:
-    """Make a random batch of this rank: its part of one global batch.
-
-    Args:
-        options: batch size, image size, seed and rank.
-        num_classes: with the background.
-        spec: default boxes that the targets are for.
+    """Make a random batch of this rank, its part of one global batch; `num_classes` counts the background.
 
     Returns:
         ``images`` float32 [batch, side, side, 3], ``classes`` int32 [batch, boxes], ``offsets`` float32 [batch, boxes,

@@ -162,11 +162,7 @@ _Example: Any = message_factory.GetMessageClass(_pool.FindMessageTypeByName("ten
 
 
 def encode_features(features: Mapping[str, tuple[Kind, Sequence[Any]]]) -> bytes:
-    """Serialize an Example; the same features give the same bytes, in whatever order they come.
-
-    Args:
-        features: kind and values of each, by name; there may be no value.
-    """
+    """Serialize an Example of features by name; the same features give the same bytes, in whatever order they come."""
     small, large = _Example().features, {}
     for name, (kind, values) in features.items():
         if kind == "bytes" and len(values) == 1 and len(values[0]) > _LARGE:
@@ -217,13 +213,9 @@ class ExampleFeatures:
         return name in self._feature
 
     def many(self, kind: Kind, name: str, count: int | None = None, default: list[Any] | None = None) -> list[Any]:
-        """Return all values of a feature.
+        """Return all values of a feature, or the default when it is missing; `count` is how many there must be.
 
-        Args:
-            kind: of the values; a feature without a kind has no values of any.
-            name: of the feature.
-            count: how many there must be, when it matters.
-            default: what stands for a feature that is missing; None when it must not be.
+        A feature without a kind has no values of any.
 
         Raises:
             DataError: it is missing, of another kind, or has another number of values.
