@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from gaudi_apps.classification.flags import LearningConfig
 from gaudi_apps.classification.task import ClassificationTask
-from gaudi_apps.classification.train_config import LearningConfig
 from gaudi_apps.detection.task import SSDTask
 from gaudi_apps.training.keras_task import KerasTask
 from gaudi_distributed import SingleProcess

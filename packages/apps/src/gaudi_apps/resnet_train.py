@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from gaudi_apps.classification.flags import RESNET
-from gaudi_apps.classification.resnet import ResNetConfig, make_train_config, validate
+from gaudi_apps.classification.resnet import FORMER_FLAGS, ResNetConfig, make_train_config, validate
 from gaudi_apps.cli.program import Program
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.training.plan import find_version_in
@@ -27,7 +26,7 @@ class ResNetTrain(Program):
     prog = "resnet_train"
     description = "Train and evaluate image classifiers on ImageNet or folders of classes, on Gaudi, GPU or CPU."
     config = ResNetConfig
-    former_flags = RESNET
+    former_flags = FORMER_FLAGS
 
     def validate(self, config: ResNetConfig) -> None:
         """Raise FlagError for a value that breaks a rule."""

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from gaudi_apps.classification.flags import RESNEXT
-from gaudi_apps.classification.resnext import ResNeXtConfig, find_mode, make_train_config, validate
+from gaudi_apps.classification.resnext import FORMER_FLAGS, ResNeXtConfig, find_mode, make_train_config, validate
 from gaudi_apps.cli.program import Program
 from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.training.plan import find_version_in
@@ -27,7 +26,7 @@ class ResNeXtTrain(Program):
     prog = "resnext_train"
     description = "Train and evaluate ResNeXt classifiers on ImageNet or folders of classes, on Gaudi, GPU or CPU."
     config = ResNeXtConfig
-    former_flags = RESNEXT
+    former_flags = FORMER_FLAGS
 
     def validate(self, config: ResNeXtConfig) -> None:
         """Raise FlagError for a value that breaks a rule."""

@@ -6,7 +6,7 @@ import pytest
 
 from gaudi_apps.classification import resnet as resnet_config
 from gaudi_apps.classification import resnext as resnext_config
-from gaudi_apps.classification.train_config import TrainConfig
+from gaudi_apps.classification.flags import TrainConfig
 from gaudi_apps.cli.flag_rules import make_short_run
 from gaudi_apps.runtime.profiler import StepRange
 from gaudi_datasets.errors import FlagError
@@ -31,7 +31,7 @@ def test_presets() -> None:
         0.0125,
         5,
     )
-    assert (sgd.learning.label_smoothing, sgd.learning.dropout, sgd.model.name) == (0, 0, "resnet50")
+    assert (sgd.learning.label_smoothing, sgd.learning.dropout, sgd.model) == (0, 0, "resnet50")
     lars = config_of("resnet", "--use_synthetic_data", "--optimizer", "LARS", "--label_smoothing", ".2")
     assert (lars.rate.kind, lars.rate.peak, lars.rate.warmup_epochs) == ("polynomial", 2.5, 3)
     assert lars.learning.label_smoothing == 0.2
@@ -43,21 +43,25 @@ def test_presets() -> None:
         *("Adam", "cyclical"),
         *(1e-4, 4e-3),
     )
-    assert (flowers.learning.label_smoothing, flowers.learning.dropout, flowers.model.head_only) == (0.1, 0.2, True)
+    assert (flowers.learning.label_smoothing, flowers.learning.dropout, flowers.flags.weights.fine_tune) == (
+        0.1,
+        0.2,
+        True,
+    )
     given = config_of("resnet", "--data_dir", "x", "--fine_tune", "--pretrained_filepath", "y", "--optimizer", "SGD")
     assert given.learning.optimizer == "SGD"
 
 
 def test_resnext_is_its_own_config() -> None:
     found = config_of("resnext", "--data_dir", "x", "-rs", "50", "-mes", "3")
-    assert (found.model.name, found.data.least_area, found.data.eval_images) == (
+    assert (found.model, found.min_crop_area, found.eval_images) == (
         "resnext50",
         0.08,
         96,
     )
     assert (found.learning.label_smoothing, found.learning.momentum) == (0.1, 0.875)
-    assert config_of("resnext", "--data_dir", "x", "--least_crop_area", ".3").data.least_area == 0.3
-    assert config_of("resnext", "--data_dir", "x", "--model_type", "resnet", "-rs", "18").model.name == "resnet18"
+    assert config_of("resnext", "--data_dir", "x", "--least_crop_area", ".3").min_crop_area == 0.3
+    assert config_of("resnext", "--data_dir", "x", "--model_type", "resnet", "-rs", "18").model == "resnet18"
     assert resnext_config.find_mode(parse_flags(CLASSES["resnext"], ["--eval_only"], prog="x")) == "eval"
 
 

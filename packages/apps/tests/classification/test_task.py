@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_apps.classification.flags import LearningConfig, PruningFlags
 from gaudi_apps.classification.task import Adam, ClassificationTask, drop_out, find_decay
-from gaudi_apps.classification.train_config import LearningConfig, PruningConfig
 from gaudi_distributed import Communicator, SingleProcess
 
 PLAIN = LearningConfig("SGD", 0.9, 0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0, None, "keras", "l2")
@@ -210,7 +210,7 @@ def test_the_average_lags_behind_the_weights(make_task: Any, batch: dict[str, An
 
 
 def test_pruning_sets_the_smallest_weights_of_each_kernel_to_zero(make_task: Any, batch: dict[str, Any]) -> None:
-    pruning = PruningConfig(initial_sparsity=0.0, final_sparsity=0.5, begin_step=0, end_step=4, frequency=1)
+    pruning = PruningFlags("polynomial_decay", 0.0, 0.5, pruning_begin_step=0, pruning_end_step=4, pruning_frequency=1)
     task = make_task(replace(PLAIN, pruning=pruning))
     zeros = []
     for _ in range(6):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.classification.train_config import LearningConfig
+from gaudi_apps.classification.flags import LearningConfig
 from gaudi_apps.training.parity.compare import choose_tolerances
 from gaudi_apps.training.parity.keras_steps import replay_steps
 from gaudi_apps.training.parity.record import ReferenceStep, StepTensor

@@ -161,7 +161,7 @@ def test_the_batch_is_of_one_process_with_horovod_and_of_all_with_a_strategy(tex
     flags = read(text)
     assert share_batch(flags, 8, 4) == whole == 4 * own
     train_config = make_train_config(make_config(flags, 8), Distribution(RankInfo(size=4)))
-    assert (train_config.data.batch_size, train_config.data.global_batch) == (own, whole)
+    assert (train_config.own_batch, train_config.global_batch) == (own, whole)
 
 
 def test_a_batch_that_cannot_be_shared_is_an_error() -> None:

@@ -13,8 +13,8 @@ from gaudi_apps.classification.data import (
     read_class_names,
     require_model_config,
 )
+from gaudi_apps.classification.flags import TrainConfig
 from gaudi_apps.classification.plan import make_plan
-from gaudi_apps.classification.train_config import TrainConfig
 from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored
 from gaudi_apps.training.checkpoint import ModelConfig
@@ -60,7 +60,7 @@ class ClassificationApplication(Application):
     @property
     def resolved_config(self) -> Any:
         """The flags, with the values of those whose default follows from others."""
-        return self.train_config.config
+        return self.train_config.flags
 
     @property
     def rate_needs_length(self) -> bool:
@@ -69,28 +69,27 @@ class ClassificationApplication(Application):
 
     def open_training_data(self) -> TrainingData:
         """Open records, folders of classes, or random images."""
-        data = self.train_config.data
+        data = self.train_config.flags.data
         if data.jpeg_data_dir:
-            read = "" if data.data_dir is None else f"; images are read from {data.data_dir} by the CPU"
-            print(f"--jpeg_data_dir: hardware media loading is not available{read}")
+            read = f"images are read from {data.folder} by the CPU"
+            print(f"--jpeg_data_dir: hardware media loading is not available; {read}")
         print(describe_jemalloc(os.environ))
         return open_training_data(self.train_config)
 
     def make_plan(self, num_images: int) -> Plan:
         """Plan by the configuration; its own number of images comes first."""
-        return make_plan(self.train_config, self.train_config.data.num_images or num_images)
+        return make_plan(self.train_config, self.train_config.flags.data.num_examples_per_epoch or num_images)
 
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> ModelConfig:
         """Return classes, network and size, and the padding of the flag, of the weights or of the original."""
-        model = self.train_config.model
-        of_original = RESNETS[model.name].padding if model.name in RESNETS else "symmetric"
+        model, flags = self.train_config.model, self.train_config.flags
+        of_original = RESNETS[model].padding if model in RESNETS else "symmetric"
         of_weights = None if weights is None else weights.padding
-        padding = model.padding or of_weights or of_original
         return {
             **data.model_config,
-            "model": model.name,
-            "padding": padding,
-            "image_size": self.train_config.data.image_size,
+            "model": model,
+            "padding": flags.weights.padding or of_weights or of_original,
+            "image_size": flags.data.image_size,
         }
 
     def build_task(
@@ -106,21 +105,22 @@ class ClassificationApplication(Application):
         from gaudi_models.classifiers import build_classifier
 
         require_model_config(model_config)
+        weights = self.train_config.flags.weights
         model = build_classifier(
             model_config["model"],
             len(model_config["classes"]),
             dtype=self.framework.precision.keras_policy,
             padding=model_config["padding"],
             image_size=model_config["image_size"],
-            zero_gamma=self.train_config.model.zero_gamma,
-            implementation=self.train_config.model.grouped_convolution,
+            zero_gamma=weights.zero_gamma,
+            implementation=self.train_config.flags.device.grouped_convolution,
             reduce_statistics=reduce_statistics,
         )
         return ClassificationTask(
             model,
             self.train_config.learning,
             seed=self.settings.device.seed,
-            head_only=self.train_config.model.head_only,
+            head_only=weights.fine_tune,
             communicator=communicator,
             averages=averages,
         )
@@ -133,10 +133,11 @@ class ClassificationApplication(Application):
         from gaudi_apps.classification.evaluator import AccuracyEvaluator
 
         require_model_config(model_config)
-        data, names = self.train_config.data, read_class_names(model_config)
-        source = open_source(data.data_dir, [data.eval_split], class_names=names)
+        data, names = self.train_config.flags.data, read_class_names(model_config)
+        source = open_source(data.folder, [data.eval_split], class_names=names)
         options = input_options(self.train_config, image_size=model_config["image_size"])
-        return AccuracyEvaluator(source, options, folder, names, communicator, num_images=data.eval_images or None)
+        num_images = self.train_config.eval_images or None
+        return AccuracyEvaluator(source, options, folder, names, communicator, num_images=num_images)
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Draw training images with their labels."""
@@ -146,15 +147,15 @@ class ClassificationApplication(Application):
 
     def finish(self, restore: Callable[[], Restored]) -> None:
         """Export a SavedModel, if the end of training is to."""
-        if self.train_config.use.export_at_end is not None:
-            self._export(restore(), Path(self.train_config.use.export_at_end), ("saved_model",))
+        if self.train_config.export_at_end is not None:
+            self._export(restore(), Path(self.train_config.export_at_end), ("saved_model",))
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Classify the user's images and videos."""
         from gaudi_apps.classification.classifier import PREDICTIONS, Classifier, predict
         from gaudi_apps.inference.media import find_files
 
-        use = self.train_config.use
+        use = self.train_config.flags.use
         files = find_files(use.inference)
         restored = restore()
         output_dir = Path(use.output_dir or self.settings.model_dir / "predictions")
@@ -164,7 +165,7 @@ class ClassificationApplication(Application):
             read_class_names(restored.model_config),
             output_dir,
             image_size=restored.model_config["image_size"],
-            batch_size=self.train_config.data.batch_size,
+            batch_size=self.train_config.own_batch,
             top=use.top,
             strict=use.strict,
         )
@@ -174,7 +175,7 @@ class ClassificationApplication(Application):
 
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the classifier, and its features."""
-        use = self.train_config.use
+        use = self.train_config.flags.use
         self._export(restore(), Path(use.output_dir or self.settings.model_dir / "export"), use.export_format)
 
     def _export(self, restored: Restored, output_dir: Path, formats: tuple[ExportFormat, ...]) -> None:
@@ -182,8 +183,8 @@ class ClassificationApplication(Application):
         from gaudi_apps.classification.export import run_export
         from gaudi_apps.inference.exporter import choose_images
 
-        use, data = self.train_config.use, self.train_config.data
-        source = open_source(data.data_dir, [data.eval_split]) if data.data_dir else None
+        use, data = self.train_config.flags.use, self.train_config.flags.data
+        source = open_source(data.folder, [data.eval_split]) if data.folder else None
         reports = run_export(
             restored.task.model,
             restored.model_config,

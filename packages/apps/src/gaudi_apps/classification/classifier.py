@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gaudi_apps.classification.train_config import LISTED
+from gaudi_apps.classification.flags import LISTED
 from gaudi_apps.inference.media import InputImage, Preprocessor
 from gaudi_apps.inference.predictor import (
     Counts,

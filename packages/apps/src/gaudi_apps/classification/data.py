@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gaudi_apps.classification.train_config import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, TrainConfig
+from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, TrainConfig
 from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import add_title, enlarge, write_image
 from gaudi_apps.training.checkpoint import ModelConfig
@@ -29,17 +29,17 @@ from gaudi_datasets.sampling import InputOptions
 
 def input_options(config: TrainConfig, *, image_size: int | None = None) -> InputOptions:
     """Return the options of the pipelines on this rank; `image_size` replaces that of the configuration."""
-    data, device, rank_info = config.data, config.run.device, config.run.distribution.rank_info
+    data, device, rank_info = config.flags.data, config.run.device, config.run.distribution.rank_info
     return InputOptions(
-        batch_size=data.batch_size,
+        batch_size=config.own_batch,
         image_size=image_size or data.image_size,
         seed=device.seed,
         rank=rank_info.rank,
         size=rank_info.size,
-        parallel_calls=data.parallel_calls,
-        threads=data.threads or device.usable_cpus,
+        parallel_calls=data.dataset_parallel_calls,
+        threads=data.datasets_num_private_threads or device.usable_cpus,
         flip_probability=data.flip_probability,
-        dtype=data.dtype,
+        dtype="bfloat16" if data.data_loader_image_type == "bf16" else "float32",
     )
 
 
@@ -50,7 +50,15 @@ def open_training_data(config: TrainConfig) -> TrainingData:
         MissingInputError: the data is not there.
         DataError: the data is damaged.
     """
-    return _open_images(config) if config.data.data_dir else _open_synthetic(config)
+    if config.flags.data.folder is None:
+        from gaudi_datasets.classification.pipeline import synthetic_dataset
+
+        def make_batches(first_step: int) -> Batches:
+            return iter(synthetic_dataset(input_options(config), num_classes=IMAGENET_CLASSES))
+
+        names = [str(number) for number in range(1, IMAGENET_CLASSES + 1)]
+        return TrainingData(make_class_config(names), IMAGENET_TRAIN_IMAGES, "random images", make_batches)
+    return _open_images(config)
 
 
 def _open_images(config: TrainConfig) -> TrainingData:
@@ -58,31 +66,22 @@ def _open_images(config: TrainConfig) -> TrainingData:
     from gaudi_datasets.classification.pipeline import train_dataset
     from gaudi_datasets.tf_input import read_batches
 
-    source, options = open_source(config.data.data_dir, config.data.train_splits), input_options(config)
-    if config.data.caches_encoded:
+    data, options = config.flags.data, input_options(config)
+    source = open_source(data.folder, data.train_splits)
+    if data.training_dataset_cache:
         options = keep_if_it_fits(source.num_bytes, options, config.run.distribution.rank_info.local_size)
     if len(source.class_names) < 2:
         raise DataError(f"{source.name}: has the class {source.class_names[0]} only; a classifier needs two or more")
-    if config.data.caches_decoded:
+    if data.cache_decoded_image:
         source = DecodedSource(source)
-    crops = CropRange(min_area=config.data.least_area)
-    colors = ColorRange(config.data.color_jitter, config.data.gray_probability)
+    crops = CropRange(min_area=config.min_crop_area)
+    colors = ColorRange(data.color_jitter, data.gray_probability)
 
     def batches(first_step: int) -> Batches:
         dataset = train_dataset(source, options, first_step=first_step, crop_range=crops, color_range=colors)
         return read_batches(dataset, source)
 
     return TrainingData(make_class_config(source.class_names), len(source), source.fingerprint, batches)
-
-
-def _open_synthetic(config: TrainConfig) -> TrainingData:
-    from gaudi_datasets.classification.pipeline import synthetic_dataset
-
-    def batches(first_step: int) -> Batches:
-        return iter(synthetic_dataset(input_options(config), num_classes=IMAGENET_CLASSES))
-
-    names = [str(number) for number in range(1, IMAGENET_CLASSES + 1)]
-    return TrainingData(make_class_config(names), IMAGENET_TRAIN_IMAGES, "random images", batches)
 
 
 __all__ = ["JoinedSource", "open_source", "open_split"]

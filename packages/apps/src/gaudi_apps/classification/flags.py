@@ -1,21 +1,30 @@
-"""Flags that resnet_train and resnext_train share, the rules about their values, and those of the originals."""
+"""Flags that resnet_train and resnext_train share, the TrainConfig that they make, and flags of both originals."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from gaudi_apps.classification.train_config import LISTED
 from gaudi_apps.cli import flags
-from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, list_per_side, per_rank, resume_safe
-from gaudi_apps.cli.flags import check_distribution, check_parity
+from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, resume_safe
+from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, check_modes
+from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.profiler import parse_step_range
-from gaudi_apps.runtime.settings import ThreadFlag
-from gaudi_datasets.arguments import OFF, ON, FormerFlag, rename
+from gaudi_apps.runtime.settings import RunSettings, ThreadFlag, make_device_settings
+from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
+
+IMAGENET_TRAIN_IMAGES = 1281167
+IMAGENET_CLASSES = 1000
+LISTED = 5  # classes of an image that are listed at most, and that top-5 accuracy counts
+
+RateKind = Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"]
+OptimizerKind = Literal["SGD", "LARS", "Adam"]
+MomentumForm = Literal["keras", "tensorflow1"]
+DecayForm = Literal["l2", "half_squares"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,11 @@ class DataFlags(flags.DataFlags):
     """Number of images to decode and augment at the same time."""
     datasets_num_private_threads: Annotated[int, per_rank(minimum=0)] = 0
     """Number of threads to decode and augment images with; 0: one per processor."""
+
+    @property
+    def folder(self) -> str | None:
+        """Return the folder of the images; None with random images."""
+        return self.data_dir or self.jpeg_data_dir
 
 
 @dataclass(frozen=True)
@@ -159,62 +173,221 @@ class ReportFlags(flags.ReportFlags):
     """First and last step a,b to trace for TensorBoard's profiler; 0,0: none."""
 
 
-def check_common(config: Any, *, steps: int, mode: str, skips_evaluation: str | None) -> None:
+@dataclass(frozen=True)
+class ClassifierConfig:
+    """Everything a run depends on; each program has some groups of its own."""
+
+    run: RunFlags = field(default_factory=RunFlags)
+    data: DataFlags = field(default_factory=DataFlags)
+    weights: WeightFlags = field(default_factory=WeightFlags)
+    schedule: Any = None
+    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
+    pruning: PruningFlags = field(default_factory=PruningFlags)
+    use: UseFlags = field(default_factory=UseFlags)
+    device: DeviceFlags = field(default_factory=DeviceFlags)
+    distribution: DistributionFlags = field(default_factory=DistributionFlags)
+    report: ReportFlags = field(default_factory=ReportFlags)
+    parity: ParityFlags = field(default_factory=ParityFlags)
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Configure the learning rate and the length of training.
+
+    Attributes:
+        kind: of the curve after the warm-up.
+        peak: the rate it begins with; of a cyclical one the highest.
+        end: of a polynomial; of a cyclical one the lowest.
+        warmup_epochs: of linear rise.
+        epochs: of training.
+        steps: of training in place of epochs; 0: by the epochs.
+        half_cycle: steps from the lowest to the highest rate of a cyclical one.
+        whole_epochs: whether an epoch is a whole number of steps, so that warm-up and training are multiples of it.
+        drop_epochs: where a piecewise rate drops.
+        drop_delay: steps from a drop epoch to the first lower rate.
+        cycle_decay: height of a cycle as a share of the one before.
+        fractional_decay: whether a polynomial ends within a step, where that is where the last epoch ends.
+    """
+
+    kind: RateKind
+    peak: float
+    end: float
+    warmup_epochs: float
+    epochs: float
+    steps: int
+    half_cycle: int
+    whole_epochs: bool
+    drop_epochs: tuple[float, ...] = (30, 60, 80)
+    drop_delay: int = 1
+    cycle_decay: float = 0.5
+    fractional_decay: bool = True
+
+    @property
+    def needs_length(self) -> bool:
+        """Tell whether the rate depends on the last step, so that a run cannot be prolonged."""
+        return self.kind in ("cosine", "polynomial")
+
+    def for_version(self, version: int) -> ScheduleConfig:
+        """Return the rate by a version of the rules, see `gaudi_apps.training.plan`."""
+        return self if version > 1 else replace(self, drop_delay=0, cycle_decay=1.0, fractional_decay=False)
+
+
+@dataclass(frozen=True)
+class LearningConfig:
+    """Configure loss and optimizer.
+
+    Attributes:
+        optimizer: by name.
+        momentum: share of the velocity that is kept.
+        weight_decay: coefficient of the squares of the weights.
+        lars_epsilon: see `gaudi_ops.tf.LarsSGD`.
+        single_l2: whether the weight decay is a term of the loss.
+        label_smoothing: share of the truth that goes to all classes alike.
+        dropout: share of the features that are dropped.
+        mixup_alpha: see `gaudi_ops.tf.mixup`.
+        ema_decay: of the average of the weights; 0: there is none.
+        pruning: if there is any.
+        momentum_form: of SGD: ``"keras"`` has the rate inside of the velocity, ``"tensorflow1"`` outside of it.
+        decay_form: of SGD and Adam: ``"l2"`` is Keras' L2 on kernels and the head, a gradient of twice the weight;
+            ``"half_squares"`` is of all variables but batch norm's, a gradient of once the weight.
+    """
+
+    optimizer: OptimizerKind
+    momentum: float
+    weight_decay: float
+    lars_epsilon: float
+    single_l2: bool
+    label_smoothing: float
+    dropout: float
+    mixup_alpha: float
+    ema_decay: float
+    pruning: PruningFlags | None
+    momentum_form: MomentumForm
+    decay_form: DecayForm
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Configure a run of a classifier: the flags, and what follows from them.
+
+    Attributes:
+        flags: with the values of those whose default follows from others.
+        run: what the machinery has to know.
+        model: name of the network.
+        rate: learning rate and length of training.
+        learning: loss and optimizer.
+        global_batch: images a step of all processes.
+        min_crop_area: of a training crop, as a share of the image.
+        eval_images: to evaluate; 0: all.
+        checkpoint_steps: between two checkpoints; 0: an epoch; None: only at the end.
+        eval_epochs: between two evaluations during training; 0: none.
+        export_at_end: folder to export a SavedModel into after training, if it is to be exported.
+    """
+
+    flags: ClassifierConfig
+    run: RunSettings
+    model: str
+    rate: ScheduleConfig
+    learning: LearningConfig
+    global_batch: int
+    min_crop_area: float
+    eval_images: int
+    checkpoint_steps: int | None
+    eval_epochs: float
+    export_at_end: str | None
+
+    @property
+    def own_batch(self) -> int:
+        """Return the images a step of one process."""
+        return self.global_batch // self.run.distribution.rank_info.size
+
+
+def make_run_settings(
+    config: ClassifierConfig,
+    distribution: Distribution,
+    *,
+    log_every: int,
+    summary_every: int,
+    profile_steps: str,
+    weights: str | None,
+    evaluates: bool,
+    steps: int,
+    steps_per_call: int = 1,
+) -> RunSettings:
+    """Make the settings of a run of the flags of both programs and of those whose names differ."""
+    run, device, report = config.run, config.device, config.report
+    return RunSettings(
+        device=make_device_settings(
+            config,
+            distribution,
+            intra_threads=device.intra_op_parallelism_threads,
+            inter_threads=device.inter_op_parallelism_threads,
+        ),
+        model_dir=Path(run.model_dir),
+        clean=run.clean,
+        checkpoint=run.checkpoint,
+        keep_checkpoints=report.keep_ckpt_max,
+        checkpoint_minutes=report.save_checkpoints_minutes,
+        log_every=log_every,
+        summary_every=summary_every,
+        traced=parse_step_range(profile_steps, "profile_steps"),
+        draws_input=report.vis_dataloader,
+        weights=weights,
+        target=config.evaluation.stop_threshold,
+        patience=config.evaluation.patience,
+        scores=evaluates and not config.data.use_synthetic_data,
+        reports=evaluates,
+        steps=steps,
+        kills=run.kills,
+        steps_per_call=steps_per_call,
+        distribution=distribution,
+        callbacks=run.callbacks,
+    )
+
+
+def check_common(
+    config: ClassifierConfig, mode: str, *, steps: int, steps_flag: str, skips_evaluation: str | None
+) -> None:
     """Check the groups of flags that both programs have.
 
     Args:
         config: of either program.
-        steps: that the run has in all; 0 where epochs decide.
         mode: what is done.
+        steps: that the run has in all; 0 where epochs decide.
+        steps_flag: the flag that gives them.
         skips_evaluation: the flag that is given to evaluate nothing, if it is.
 
     Raises:
         FlagError: for the first value that breaks a rule of its own or of another flag.
     """
-    data, evaluation, device = config.data, config.evaluation, config.device
+    pruning, evaluation = config.pruning, config.evaluation
     check_bounds(config)
-    _check_pruning(config.pruning)
-    if config.pruning.pruning_method and config.weights.ema_decay:
-        raise FlagError(
-            "--pruning_method: the average of --ema_decay would keep what is pruned",
-            flag="--pruning_method",
-            remedy="leave one of them out",
-        )
-    _check_inputs(mode, config.run, data, config.use)
-    _check_checkpoint(mode, config.run, steps)
-    _check_stopping(evaluation, "use_synthetic_data" if data.use_synthetic_data else skips_evaluation)
-    check_distribution(config.distribution)
-    check_parity(config.parity, mode, list_per_side(type(config)))
-    if device.no_hpu and device.device == "hpu":
-        raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
-    parse_step_range(config.report.profile_steps, "profile_steps")
-
-
-def _check_stopping(evaluation: EvaluationFlags, skips: str | None) -> None:
-    if not (evaluation.stop_threshold or evaluation.patience):
-        return
-    if evaluation.epochs_between_evals == 0:
-        raise FlagError(
-            "--stop_threshold and --patience: need evaluations",
-            flag="--stop_threshold",
-            remedy="give --epochs_between_evals above 0",
-        )
-    if skips is not None:
-        raise FlagError(
-            "--stop_threshold and --patience: need evaluations", flag="--stop_threshold", remedy=f"leave out --{skips}"
-        )
-
-
-def _check_pruning(pruning: PruningFlags) -> None:
     if pruning.pruning_end_step <= pruning.pruning_begin_step:
         raise FlagError(
             f"--pruning_end_step {pruning.pruning_end_step}: must be above --pruning_begin_step",
             flag="--pruning_end_step",
         )
+    if pruning.pruning_method and config.weights.ema_decay:
+        raise FlagError(
+            "--pruning_method: the average of --ema_decay would keep what is pruned",
+            flag="--pruning_method",
+            remedy="leave one of them out",
+        )
+    _check_data(config.data, mode)
+    check_modes(config, mode, checkpoint=config.run.checkpoint, steps=steps, steps_flag=steps_flag)
+    if config.data.use_synthetic_data:
+        skips_evaluation = "use_synthetic_data"
+    if evaluation.stop_threshold or evaluation.patience:
+        remedy = "" if skips_evaluation is None else f"leave out --{skips_evaluation}"
+        if evaluation.epochs_between_evals == 0:
+            remedy = "give --epochs_between_evals above 0"
+        if remedy:
+            raise FlagError("--stop_threshold and --patience: need evaluations", flag="--stop_threshold", remedy=remedy)
+    parse_step_range(config.report.profile_steps, "profile_steps")
 
 
-def _check_inputs(mode: str, run: RunFlags, data: DataFlags, use: UseFlags) -> None:
-    """Check that the input of the mode is given, and no input of other modes."""
+def _check_data(data: DataFlags, mode: str) -> None:
+    """Check that images come from one place, which the mode has a use for."""
     folders = {"data_dir": data.data_dir, "jpeg_data_dir": data.jpeg_data_dir}
     given = next((f"--{flag} {folder}" for flag, folder in folders.items() if folder is not None), "")
     if data.use_synthetic_data and given:
@@ -223,14 +396,6 @@ def _check_inputs(mode: str, run: RunFlags, data: DataFlags, use: UseFlags) -> N
         )
     if not data.train_splits:
         raise FlagError("--train_splits: names nothing", flag="--train_splits", remedy="give one or more, as train")
-    if mode == "predict" and not use.inference:
-        raise FlagError("--mode predict: needs --inference with images, videos or a folder", flag="--mode")
-    if mode not in ("predict", "export") and use.inference:
-        raise FlagError(
-            f"--inference {use.inference[0]}: is for --mode predict and export; mode is {mode}", flag="--inference"
-        )
-    if run.json and mode not in ("plan", "parity"):
-        raise FlagError(f"--json: is for --mode plan and parity; mode is {mode}", flag="--json")
     if mode == "eval" and data.use_synthetic_data:
         raise FlagError(
             "--mode eval: random images have no truth",
@@ -238,32 +403,15 @@ def _check_inputs(mode: str, run: RunFlags, data: DataFlags, use: UseFlags) -> N
             remedy="give --data_dir, not --use_synthetic_data",
         )
     sized = mode == "plan" and data.num_examples_per_epoch > 0
-    if mode not in ("predict", "export") and not (given or data.use_synthetic_data or sized):
+    if mode not in USING and not (given or data.use_synthetic_data or sized):
         raise FlagError(f"--mode {mode}: needs --data_dir, with records or folders of classes", flag="--mode")
-
-
-def _check_checkpoint(mode: str, run: RunFlags, steps: int) -> None:
-    if mode == "verify-resume" and not 1 <= run.kills < (steps or math.inf):
-        raise FlagError(f"--kills {run.kills}: must be at least 1, and below the steps of the run", flag="--kills")
-    named = ("newest", "best", "all") if mode == "eval" else ("newest", "best")
-    if run.checkpoint not in named and not run.checkpoint.isdecimal():
-        raise FlagError(
-            f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {mode}",
-            flag="--checkpoint",
-        )
-    if run.checkpoint != "newest" and mode not in ("eval", "predict", "export", "parity"):
-        which = "eval, predict, export and parity"
-        raise FlagError(f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {mode}", flag="--checkpoint")
-    if run.clean and mode != "train":
-        raise FlagError(f"--clean: is for --mode train; mode is {mode}", flag="--clean")
 
 
 _SEED = "give --seed, the one seed of a run"
 _MEASUREMENTS = "history.jsonl in --model_dir and TensorBoard have all measurements; leave it out"
-_INNER_SWITCH = "is an inner switch of TensorFlow that no result depends on; leave it out"
-_NO_USE = "it did nothing in the original either; give --base_learning_rate, --lr_schedule and --optimizer"
+INNER_SWITCH = "is an inner switch of TensorFlow that no result depends on; leave it out"
 
-_BOTH = (
+FORMER_FLAGS = (
     FormerFlag("--loss_scale", "bf16 and fp32 need no scaling of the loss; leave it out", "-ls", "none"),
     FormerFlag(
         "--all_reduce_alg", "TensorFlow chooses: NCCL between GPUs, a ring elsewhere; leave it out", "-ara", "none"
@@ -291,7 +439,7 @@ _BOTH = (
         "channels_last",
         meant=("channels_last",),
     ),
-    FormerFlag("--enable_scoped_allocator", f"it {_INNER_SWITCH}", meant=(OFF,)),
+    FormerFlag("--enable_scoped_allocator", f"it {INNER_SWITCH}", meant=(OFF,)),
     FormerFlag(
         "--bf16_config_path",
         "`--dtype bf16` is Keras' mixed precision, which has no list of operations; leave it out",
@@ -313,90 +461,4 @@ _BOTH = (
     ),
     FormerFlag("--helpfull", "give --help", replace=lambda values: ["--help"]),
     FormerFlag("--helpshort", "give --help", replace=lambda values: ["--help"]),
-)
-
-RESNET = (
-    *_BOTH,
-    FormerFlag("--run_eagerly", "it was for debugging the original in TensorFlow; leave it out", meant=(OFF,)),
-    FormerFlag(
-        "--fp16_implementation",
-        "there is no fp16, for bf16 has the range of fp32; give `--dtype bf16`",
-        default="keras",
-    ),
-    FormerFlag("--enable_xla", "set the environment variable TF_XLA_FLAGS=--tf_xla_auto_jit=2", meant=(OFF,)),
-    FormerFlag("--enable_eager", "TensorFlow 2 is eager wherever it is not compiled; leave it out", meant=(ON,)),
-    FormerFlag(
-        "--set_learning_phase_to_train",
-        "training and evaluation tell the network which they are; leave it out",
-        default=ON,
-        meant=(ON,),
-    ),
-    FormerFlag("--explicit_gpu_placement", "give `--device gpu`", meant=(OFF,)),
-    FormerFlag("--use_trivial_model", "it measured the loader, which `gaudi-datasets bench` does", meant=(OFF,)),
-    FormerFlag("--report_accuracy_metrics", "accuracy is always reported; leave it out", default=ON, meant=(ON,)),
-    FormerFlag("--use_tensor_lr", "the rate is given to each step as a tensor; leave it out", default=ON, meant=(ON,)),
-    FormerFlag(
-        "--enable_tensorboard",
-        "its files are always written, into `summaries/` of --model_dir; leave it out",
-        meant=(ON,),
-    ),
-    FormerFlag(
-        "--batchnorm_spatial_persistent",
-        "set the environment variable TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1",
-        default=ON,
-    ),
-    FormerFlag("--enable_get_next_as_optional", f"it {_INNER_SWITCH}", meant=(OFF,)),
-    FormerFlag("--tpu", "there is no TPU; give --device", default="none", meant=("",)),
-    FormerFlag(
-        "--use_tf_while_loop",
-        "steps of one call are always a loop in TensorFlow; `--steps_per_loop 1` makes each step a call",
-        default=ON,
-        meant=(ON,),
-    ),
-    FormerFlag("--initial_learning_rate_per_sample", _NO_USE, default="7e-05"),
-    FormerFlag("--lr_decay_factor", _NO_USE, default="0.94"),
-    FormerFlag("--num_epochs_per_decay", _NO_USE, default="2.5"),
-    FormerFlag("--use_tf_function", "steps are always compiled; leave it out", default=ON, meant=(ON,)),
-    FormerFlag("--use_distributed_eval", "each process always scores its part; leave it out", meant=(ON,)),
-    FormerFlag(
-        "--use_keras_mixed_precision", "`--dtype bf16` is always Keras' mixed precision; leave it out", meant=(ON,)
-    ),
-    FormerFlag("--dump_config", "config.yaml in --model_dir has all flags of a run; leave it out", default="none"),
-    # Of the launcher demo_resnet_keras.py.
-    FormerFlag(
-        "--keras_applications_model",
-        "give --model with the name in small letters and _keras behind it, as `--model resnet50v2_keras`",
-        default="none",
-        replace=lambda values: ["--model", *(f"{name.lower()}_keras" for name in values)],
-    ),
-    # Of tfhub_export.py and transfer_learning_demo.py.
-    FormerFlag("--model_path", "give --model_dir with `--mode export`", default="none"),
-    FormerFlag("--export_path", "give --output_dir with `--mode export`", default="none"),
-    FormerFlag("--checkpoint_path", "give --pretrained_filepath with --fine_tune", default="none"),
-    FormerFlag("--do_data_augmentation", "training images are always augmented; leave it out", meant=(ON,)),
-    FormerFlag("--new_batch_size", "give --batch_size", "-nbs", "16", replace=rename("--batch_size")),
-)
-
-RESNEXT = (
-    *_BOTH,
-    FormerFlag("--dummy_epoch", "it ran two steps before the training was timed; leave it out", meant=(OFF,)),
-    FormerFlag("--log_steps", "give --display_steps", default="100"),
-    FormerFlag("--train_offset", "a run that goes on knows its step; leave it out", default="0", meant=("0",)),
-    FormerFlag(
-        "--resnet_version", "version 1 is the recipe's, and the one there is; leave it out", "-rv", "1", meant=("1",)
-    ),
-    FormerFlag("--return_before_eval", "give --disable_eval", "-rbv", meant=(OFF,)),
-    FormerFlag(
-        "--image_bytes_as_serving_input",
-        "a SavedModel has a signature for encoded images and one for pixels; leave it out",
-        meant=(ON,),
-    ),
-    FormerFlag(
-        "--use_train_and_evaluate", "it was of Estimator; --epochs_between_evals says when to evaluate", meant=(OFF,)
-    ),
-    FormerFlag(
-        "--mini_imagenet",
-        "make such records by `gaudi-datasets convert mini-imagenet`, and name their folder by --data_dir",
-        meant=(OFF,),
-    ),
 )

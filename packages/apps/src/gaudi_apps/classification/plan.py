@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gaudi_apps.classification.train_config import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, ScheduleConfig, TrainConfig
+from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, ScheduleConfig, TrainConfig
 from gaudi_apps.cli.launch import LaunchReport
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
@@ -31,7 +31,7 @@ def make_plan(config: TrainConfig, num_images: int) -> Plan:
     An epoch is as many whole steps as its images fill. Where epochs are not whole, their steps are cut off once, from
     all epochs together.
     """
-    rate, batch = config.rate, config.data.global_batch
+    rate, batch = config.rate, config.global_batch
     steps_per_epoch = max(1, num_images // batch)
     exact = steps_per_epoch if rate.whole_epochs else num_images / batch
     length = rate.steps or max(1, rate.epochs * exact)
@@ -92,7 +92,7 @@ def _list_warnings(
     config: TrainConfig, num_images: int, total_steps: int, warmup_steps: int, drop_steps: tuple[int, ...]
 ) -> Iterator[str]:
     """Yield settings that are allowed but rarely meant, a line each."""
-    batch = config.data.global_batch
+    batch = config.global_batch
     if batch > num_images:
         yield describe_large_batch(batch, num_images)
     if warmup_steps >= total_steps:
@@ -105,10 +105,10 @@ def _list_warnings(
     if late:
         yield f"the drop at step {', '.join(late)} is not reached: the run ends at step {total_steps}"
     pruning = config.learning.pruning
-    if pruning is not None and pruning.end_step > total_steps:
+    if pruning is not None and pruning.pruning_end_step > total_steps:
         yield (
-            f"pruning ends at step {pruning.end_step}, the run at step {total_steps}: it does not come to "
-            f"{pruning.final_sparsity:g}; lower --pruning_end_step"
+            f"pruning ends at step {pruning.pruning_end_step}, the run at step {total_steps}: it does not come to "
+            f"{pruning.pruning_final_sparsity:g}; lower --pruning_end_step"
         )
 
 
@@ -142,22 +142,23 @@ def describe_training_set(config: TrainConfig) -> TrainingSet:
         MissingInputError: the data is not there.
         DataError: it is damaged.
     """
-    data = config.data
-    if data.data_dir is None:
-        return TrainingSet(data.num_images or IMAGENET_TRAIN_IMAGES, IMAGENET_CLASSES)
+    data = config.flags.data
+    given = data.num_examples_per_epoch
+    if data.folder is None:
+        return TrainingSet(given or IMAGENET_TRAIN_IMAGES, IMAGENET_CLASSES)
     from gaudi_apps.classification.data import open_source
 
-    source = open_source(data.data_dir, data.train_splits)
-    return TrainingSet(data.num_images or len(source), len(source.class_names))
+    source = open_source(data.folder, data.train_splits)
+    return TrainingSet(given or len(source), len(source.class_names))
 
 
 def estimate_needs(config: TrainConfig, plan: Plan, num_classes: int) -> Needs | None:
     """Estimate disk and memory without building the network; None for networks of keras.applications."""
-    if config.model.name not in RESNETS:
+    if config.model not in RESNETS:
         return None
     return Needs(
         plan,
-        measure_classifier(RESNETS[config.model.name], num_classes, config.data.image_size),
+        measure_classifier(RESNETS[config.model], num_classes, config.flags.data.image_size),
         config.run.keep_checkpoints,
         BYTES_PER_VALUE[config.run.device.dtype],
         averages=config.learning.ema_decay > 0,
@@ -168,7 +169,7 @@ def to_json(config: TrainConfig, training_set: TrainingSet, plan: Plan, needs: N
     """Return what `--json` prints: names as in Plan, with optimizer, data set, disk (bytes) and memory (bytes)."""
     document = {
         **plan.as_json(),
-        "model": config.model.name,
+        "model": config.model,
         "optimizer": config.learning.optimizer,
         "label_smoothing": config.learning.label_smoothing,
         "weight_decay": config.learning.weight_decay,
@@ -190,7 +191,7 @@ def _list_rows(
     learning = config.learning
     yield "images", f"{training_set.images}"
     yield "classes", f"{training_set.num_classes}"
-    yield "network", config.model.name if needs is None else f"{config.model.name}, {needs.size.parameters} parameters"
+    yield "network", config.model if needs is None else f"{config.model}, {needs.size.parameters} parameters"
     yield "optimizer", f"{learning.optimizer}, weight decay {learning.weight_decay:g}, momentum {learning.momentum:g}"
     if learning.optimizer != "LARS":
         yield "decay form", DECAY_FORMS[learning.decay_form]

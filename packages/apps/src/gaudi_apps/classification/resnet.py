@@ -1,32 +1,29 @@
-"""Flags of resnet_train that resnext_train does not have, and the TrainConfig that they make."""
+"""Flags of resnet_train that resnext_train does not have, the TrainConfig that they make, and its original's flags."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from tyro.conf import arg
 
 from gaudi_apps.classification import flags
-from gaudi_apps.classification.flags import check_common
-from gaudi_apps.classification.train_config import (
+from gaudi_apps.classification.flags import (
+    INNER_SWITCH,
+    ClassifierConfig,
     DecayForm,
     LearningConfig,
     OptimizerKind,
     RateKind,
     ScheduleConfig,
     TrainConfig,
-    for_version,
-    make_data_config,
-    make_network_config,
-    make_pruning_config,
-    make_use_config,
-    run_settings,
+    check_common,
+    make_run_settings,
 )
 from gaudi_apps.cli.flag_rules import Switch, fixed, resume_safe
-from gaudi_apps.cli.flags import DistributionFlags, ParityFlags
-from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.process_group import Distribution, share_batch
 from gaudi_apps.training.plan import CURRENT
+from gaudi_datasets.arguments import OFF, ON, FormerFlag, rename
 from gaudi_datasets.errors import FlagError
 from gaudi_models.architectures import CLASSIFIERS
 from gaudi_ops.schedules import lars_defaults
@@ -35,8 +32,7 @@ SAME_MODELS = {"resnet50_v1.5": "resnet50"}
 IMAGES_OF_BASE_RATE = 256
 
 
-@dataclass(frozen=True)
-class Preset:
+class Preset(NamedTuple):
     """Defaults of flags, chosen by another flag."""
 
     optimizer: OptimizerKind
@@ -138,20 +134,14 @@ class ReportFlags(flags.ReportFlags):
 
 
 @dataclass(frozen=True)
-class ResNetConfig:
+class ResNetConfig(ClassifierConfig):
     """Everything a run of resnet_train depends on."""
 
     run: RunFlags = field(default_factory=RunFlags)
-    data: flags.DataFlags = field(default_factory=flags.DataFlags)
     weights: WeightFlags = field(default_factory=WeightFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
-    pruning: flags.PruningFlags = field(default_factory=flags.PruningFlags)
-    use: flags.UseFlags = field(default_factory=flags.UseFlags)
-    device: flags.DeviceFlags = field(default_factory=flags.DeviceFlags)
-    distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
-    parity: ParityFlags = field(default_factory=ParityFlags)
 
 
 def validate(config: ResNetConfig) -> None:
@@ -183,7 +173,7 @@ def validate(config: ResNetConfig) -> None:
             flag="--enable_checkpoint_and_export",
         )
     skips = "skip_eval" if config.evaluation.skip_eval else None
-    check_common(config, steps=run.train_steps, mode=run.mode, skips_evaluation=skips)
+    check_common(config, run.mode, steps=run.train_steps, steps_flag="--train_steps", skips_evaluation=skips)
 
 
 def make_train_config(
@@ -198,25 +188,25 @@ def make_train_config(
     """
     distribution = distribution or Distribution()
     run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
+    evaluates, workers = not config.evaluation.skip_eval, distribution.rank_info.size
     preset = _find_preset(config)
-    data = make_data_config(config, distribution, least_area=0.05)
-    rate = for_version(_make_rate(config, preset, data.global_batch, distribution.rank_info.size), version)
-    smoothing, dropout, exports = schedule.label_smoothing, weights.dropout, report.enable_checkpoint_and_export
+    smoothing, dropout = schedule.label_smoothing, weights.dropout
+    global_batch = share_batch(config.distribution, config.data.batch_size, workers)
     return TrainConfig(
-        run=run_settings(
+        flags=config,
+        run=make_run_settings(
             config,
             distribution,
             log_every=report.log_steps,
             summary_every=report.log_steps,
             profile_steps=report.profile_steps,
             weights=weights.pretrained_filepath,
-            evaluates=not config.evaluation.skip_eval,
+            evaluates=evaluates,
             steps=run.train_steps,
             steps_per_call=report.steps_per_loop,
         ),
-        data=data,
-        model=make_network_config(config, SAME_MODELS.get(weights.model, weights.model)),
-        rate=rate,
+        model=SAME_MODELS.get(weights.model, weights.model),
+        rate=_make_rate(config, preset, global_batch, workers).for_version(version),
         learning=LearningConfig(
             optimizer=schedule.optimizer or preset.optimizer,
             momentum=schedule.momentum,
@@ -227,14 +217,16 @@ def make_train_config(
             dropout=preset.dropout if dropout is None else dropout,
             mixup_alpha=weights.mixup_alpha,
             ema_decay=weights.ema_decay,
-            pruning=make_pruning_config(config),
+            pruning=config.pruning if config.pruning.pruning_method else None,
             momentum_form="keras" if version > 1 else "tensorflow1",
             decay_form=_find_decay_form(config) if version > 1 else "half_squares",
         ),
-        use=make_use_config(config, export_at_end=f"{run.model_dir}/export" if exports else None),
+        global_batch=global_batch,
+        min_crop_area=config.data.least_crop_area or 0.05,
+        eval_images=config.evaluation.eval_samples,
         checkpoint_steps=report.save_checkpoint_steps,
-        eval_epochs=0.0 if config.evaluation.skip_eval else config.evaluation.epochs_between_evals,
-        config=config,
+        eval_epochs=config.evaluation.epochs_between_evals if evaluates else 0.0,
+        export_at_end=f"{run.model_dir}/export" if report.enable_checkpoint_and_export else None,
     )
 
 
@@ -278,3 +270,68 @@ def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -
         half_cycle=schedule.step_size,
         whole_epochs=True,
     )
+
+
+_NO_USE = "it did nothing in the original either; give --base_learning_rate, --lr_schedule and --optimizer"
+
+FORMER_FLAGS = (
+    *flags.FORMER_FLAGS,
+    FormerFlag("--run_eagerly", "it was for debugging the original in TensorFlow; leave it out", meant=(OFF,)),
+    FormerFlag(
+        "--fp16_implementation",
+        "there is no fp16, for bf16 has the range of fp32; give `--dtype bf16`",
+        default="keras",
+    ),
+    FormerFlag("--enable_xla", "set the environment variable TF_XLA_FLAGS=--tf_xla_auto_jit=2", meant=(OFF,)),
+    FormerFlag("--enable_eager", "TensorFlow 2 is eager wherever it is not compiled; leave it out", meant=(ON,)),
+    FormerFlag(
+        "--set_learning_phase_to_train",
+        "training and evaluation tell the network which they are; leave it out",
+        default=ON,
+        meant=(ON,),
+    ),
+    FormerFlag("--explicit_gpu_placement", "give `--device gpu`", meant=(OFF,)),
+    FormerFlag("--use_trivial_model", "it measured the loader, which `gaudi-datasets bench` does", meant=(OFF,)),
+    FormerFlag("--report_accuracy_metrics", "accuracy is always reported; leave it out", default=ON, meant=(ON,)),
+    FormerFlag("--use_tensor_lr", "the rate is given to each step as a tensor; leave it out", default=ON, meant=(ON,)),
+    FormerFlag(
+        "--enable_tensorboard",
+        "its files are always written, into `summaries/` of --model_dir; leave it out",
+        meant=(ON,),
+    ),
+    FormerFlag(
+        "--batchnorm_spatial_persistent",
+        "set the environment variable TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1",
+        default=ON,
+    ),
+    FormerFlag("--enable_get_next_as_optional", f"it {INNER_SWITCH}", meant=(OFF,)),
+    FormerFlag("--tpu", "there is no TPU; give --device", default="none", meant=("",)),
+    FormerFlag(
+        "--use_tf_while_loop",
+        "steps of one call are always a loop in TensorFlow; `--steps_per_loop 1` makes each step a call",
+        default=ON,
+        meant=(ON,),
+    ),
+    FormerFlag("--initial_learning_rate_per_sample", _NO_USE, default="7e-05"),
+    FormerFlag("--lr_decay_factor", _NO_USE, default="0.94"),
+    FormerFlag("--num_epochs_per_decay", _NO_USE, default="2.5"),
+    FormerFlag("--use_tf_function", "steps are always compiled; leave it out", default=ON, meant=(ON,)),
+    FormerFlag("--use_distributed_eval", "each process always scores its part; leave it out", meant=(ON,)),
+    FormerFlag(
+        "--use_keras_mixed_precision", "`--dtype bf16` is always Keras' mixed precision; leave it out", meant=(ON,)
+    ),
+    FormerFlag("--dump_config", "config.yaml in --model_dir has all flags of a run; leave it out", default="none"),
+    # Of the launcher demo_resnet_keras.py.
+    FormerFlag(
+        "--keras_applications_model",
+        "give --model with the name in small letters and _keras behind it, as `--model resnet50v2_keras`",
+        default="none",
+        replace=lambda values: ["--model", *(f"{name.lower()}_keras" for name in values)],
+    ),
+    # Of tfhub_export.py and transfer_learning_demo.py.
+    FormerFlag("--model_path", "give --model_dir with `--mode export`", default="none"),
+    FormerFlag("--export_path", "give --output_dir with `--mode export`", default="none"),
+    FormerFlag("--checkpoint_path", "give --pretrained_filepath with --fine_tune", default="none"),
+    FormerFlag("--do_data_augmentation", "training images are always augmented; leave it out", meant=(ON,)),
+    FormerFlag("--new_batch_size", "give --batch_size", "-nbs", "16", replace=rename("--batch_size")),
+)

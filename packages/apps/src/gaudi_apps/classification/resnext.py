@@ -1,4 +1,4 @@
-"""Flags of resnext_train that resnet_train does not have, and the TrainConfig that they make."""
+"""Flags of resnext_train that resnet_train does not have, the TrainConfig that they make, and its original's flags."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from gaudi_apps.classification import flags
-from gaudi_apps.classification.flags import check_common
-from gaudi_apps.classification.train_config import (
+from gaudi_apps.classification.flags import (
+    ClassifierConfig,
     LearningConfig,
     RateKind,
     ScheduleConfig,
     TrainConfig,
-    for_version,
-    make_data_config,
-    make_network_config,
-    make_pruning_config,
-    make_use_config,
-    run_settings,
+    check_common,
+    make_run_settings,
 )
 from gaudi_apps.cli.flag_rules import Switch, fixed, resume_safe
-from gaudi_apps.cli.flags import DistributionFlags, ParityFlags, SummaryFlags
-from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.cli.flags import SummaryFlags
+from gaudi_apps.runtime.process_group import Distribution, share_batch
 from gaudi_apps.training.plan import CURRENT
+from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
 from gaudi_models.architectures import CLASSIFIERS
 
@@ -118,20 +115,14 @@ class ReportFlags(SummaryFlags, flags.ReportFlags):
 
 
 @dataclass(frozen=True)
-class ResNeXtConfig:
+class ResNeXtConfig(ClassifierConfig):
     """Everything a run of resnext_train depends on."""
 
     run: RunFlags = field(default_factory=RunFlags)
-    data: flags.DataFlags = field(default_factory=flags.DataFlags)
     weights: WeightFlags = field(default_factory=WeightFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
-    pruning: flags.PruningFlags = field(default_factory=flags.PruningFlags)
-    use: flags.UseFlags = field(default_factory=flags.UseFlags)
-    device: flags.DeviceFlags = field(default_factory=flags.DeviceFlags)
-    distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
-    parity: ParityFlags = field(default_factory=ParityFlags)
 
 
 def find_profile_steps(report: ReportFlags) -> str:
@@ -170,7 +161,7 @@ def validate(config: ResNeXtConfig) -> None:
     if report.export_dir is not None and config.data.use_synthetic_data:
         raise FlagError("--export_dir: an export is checked on images, so give --data_dir", flag="--export_dir")
     skips = "disable_eval" if config.evaluation.disable_eval else None
-    check_common(config, steps=run.max_train_steps, mode=mode, skips_evaluation=skips)
+    check_common(config, mode, steps=run.max_train_steps, steps_flag="--max_train_steps", skips_evaluation=skips)
 
 
 def make_train_config(
@@ -185,15 +176,15 @@ def make_train_config(
     """
     distribution = distribution or Distribution()
     run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
-    evaluation = config.evaluation
-    data = make_data_config(config, distribution, least_area=0.08, eval_steps=evaluation.max_eval_steps)
+    evaluation, workers = config.evaluation, distribution.rank_info.size
+    global_batch = share_batch(config.distribution, config.data.batch_size, workers)
     warmup_epochs = _find_warmup(config, version)
-    base_rate = _find_base_rate(config, warmup_epochs, distribution.rank_info.size, version)
-    peak = base_rate * data.global_batch / IMAGES_OF_BASE_RATE
-    rate = for_version(_make_rate(config, peak, warmup_epochs, version), version)
+    base_rate = _find_base_rate(config, warmup_epochs, workers, version)
+    peak = base_rate * global_batch / IMAGES_OF_BASE_RATE
     resolved = replace(schedule, base_learning_rate=base_rate, warmup_epochs=warmup_epochs)
     return TrainConfig(
-        run=run_settings(
+        flags=replace(config, schedule=resolved),
+        run=make_run_settings(
             config,
             distribution,
             log_every=report.display_steps,
@@ -203,9 +194,8 @@ def make_train_config(
             evaluates=not evaluation.disable_eval,
             steps=run.max_train_steps,
         ),
-        data=data,
-        model=make_network_config(config, f"{weights.model_type}{weights.resnet_size}"),
-        rate=rate,
+        model=f"{weights.model_type}{weights.resnet_size}",
+        rate=_make_rate(config, peak, warmup_epochs, version).for_version(version),
         learning=LearningConfig(
             optimizer="LARS" if schedule.enable_lars else "SGD",
             momentum=schedule.momentum,
@@ -216,14 +206,16 @@ def make_train_config(
             dropout=weights.dropout or 0.0,
             mixup_alpha=weights.mixup_alpha,
             ema_decay=weights.ema_decay,
-            pruning=make_pruning_config(config),
+            pruning=config.pruning if config.pruning.pruning_method else None,
             momentum_form="tensorflow1",
             decay_form="half_squares",
         ),
-        use=make_use_config(config, export_at_end=report.export_dir),
+        global_batch=global_batch,
+        min_crop_area=config.data.least_crop_area or 0.08,
+        eval_images=evaluation.max_eval_steps * global_batch or evaluation.eval_samples,
         checkpoint_steps=None if report.disable_checkpoints else report.save_checkpoint_steps,
         eval_epochs=0.0 if evaluation.disable_eval else evaluation.epochs_between_evals,
-        config=replace(config, schedule=resolved),
+        export_at_end=report.export_dir,
     )
 
 
@@ -261,3 +253,28 @@ def _make_rate(config: ResNeXtConfig, peak: float, warmup_epochs: float, version
         whole_epochs=False,
         drop_epochs=DROP_EPOCHS if version > 1 else DROP_EPOCHS[:3],
     )
+
+
+FORMER_FLAGS = (
+    *flags.FORMER_FLAGS,
+    FormerFlag("--dummy_epoch", "it ran two steps before the training was timed; leave it out", meant=(OFF,)),
+    FormerFlag("--log_steps", "give --display_steps", default="100"),
+    FormerFlag("--train_offset", "a run that goes on knows its step; leave it out", default="0", meant=("0",)),
+    FormerFlag(
+        "--resnet_version", "version 1 is the recipe's, and the one there is; leave it out", "-rv", "1", meant=("1",)
+    ),
+    FormerFlag("--return_before_eval", "give --disable_eval", "-rbv", meant=(OFF,)),
+    FormerFlag(
+        "--image_bytes_as_serving_input",
+        "a SavedModel has a signature for encoded images and one for pixels; leave it out",
+        meant=(ON,),
+    ),
+    FormerFlag(
+        "--use_train_and_evaluate", "it was of Estimator; --epochs_between_evals says when to evaluate", meant=(OFF,)
+    ),
+    FormerFlag(
+        "--mini_imagenet",
+        "make such records by `gaudi-datasets convert mini-imagenet`, and name their folder by --data_dir",
+        meant=(OFF,),
+    ),
+)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gaudi_apps.classification.train_config import LearningConfig
+from gaudi_apps.classification.flags import LearningConfig
 from gaudi_apps.training.keras_task import MOMENTUM_NAME, Batch, KerasTask, Optimizer
 from gaudi_distributed import Communicator
 from gaudi_models.classifiers import LOGITS, feature_extractor, freeze_backbone
@@ -43,9 +43,16 @@ class ClassificationTask(KerasTask):
         self._counter = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps")
         self._features = feature_extractor(model) if config.dropout else None
         variables = model.trainable_variables
-        self._pruning = (
-            None if config.pruning is None else MagnitudePruning(_prunable(variables), **vars(config.pruning))
-        )
+        self._pruning: MagnitudePruning | None = None
+        if (pruning := config.pruning) is not None:
+            self._pruning = MagnitudePruning(
+                [one for one in variables if "kernel" in one.name],  # of convolutions and of the head
+                initial_sparsity=pruning.pruning_initial_sparsity,
+                final_sparsity=pruning.pruning_final_sparsity,
+                begin_step=pruning.pruning_begin_step,
+                end_step=pruning.pruning_end_step,
+                frequency=pruning.pruning_frequency,
+            )
         optimizer = _make_optimizer(variables, config, head_only=head_only)
         self._adam = optimizer if isinstance(optimizer, Adam) else None
         super().__init__(model, optimizer, communicator=communicator, ema_decay=config.ema_decay if averages else 0.0)
@@ -143,11 +150,6 @@ def find_decay(name: str, config: LearningConfig, *, head_only: bool) -> float:
         return config.weight_decay
     is_l2 = "kernel" in name or (name.startswith(f"{LOGITS}/") and not head_only)
     return 2 * config.weight_decay if is_l2 else 0.0
-
-
-def _prunable(variables: list[Any]) -> list[Any]:
-    """List the kernels of convolutions and of the head."""
-    return [variable for variable in variables if "kernel" in variable.name]
 
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7

@@ -6,13 +6,14 @@ those of the group.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from gaudi_apps.cli.flag_rules import Switch, fixed, per_rank, resume_safe
+from gaudi_apps.cli.flag_rules import Switch, fixed, list_per_side, per_rank, resume_safe
 from gaudi_datasets.errors import FlagError
 
 
@@ -203,6 +204,49 @@ class DistributionFlags(HorovodFlags):
     def to_distribution(self) -> DistributionFlags:
         """Return these flags."""
         return self
+
+
+USING = ("predict", "export")  # modes that need no training or validation images
+
+
+def check_modes(config: Any, mode: str, *, checkpoint: str, steps: int, steps_flag: str) -> None:
+    """Check flags of a program in TensorFlow that depend on the mode, and those of devices and processes.
+
+    Args:
+        config: the flags, in groups of this module or of classes derived from them.
+        mode: what is done.
+        checkpoint: which one is used.
+        steps: that the run has in all; 0 where epochs decide.
+        steps_flag: the flag that gives them.
+
+    Raises:
+        FlagError: for the first value that breaks a rule.
+    """
+    run, use, device = config.run, config.use, config.device
+    if mode == "predict" and not use.inference:
+        raise FlagError("--mode predict: needs --inference with images, videos or a folder", flag="--mode")
+    if mode not in USING and use.inference:
+        raise FlagError(
+            f"--inference {use.inference[0]}: is for --mode predict and export; mode is {mode}", flag="--inference"
+        )
+    if run.json and mode not in ("plan", "parity"):
+        raise FlagError(f"--json: is for --mode plan and parity; mode is {mode}", flag="--json")
+    if mode == "verify-resume" and not 1 <= run.kills < (steps or math.inf):
+        raise FlagError(f"--kills {run.kills}: must be at least 1, and below {steps_flag}", flag="--kills")
+    named = ("newest", "best", "all") if mode == "eval" else ("newest", "best")
+    if checkpoint not in named and not checkpoint.isdecimal():
+        raise FlagError(
+            f"--checkpoint {checkpoint}: must be {', '.join(named)} or a step, with --mode {mode}", flag="--checkpoint"
+        )
+    if checkpoint != "newest" and mode not in ("eval", "parity", *USING):
+        which = "eval, predict, export and parity"
+        raise FlagError(f"--checkpoint {checkpoint}: is for --mode {which}; mode is {mode}", flag="--checkpoint")
+    if run.clean and mode != "train":
+        raise FlagError(f"--clean: is for --mode train; mode is {mode}", flag="--clean")
+    check_distribution(config.distribution)
+    check_parity(config.parity, mode, list_per_side(type(config)))
+    if device.no_hpu and device.device == "hpu":
+        raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
 
 
 def check_distribution(flags: DistributionFlags) -> None:

@@ -9,16 +9,16 @@ from typing import Annotated, Literal, TypeAlias
 from tyro.conf import arg
 
 from gaudi_apps.cli import flags
-from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, list_per_side, per_rank, resume_safe
+from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, resume_safe
 from gaudi_apps.cli.flags import (
+    USING,
     DistributionFlags,
     ExportFlags,
     ParityFlags,
     SummaryFlags,
     TensorFlowRunFlags,
     UseFlags,
-    check_distribution,
-    check_parity,
+    check_modes,
 )
 from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import ThreadFlag
@@ -26,8 +26,6 @@ from gaudi_datasets.arguments import ON, FormerFlag
 from gaudi_datasets.errors import FlagError
 
 Mode: TypeAlias = Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"]
-
-USING = ("predict", "export")  # modes that need no training or validation images
 
 
 @dataclass(frozen=True)
@@ -202,40 +200,26 @@ def find_checkpoint(run: RunFlags) -> str:
 
 def validate(config: SSDConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
-    config = replace(config, run=replace(config.run, mode=find_mode(config)))
+    run = replace(config.run, mode=find_mode(config))
+    first, second = config.schedule.lr_drop_epochs
     check_bounds(config)
-    _check_schedule(config.schedule)
-    _check_inputs(config)
-    check_distribution(config.distribution)
-    check_parity(config.parity, config.run.mode, list_per_side(SSDConfig))
-    if config.device.no_hpu and config.device.device == "hpu":
-        raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
-
-
-def _check_schedule(schedule: ScheduleFlags) -> None:
-    first, second = schedule.lr_drop_epochs
     if not (0 < first <= second < math.inf):
         raise FlagError(
             f"--lr_drop_epochs {first:g} {second:g}: must be above 0, the smaller epoch first", flag="--lr_drop_epochs"
         )
-    if schedule.k <= -10:
-        raise FlagError(f"--k {schedule.k}: 1 + k/10 must stay above 0", flag="--k", remedy="give -9 or more")
-
-
-def _check_inputs(config: SSDConfig) -> None:
-    """Check that the input of the mode is given, and no input of other modes."""
-    run, data, use = config.run, config.data, config.use
-    _check_data(run, data)
-    if run.mode == "predict" and not use.inference:
-        raise FlagError("--mode predict: needs --inference with images, videos or a folder", flag="--mode")
-    if run.mode not in USING and use.inference:
+    if (k := config.schedule.k) <= -10:
+        raise FlagError(f"--k {k}: 1 + k/10 must stay above 0", flag="--k", remedy="give -9 or more")
+    _check_data(run, config.data)
+    check_modes(config, run.mode, checkpoint=find_checkpoint(run), steps=run.steps, steps_flag="--steps")
+    evaluation = config.evaluation
+    if not evaluation.eval_epochs and (evaluation.target_ap or evaluation.patience):
         raise FlagError(
-            f"--inference {use.inference[0]}: is for --mode predict and export; mode is {run.mode}", flag="--inference"
+            "--target_ap and --patience: need --eval_epochs, which says how often to evaluate", flag="--target_ap"
         )
-    if run.json and run.mode not in ("plan", "parity"):
-        raise FlagError(f"--json: is for --mode plan and parity; mode is {run.mode}", flag="--json")
-    _check_checkpoint(run)
-    _check_evaluation(config)
+    if evaluation.eval_epochs and (config.data.use_fake_data or config.data.static):
+        raise FlagError(
+            "--eval_epochs: needs records with a truth; random and static batches have none", flag="--eval_epochs"
+        )
     parse_step_range(config.report.profile)
 
 
@@ -278,37 +262,6 @@ def _check_data(run: RunFlags, data: DataFlags) -> None:
             f"--mode {run.mode}: needs --data_dir, a folder of records, which `gaudi-datasets convert coco` makes,"
             f" or --{split}_annotations with --{split}_images",
             flag="--mode",
-        )
-
-
-def _check_checkpoint(run: RunFlags) -> None:
-    if run.mode == "verify-resume" and not 1 <= run.kills < (run.steps or math.inf):
-        raise FlagError(f"--kills {run.kills}: must be at least 1, and below --steps", flag="--kills")
-    named = ("newest", "best", "all") if run.mode == "eval" else ("newest", "best")
-    which = find_checkpoint(run)
-    if which not in named and not which.isdecimal():
-        raise FlagError(
-            f"--checkpoint {which}: must be {', '.join(named)} or a step, with --mode {run.mode}", flag="--checkpoint"
-        )
-    if which != "newest" and run.mode not in (*USING, "eval", "parity"):
-        raise FlagError(
-            f"--checkpoint {which}: is for --mode eval, predict, export and parity; mode is {run.mode}",
-            flag="--checkpoint",
-        )
-    if run.clean and run.mode != "train":
-        raise FlagError(f"--clean: is for --mode train; mode is {run.mode}", flag="--clean")
-
-
-def _check_evaluation(config: SSDConfig) -> None:
-    """Check that evaluations have ground truth, and that flags that depend on evaluations have them."""
-    evaluation = config.evaluation
-    if not evaluation.eval_epochs and (evaluation.target_ap or evaluation.patience):
-        raise FlagError(
-            "--target_ap and --patience: need --eval_epochs, which says how often to evaluate", flag="--target_ap"
-        )
-    if evaluation.eval_epochs and (config.data.use_fake_data or config.data.static):
-        raise FlagError(
-            "--eval_epochs: needs records with a truth; random and static batches have none", flag="--eval_epochs"
         )
 
 
