@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,11 +41,12 @@ def run(module: str, *arguments: str | Path) -> None:
 def test_figures_do_not_depend_on_the_batch_size(
     convert: Callable[[str], list[str | Path]], images: int, tmp_path: Path
 ) -> None:
-    from gaudi_apps.detection.detector import Detector
-    from gaudi_apps.detection.evaluator import detect, score
+    from gaudi_apps.detection.evaluator import DetectionEvaluator
     from gaudi_apps.training.checkpoint import CheckpointFolder
+    from gaudi_apps.training.run_dir import RunFolder
     from gaudi_datasets.detection.sources import RecordSource
     from gaudi_datasets.sampling import InputOptions
+    from gaudi_distributed import SingleProcess
     from gaudi_models.ssd import build_ssd
 
     records, model_dir = tmp_path / "records", tmp_path / "run"
@@ -59,10 +61,13 @@ def test_figures_do_not_depend_on_the_batch_size(
     tensors = CheckpointFolder(model_dir / "checkpoints").load_newest().tensors
     for variable in model.variables:
         variable.assign(tensors[variable.name.removesuffix(":0")])
-    detector = Detector(model)
+    task = SimpleNamespace(model=model)
     figures = {}
     for batch_size in BATCH_SIZES:
-        scores = score(source, detect(detector, source, InputOptions(batch_size)))
+        evaluator = DetectionEvaluator(
+            source, InputOptions(batch_size), RunFolder(model_dir), source.categories, SingleProcess()
+        )
+        scores, _ = evaluator.join([evaluator.evaluate(task)])
         assert (scores.images, scores.images_total) == (images, images)
         figures[batch_size] = {name: value for name, value in scores.figures.items() if value is not None}
     for batch_size in BATCH_SIZES:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -11,17 +12,11 @@ from rich.console import Console
 
 from gaudi_apps.classification.classifier import Classifier
 from gaudi_apps.classification.data import open_split
-from gaudi_apps.classification.evaluator import (
-    Predictions,
-    as_json,
-    draw_report,
-    evaluate,
-    join_predictions,
-    pack_predictions,
-    print_figures,
-    unpack_predictions,
-)
+from gaudi_apps.classification.evaluator import AccuracyEvaluator, Predictions, as_json, draw_report, print_figures
+from gaudi_apps.inference.evaluator import pack_arrays, unpack_arrays
+from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.sampling import InputOptions
+from gaudi_distributed import SingleProcess
 
 NAMES = ("blue", "green", "red")
 
@@ -38,9 +33,19 @@ def network() -> Any:
     return keras.Model(images, dense(means))
 
 
+def open_evaluator(folders: Path, batch_size: int, num_images: int | None = None, **ranks: Any) -> AccuracyEvaluator:
+    source, options = open_split(folders, "validation"), InputOptions(batch_size, image_size=32, **ranks)
+    return AccuracyEvaluator(source, options, RunFolder(folders), NAMES, SingleProcess(), num_images=num_images)
+
+
+def evaluate(network: Any, folders: Path, batch_size: int, num_images: int | None = None) -> Predictions:
+    evaluator = open_evaluator(folders, batch_size, num_images)
+    return evaluator.join([evaluator.evaluate(SimpleNamespace(model=network))])
+
+
 @pytest.fixture(scope="module")
 def predictions(network: Any, folders: Path) -> Predictions:
-    return evaluate(Classifier(network), open_split(folders, "validation"), InputOptions(4, image_size=32))
+    return evaluate(network, folders, 4)
 
 
 def test_every_image_is_classified_once(network: Any, folders: Path, predictions: Predictions) -> None:
@@ -50,9 +55,9 @@ def test_every_image_is_classified_once(network: Any, folders: Path, predictions
     assert predictions.figures["top_5"] == 1
     assert predictions.classes.shape == (9, 3)
     for batch_size in (1, 9, 16):
-        other = evaluate(Classifier(network), source, InputOptions(batch_size, image_size=32))
+        other = evaluate(network, folders, batch_size)
         np.testing.assert_array_equal(other.classes, predictions.classes)
-    some = evaluate(Classifier(network), source, InputOptions(4, image_size=32), num_images=5)
+    some = evaluate(network, folders, 4, num_images=5)
     assert (len(some.labels), some.images_total) == (5, 9)
 
 
@@ -60,11 +65,10 @@ def test_every_image_is_classified_once(network: Any, folders: Path, predictions
 def test_answers_do_not_depend_on_the_number_of_ranks(
     network: Any, folders: Path, predictions: Predictions, batch_size: int, ranks: int
 ) -> None:
-    source = open_split(folders, "validation")
-    options = [InputOptions(batch_size, image_size=32, rank=rank, size=ranks) for rank in range(ranks)]
-    parts = [evaluate(Classifier(network), source, each) for each in options]
-    assert sum(len(part.labels) for part in parts) == 9
-    joined = join_predictions([unpack_predictions(pack_predictions(part)) for part in parts])
+    evaluators = [open_evaluator(folders, batch_size, rank=rank, size=ranks) for rank in range(ranks)]
+    parts = [evaluator.evaluate(SimpleNamespace(model=network)) for evaluator in evaluators]
+    assert sum(len(part["labels"]) for part in parts) == 9
+    joined = evaluators[0].join([unpack_arrays(pack_arrays(part)) for part in parts])
     assert joined.labels.tolist() == predictions.labels.tolist()
     np.testing.assert_array_equal(joined.classes, predictions.classes)
     np.testing.assert_allclose(joined.losses, predictions.losses, rtol=1e-5)
@@ -90,16 +94,15 @@ def test_ties_go_to_the_lower_label_and_losses_are_cross_entropy() -> None:
     probabilities, classes, losses = Classifier(flat).answer(np.zeros((2, 32, 32, 3), np.float32), np.array([3, 7]))
     assert classes.tolist() == [[0, 1, 2, 3, 4]] * 2
     np.testing.assert_allclose(losses, np.log(8), rtol=1e-6)
-    figures = Predictions(np.arange(2), np.array([3, 7], np.int32), classes, probabilities, losses, 2).figures
+    figures = Predictions(np.array([3, 7], np.int32), probabilities, classes, losses, 2).figures
     assert (figures["top_1"], figures["top_5"]) == (0, 0.5)
 
 
 def test_the_most_confident_mistakes_come_first() -> None:
     classes = np.array([[0], [1], [0], [1]], np.int32)
     probabilities = np.array([[0.5], [0.6], [0.9], [0.7]], np.float32)
-    predictions = Predictions(
-        np.arange(4), np.array([1, 0, 1, 1], np.int32), classes, probabilities, np.zeros(4, np.float32), 4
-    )
+    labels = np.array([1, 0, 1, 1], np.int32)
+    predictions = Predictions(labels, probabilities, classes, np.zeros(4, np.float32), 4)
     assert predictions.find_mistakes(2).tolist() == [2, 1]
 
 

@@ -2,28 +2,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.detector import Detector
-from gaudi_apps.detection.evaluator import (
-    detect,
-    join_detections,
-    pack_detections,
-    score,
-    to_records,
-    unpack_detections,
-)
+from gaudi_apps.detection.evaluator import DetectionEvaluator, to_records
+from gaudi_apps.inference.evaluator import pack_arrays, unpack_arrays
+from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions
+from gaudi_distributed import SingleProcess
 
 
 @pytest.fixture(scope="module")
 def source(records: Path) -> RecordSource:
     return RecordSource(records, "val")
+
+
+def open_evaluator(source: RecordSource, options: InputOptions, **limits: Any) -> DetectionEvaluator:
+    return DetectionEvaluator(source, options, RunFolder(Path("unused")), source.categories, SingleProcess(), **limits)
 
 
 def test_figures_do_not_depend_on_the_batch_size(
@@ -32,12 +32,13 @@ def test_figures_do_not_depend_on_the_batch_size(
     """Padding is not counted: to this network it looks like image 4."""
     answers = {number: truth[number] for number in (1, 4, 5)}
     answers[3] = [(truth[3][0][0], 1, 2.0)]  # red in place of blue, and less sure
-    detector = Detector(oracle(answers))
-    results = [detect(detector, source, InputOptions(batch_size)) for batch_size in (1, 3, 4)]
-    detections, scores = results[0].detections, score(source, results[0])
-    for other in results[1:]:
-        assert other.detections == detections
-        assert score(source, other).as_json() == scores.as_json()
+    task = SimpleNamespace(model=oracle(answers))
+    evaluators = [open_evaluator(source, InputOptions(batch_size)) for batch_size in (1, 3, 4)]
+    results = [evaluator.join([evaluator.evaluate(task)]) for evaluator in evaluators]
+    scores, detections = results[0]
+    for other_scores, other in results[1:]:
+        assert other == detections
+        assert other_scores.as_json() == scores.as_json()
     assert [(one["image_id"], one["category_id"]) for one in detections] == [(1, 2), (3, 1), (4, 1), (5, 2)]
     assert (scores.images, scores.images_total, scores.detections) == (5, 5, 4)
     # By hand: of the reds one of two is found, of the blues two of three, without a wrong one before them.
@@ -52,21 +53,23 @@ def test_figures_do_not_depend_on_the_number_of_ranks(
     oracle: Callable[..., Any], truth: dict[int, Any], source: RecordSource, batch_size: int, ranks: int
 ) -> None:
     """The last ranks may have nothing but padding."""
-    detector = Detector(oracle(truth))
-    alone = detect(detector, source, InputOptions(batch_size))
-    parts = [detect(detector, source, InputOptions(batch_size, rank=rank, size=ranks)) for rank in range(ranks)]
-    assert sum(len(part.image_ids) for part in parts) == 5
-    joined = join_detections([unpack_detections(pack_detections(part)) for part in parts])
-    assert joined.detections == alone.detections
-    assert joined.image_ids.tolist() == alone.image_ids.tolist() == [1, 2, 3, 4, 5]
+    task, evaluator = SimpleNamespace(model=oracle(truth)), open_evaluator(source, InputOptions(batch_size))
+    alone = evaluator.evaluate(task)
+    options = [InputOptions(batch_size, rank=rank, size=ranks) for rank in range(ranks)]
+    parts = [unpack_arrays(pack_arrays(open_evaluator(source, each).evaluate(task))) for each in options]
+    assert alone["image_ids"].tolist() == [1, 2, 3, 4, 5]
+    assert sorted(image_id for part in parts for image_id in part["image_ids"]) == [1, 2, 3, 4, 5]
+    (scores, detections), (expected, expected_detections) = evaluator.join(parts), evaluator.join([alone])
+    assert detections == expected_detections
+    assert scores.as_json() == expected.as_json()
     with pytest.raises(DataError, match="each image"):
-        join_detections([*parts, parts[0]])
+        evaluator.join([*parts, parts[0]])
 
 
 def test_a_part_is_scored_as_a_part(oracle: Callable[..., Any], truth: dict[int, Any], source: RecordSource) -> None:
-    found = detect(Detector(oracle(truth)), source, InputOptions(2), num_images=3)
-    scores = score(source, found)
-    assert [one["image_id"] for one in found.detections] == [1, 2, 3]
+    evaluator = open_evaluator(source, InputOptions(2), num_images=3)
+    scores, detections = evaluator.join([evaluator.evaluate(SimpleNamespace(model=oracle(truth)))])
+    assert [one["image_id"] for one in detections] == [1, 2, 3]
     assert (scores.images, scores.images_total) == (3, 5)
     assert scores.figures["AP50"] == pytest.approx(1)
     assert scores.figures["AP"] == pytest.approx(1)

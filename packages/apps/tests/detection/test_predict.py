@@ -21,9 +21,9 @@ CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
 def run(network: Any, files: Sequence[Path], folder: Path, **options: Any) -> tuple[PredictReport, list[str]]:
     lines: list[str] = []
-    detector, show = Detector(network), lines.append
+    detect, show = Detector(network).detect, lines.append
     return predict(
-        detector, files, CATEGORIES, folder, prepare=PREPROCESSOR, write_line=show, **{"batch_size": 2, **options}
+        detect, files, CATEGORIES, folder, prepare=PREPROCESSOR, write_line=show, **{"batch_size": 2, **options}
     ), lines
 
 
@@ -160,14 +160,13 @@ def test_large_frames_make_small_batches(
     oracle: Callable[..., Any], image_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = []
-    network = oracle({})
+    detector = Detector(oracle({}))
 
-    class Watched(Detector):
-        def detect(self, images: Any) -> Any:
-            sizes.append(len(images))
-            return super().detect(images)
+    def detect(images: Any) -> Any:
+        sizes.append(len(images))
+        return detector.detect(images)
 
     monkeypatch.setattr("gaudi_apps.inference.predictor.PIXEL_BYTES_PER_BATCH", 2 * 120 * 150 * 3)
     files = sorted(image_dir.iterdir())
-    predict(Watched(network), files, CATEGORIES, tmp_path, prepare=PREPROCESSOR, batch_size=4)
+    predict(detect, files, CATEGORIES, tmp_path, prepare=PREPROCESSOR, batch_size=4)
     assert sizes == [3, 2]

@@ -15,13 +15,24 @@ import pytest
 
 from gaudi_apps.inference.evaluator import Evaluator, find_order, pack_arrays, unpack_arrays
 from gaudi_apps.inference.scores import Score
+from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.sampling import InputOptions, shard_indices
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 from gaudi_distributed import ConfigurationError, SingleProcess
 
 run_ranks = runpy.run_path(str(Path(__file__).parents[1] / "ranks_in_threads.py"))["run_ranks"]
 TRUTH = np.arange(7) % 3
 Positions = npt.NDArray[np.int64]
+
+
+class Seven:
+    """A data set of seven images."""
+
+    def __init__(self, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+
+    def __len__(self) -> int:
+        return 7
 
 
 class Guess:
@@ -30,6 +41,9 @@ class Guess:
     def __init__(self, guesses: Sequence[int], averaged: Sequence[int]) -> None:
         self.guesses, self._averaged = np.array(guesses), np.array(averaged)
 
+    def model(self) -> Positions:
+        return self.guesses
+
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         kept, self.guesses = self.guesses, self._averaged
@@ -37,30 +51,31 @@ class Guess:
         self.guesses = kept
 
 
-class GuessEvaluator(Evaluator[dict[str, Positions], Positions]):
+class GuessEvaluator(Evaluator[Positions]):
     """Scores guesses of seven images in batches of two, and records its calls."""
 
-    def __init__(self, communicator: Any, metadata: Any = None) -> None:
-        super().__init__(communicator, metadata or {"images": 7})
-        self.dealt = shard_indices(7, InputOptions(2, rank=communicator.rank, size=communicator.size))
+    def __init__(self, communicator: Any, fingerprint: str = "seven") -> None:
+        source: Any = Seven(fingerprint)
+        options = InputOptions(2, rank=communicator.rank, size=communicator.size)
+        super().__init__(source, options, RunFolder(Path("unused")), communicator, num_images=None)
         self.calls: list[Any] = []
+        self.opened: list[Any] = []
         self.watch(self.calls.append)
 
-    def evaluate(self, task: Any) -> dict[str, Positions]:
-        self.report_batch()
-        positions = self.dealt[self.dealt < 7]
-        return {"positions": positions, "guesses": task.guesses[positions]}
+    def open_network(self, model: Any) -> Any:
+        self.opened.append(model)
+        return model
 
-    def pack(self, part: dict[str, Positions]) -> bytes:
-        return pack_arrays(part)
+    def read_batches(self, num_images: int) -> Iterator[dict[str, Any]]:
+        positions = shard_indices(num_images, self._options)
+        yield {"image_ids": np.where(positions < num_images, positions, PADDING_ID)}
 
-    def unpack(self, content: bytes) -> dict[str, Positions]:
-        return unpack_arrays(content)
+    def predict(self, network: Any, batch: Any) -> dict[str, Positions]:
+        return {"guesses": network()[batch["image_ids"]]}
 
-    def join(self, parts: Sequence[dict[str, Positions]]) -> Positions:
-        order = find_order([part["positions"] for part in parts])
-        joined: Positions = np.concatenate([part["guesses"] for part in parts])[order]
-        return joined
+    def compute(self, columns: dict[str, Positions]) -> Positions:
+        assert list(columns) == ["guesses"]
+        return columns["guesses"]
 
     def summarize(self, result: Positions) -> Score:
         right = float((result == TRUTH).mean())
@@ -97,10 +112,12 @@ def test_a_step_is_evaluated_once() -> None:
     evaluator.set_result(5, TRUTH + 1)
     assert [evaluator.score(better, step).value for step in (5, 4)] == [0.0, 1.0]
     assert evaluator.calls == ["evaluation", "scoring"] * 3
+    # A network is prepared once as long as the task is the same.
+    assert evaluator.opened == [task.model, better.model]
 
 
 def test_ranks_that_score_on_other_images_are_refused() -> None:
-    results = run_ranks(2, lambda communicator: GuessEvaluator(communicator, {"images": 7 + communicator.rank}))
+    results = run_ranks(2, lambda communicator: GuessEvaluator(communicator, f"seven of {communicator.rank}"))
     assert [type(result) for result in results] == [ConfigurationError] * 2
 
 

@@ -16,10 +16,9 @@ import tensorflow as tf
 import yaml
 
 from gaudi_apps.cli.flag_rules import list_flags
-from gaudi_apps.detection import evaluator as scoring
 from gaudi_apps.detection import export
 from gaudi_apps.detection.config import SSDConfig
-from gaudi_apps.detection.evaluator import Detections
+from gaudi_apps.detection.evaluator import DetectionEvaluator, Scored
 from gaudi_apps.training.callbacks import Heartbeat
 from gaudi_apps.training.checkpoint import MANIFEST, TENSORS, Checkpoint, CheckpointFolder, load_checkpoint
 from gaudi_apps.training.reports import read_history
@@ -32,7 +31,7 @@ from gaudi_datasets.sampling import InputOptions
 # Five images in batches of two: three steps an epoch. Lists of flags are given as tuples.
 COMMON = (*("--batch_size", 2), *("--lr_warmup_steps", 2), *("--save_checkpoints_steps", 2), *("--dtype", "fp32"))
 Program = Callable[..., Any]
-NOTHING = Detections(np.zeros(0, np.int64), np.zeros(0, np.int64), [])
+NOTHING = {"positions": np.zeros(0, np.int64)}
 
 
 @pytest.fixture
@@ -94,11 +93,11 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """AP of the evaluations to come, in their order, in place of the true ones."""
     figures: list[float] = []
 
-    def score(*arguments: Any) -> CocoScores:
-        return CocoScores(dict.fromkeys(FIGURES, figures.pop(0)), (), 5, 5, 0)
+    def score(*arguments: Any) -> Scored:
+        return CocoScores(dict.fromkeys(FIGURES, figures.pop(0)), (), 5, 5, 0), []
 
-    monkeypatch.setattr(scoring, "detect", lambda *arguments, **options: NOTHING)
-    monkeypatch.setattr(scoring, "score", score)
+    monkeypatch.setattr(DetectionEvaluator, "evaluate", lambda *arguments: NOTHING)
+    monkeypatch.setattr(DetectionEvaluator, "compute", score)
     return figures
 
 
@@ -415,7 +414,7 @@ def test_the_average_of_the_weights_is_what_is_scored(
 ) -> None:
     seen: list[Any] = []
 
-    def detect(*arguments: Any, **options: Any) -> Detections:
+    def evaluate(*arguments: Any) -> Any:
         seen.append(built[-1].get_layer("class").kernel.numpy())
         return NOTHING
 
@@ -426,8 +425,9 @@ def test_the_average_of_the_weights_is_what_is_scored(
         return built[-1]
 
     monkeypatch.setattr("gaudi_apps.detection.task.build_ssd", build)
-    monkeypatch.setattr(scoring, "detect", detect)
-    monkeypatch.setattr(scoring, "score", lambda *given: CocoScores(dict.fromkeys(FIGURES, 0.5), (), 5, 5, 0))
+    scored: Scored = CocoScores(dict.fromkeys(FIGURES, 0.5), (), 5, 5, 0), []
+    monkeypatch.setattr(DetectionEvaluator, "evaluate", evaluate)
+    monkeypatch.setattr(DetectionEvaluator, "compute", lambda *given: scored)
     done = train(tmp_path, "--steps", 3, "--ema_decay", 0.9, "--base_lr", 0.3, "--eval_epochs", 1, scored=True)
     assert done.status == 0, done.err
     tensors = load(tmp_path).tensors

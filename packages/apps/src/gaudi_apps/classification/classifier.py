@@ -120,11 +120,6 @@ class Classifier:
         probabilities, classes, losses = self._answer(images, labels)
         return probabilities.numpy(), classes.numpy(), losses.numpy()
 
-    def nothing(self) -> tuple[npt.NDArray[Any], ...]:
-        """Return labels, probabilities, classes and losses of no image, as `answer` gives the last three."""
-        labels, losses = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        return labels, np.zeros([0, self._listed], np.float32), np.zeros([0, self._listed], np.int32), losses
-
     def _compute(self, images: Any, labels: Any) -> tuple[Any, Any, Any]:
         logits = self._model(images, training=False)
         probabilities, classes = tf.math.top_k(tf.nn.softmax(logits), self._listed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gaudi_apps.classification.classifier import Classifier
-from gaudi_apps.inference.evaluator import Evaluator, find_order, pack_arrays, unpack_arrays
+from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator
 from gaudi_apps.inference.scores import Score
 from gaudi_apps.inference.visualizer import add_title, decode_image, enlarge, write_image
 from gaudi_apps.training.run_dir import RunFolder
@@ -23,11 +23,11 @@ from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.classification.pipeline import eval_dataset
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_atomically, write_json
-from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
+from gaudi_datasets.sampling import InputOptions
 from gaudi_datasets.tf_input import read_batches
 from gaudi_distributed import Communicator
 
-_COLUMNS = ("positions", "labels", "classes", "probabilities", "losses")
+EVALUATION, IMAGES = "evaluation.json", "pictures"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,18 +35,16 @@ class Predictions:
     """Hold the predictions of a classifier.
 
     Attributes:
-        positions: int64 [images], of the images in their data set, rising.
         labels: int32 [images], the ground truth.
-        classes: int32 [images, k], the k most likely, best first; of equal ones the lower label.
-        probabilities: float32 [images, k], of these.
+        probabilities: float32 [images, k], of the k most likely classes, best first.
+        classes: int32 [images, k], these classes; of equal ones the lower label.
         losses: float32 [images], cross entropy.
         images_total: of the data set.
     """
 
-    positions: npt.NDArray[np.int64]
     labels: npt.NDArray[np.int32]
-    classes: npt.NDArray[np.int32]
     probabilities: npt.NDArray[np.float32]
+    classes: npt.NDArray[np.int32]
     losses: npt.NDArray[np.float32]
     images_total: int
 
@@ -76,62 +74,7 @@ class Predictions:
         return wrong[np.argsort(-self.probabilities[wrong, 0], kind="stable")][:count]
 
 
-def evaluate(
-    classifier: Classifier,
-    source: ClassificationSource,
-    options: InputOptions,
-    *,
-    num_images: int | None = None,
-    report: Callable[[], None] = lambda: None,
-) -> Predictions:
-    """Classify the images of this rank.
-
-    Args:
-        classifier: with the trained network.
-        source: images and ground truth.
-        options: batch size, threads, rank and number of ranks; metrics do not depend on them.
-        num_images: use the first images only; None: all.
-        report: called before each batch.
-    """
-    total = len(source) if num_images is None else min(num_images, len(source))
-    columns: list[tuple[npt.NDArray[Any], ...]] = [classifier.nothing()]
-    for batch in read_batches(eval_dataset(source, options, num_images=total), source):
-        report()
-        real = batch["image_ids"].numpy() != PADDING_ID
-        predictions = classifier.answer(batch["images"], batch["labels"])
-        columns.append(tuple(values[real] for values in (batch["labels"].numpy(), *predictions)))
-    labels, probabilities, classes, losses = (np.concatenate(values) for values in zip(*columns, strict=True))
-    positions = shard_indices(total, options)
-    return Predictions(positions[positions < total], labels, classes, probabilities, losses, len(source))
-
-
-def join_predictions(parts: Sequence[Predictions]) -> Predictions:
-    """Join the predictions of all ranks in the order of the data set.
-
-    Raises:
-        DataError: an image is missing, or is there twice.
-    """
-    order = find_order([part.positions for part in parts])
-    columns = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in _COLUMNS}
-    return Predictions(**columns, images_total=parts[0].images_total)
-
-
-def pack_predictions(predictions: Predictions) -> bytes:
-    """Return predictions as bytes."""
-    columns = {name: getattr(predictions, name) for name in _COLUMNS}
-    return pack_arrays({**columns, "images_total": np.array(predictions.images_total)})
-
-
-def unpack_predictions(content: bytes) -> Predictions:
-    """Return the predictions of the bytes of `pack_predictions`."""
-    arrays = unpack_arrays(content)
-    return Predictions(**{name: arrays[name] for name in _COLUMNS}, images_total=int(arrays["images_total"]))
-
-
-EVALUATION, IMAGES = "evaluation.json", "pictures"
-
-
-class AccuracyEvaluator(Evaluator[Predictions, Predictions]):
+class AccuracyEvaluator(Evaluator[Predictions]):
     """Evaluate classifiers by their accuracy.
 
     Args:
@@ -154,34 +97,29 @@ class AccuracyEvaluator(Evaluator[Predictions, Predictions]):
         class_names: Sequence[str],
         communicator: Communicator,
         *,
-        num_images: int | None,
+        num_images: int | None = None,
     ) -> None:
-        super().__init__(communicator, {"validation data": source.fingerprint, "images": num_images})
-        self._source, self._options, self._folder, self._num_images = source, options, folder, num_images
-        self._classifier: tuple[Any, Classifier] | None = None
+        super().__init__(source, options, folder, communicator, num_images=num_images)
         if list(source.class_names) != list(class_names):
             raise DataError(f"{source.name}: has other classes than the model or the training data; give the same ones")
 
-    def evaluate(self, task: Any) -> Predictions:
-        """Classify the images of this rank."""
-        # One classifier for all evaluations of a training: a new one would be traced and compiled again.
-        if self._classifier is None or self._classifier[0] is not task:
-            self._classifier = (task, Classifier(task.model))
-        return evaluate(
-            self._classifier[1], self._source, self._options, num_images=self._num_images, report=self.report_batch
-        )
+    def open_network(self, model: Any) -> Classifier:
+        """Make a classifier of a model."""
+        return Classifier(model)
 
-    def pack(self, part: Predictions) -> bytes:
-        """Return a part as bytes."""
-        return pack_predictions(part)
+    def read_batches(self, num_images: int) -> Iterable[Batch]:
+        """Read the images of this rank."""
+        return read_batches(eval_dataset(self._source, self._options, num_images=num_images), self._source)
 
-    def unpack(self, content: bytes) -> Predictions:
-        """Return the part of the bytes of `pack`."""
-        return unpack_predictions(content)
+    def predict(self, network: Classifier, batch: Batch) -> Columns:
+        """Classify a batch."""
+        probabilities, classes, losses = network.answer(batch["images"], batch["labels"])
+        labels = np.asarray(batch["labels"])
+        return {"labels": labels, "probabilities": probabilities, "classes": classes, "losses": losses}
 
-    def join(self, parts: Sequence[Predictions]) -> Predictions:
-        """Join the predictions of all ranks."""
-        return join_predictions(parts)
+    def compute(self, columns: Columns) -> Predictions:
+        """Return the predictions for all images."""
+        return Predictions(**columns, images_total=len(self._source))
 
     def summarize(self, result: Predictions) -> Score:
         """Return top-1 accuracy, which training is to raise, and the other metrics."""

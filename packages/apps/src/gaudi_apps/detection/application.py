@@ -111,7 +111,14 @@ class SSDApplication(Application):
         from gaudi_apps.detection.predict import predict_by_flags
 
         batch_size, folder = self.config.data.batch_size, self.settings.model_dir
-        predict_by_flags(self.config.use, restore, Detector, folder, batch_size=batch_size, prepare=PREPROCESSOR)
+        predict_by_flags(
+            self.config.use,
+            restore,
+            lambda model: Detector(model).detect,
+            folder,
+            batch_size=batch_size,
+            prepare=PREPROCESSOR,
+        )
 
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the detector, checked on images of the user's or of the validation images."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from gaudi_apps.inference.evaluator import Evaluator, find_order, pack_arrays, unpack_arrays
+from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator
 from gaudi_apps.inference.scores import Score
 from gaudi_apps.inference.visualizer import compare_images, decode_image, draw_detections, write_image
 from gaudi_apps.training.run_dir import RunFolder
@@ -21,12 +20,14 @@ from gaudi_datasets.detection.scoring import CocoScores, score_detections
 from gaudi_datasets.detection.sources import DetectionSource, ground_truth
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
-from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
+from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import Communicator
 
 Detection = dict[str, Any]
+# Detects in a batch: boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1), labels [batch, n], 0 for padding, and scores.
+Detect: TypeAlias = Callable[[Any], tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]]
 # Reads batches of the first images of a source, as `gaudi_datasets.detection.batches.eval_batches` does.
-ReadBatches: TypeAlias = Callable[[DetectionSource, InputOptions, int], Iterable[Mapping[str, Any]]]
+ReadBatches: TypeAlias = Callable[[DetectionSource, InputOptions, int], Iterable[Batch]]
 Scored: TypeAlias = tuple[CocoScores, list[Detection]]
 
 EVALUATION, DETECTIONS, IMAGES = "evaluation.json", "detections.json", "pictures"
@@ -35,29 +36,7 @@ DRAWN_PER_IMAGE = 10
 DRAWN_SCORE = 0.3
 
 
-class DetectorProtocol(Protocol):
-    """Detect objects, in any framework."""
-
-    def detect(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Return boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1), labels [batch, n], 0 for padding, and scores."""
-
-
-@dataclass(frozen=True)
-class Detections:
-    """The detections of some images of a data set.
-
-    Attributes:
-        positions: int64 [images], of the images in the data set, rising.
-        image_ids: int64 [images].
-        detections: of all these images, by image, as records of a COCO results file.
-    """
-
-    positions: npt.NDArray[np.int64]
-    image_ids: npt.NDArray[np.int64]
-    detections: list[Detection]
-
-
-class DetectionEvaluator(Evaluator[Detections, Scored]):
+class DetectionEvaluator(Evaluator[Scored]):
     """Evaluate detectors of given classes by COCO's rules.
 
     Args:
@@ -67,7 +46,7 @@ class DetectionEvaluator(Evaluator[Detections, Scored]):
         categories: of the detectors.
         communicator: of the processes that evaluate together.
         num_images: evaluate the first images only; None: all.
-        make_detector: makes a detector of the model of a task; None: one of TensorFlow.
+        open_detector: makes a detector of the model of a task; None: one of TensorFlow.
         read: reads the batches; None: TensorFlow's pipeline.
 
     Raises:
@@ -82,43 +61,48 @@ class DetectionEvaluator(Evaluator[Detections, Scored]):
         categories: tuple[Category, ...],
         communicator: Communicator,
         *,
-        num_images: int | None,
-        make_detector: Callable[[Any], DetectorProtocol] | None = None,
+        num_images: int | None = None,
+        open_detector: Callable[[Any], Detect] | None = None,
         read: ReadBatches | None = None,
     ) -> None:
-        super().__init__(communicator, {"validation data": source.fingerprint, "images": num_images})
-        self._source, self._options, self._folder, self._num_images = source, options, folder, num_images
-        self._make_detector, self._read = make_detector or _make_detector, read or read_tensors
-        self._detector: tuple[Any, DetectorProtocol] | None = None
+        super().__init__(source, options, folder, communicator, num_images=num_images)
+        self._open_detector, self._read = open_detector, read
         if source.categories != categories:
             raise DataError(f"{source.name}: has other classes than the model or the training data; convert both alike")
 
-    def evaluate(self, task: Any) -> Detections:
-        """Detect on the images of this rank."""
-        # One detector for all evaluations of a training: a new one would be traced and compiled again.
-        if self._detector is None or self._detector[0] is not task:
-            self._detector = (task, self._make_detector(task.model))
-        return detect(
-            self._detector[1],
-            self._source,
-            self._options,
-            num_images=self._num_images,
-            report=self.report_batch,
-            read=self._read,
-        )
+    def open_network(self, model: Any) -> Detect:
+        """Make a detector of a model."""
+        if self._open_detector is not None:
+            return self._open_detector(model)
+        from gaudi_apps.detection.detector import Detector
 
-    def pack(self, part: Detections) -> bytes:
-        """Return a part as bytes."""
-        return pack_detections(part)
+        return Detector(model).detect
 
-    def unpack(self, content: bytes) -> Detections:
-        """Return the part of the bytes of `pack`."""
-        return unpack_detections(content)
+    def read_batches(self, num_images: int) -> Iterable[Batch]:
+        """Read the images of this rank."""
+        if self._read is not None:
+            return self._read(self._source, self._options, num_images)
+        from gaudi_datasets.detection.pipeline import eval_dataset
+        from gaudi_datasets.tf_input import read_batches
 
-    def join(self, parts: Sequence[Detections]) -> Scored:
-        """Score the detections of all ranks."""
-        found = join_detections(parts)
-        return score(self._source, found), found.detections
+        return read_batches(eval_dataset(self._source, self._options, num_images=num_images), self._source)
+
+    def predict(self, network: Detect, batch: Batch) -> Columns:
+        """Detect on a batch."""
+        boxes, labels, scores = network(batch["images"])
+        columns = {name: np.asarray(batch[name]) for name in ("image_ids", "sizes")}
+        return {**columns, "boxes": boxes, "labels": labels, "scores": scores}
+
+    def compute(self, columns: Columns) -> Scored:
+        """Score the detections in all images."""
+        category_ids = np.array([0] + [category.id for category in self._source.categories])
+        image_ids = columns["image_ids"].tolist()
+        detections: list[Detection] = []
+        rows = zip(image_ids, *(columns[name] for name in ("sizes", "boxes", "labels", "scores")), strict=True)
+        for image_id, size, boxes, labels, scores in rows:
+            found = labels > 0
+            detections += to_records(image_id, size, boxes[found], category_ids[labels[found]], scores[found])
+        return score_detections(ground_truth(self._source), detections, image_ids=image_ids), detections
 
     def summarize(self, result: Scored) -> Score:
         """Return AP and the other metrics that are defined."""
@@ -138,67 +122,6 @@ class DetectionEvaluator(Evaluator[Detections, Scored]):
         print_scores(scores)
         print(f"metrics: {model_dir / EVALUATION}")
         print(f"images: {images[0].parent} ({len(images)}), {model_dir / 'curves.png'}")
-
-
-def _make_detector(model: Any) -> DetectorProtocol:
-    from gaudi_apps.detection.detector import Detector
-
-    return Detector(model)
-
-
-def read_tensors(source: DetectionSource, options: InputOptions, num_images: int) -> Iterable[Mapping[str, Any]]:
-    """Read batches by TensorFlow's pipeline."""
-    from gaudi_datasets.detection.pipeline import eval_dataset
-    from gaudi_datasets.tf_input import read_batches
-
-    return read_batches(eval_dataset(source, options, num_images=num_images), source)
-
-
-def detect(
-    detector: DetectorProtocol,
-    source: DetectionSource,
-    options: InputOptions,
-    *,
-    num_images: int | None = None,
-    report: Callable[[], None] = lambda: None,
-    read: ReadBatches = read_tensors,
-) -> Detections:
-    """Detect on the images of this rank.
-
-    Args:
-        detector: with the trained network.
-        source: images and ground truth.
-        options: batch size, threads, rank and number of ranks; metrics do not depend on them.
-        num_images: use the first images only; None: all.
-        report: called before each batch.
-        read: reads the batches.
-    """
-    total = len(source) if num_images is None else min(num_images, len(source))
-    category_ids = np.array([0] + [category.id for category in source.categories])
-    detections: list[Detection] = []
-    image_ids: list[int] = []
-    for batch in read(source, options, total):
-        report()
-        arrays = {name: np.asarray(batch[name]) for name in ("image_ids", "sizes")}
-        for image_id, found in _detect_batch(detector, batch["images"], arrays, category_ids):
-            image_ids.append(image_id)
-            detections += found
-    positions = shard_indices(total, options)
-    return Detections(positions[positions < total], np.array(image_ids, np.int64), detections)
-
-
-def _detect_batch(
-    detector: DetectorProtocol,
-    images: Any,
-    arrays: Mapping[str, npt.NDArray[Any]],
-    category_ids: npt.NDArray[np.int64],
-) -> Iterator[tuple[int, list[Detection]]]:
-    """Yield image id and detections of each image of a batch, without padding."""
-    rows = zip(arrays["image_ids"].tolist(), arrays["sizes"], *detector.detect(images), strict=True)
-    for image_id, size, boxes, labels, scores in rows:
-        if image_id != PADDING_ID:
-            found = labels > 0
-            yield image_id, to_records(image_id, size, boxes[found], category_ids[labels[found]], scores[found])
 
 
 def to_records(
@@ -223,44 +146,6 @@ def to_records(
         {"image_id": image_id, "category_id": int(category), "bbox": bbox.tolist(), "score": float(score)}
         for bbox, category, score in zip(bboxes, category_ids, scores, strict=True)
     ]
-
-
-def pack_detections(found: Detections) -> bytes:
-    """Return detections as bytes."""
-    columns = {
-        "image_id": np.array([one["image_id"] for one in found.detections], np.int64),
-        "category_id": np.array([one["category_id"] for one in found.detections], np.int64),
-        "bbox": np.array([one["bbox"] for one in found.detections], np.float64).reshape(-1, 4),
-        "score": np.array([one["score"] for one in found.detections], np.float64),
-    }
-    return pack_arrays({"positions": found.positions, "image_ids": found.image_ids, **columns})
-
-
-def unpack_detections(content: bytes) -> Detections:
-    """Return the detections of the bytes of `pack_detections`."""
-    arrays = unpack_arrays(content)
-    names = ("image_id", "category_id", "bbox", "score")
-    rows = zip(*(arrays[name].tolist() for name in names), strict=True)
-    return Detections(arrays["positions"], arrays["image_ids"], [dict(zip(names, row, strict=True)) for row in rows])
-
-
-def join_detections(parts: Sequence[Detections]) -> Detections:
-    """Join the detections of all ranks in the order of the data set.
-
-    Raises:
-        DataError: an image is missing, or is there twice.
-    """
-    order = find_order([part.positions for part in parts])
-    image_ids = np.concatenate([part.image_ids for part in parts])[order]
-    places = {image_id: number for number, image_id in enumerate(image_ids.tolist())}
-    # Stable, so those of an image stay as they are, the best first.
-    detections = sorted((one for part in parts for one in part.detections), key=lambda one: places[one["image_id"]])
-    return Detections(np.arange(len(order)), image_ids, detections)
-
-
-def score(source: DetectionSource, found: Detections) -> CocoScores:
-    """Compute COCO's metrics of detections."""
-    return score_detections(ground_truth(source), found.detections, image_ids=found.image_ids.tolist())
 
 
 # IoU, size of the objects, and the maximum of detections of an image, for each metric.

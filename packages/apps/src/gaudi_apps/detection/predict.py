@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gaudi_apps.detection.config import ImageFlags
 from gaudi_apps.detection.data import read_categories
-from gaudi_apps.detection.evaluator import DRAWN_PER_IMAGE, DRAWN_SCORE, Detection, DetectorProtocol, to_records
+from gaudi_apps.detection.evaluator import DRAWN_PER_IMAGE, DRAWN_SCORE, Detect, Detection, to_records
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
 from gaudi_apps.inference.predictor import Results, predict_files
 from gaudi_apps.inference.visualizer import draw_detections
@@ -42,7 +42,7 @@ class PredictReport(NamedTuple):
 def predict_by_flags(
     flags: ImageFlags,
     restore: Callable[[], Restored],
-    open_detector: Callable[[Any], DetectorProtocol],
+    open_detector: Callable[[Any], Detect],
     model_dir: Path,
     *,
     batch_size: int,
@@ -61,9 +61,9 @@ def predict_by_flags(
     files = find_files(flags.inference)
     restored = restore()
     output_dir = Path(flags.output_dir or model_dir / "predictions")
-    detector, categories = open_detector(restored.task.model), read_categories(restored.model_config)
+    detect, categories = open_detector(restored.task.model), read_categories(restored.model_config)
     report = predict(
-        detector,
+        detect,
         files,
         categories,
         output_dir,
@@ -76,7 +76,7 @@ def predict_by_flags(
 
 
 def predict(
-    detector: DetectorProtocol,
+    detect: Detect,
     files: Sequence[Path],
     categories: Sequence[Category],
     output_dir: Path,
@@ -95,7 +95,7 @@ def predict(
     Files of the same names from an earlier run are replaced.
 
     Args:
-        detector: with the trained network.
+        detect: detects in a batch by the trained network.
         files: from `gaudi_apps.inference.media.find_files`.
         categories: the classes, label 1 first.
         output_dir: made when it is not there.
@@ -111,7 +111,7 @@ def predict(
         OSError: the results cannot be written.
     """
     results, counts = predict_files(
-        detector.detect,
+        detect,
         files,
         prepare,
         lambda folder: DetectionResults(folder, categories, score_threshold),

@@ -4,46 +4,58 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.inference.scores import Score
 from gaudi_apps.runtime.session import broadcast_from_rank0
+from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 from gaudi_distributed import Communicator
 from gaudi_distributed.comm.opening import verify_consistent
 
-Part = TypeVar("Part")
+Batch: TypeAlias = Mapping[str, Any]
+Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # by name, each with a row for each image
 Result = TypeVar("Result")
 
 
-class Evaluator(ABC, Generic[Part, Result]):
+class Evaluator(ABC, Generic[Result]):
     """Evaluate a task. A step is evaluated once, so that training can score its last step and then report it.
 
     Args:
+        source: images and ground truth, of `gaudi_datasets`.
+        options: batch size, threads, rank and number of ranks; metrics do not depend on them.
+        folder: of the run, to write metrics and images into.
         communicator: of the processes that evaluate together.
-        settings: JSON values by name that must be the same on all ranks, such as the fingerprint of the data.
+        num_images: evaluate the first images only; None: all.
 
     Raises:
-        ConfigurationError: the settings of the ranks differ.
+        ConfigurationError: the data of the ranks differs.
     """
 
-    def __init__(self, communicator: Communicator, settings: Mapping[str, Any]) -> None:
-        verify_consistent(communicator, settings)
-        self._communicator = communicator
+    def __init__(
+        self,
+        source: Any,
+        options: InputOptions,
+        folder: RunFolder,
+        communicator: Communicator,
+        *,
+        num_images: int | None,
+    ) -> None:
+        verify_consistent(communicator, {"validation data": source.fingerprint, "images": num_images})
+        self._source, self._options, self._folder, self._communicator = source, options, folder, communicator
+        self._total = len(source) if num_images is None else min(num_images, len(source))
+        self._network: tuple[Any, Any] | None = None  # a task, and what is made of its model
         self._latest: tuple[int, Result | None] | None = None
         self._begin: Callable[[str], None] = lambda phase: None
 
     def watch(self, begin: Callable[[str], None]) -> None:
         """Call a function at the beginning of each phase: "evaluation" for each batch, then "scoring"."""
         self._begin = begin
-
-    def report_batch(self) -> None:
-        """Report the beginning of a batch."""
-        self._begin("evaluation")
 
     def set_result(self, step: int, result: Result | None) -> None:
         """Take the result of a step that was computed elsewhere; only rank 0 has it."""
@@ -71,25 +83,50 @@ class Evaluator(ABC, Generic[Part, Result]):
             self._begin("scoring")
             parts = [part]
             if self._communicator.size > 1:
-                parts = [self.unpack(content) for content in self._communicator.gather(self.pack(part))]
+                parts = [unpack_arrays(content) for content in self._communicator.gather(pack_arrays(part))]
             self._latest = step, None if self._communicator.rank else self.join(parts)
         return self._latest[1]
 
-    @abstractmethod
-    def evaluate(self, task: Any) -> Part:
-        """Use the network on the images of this rank."""
+    def evaluate(self, task: Any) -> Columns:
+        """Use the network on the images of this rank; return the predictions, and "positions" in the data set."""
+        # One network for all evaluations of a training: a new one would be traced and compiled again.
+        if self._network is None or self._network[0] is not task:
+            self._network = task, self.open_network(task.model)
+        found = []
+        for batch in self.read_batches(self._total):
+            self._begin("evaluation")
+            is_image = np.asarray(batch["image_ids"]) != PADDING_ID
+            predicted = self.predict(self._network[1], batch)
+            found.append({name: values[is_image] for name, values in predicted.items()})
+        positions = shard_indices(self._total, self._options)
+        return {"positions": positions[positions < self._total], **_concatenate(found)}
+
+    def join(self, parts: Sequence[Columns]) -> Result:
+        """Compute the result of the parts of all ranks, each from `evaluate`.
+
+        Raises:
+            DataError: an image is missing, or is there twice.
+        """
+        order = find_order([part["positions"] for part in parts])
+        columns = {name: values[order] for name, values in _concatenate(parts).items()}
+        del columns["positions"]
+        return self.compute(columns)
 
     @abstractmethod
-    def pack(self, part: Part) -> bytes:
-        """Return a part as bytes."""
+    def open_network(self, model: Any) -> Any:
+        """Prepare the model of a task for predictions."""
 
     @abstractmethod
-    def unpack(self, content: bytes) -> Part:
-        """Return the part of the bytes of `pack`."""
+    def read_batches(self, num_images: int) -> Iterable[Batch]:
+        """Read the images of this rank among the first ones; `PADDING_ID` in ``image_ids`` marks padding."""
 
     @abstractmethod
-    def join(self, parts: Sequence[Part]) -> Result:
-        """Compute the result of the parts of all ranks, by rank; each image is in one part."""
+    def predict(self, network: Any, batch: Batch) -> Columns:
+        """Use what `open_network` returned on a batch."""
+
+    @abstractmethod
+    def compute(self, columns: Columns) -> Result:
+        """Compute the result of the predictions for all images, in the order of the data set."""
 
     @abstractmethod
     def summarize(self, result: Result) -> Score:
@@ -98,6 +135,10 @@ class Evaluator(ABC, Generic[Part, Result]):
     @abstractmethod
     def write(self, result: Result, step: int) -> None:
         """Print a result, and write it into the folder of the run."""
+
+
+def _concatenate(parts: Sequence[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _require(result: Result | None) -> Result:

@@ -127,7 +127,7 @@ class SSDMXNetApplication(Application):
             read_categories(model_config),
             communicator,
             num_images=data.eval_dataset_size,
-            make_detector=self._open_detector,
+            open_detector=self._open_detector,
             read=lambda source, options, count: eval_batches(
                 source, options, num_images=count, layout=self._mxnet.layout
             ),
@@ -164,7 +164,7 @@ class SSDMXNetApplication(Application):
             iou_threshold=flags.nms_overlap_thresh,
             max_per_class=flags.nms_topk,
             max_detections=flags.post_nms,
-        )
+        ).detect
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Draw training images with the boxes that their targets encode."""
