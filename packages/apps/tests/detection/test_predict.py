@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gaudi_apps.detection.detector import PREPROCESSOR, Detector
-from gaudi_apps.detection.predict import PredictReport, predict
+from gaudi_apps.detection.predict import DetectionResults, predict
 from gaudi_apps.inference.media import VideoWriter, read_frames
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.scoring import score_detections
@@ -19,7 +19,7 @@ from gaudi_datasets.errors import DataError
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
 
-def run(network: Any, files: Sequence[Path], folder: Path, **options: Any) -> tuple[PredictReport, list[str]]:
+def run(network: Any, files: Sequence[Path], folder: Path, **options: Any) -> tuple[DetectionResults, list[str]]:
     lines: list[str] = []
     detect, show = Detector(network).detect, lines.append
     return predict(
@@ -48,10 +48,11 @@ def test_detections_are_listed_drawn_and_written(
     network = oracle({1: truth[1], 2: truth[2] + faint})
     files = [image_dir / f"{number}.png" for number in (1, 2, 3)]
     out = tmp_path / "new" / "folder"
-    report, lines = run(network, files, out)
+    results, lines = run(network, files, out)
     assert lines == [f"{files[0]}: 0.998 blue 8 8 68 68", f"{files[1]}: 0.998 red 16 16 76 76"]
-    assert (report.files, report.bad_files, report.images, report.detections) == (3, 0, 3, 3)
-    assert str(out) in report.describe()
+    assert (len(results.images), len(results.bad_files), len(results.detections)) == (3, 0, 3)
+    described = f"{out}: 3 images and frames, 3 detections; detections.json, files.json and what was drawn"
+    assert results.describe(out, ", 3 detections") == described
     names = ["1.png.png", "2.png.png", "3.png.png", "detections.json", "files.json"]
     assert sorted(path.name for path in out.iterdir()) == names
 
@@ -79,12 +80,12 @@ def test_at_most_ten_are_drawn_best_first(oracle: Callable[..., Any], image_dir:
     rows = [
         ([0.2 * (n // 4), 0.2 * (n % 4), 0.2 * (n // 4) + 0.18, 0.2 * (n % 4) + 0.18], 1, 2 + n / 4) for n in range(12)
     ]
-    report, lines = run(oracle({5: rows}), [image_dir / "5.png"], tmp_path)
+    results, lines = run(oracle({5: rows}), [image_dir / "5.png"], tmp_path)
     scores = [float(line.split()[1]) for line in lines]
     assert len(scores) == 10
     assert scores == sorted(scores, reverse=True)
     assert lines[0].split()[3:] == ["90", "48", "117", "70"]
-    assert report.detections == 12
+    assert len(results.detections) == 12
     _, lines = run(oracle({5: rows}), [image_dir / "5.png"], tmp_path, score_threshold=0.985)
     assert [float(line.split()[1]) >= 0.985 for line in lines] == [True] * len(lines) != [True] * 10
 
@@ -95,8 +96,8 @@ def test_a_video_and_images_at_any_batch_size(
 ) -> None:
     out = tmp_path / "out"
     files = [image_dir / "2.png", clip, image_dir / "4.png"]
-    report, lines = run(oracle(truth), files, out, batch_size=batch_size)
-    assert report.images == 7
+    results, lines = run(oracle(truth), files, out, batch_size=batch_size)
+    assert len(results.images) == 7
     assert [line.split(":")[0] for line in lines] == [
         f"{files[0]}",
         *(f"{clip}#{number}" for number in range(5)),
@@ -122,9 +123,9 @@ def test_bad_files_are_named_skipped_and_counted(
     broken = tmp_path / "broken.png"
     broken.write_bytes((image_dir / "1.png").read_bytes()[:-60])
     files = [broken, image_dir / "1.png"]
-    report, lines = run(oracle(truth), files, tmp_path / "out")
-    assert (report.bad_files, report.images, len(lines)) == (1, 1, 1)
-    assert "1 of 2" in report.describe()
+    results, lines = run(oracle(truth), files, tmp_path / "out")
+    assert (len(results.bad_files), len(results.images), len(lines)) == (1, 1, 1)
+    assert "\n1 of 2 files" in results.describe(tmp_path)
     assert f"skipped: {broken}: cannot be decoded" in capsys.readouterr().err
     table = read(tmp_path / "out" / "files.json")
     assert [one["id"] for one in table["images"]] == [2]

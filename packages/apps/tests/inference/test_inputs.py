@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from gaudi_apps.detection.detector import PREPROCESSOR
-from gaudi_apps.inference.media import BadFile, InputImage, VideoWriter, find_files, read_images
+from gaudi_apps.inference.media import VideoWriter, find_files, read_images
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import MissingInputError
+from gaudi_datasets.program import describe_error
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -54,20 +55,18 @@ def test_images_frames_and_bad_files_are_numbered(image_dir: Path, tmp_path: Pat
         path = writer.write(np.asarray(cv2.imread(str(image_dir / f"{number}.png"))[:, :, ::-1], np.uint8))
     writer.close()
     files = [image_dir / "5.png", broken, path, text, tmp_path / "gone.png", image_dir / "4.png"]
-    read = list(read_images(files, PREPROCESSOR))
-    assert [one.image_id for one in read] == list(range(1, 9))
-    assert [type(one) for one in read] == [InputImage, BadFile, *[InputImage] * 3, BadFile, BadFile, InputImage]
-    first, bad, *frames = read[:5]
-    assert isinstance(first, InputImage)
+    bad: list[tuple[int, Path, Exception]] = []
+    read = list(read_images(files, PREPROCESSOR, lambda *error: bad.append(error)))
+    assert [one.image_id for one in read] == [1, 3, 4, 5, 8]
+    assert [(image_id, file) for image_id, file, _ in bad] == [(2, broken), (6, text), (7, tmp_path / "gone.png")]
+    first, *frames = read[:4]
     assert (first.name, first.frame, first.rate) == (f"{files[0]}", None, 0)
     np.testing.assert_array_equal(first.network_input, prepare_image(files[0].read_bytes()))
     np.testing.assert_array_equal(first.pixels, cv2.imread(str(files[0]))[:, :, ::-1])
-    assert isinstance(bad, BadFile)
-    assert bad.message.startswith(f"{broken}: cannot be decoded")
     for number, frame in enumerate(frames):
-        assert isinstance(frame, InputImage)
         assert (frame.name, frame.frame, frame.rate) == (f"{path}#{number}", number, 10)
         np.testing.assert_array_equal(frame.network_input, prepare_pixels(frame.pixels))
-    messages = [one.message for one in read[5:7] if isinstance(one, BadFile)]
-    assert "cannot be decoded" in messages[0]
-    assert "there is no such image" in messages[1]
+    messages = [describe_error(error) for _, _, error in bad]
+    assert messages[0].startswith(f"{broken}: cannot be decoded")
+    assert "cannot be decoded" in messages[1]
+    assert "there is no such image" in messages[2]

@@ -152,14 +152,14 @@ class ClassificationApplication(Application):
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Classify the user's images and videos."""
-        from gaudi_apps.classification.classifier import PREDICTIONS, Classifier, predict
+        from gaudi_apps.classification.classifier import Classifier, predict
         from gaudi_apps.inference.media import find_files
 
         use = self.train_config.flags.use
         files = find_files(use.inference)
         restored = restore()
         output_dir = Path(use.output_dir or self.settings.model_dir / "predictions")
-        counts = predict(
+        results = predict(
             Classifier(restored.task.model),
             files,
             read_class_names(restored.model_config),
@@ -169,9 +169,7 @@ class ClassificationApplication(Application):
             top=use.top,
             strict=use.strict,
         )
-        print(f"{output_dir}: {counts.images} images and frames; {PREDICTIONS} and what was drawn")
-        if counts.bad_files:
-            print(f"{counts.bad_files} of {counts.files} files could not be used; {PREDICTIONS} says why")
+        print(results.describe(output_dir))
 
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the classifier, and its features."""

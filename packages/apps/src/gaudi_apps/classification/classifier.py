@@ -16,7 +16,6 @@ import tensorflow as tf
 from gaudi_apps.classification.flags import LISTED
 from gaudi_apps.inference.media import InputImage, Preprocessor
 from gaudi_apps.inference.predictor import (
-    Counts,
     ImageInput,
     Results,
     assign_all,
@@ -140,7 +139,7 @@ def predict(
     top: int,
     strict: bool,
     write_line: Callable[[str], None] = print,
-) -> Counts:
+) -> ClassResults:
     """Classify every image and every frame of the files.
 
     `output_dir` gets, all at the end or nothing: a PNG of each image and a video of each video under its most likely
@@ -162,7 +161,7 @@ def predict(
         DataError: no file can be used, or `strict` is set and a file is bad.
         OSError: the results cannot be written.
     """
-    _, counts = predict_files(
+    return predict_files(
         classifier.classify,
         files,
         make_preprocessor(image_size),
@@ -172,11 +171,12 @@ def predict(
         strict=strict,
         write_line=write_line,
     )
-    return counts
 
 
 class ClassResults(Results):
     """Collect the most likely classes of each image, and write the first one above it."""
+
+    tables = (PREDICTIONS,)
 
     def __init__(self, folder: Path, class_names: Sequence[str], top: int) -> None:
         super().__init__(folder)
@@ -199,4 +199,4 @@ class ClassResults(Results):
 
     def write_tables(self) -> None:
         """Write the JSON file."""
-        write_json(self.folder / PREDICTIONS, {"images": self.images, "bad_files": self.list_bad_files()})
+        write_json(self.folder / PREDICTIONS, {"images": self.images, "bad_files": self.bad_files})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,24 +21,6 @@ from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.output_files import write_json
 
 
-class PredictReport(NamedTuple):
-    """Count given files, bad files, images and frames, and detections."""
-
-    output_dir: Path
-    files: int
-    bad_files: int
-    images: int
-    detections: int
-
-    def describe(self) -> str:
-        """Return the counts and the folder of the results, a line each."""
-        counts = f"{self.images} images and frames, {self.detections} detections"
-        lines = [f"{self.output_dir}: {counts}; detections.json, files.json and what was drawn"]
-        if self.bad_files:
-            lines.append(f"{self.bad_files} of {self.files} files could not be used; files.json says why")
-        return "\n".join(lines)
-
-
 def predict_by_flags(
     flags: ImageFlags,
     restore: Callable[[], Restored],
@@ -48,21 +30,15 @@ def predict_by_flags(
     batch_size: int,
     prepare: Preprocessor,
 ) -> None:
-    """Detect on the images that flags name, see `predict`.
+    """Detect on the images that flags name, and print the result, see `predict`.
 
-    Args:
-        flags: name the images.
-        restore: restores the network; called once the images are found.
-        open_detector: makes the detector of a network.
-        model_dir: folder of the run.
-        batch_size: images at once, at most.
-        prepare: preprocessing of the detector.
+    The network is restored once the images are found, and `open_detector` makes its detector.
     """
     files = find_files(flags.inference)
     restored = restore()
     output_dir = Path(flags.output_dir or model_dir / "predictions")
     detect, categories = open_detector(restored.task.model), read_categories(restored.model_config)
-    report = predict(
+    results = predict(
         detect,
         files,
         categories,
@@ -72,7 +48,7 @@ def predict_by_flags(
         score_threshold=flags.score_threshold,
         strict=flags.strict,
     )
-    print(report.describe())
+    print(results.describe(output_dir, f", {len(results.detections)} detections"))
 
 
 def predict(
@@ -86,7 +62,7 @@ def predict(
     score_threshold: float = DRAWN_SCORE,
     strict: bool = False,
     write_line: Callable[[str], None] = print,
-) -> PredictReport:
+) -> DetectionResults:
     """Detect on every image and every frame of the files.
 
     `output_dir` gets, all at the end or nothing: a PNG of each image and a video of each video with at most 10 boxes
@@ -110,7 +86,7 @@ def predict(
         DataError: no file can be used, or `strict` is set and a file is bad.
         OSError: the results cannot be written.
     """
-    results, counts = predict_files(
+    return predict_files(
         detect,
         files,
         prepare,
@@ -120,11 +96,12 @@ def predict(
         strict=strict,
         write_line=write_line,
     )
-    return PredictReport(output_dir, counts.files, counts.bad_files, counts.images, len(results.detections))
 
 
 class DetectionResults(Results):
     """Collect the detections of each image as COCO results, and draw the best of them."""
+
+    tables = ("detections.json", "files.json")
 
     def __init__(self, folder: Path, categories: Sequence[Category], score_threshold: float) -> None:
         super().__init__(folder)
@@ -158,12 +135,7 @@ class DetectionResults(Results):
 
     def write_tables(self) -> None:
         """Write the two JSON files."""
-        write_json(self.folder / "detections.json", self.detections)
         categories = [asdict(category) for category in self._categories]
-        document = {
-            "images": self.images,
-            "annotations": [],
-            "categories": categories,
-            "bad_files": self.list_bad_files(),
-        }
-        write_json(self.folder / "files.json", document)
+        document = {"images": self.images, "annotations": [], "categories": categories, "bad_files": self.bad_files}
+        for name, content in zip(self.tables, (self.detections, document), strict=True):
+            write_json(self.folder / name, content)

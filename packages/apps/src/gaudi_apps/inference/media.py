@@ -17,7 +17,6 @@ from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import read_image
 from gaudi_datasets.memory import decide_cache
-from gaudi_datasets.program import describe_error
 from gaudi_datasets.sampling import InputOptions
 
 IMAGE_ENDINGS = (".jpeg", ".jpg", ".png")
@@ -68,20 +67,6 @@ class InputImage:
         return f"{self.path}" if self.frame is None else f"{self.path}#{self.frame}"
 
 
-@dataclass(frozen=True)
-class BadFile:
-    """A file that cannot be used, or only up to some frame, and the error."""
-
-    image_id: int
-    path: Path
-    error: Exception
-
-    @property
-    def message(self) -> str:
-        """Return one line with file, fault and remedy."""
-        return describe_error(self.error)
-
-
 def find_files(inputs: Sequence[str]) -> list[Path]:
     """List the files of paths, folders and patterns, each once, in the order of the inputs and sorted within one.
 
@@ -94,8 +79,16 @@ def find_files(inputs: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(path for text in inputs for path in _expand(text)))
 
 
-def read_images(files: Sequence[Path], prepare: Preprocessor) -> Iterator[InputImage | BadFile]:
-    """Yield the images and the frames of the videos, and a BadFile for each file that cannot be used."""
+def read_images(
+    files: Sequence[Path], prepare: Preprocessor, on_error: Callable[[int, Path, Exception], None]
+) -> Iterator[InputImage]:
+    """Yield the images and the frames of the videos.
+
+    Args:
+        files: from `find_files`.
+        prepare: makes the inputs of the network.
+        on_error: called with image id, path and error for a file that cannot be used, or only up to some frame.
+    """
     image_id = 0
     for path in files:
         try:
@@ -104,7 +97,7 @@ def read_images(files: Sequence[Path], prepare: Preprocessor) -> Iterator[InputI
                 yield InputImage(image_id, path, frame, rate, image, pixels)
         except (DataError, OSError) as error:
             image_id += 1
-            yield BadFile(image_id, path, error)
+            on_error(image_id, path, error)
 
 
 def _expand(text: str) -> list[Path]:
@@ -112,17 +105,15 @@ def _expand(text: str) -> list[Path]:
     if path.is_file():
         return [path]
     found = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
-    usable = sorted(each for each in found if _is_usable(each))
+    usable = sorted(
+        each for each in found if each.suffix.lower() in (*IMAGE_ENDINGS, *VIDEO_ENDINGS) and each.is_file()
+    )
     if not usable:
         what = "is not there"
         if path.is_dir() or glob.has_magic(text):
             what = f"{'holds' if path.is_dir() else 'matches'} no image ({', '.join(IMAGE_ENDINGS)}) and no video"
         raise MissingInputError(f"{text}: {what}; give --inference images, videos, folders or patterns of them")
     return usable
-
-
-def _is_usable(path: Path) -> bool:
-    return path.suffix.lower() in (*IMAGE_ENDINGS, *VIDEO_ENDINGS) and path.is_file()
 
 
 def _read(path: Path, prepare: Preprocessor) -> Iterator[tuple[int | None, float, npt.NDArray[np.float32], Image]]:

@@ -9,20 +9,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gaudi_apps.inference.media import BadFile, InputImage, Preprocessor, VideoWriter, read_images
+from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, read_images
 from gaudi_apps.inference.visualizer import Image, write_image
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_apps.training.run_dir import RUN_FILE
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import read_image
 from gaudi_datasets.output_files import staging_folder
+from gaudi_datasets.program import describe_error
 from gaudi_models.weights import LoadReport, WeightsFile, WeightsMetadata, assign_weights, read_weights
 
 # A batch of large frames ends before it takes more memory than this for its pixels.
@@ -34,14 +35,6 @@ Compute = Callable[[npt.NDArray[np.float32]], Sequence[npt.NDArray[Any]]]
 AnyResults = TypeVar("AnyResults", bound="Results")
 
 
-class Counts(NamedTuple):
-    """Count given files, bad files, and images and frames that were read."""
-
-    files: int
-    bad_files: int
-    images: int
-
-
 class Results(ABC):
     """Collect predictions, and draw them into a folder; a context manager that finishes the videos.
 
@@ -49,13 +42,16 @@ class Results(ABC):
         folder: to write into.
 
     Attributes:
-        images: a row for each image.
-        bad_files: files that could not be used.
+        tables: names of the files that `write_tables` writes; the last one lists the bad files.
+        images: a row for each image and each frame.
+        bad_files: a row for each file that could not be used.
     """
+
+    tables: ClassVar[tuple[str, ...]]
 
     def __init__(self, folder: Path) -> None:
         self.images: list[dict[str, Any]] = []
-        self.bad_files: list[BadFile] = []
+        self.bad_files: list[dict[str, Any]] = []
         self.folder = folder
         self._taken: set[str] = set()
         self._video: tuple[Path, VideoWriter] | None = None  # the one whose frames are being read
@@ -81,14 +77,19 @@ class Results(ABC):
     def add_image(self, image: InputImage, drawn: Image) -> dict[str, Any]:
         """Write a drawn image, or add it to its video; return its row."""
         height, width = image.pixels.shape[:2]
-        row = name_file(image.image_id, image.path)
+        row = _name_file(image.image_id, image.path)
         row |= {"height": height, "width": width, "drawn": self._write_drawn(image, drawn)}
         self.images.append(row if image.frame is None else row | {"frame": image.frame})
         return self.images[-1]
 
-    def list_bad_files(self) -> list[dict[str, Any]]:
-        """Return a row for each file that could not be used."""
-        return [{**name_file(bad.image_id, bad.path), "error": bad.message} for bad in self.bad_files]
+    def describe(self, output_dir: Path, counts: str = "") -> str:
+        """Describe the results in a line, with counts besides that of images, and the bad files in another."""
+        tables = ", ".join(self.tables)
+        line = f"{output_dir}: {len(self.images)} images and frames{counts}; {tables} and what was drawn"
+        if not self.bad_files:
+            return line
+        files = len({row["path"] for row in (*self.images, *self.bad_files)})
+        return f"{line}\n{len(self.bad_files)} of {files} files could not be used; {self.tables[-1]} says why"
 
     def _write_drawn(self, image: InputImage, drawn: Image) -> str:
         """Write a PNG, or add a frame to the video of the file; return the name of the file."""
@@ -123,7 +124,7 @@ def predict_files(
     batch_size: int,
     strict: bool,
     write_line: Callable[[str], None],
-) -> tuple[AnyResults, Counts]:
+) -> AnyResults:
     """Predict on each image and each frame of the files; `output_dir` gets all results at the end, or nothing.
 
     Args:
@@ -136,9 +137,6 @@ def predict_files(
         strict: raise an error for the first bad file, instead of skipping it.
         write_line: gets the lines to show.
 
-    Returns:
-        the results, and the numbers of files and images.
-
     Raises:
         DataError: no file can be used, or `strict` is set and a file is bad.
         OSError: the results cannot be written.
@@ -146,37 +144,30 @@ def predict_files(
     places = {path: place for place, path in enumerate(files, 1)}
     with staging_folder(output_dir) as draft, FileProgress(len(files)) as progress:
         with make_results(draft) as results:
-            images = _skip_bad(read_images(files, prepare), results, progress, strict)
-            for batch in _make_batches(images, batch_size):
+
+            def skip(image_id: int, path: Path, error: Exception) -> None:
+                if strict:
+                    raise error
+                results.bad_files.append({**_name_file(image_id, path), "error": describe_error(error)})
+                progress.note(f"skipped: {describe_error(error)}")
+
+            for batch in _make_batches(read_images(files, prepare, skip), batch_size):
                 outputs = compute(np.stack([image.network_input for image in batch]))
                 for image, *rows in zip(batch, *outputs, strict=True):
                     for line in results.add(image, *rows):
                         write_line(line)
                 progress.update(places[batch[-1].path], f"{len(results.images)} images, {results.count()}")
         if not results.images:
-            raise DataError(f"none of {len(files)} files can be used; the first: {results.bad_files[0].message}")
+            raise DataError(f"none of {len(files)} files can be used; the first: {results.bad_files[0]['error']}")
         results.write_tables()
         for path in sorted(draft.iterdir()):
             os.replace(path, output_dir / path.name)
-    return results, Counts(len(files), len(results.bad_files), len(results.images))
+    return results
 
 
-def name_file(image_id: int, path: Path) -> dict[str, Any]:
+def _name_file(image_id: int, path: Path) -> dict[str, Any]:
     """Return id, name and path of a file; COCO's file names have no folder, so the path is a field of its own."""
     return {"id": image_id, "file_name": path.name, "path": str(path)}
-
-
-def _skip_bad(
-    images: Iterator[InputImage | BadFile], results: Results, progress: FileProgress, strict: bool
-) -> Iterator[InputImage]:
-    for image in images:
-        if isinstance(image, InputImage):
-            yield image
-        elif strict:
-            raise image.error
-        else:
-            results.bad_files.append(image)
-            progress.note(f"skipped: {image.message}")
 
 
 def _make_batches(images: Iterator[InputImage], batch_size: int) -> Iterator[list[InputImage]]:
