@@ -128,11 +128,11 @@ def print_plan(
     """Print the plan of a training and the processes to start, as tables or as one JSON object."""
     training_set = describe_training_set(config)
     plan = make_plan(config, training_set.images)
-    needs = estimate_needs(config, plan, training_set.num_classes)
+    document, rows = _describe_plan(config, training_set, plan)
     if as_json:
-        print_json(to_json(config, training_set, plan, needs), launch, console)
+        print_json(document, launch, console)
     else:
-        print_tables(config.run.model_dir, _list_rows(config, training_set, plan, needs), plan, launch, console)
+        print_tables(config.run.model_dir, rows, plan, launch, console)
 
 
 def describe_training_set(config: TrainConfig) -> TrainingSet:
@@ -152,54 +152,47 @@ def describe_training_set(config: TrainConfig) -> TrainingSet:
     return TrainingSet(given or len(source), len(source.class_names))
 
 
-def estimate_needs(config: TrainConfig, plan: Plan, num_classes: int) -> Needs | None:
-    """Estimate disk and memory without building the network; None for networks of keras.applications."""
-    if config.model not in RESNETS:
-        return None
-    return Needs(
-        plan,
-        measure_classifier(RESNETS[config.model], num_classes, config.flags.data.image_size),
-        config.run.keep_checkpoints,
-        BYTES_PER_VALUE[config.run.device.dtype],
-        averages=config.learning.ema_decay > 0,
-    )
+def _describe_plan(
+    config: TrainConfig, training_set: TrainingSet, plan: Plan
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return the plan as what `--json` prints, and as the rows of a table.
 
+    Disk and memory are estimated without building the network; networks of keras.applications have no estimate.
 
-def to_json(config: TrainConfig, training_set: TrainingSet, plan: Plan, needs: Needs | None) -> dict[str, Any]:
-    """Return what `--json` prints: names as in Plan, with optimizer, data set, disk (bytes) and memory (bytes)."""
+    Returns:
+        names as in Plan, with optimizer, data set, disk (bytes) and memory (bytes); and the rows.
+    """
+    learning, kept = config.learning, config.run.keep_checkpoints
+    needs = None
+    if config.model in RESNETS:
+        size = measure_classifier(RESNETS[config.model], training_set.num_classes, config.flags.data.image_size)
+        bytes_per_value = BYTES_PER_VALUE[config.run.device.dtype]
+        needs = Needs(plan, size, kept, bytes_per_value, averages=learning.ema_decay > 0)
+    names = ("optimizer", "label_smoothing", "weight_decay", "momentum", "decay_form", "momentum_form")
     document = {
         **plan.as_json(),
         "model": config.model,
-        "optimizer": config.learning.optimizer,
-        "label_smoothing": config.learning.label_smoothing,
-        "weight_decay": config.learning.weight_decay,
-        "momentum": config.learning.momentum,
-        "decay_form": config.learning.decay_form,
-        "momentum_form": config.learning.momentum_form,
+        **{name: getattr(learning, name) for name in names},
         "data": {"images": training_set.images, "num_classes": training_set.num_classes},
-        "checkpoints_kept": plan.count_checkpoints(config.run.keep_checkpoints),
+        "checkpoints_kept": plan.count_checkpoints(kept),
     }
+    optimizer = f"{learning.optimizer}, weight decay {learning.weight_decay:g}, momentum {learning.momentum:g}"
+    rows = [
+        ("images", f"{training_set.images}"),
+        ("classes", f"{training_set.num_classes}"),
+        ("network", config.model if needs is None else f"{config.model}, {needs.size.parameters} parameters"),
+        ("optimizer", optimizer),
+    ]
+    if learning.optimizer != "LARS":
+        rows.append(("decay form", DECAY_FORMS[learning.decay_form]))
+    if learning.optimizer == "SGD":
+        rows.append(("momentum", MOMENTUM_FORMS[learning.momentum_form]))
+    rows.append(("loss", f"label smoothing {learning.label_smoothing:g}, mixup {learning.mixup_alpha:g}"))
+    rows += list_plan(plan, kept)
     if plan.lr_schedule == "polynomial":
         document["decay_steps"] = decay_steps(plan.total_steps, plan.warmup_steps)
-    return document if needs is None else {**document, **needs.as_json()}
-
-
-def _list_rows(
-    config: TrainConfig, training_set: TrainingSet, plan: Plan, needs: Needs | None
-) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the table."""
-    learning = config.learning
-    yield "images", f"{training_set.images}"
-    yield "classes", f"{training_set.num_classes}"
-    yield "network", config.model if needs is None else f"{config.model}, {needs.size.parameters} parameters"
-    yield "optimizer", f"{learning.optimizer}, weight decay {learning.weight_decay:g}, momentum {learning.momentum:g}"
-    if learning.optimizer != "LARS":
-        yield "decay form", DECAY_FORMS[learning.decay_form]
-    if learning.optimizer == "SGD":
-        yield "momentum", MOMENTUM_FORMS[learning.momentum_form]
-    yield "loss", f"label smoothing {learning.label_smoothing:g}, mixup {learning.mixup_alpha:g}"
-    yield from list_plan(plan, config.run.keep_checkpoints)
-    if plan.lr_schedule == "polynomial":
-        yield "decay", f"over {decay_steps(plan.total_steps, plan.warmup_steps)} steps"
+        rows.append(("decay", f"over {document['decay_steps']} steps"))
     if needs is not None:
-        yield from needs.list_rows()
+        document |= needs.as_json()
+        rows += needs.list_rows()
+    return document, rows

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from gaudi_apps.cli.launch import LaunchReport
-from gaudi_apps.detection.config import ScheduleFlags, SSDConfig
+from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.runtime.process_group import share_batch
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
@@ -54,7 +53,10 @@ def make_plan(config: SSDConfig, num_images: int, workers: int = 1, version: int
     steps_per_epoch = math.ceil(num_images / batch)
     total_steps = run.steps or max(1, int(run.epochs * steps_per_epoch))
     warmup_steps = schedule.lr_warmup_steps or int(schedule.lr_warmup_epoch * steps_per_epoch)
-    drop_steps = _find_drop_steps(schedule, steps_per_epoch, version)
+    if version == 1:
+        drop_steps = tuple(int(epoch * (10 + schedule.k) / 10 * steps_per_epoch) for epoch in schedule.lr_drop_epochs)
+    else:  # in the original's order of operations, whose rounding may cut off a step
+        drop_steps = tuple(int(epoch * (1.0 + schedule.k * 0.1) * steps_per_epoch) for epoch in schedule.lr_drop_epochs)
     peak = schedule.base_lr * batch / IMAGES_OF_BASE_RATE
     if schedule.lr_schedule == "cosine":
         rate = schedules.linear_warmup(schedules.cosine(peak, total_steps), warmup_steps)
@@ -78,15 +80,7 @@ def make_plan(config: SSDConfig, num_images: int, workers: int = 1, version: int
     )
 
 
-def _find_drop_steps(schedule: ScheduleFlags, steps_per_epoch: int, version: int) -> tuple[int, int]:
-    if version == 1:
-        first, second = (int(epoch * (10 + schedule.k) / 10 * steps_per_epoch) for epoch in schedule.lr_drop_epochs)
-    else:  # in the original's order of operations, whose rounding may cut off a step
-        first, second = (int(epoch * (1.0 + schedule.k * 0.1) * steps_per_epoch) for epoch in schedule.lr_drop_epochs)
-    return first, second
-
-
-def _make_piecewise(peak: float, warmup_steps: int, drop_steps: tuple[int, int], version: int) -> schedules.Schedule:
+def _make_piecewise(peak: float, warmup_steps: int, drop_steps: tuple[int, ...], version: int) -> schedules.Schedule:
     """Make the rate that rises to its peak and drops twice; a drop within the warm-up ends it."""
     after = schedules.piecewise_constant(peak, drop_steps, DROP_FACTORS[: len(drop_steps)])
     if version == 1 or not warmup_steps:
@@ -96,16 +90,15 @@ def _make_piecewise(peak: float, warmup_steps: int, drop_steps: tuple[int, int],
 
 
 def _list_warnings(
-    config: SSDConfig, num_images: int, batch: int, total_steps: int, warmup_steps: int, drop_steps: tuple[int, int]
+    config: SSDConfig, num_images: int, batch: int, total_steps: int, warmup_steps: int, drop_steps: tuple[int, ...]
 ) -> list[str]:
     """List settings that are allowed but rarely meant, a line each."""
     found = []
     if batch > num_images:
         found.append(describe_large_batch(batch, num_images))
     if warmup_steps >= total_steps:
-        found.append(
-            describe_long_warmup(warmup_steps, total_steps, "lower --lr_warmup_epoch or give --lr_warmup_steps")
-        )
+        remedy = "lower --lr_warmup_epoch or give --lr_warmup_steps"
+        found.append(describe_long_warmup(warmup_steps, total_steps, remedy))
     if config.schedule.lr_schedule == "piecewise":
         late = [step for step in drop_steps if step >= total_steps]
         if late:
@@ -126,63 +119,48 @@ def print_plan(
     """Print the plan of a configuration for some processes, as tables or (--json) as JSON."""
     training_set = describe_training_set(config, workers)
     plan = make_plan(config, training_set.images, workers, find_version_in(config.run.model_dir))
-    report = PlanReport(
-        training_set,
+    document, rows = describe_plan(
         plan,
-        config.report.keep_ckpt_max,
-        BYTES_PER_VALUE[config.device.dtype],
-        config.schedule.weight_decay,
+        training_set,
+        keep_checkpoints=config.report.keep_ckpt_max,
+        bytes_per_value=BYTES_PER_VALUE[config.device.dtype],
+        weight_decay=config.schedule.weight_decay,
     )
     if config.run.json:
-        print_json(report.as_json(), launch, console)
+        print_json(document, launch, console)
     else:
-        print_tables(config.run.model_dir, report.list_rows(), plan, launch, console)
+        print_tables(config.run.model_dir, rows, plan, launch, console)
 
 
-@dataclass(frozen=True)
-class PlanReport:
-    """Report the plan of a detector in JSON or in a table.
+def describe_plan(
+    plan: Plan, training_set: TrainingSet, *, keep_checkpoints: int, bytes_per_value: int, weight_decay: float
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return the plan of a detector as what `--json` prints, and as the rows of a table.
 
     Args:
-        training_set: size of the data set.
         plan: of the training.
+        training_set: size of the data set.
         keep_checkpoints: number of checkpoints that are kept.
         bytes_per_value: of the values that the forward pass keeps.
         weight_decay: of all trainable variables.
+
+    Returns:
+        names as in Plan, with the data set, rates, disk (bytes) and memory (bytes); and the rows.
     """
-
-    training_set: TrainingSet
-    plan: Plan
-    keep_checkpoints: int
-    bytes_per_value: int
-    weight_decay: float
-
-    @property
-    def _needs(self) -> Needs:
-        size = measure_ssd(self.training_set.num_classes)
-        record_bytes = self.training_set.record_bytes
-        return Needs(self.plan, size, self.keep_checkpoints, self.bytes_per_value, record_bytes=record_bytes)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what `--json` prints: names as in Plan, with the data set, rates, disk (bytes) and memory (bytes)."""
-        return {
-            **self.plan.as_json(),
-            "weight_decay": self.weight_decay,
-            "data": asdict(self.training_set),
-            "checkpoints_kept": self.plan.count_checkpoints(self.keep_checkpoints),
-            **self._needs.as_json(),
-        }
-
-    def list_rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the rows of the table."""
-        training_set = self.training_set
-        yield "images", _format_share(training_set.images, training_set.images_found)
-        if training_set.boxes is not None:
-            yield "boxes", _format_share(training_set.boxes, training_set.boxes_found)
-        yield "classes", f"{training_set.num_classes}"
-        yield from list_plan(self.plan, self.keep_checkpoints)
-        yield "optimizer", f"SGD, weight decay {self.weight_decay:g}"
-        yield from self._needs.list_rows()
+    size = measure_ssd(training_set.num_classes)
+    needs = Needs(plan, size, keep_checkpoints, bytes_per_value, record_bytes=training_set.record_bytes)
+    document = {
+        **plan.as_json(),
+        "weight_decay": weight_decay,
+        "data": asdict(training_set),
+        "checkpoints_kept": plan.count_checkpoints(keep_checkpoints),
+        **needs.as_json(),
+    }
+    rows = [("images", _format_share(training_set.images, training_set.images_found))]
+    if training_set.boxes is not None:
+        rows.append(("boxes", _format_share(training_set.boxes, training_set.boxes_found)))
+    rows += [("classes", f"{training_set.num_classes}"), *list_plan(plan, keep_checkpoints)]
+    return document, [*rows, ("optimizer", f"SGD, weight decay {weight_decay:g}"), *needs.list_rows()]
 
 
 def _format_share(kept: int, found: int | None) -> str:
@@ -199,27 +177,50 @@ def describe_training_set(config: SSDConfig, workers: int = 1) -> TrainingSet:
         MissingInputError: there are no records, and no flag gives the number of images.
         DataError: the manifest or a record file is damaged.
     """
-    given = config.data.num_examples_per_epoch
-    if config.data.data_dir is not None:
-        folder = Path(config.data.data_dir)
-        if config.data.static:
-            own = share_batch(config.distribution, config.data.batch_size, workers) // workers
-            return _read_static(folder / "worker_0" / f"train-{own}.json", given)
-        return describe_records(folder, given)
-    if config.data.train_annotations is not None:
-        return describe_annotations(config.data.train_annotations, config.data.train_images or "", given)
+    data, given = config.data, config.data.num_examples_per_epoch
+    if data.data_dir is not None and data.static:
+        own = share_batch(config.distribution, data.batch_size, workers) // workers
+        return _read_static(Path(data.data_dir) / "worker_0" / f"train-{own}.json", given)
+    if data.data_dir is not None:
+        return describe_records(Path(data.data_dir), given)
+    if data.train_annotations is not None:
+        return describe_annotations(data.train_annotations, data.train_images or "", given)
     return TrainingSet(given or COCO_TRAIN_IMAGES, COCO_CLASSES)
 
 
 def describe_records(folder: Path, images: int) -> TrainingSet:
     """Count the images of a folder of records; a number of images that is not 0 replaces theirs."""
-    if any(folder.glob("train-*")):
+    paths, path = sorted(folder.glob("train-*")), folder / "train.json"
+    if paths:
         from gaudi_datasets.records.record_sets import check_shards
 
         check_shards(folder, "train")
-    if (folder / "train.json").is_file():
-        return _read_manifest(folder / "train.json", images)
-    return TrainingSet(images, COCO_CLASSES) if images else _count_records(folder)
+    if path.is_file():
+        try:
+            manifest = json.loads(path.read_bytes())
+            return TrainingSet(
+                images=images or int(manifest["images"]["kept"]),
+                num_classes=len(manifest["categories"]),
+                images_found=int(manifest["images"]["of"]),
+                boxes=int(manifest["boxes"]["kept"]),
+                boxes_found=int(manifest["boxes"]["of"]),
+                record_bytes=sum(int(shard["bytes"]) for shard in manifest["shards"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}: is not a manifest of records ({error!r}); convert the data set again") from None
+    if images:
+        return TrainingSet(images, COCO_CLASSES)
+    if not paths:
+        raise MissingInputError(
+            f"{folder}: has neither train.json nor train-* records; make them by `gaudi-datasets convert coco`, "
+            "or give --num_examples_per_epoch"
+        )
+    from gaudi_datasets.records.tfrecords import index_records
+
+    counted = sum(len(index_records(path)) for path in paths)
+    if not counted:
+        raise DataError(f"{folder}: the train-* files hold no record; convert the data set again")
+    return TrainingSet(counted, COCO_CLASSES, record_bytes=sum(path.stat().st_size for path in paths))
 
 
 def describe_annotations(path: str | Path, image_dir: str | Path, images: int) -> TrainingSet:
@@ -238,21 +239,6 @@ def describe_annotations(path: str | Path, image_dir: str | Path, images: int) -
     )
 
 
-def _count_records(folder: Path) -> TrainingSet:
-    from gaudi_datasets.records.tfrecords import index_records
-
-    paths = sorted(folder.glob("train-*"))
-    if not paths:
-        raise MissingInputError(
-            f"{folder}: has neither train.json nor train-* records; make them by `gaudi-datasets convert coco`, "
-            "or give --num_examples_per_epoch"
-        )
-    images = sum(len(index_records(path)) for path in paths)
-    if not images:
-        raise DataError(f"{folder}: the train-* files hold no record; convert the data set again")
-    return TrainingSet(images, COCO_CLASSES, record_bytes=sum(path.stat().st_size for path in paths))
-
-
 def _read_static(path: Path, images: int) -> TrainingSet:
     """Read the size of the data set that static batches were made of."""
     try:
@@ -264,18 +250,3 @@ def _read_static(path: Path, images: int) -> TrainingSet:
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: is not a manifest of static batches ({error!r}); make them again") from None
-
-
-def _read_manifest(path: Path, images: int) -> TrainingSet:
-    try:
-        manifest = json.loads(path.read_bytes())
-        return TrainingSet(
-            images=images or int(manifest["images"]["kept"]),
-            num_classes=len(manifest["categories"]),
-            images_found=int(manifest["images"]["of"]),
-            boxes=int(manifest["boxes"]["kept"]),
-            boxes_found=int(manifest["boxes"]["of"]),
-            record_bytes=sum(int(shard["bytes"]) for shard in manifest["shards"]),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: is not a manifest of records ({error!r}); convert the data set again") from None

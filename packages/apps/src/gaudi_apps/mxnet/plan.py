@@ -13,8 +13,8 @@ from gaudi_apps.detection.plan import (
     COCO_CLASSES,
     COCO_TRAIN_IMAGES,
     IMAGES_OF_BASE_RATE,
-    PlanReport,
     describe_annotations,
+    describe_plan,
     describe_records,
 )
 from gaudi_apps.mxnet.config import ScheduleFlags, SSDMXNetConfig
@@ -132,12 +132,16 @@ def print_plan(
     """Print the plan of a training on a number of ranks, as tables or (--json) as JSON."""
     training_set = describe_training_set(config)
     plan = make_plan(config, training_set.images, workers, find_version_in(config.run.model_dir))
-    decay, bytes_per_value = config.schedule.weight_decay, _BYTES_PER_VALUE[config.network.precision]
-    report = PlanReport(training_set, plan, config.report.keep_ckpt_max, bytes_per_value, decay)
+    document, rows = describe_plan(
+        plan,
+        training_set,
+        keep_checkpoints=config.report.keep_ckpt_max,
+        bytes_per_value=_BYTES_PER_VALUE[config.network.precision],
+        weight_decay=config.schedule.weight_decay,
+    )
     if config.run.json:
-        print_json(report.as_json(), launch, console)
+        print_json(document, launch, console)
         return
-    rows = list(report.list_rows())
     if plan.evaluated_steps:
         rows.append(("validations", f"after steps {', '.join(map(str, plan.evaluated_steps))}"))
     print_tables(config.run.model_dir, rows, plan, launch, console)
