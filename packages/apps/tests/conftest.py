@@ -149,11 +149,12 @@ def small_network() -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Done:
-    """Hold the exit status of a program, and its output."""
+    """Hold the exit status of a program, its output, and the error that ended it."""
 
     status: int
     out: str
     err: str
+    error: Any = None
 
 
 @pytest.fixture
@@ -165,7 +166,7 @@ def run_main(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
         with pytest.raises(SystemExit) as end:
             main([*map(str, argv)])
         out, err = capsys.readouterr()
-        return Done(int(end.value.code or 0), out, err)
+        return Done(int(end.value.code or 0), out, err, end.value.__context__)
 
     return run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,17 +54,8 @@ def small_classifier() -> Callable[..., Any]:
     return build_small_classifier
 
 
-@dataclass(frozen=True)
-class Done:
-    """Hold the exit status of a program, and its output."""
-
-    status: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def run_classifier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def run_classifier(monkeypatch: pytest.MonkeyPatch, run_main: Callable[..., Any]) -> Callable[..., Any]:
     """Run a program within this process, with the small network; TensorFlow has started already."""
     from gaudi_apps import resnet_train, resnext_train
     from gaudi_distributed import Precision
@@ -78,11 +68,7 @@ def run_classifier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     monkeypatch.setattr("gaudi_apps.runtime.tensorflow.start_tensorflow", start_tensorflow)
     monkeypatch.setattr("gaudi_models.classifiers.build_classifier", build_small_classifier)
 
-    def run(*argv: object, program: str = "resnet_train") -> Done:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            {"resnet_train": resnet_train, "resnext_train": resnext_train}[program].main([*map(str, argv)])
-        out, err = capsys.readouterr()
-        return Done(int(end.value.code or 0), out, err)
+    def run(*argv: object, program: str = "resnet_train") -> Any:
+        return run_main({"resnet_train": resnet_train, "resnext_train": resnext_train}[program].main, argv)
 
     return run

@@ -34,8 +34,11 @@ def test_val_and_validation_mean_each_other(folders: Path) -> None:
 def test_splits_of_other_classes_are_not_joined(folders: Path, tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     cv2.imwrite(str(tmp_path / "cat" / "1.png"), np.zeros((8, 8, 3), np.uint8))
-    with pytest.raises(DataError, match="has other classes than"):
-        JoinedSource([open_split(folders, "train"), open_split(tmp_path.parent, tmp_path.name)])
+    sources = [open_split(folders, "train"), open_split(tmp_path.parent, tmp_path.name)]
+    with pytest.raises(DataError, match="other classes") as caught:
+        JoinedSource(sources)
+    assert caught.value.path == sources[1].name
+    assert sources[0].name in str(caught.value)
 
 
 @pytest.mark.parametrize("shape", [(5, 4, 3), (4, 5, 3), (1, 1, 3), (7, 6, 3)])

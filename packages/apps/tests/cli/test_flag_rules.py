@@ -271,16 +271,15 @@ class Small:
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (1.0, "--share 1: must be at least 0 and below 1"),
-        (float("inf"), "--share inf: must be at least 0 and below 1, and finite"),
-    ],
+    ("value", "bounds"),
+    [(1.0, ["at least 0", "below 1"]), (float("inf"), ["at least 0", "below 1", "finite"])],
 )
-def test_a_flag_out_of_bounds_is_named_with_its_bounds(value: float, message: str) -> None:
+def test_a_flag_out_of_bounds_is_named_with_its_bounds(value: float, bounds: list[str]) -> None:
     with pytest.raises(FlagError) as caught:
         check_bounds(Small(value))
-    assert (str(caught.value), caught.value.flag, caught.value.exit_status) == (message, "--share", 64)
+    assert (caught.value.flag, caught.value.exit_status) == ("--share", 64)
+    assert str(caught.value).startswith(f"--share {value:g}: ")
+    assert [bound for bound in ("at least 0", "below 1", "finite") if bound in str(caught.value)] == bounds
 
 
 @pytest.mark.parametrize("name", ["ssd_train", "resnet_train", "resnext_train"])

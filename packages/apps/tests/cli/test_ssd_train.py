@@ -28,7 +28,7 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--bath_size", "3"], 64, "--batch_size"),
         (["--batch_size", "x"], 64, "--batch_size"),
-        (["-f", "--batch_size", "0"], 64, "--batch_size 0: must be at least 1"),
+        (["-f", "--batch_size", "0"], 64, "--batch_size 0: "),
         (["--config", "nothing.yaml"], 66, "nothing.yaml"),
         (["--mode", "plan", "--data_dir", "nothing"], 66, "nothing"),
     ],

@@ -111,7 +111,7 @@ def test_what_ranks_would_lack_is_found_before_they_are_started() -> None:
     check_engine(read("-ds multi_worker"), lambda: "cpu")
 
 
-@pytest.mark.skipif(util.find_spec("horovod") is not None, reason="Horovod is installed, so ranks would be started")
+@pytest.mark.skipif(util.find_spec("horovod") is not None, reason="Horovod is installed")
 @pytest.mark.parametrize(
     ("program", "words"),
     [

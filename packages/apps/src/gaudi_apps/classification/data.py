@@ -71,7 +71,7 @@ def _open_images(config: TrainConfig) -> TrainingData:
     if data.training_dataset_cache:
         options = keep_if_it_fits(source.num_bytes, options, config.run.distribution.rank_info.local_size)
     if len(source.class_names) < 2:
-        raise DataError(f"{source.name}: has the class {source.class_names[0]} only; a classifier needs two or more")
+        raise DataError(f"has the class {source.class_names[0]} only; a classifier needs two or more", path=source.name)
     if data.cache_decoded_image:
         source = DecodedSource(source)
     crops = CropRange(min_area=config.min_crop_area)
@@ -125,7 +125,9 @@ class JoinedSource:
         for source in sources[1:]:
             if source.class_names != sources[0].class_names:
                 raise DataError(
-                    f"{source.name}: has other classes than {sources[0].name}; give splits of the same ones"
+                    f"has other classes than {sources[0].name}",
+                    path=source.name,
+                    remedy="give splits of the same ones",
                 )
         self._sources = sources
         self._ends = [sum(len(one) for one in sources[: number + 1]) for number in range(len(sources))]

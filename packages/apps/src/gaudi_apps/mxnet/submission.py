@@ -64,7 +64,9 @@ def expand_submission(options: Options, environ: Mapping[str, str]) -> list[Expe
         MissingProgramError: a folder is not there, or has no weights, or several.
     """
     if options.preset is not None or options.host_discovery_script is not None or options.mpijob is not None:
-        raise FlagError(f"{_FLAG}: goes without --preset, which SYSTEM names, --host_discovery_script and --mpijob")
+        raise FlagError(
+            f"{_FLAG}: goes without --preset, which SYSTEM names, --host_discovery_script and --mpijob", flag=_FLAG
+        )
     system, count, clears, stamp = _read_variables(environ)
     program, *arguments = options.command or PRESETS[system].command[:1]
     container = _choose_container(options, environ)
@@ -94,21 +96,33 @@ def _read_variables(environ: Mapping[str, str]) -> tuple[str, int, bool, str]:
     """Return the preset, the number of experiments, whether to clear caches, and the beginning of the logs' names."""
     asked = environ.get("SYSTEM", "")
     if asked.lower() not in PRESETS:
-        raise ConfigurationError(f"SYSTEM is {asked!r}; set it to one of {', '.join(PRESETS)}, in any case of letters")
+        raise ConfigurationError(
+            f"SYSTEM is {asked!r}",
+            field="SYSTEM",
+            remedy=f"set it to one of {', '.join(PRESETS)}, in any case of letters",
+        )
     count = _read_count("NEXP", environ, _EXPERIMENTS, _MOST_EXPERIMENTS)
     clears = environ.get("CLEAR_CACHES") or "1"
     if clears not in ("0", "1"):
-        raise ConfigurationError(f"CLEAR_CACHES is {clears!r}; set it to 0 or 1, or unset it")
+        raise ConfigurationError(
+            f"CLEAR_CACHES is {clears!r}", field="CLEAR_CACHES", remedy="set it to 0 or 1, or unset it"
+        )
     stamp = environ.get("DATESTAMP") or f"{datetime.now():%y%m%d%H%M%S%f}"
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", stamp, re.ASCII) is None:
-        raise ConfigurationError(f"DATESTAMP is {stamp!r}; set it to letters, digits, hyphens and dots, or unset it")
+        raise ConfigurationError(
+            f"DATESTAMP is {stamp!r}",
+            field="DATESTAMP",
+            remedy="set it to letters, digits, hyphens and dots, or unset it",
+        )
     return asked.lower(), count, clears == "1", stamp
 
 
 def _read_count(name: str, environ: Mapping[str, str], default: str, most: int) -> int:
     text = environ.get(name) or default
     if not (text.isascii() and text.isdigit() and len(text) < 7 and 1 <= int(text) <= most):
-        raise ConfigurationError(f"{name} is {text!r}; set it to a number from 1 to {most}, or unset it")
+        raise ConfigurationError(
+            f"{name} is {text!r}", field=name, remedy=f"set it to a number from 1 to {most}, or unset it"
+        )
     return int(text)
 
 
@@ -146,8 +160,10 @@ def _find_folders(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[
         given = environ.get("PRETRAINED_DIR")
         if not given:
             raise ConfigurationError(
-                f"PRETRAINED_DIR is not set; set it to the folder with the backbone ({_BACKBONE}, or one file of "
-                f"{', '.join(_WEIGHTS)}), or give --pretrained_backbone behind the program's name"
+                "PRETRAINED_DIR is not set",
+                field="PRETRAINED_DIR",
+                remedy=f"set it to the folder with the backbone ({_BACKBONE}, or one file of {', '.join(_WEIGHTS)}), "
+                "or give --pretrained_backbone behind the program's name",
             )
         folders["PRETRAINED_DIR"] = _require_folder("PRETRAINED_DIR", given)
     return folders
@@ -163,7 +179,12 @@ def _find_coco(folder: Path) -> str | None:
 def _require_folder(name: str, given: str) -> Path:
     folder = Path(given)
     if not folder.is_dir():
-        raise MissingProgramError(f"{name} {str(folder)!r}: there is no such folder; make it, or set {name} to another")
+        raise MissingProgramError(
+            f"{name} {str(folder)!r}: there is no such folder",
+            path=folder,
+            field=name,
+            remedy=f"make it, or set {name} to another",
+        )
     return folder.absolute()
 
 
@@ -175,8 +196,10 @@ def _find_weights(folder: Path) -> str:
     if len(names) != 1:
         found = f"several files of weights ({', '.join(names[:3])})" if names else "no file of weights"
         raise MissingProgramError(
-            f"PRETRAINED_DIR {str(folder)!r}: has {found}; leave one there, of {', '.join(_WEIGHTS)}, or name it "
-            f"{_BACKBONE}"
+            f"PRETRAINED_DIR {str(folder)!r}: has {found}",
+            path=folder,
+            field="PRETRAINED_DIR",
+            remedy=f"leave one there, of {', '.join(_WEIGHTS)}, or name it {_BACKBONE}",
         )
     return names[0]
 
