@@ -41,11 +41,13 @@ class NonFiniteError(GaudiError, ArithmeticError):
 
     Args:
         message: what to tell the user.
+        step: after which it was found, from 1.
+        field: the tensor that holds it.
         is_own: whether it is a number of this rank, or only in the mean over all ranks.
     """
 
-    def __init__(self, message: str, *, is_own: bool = True) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, step: int, field: str | None = None, is_own: bool = True) -> None:
+        super().__init__(message, record=f"step {step}", field=field)
         self.is_own = is_own
 
 

@@ -35,5 +35,5 @@ def test_a_saved_model_is_run_by_relative_paths(
 
 def test_a_saved_model_that_cannot_be_run_is_an_error(noise_images: list[bytes], tmp_path: Path) -> None:
     tf.saved_model.save(tf.Module(), str(tmp_path / "empty"))
-    with pytest.raises(ExportError, match=r"cannot be run by TensorFlow alone: KeyError: .*serving_default"):
+    with pytest.raises(ExportError, match=r"cannot be run .*: KeyError: .*serving_default"):
         run_saved_model(tmp_path / "empty", noise_images, tmp_path)

@@ -69,4 +69,5 @@ def test_images_frames_and_bad_files_are_numbered(image_dir: Path, tmp_path: Pat
     messages = [describe_error(error) for _, _, error in bad]
     assert messages[0].startswith(f"{broken}: cannot be decoded")
     assert "cannot be decoded" in messages[1]
-    assert "there is no such image" in messages[2]
+    assert isinstance(bad[2][2], MissingInputError)
+    assert bad[2][2].path == str(tmp_path / "gone.png")

@@ -53,7 +53,9 @@ def test_flags_win_over_those_of_a_system(ssd_mxnet_train: Callable[..., Any], t
     assert (found["global_batch"], found["workers"]) == (256, 4)
     assert found["peak_learning_rate"] == 2.5e-3 * 16
     assert found["warmup_steps"] == int(5.25 * COCO / 256)
-    assert "must be one of DSS8440" in ssd_mxnet_train(*flags, "--system", "C4141", data=False).err
+    done = ssd_mxnet_train(*flags, "--system", "C4141", data=False)
+    assert (done.status, done.error.flag) == (64, "--system")
+    assert "one of DSS8440" in done.err
 
 
 def test_systems_have_their_own_threads() -> None:
@@ -68,7 +70,7 @@ def test_systems_have_their_own_threads() -> None:
 def test_rates_are_whole_multiples() -> None:
     assert [plan(batch).peak_learning_rate for batch in (8, 32, 47, 49, 1024)] == [2.5e-3 * n for n in (1, 1, 1, 2, 32)]
     assert plan(64, lr=4e-3).peak_learning_rate == 2.5e-3 * 3
-    assert any("--lr asks for less than half" in text for text in plan(8, lr=4e-3).warnings)
+    assert any("less than half" in text for text in plan(8, lr=4e-3).warnings)
 
 
 def test_the_rate_rises_and_drops() -> None:

@@ -98,10 +98,12 @@ def test_what_is_not_finite_changes_no_weight(batches: list[dict[str, Any]], rat
 
 def test_tensors_that_do_not_fit_are_refused() -> None:
     task, state = make_task(), make_task().read_state()
-    with pytest.raises(DataError, match="1 tensors are missing or unknown, the first is conv1/kernel"):
+    with pytest.raises(DataError, match="1 tensors are") as caught:
         task.write_state({name: values for name, values in state.items() if name != "conv1/kernel"})
-    with pytest.raises(DataError, match="it is of a model with other classes"):
+    assert caught.value.field == "conv1/kernel"
+    with pytest.raises(DataError, match="other classes") as caught:
         task.write_state(make_task(num_classes=5).read_state())
+    assert caught.value.field in state
     weights = {name: values + 1 for name, values in state.items() if not name.startswith("momentum/")}
     task.write_weights({**weights, "momentum/other": np.zeros(3)})
     np.testing.assert_array_equal(task.read_state()["conv1/kernel"], weights["conv1/kernel"])

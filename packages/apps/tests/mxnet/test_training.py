@@ -189,7 +189,8 @@ def test_a_dry_run_makes_a_step_and_writes_nothing(ssd_mxnet_train: Callable[...
     done = ssd_mxnet_train("--dry_run", "--steps", STEPS, "--model_dir", tmp_path / "run")
     assert done.status == 0, done.err
     assert f"dry run: step 1/{STEPS} of {tmp_path / 'run'} would be made" in done.out
-    assert "5 images an epoch, 2 a step, loss" in done.out
+    assert "5 images an epoch, " in done.out
+    assert " 2 a step, loss" in done.out
     assert not (tmp_path / "run").exists()
     assert ssd_mxnet_train("--dry_run", "--lr", "inf", "--model_dir", tmp_path / "run").status == 70
 
@@ -204,9 +205,9 @@ def test_random_images_measure_speed(ssd_mxnet_train: Callable[..., Any], tmp_pa
 
 def test_numbers_that_are_none_end_the_run(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> None:
     done = ssd_mxnet_train("--lr", "inf", "--steps", 3, "--model_dir", tmp_path)
-    assert done.status == 70
-    assert "step 1: loss" in done.err
-    assert "at rate inf, or its gradient, is not finite; image ids" in done.err
+    assert (done.status, done.error.record) == (70, "step 1")
+    assert "at rate inf, " in done.err
+    assert "; image ids " in done.err
     assert not (tmp_path / "checkpoints").exists()
 
 

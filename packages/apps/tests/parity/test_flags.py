@@ -72,9 +72,9 @@ def test_without_another_side_there_is_none() -> None:
 
 
 def test_what_the_other_side_said_last_is_told_with_its_status() -> None:
-    script = "import sys; print('ssd_train: error: records: no such folder\\nhint', file=sys.stderr); sys.exit(66)"
+    script = "import sys; print('ssd_train: error: records: is missing\\nhint', file=sys.stderr); sys.exit(66)"
     with (
-        pytest.raises(OtherSideError, match=r"the other side \(dtype=fp32\): records: no such folder$") as caught,
+        pytest.raises(OtherSideError, match=r"\(dtype=fp32\): records: is missing$") as caught,
         recorded_side(ParityFlags(("dtype=fp32",)), [sys.executable, "-c", script]),
     ):
         pass

@@ -61,5 +61,6 @@ def test_another_ranks_gaudi_is_refused() -> None:
         text=True,
         timeout=600,
     )
-    assert "HLS_MODULE_ID is '0', and rank 1 of an HLS1 has 1; unset it" in done.stderr
+    assert "HLS_MODULE_ID is '0', and rank 1 " in done.stderr
+    assert "HLS1 has 1; unset" in done.stderr
     assert done.returncode

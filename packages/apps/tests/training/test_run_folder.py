@@ -58,21 +58,30 @@ def test_a_run_is_begun_once_and_then_continued(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "field", "named"),
     [
-        ({"batch_size": 16}, "the run there has batch_size 8, this one 16; give the same"),
-        ({"drops": (40.0, 51.0)}, r"drops \[40.0, 50.0\], this one \[40.0, 51.0\]"),
-        ({"file": "a.pth"}, "file None, this one 'a.pth'"),
-        ({"new": 1}, "new None, this one 1"),
-        ({"base_lr": 1, "data": "x", "batch_size": 9}, r"base_lr inf, this one 1 \(and 2 more: batch_size, data\)"),
+        ({"batch_size": 16}, "batch_size", "8, this one 16;"),
+        ({"drops": (40.0, 51.0)}, "drops", r"\[40.0, 50.0\], this one \[40.0, 51.0\]"),
+        ({"file": "a.pth"}, "file", "None, this one 'a.pth'"),
+        ({"new": 1}, "new", "None, this one 1"),
+        (
+            *({"base_lr": 1, "data": "x", "batch_size": 9}, "base_lr"),
+            r"inf, this one 1 \(and 2 more: batch_size, data\)",
+        ),
     ],
 )
-def test_changed_settings_are_refused_and_named(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+def test_changed_settings_are_refused_and_named(
+    tmp_path: Path, changes: dict[str, Any], field: str, named: str
+) -> None:
     begin(tmp_path)
     for refuse in (begin, validate):
-        with pytest.raises(RunChangedError, match=named) as caught:
+        with pytest.raises(RunChangedError, match=f" {field} {named}") as caught:
             refuse(tmp_path, **changes)
-    assert caught.value.exit_status == 78
+        assert (caught.value.exit_status, caught.value.path, caught.value.field) == (
+            78,
+            str(tmp_path / RUN_FILE),
+            field,
+        )
     assert "--clean to start over" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -86,9 +95,9 @@ def test_what_no_run_wrote_is_not_written_over(tmp_path: Path, name: str, kind: 
         (tmp_path / name).mkdir() if kind == "folder" else (tmp_path / name).write_text("mine")
     (tmp_path / "notes.txt").write_text("mine")
     for refuse in (begin, validate):
-        with pytest.raises(UnsafeError, match=f"{name}: is there, but by run.json no run wrote it") as caught:
+        with pytest.raises(UnsafeError, match=r"run\.json no run wrote") as caught:
             refuse(tmp_path)
-    assert caught.value.exit_status == 77
+        assert (caught.value.exit_status, caught.value.path) == (77, str(tmp_path / name))
     assert not (tmp_path / RUN_FILE).exists()
 
 
@@ -111,8 +120,9 @@ def test_a_record_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a").write_text("mine")
     run = RunFolder(tmp_path)
     for act in (lambda: begin(tmp_path), run.clean, lambda: run.register_files(tmp_path / "a")):
-        with pytest.raises(DataError, match=r"run\.json: is no record of a run") as caught:
+        with pytest.raises(DataError, match="no record of") as caught:
             act()
+        assert caught.value.path == str(tmp_path / RUN_FILE)
         assert "\n" not in str(caught.value)
     assert list_files(tmp_path) == ["a", RUN_FILE]
 
@@ -160,8 +170,9 @@ def test_clean_without_a_run(tmp_path: Path) -> None:
     assert RunFolder(tmp_path).clean() == 0
     save_checkpoint(tmp_path)
     before = list_files(tmp_path)
-    with pytest.raises(UnsafeError, match=r"holds files but no run\.json, so --clean removes nothing"):
+    with pytest.raises(UnsafeError, match=r"no run\.json, so --clean") as caught:
         RunFolder(tmp_path).clean()
+    assert caught.value.path == str(tmp_path)
     assert list_files(tmp_path) == before
 
 
@@ -183,7 +194,7 @@ def test_clean_does_not_leave_the_folder(tmp_path: Path, name: str) -> None:
     (folder / "linked").symlink_to(tmp_path)
     edit_record(folder, files=["history.jsonl", name.format(outside=tmp_path)])
     before = list_files(tmp_path)
-    with pytest.raises(UnsafeError, match=r"is outside the folder of the run in .*run\.json") as caught:
+    with pytest.raises(UnsafeError, match=r"is outside .*run\.json") as caught:
         RunFolder(folder).clean()
     assert caught.value.exit_status == 77
     assert list_files(tmp_path) == before
@@ -200,8 +211,9 @@ def test_clean_follows_no_link(tmp_path: Path) -> None:
 
     begin(folder)
     (folder / "checkpoints").symlink_to(other / "checkpoints")
-    with pytest.raises(UnsafeError, match="checkpoints: is outside the folder of the run"):
+    with pytest.raises(UnsafeError, match="is outside") as caught:
         RunFolder(folder).clean()
+    assert caught.value.path == str(folder / "checkpoints")
     assert CheckpointFolder(other / "checkpoints").steps() == [1]
 
 

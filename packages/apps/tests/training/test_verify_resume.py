@@ -104,7 +104,7 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(
     validate(config)
     report = compare_runs(SSDApplication(config), tmp_path, steps=5, kills=2, seed=1)
     assert (report.steps, report.kills) == (5, 2)
-    assert report.describe().startswith("5 steps, killed 2 times: the same as without\n")
+    assert re.findall(r"\d+", report.describe().splitlines()[0]) == ["5", "2"]
     checkpoints = [CheckpointFolder(tmp_path / name / "checkpoints").load_newest() for name in ("whole", "killed")]
     assert {checkpoint.sha256 for checkpoint in checkpoints} == {report.state}
     assert {checkpoint.metadata["image_sequence"] for checkpoint in checkpoints} == {report.image_sequence}
@@ -123,15 +123,16 @@ def test_each_kill_hits_a_run(pretend: Any, tmp_path: Path, steps: int, kills: i
 
 def test_a_resume_that_is_none_is_found(pretend: Any, tmp_path: Path) -> None:
     pretend("forgets")
-    with pytest.raises(ResumeError, match=r"weights and optimizer state differ after 2 kills: [0-9a-f]{64} ") as caught:
+    with pytest.raises(ResumeError, match=r"after 2 kills: [0-9a-f]{64} ") as caught:
         compare_runs(SSDApplication(make_config()), tmp_path, steps=6, kills=2, seed=0)
-    assert caught.value.exit_status == 70
+    assert (caught.value.field, caught.value.exit_status) == ("state", 70)
 
 
 def test_a_run_that_ends_before_it_is_killed_is_no_proof(pretend: Any, tmp_path: Path) -> None:
     pretend("resumes", late=True)
-    with pytest.raises(ResumeError, match="ended before it could be killed; give it more --steps"):
+    with pytest.raises(ResumeError) as caught:
         compare_runs(SSDApplication(make_config()), tmp_path, steps=LAST_STEP, kills=2, seed=0)
+    assert caught.value.flag == "--steps"
 
 
 def test_kills_that_come_too_late_are_not_counted(
@@ -153,7 +154,7 @@ def test_kills_that_come_too_late_are_not_counted(
 
 def test_a_run_that_fails_is_told_with_its_last_words(pretend: Any, tmp_path: Path) -> None:
     pretend("fails")
-    with pytest.raises(ResumeError, match=r"a run ended with status 1, not (0|-9): out of luck"):
+    with pytest.raises(ResumeError, match=r"with status 1, not (0|-9): out of luck$"):
         compare_runs(SSDApplication(make_config()), tmp_path, steps=6, kills=2, seed=0)
 
 

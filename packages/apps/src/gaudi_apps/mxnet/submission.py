@@ -152,8 +152,11 @@ def _find_folders(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[
         if _find_coco(folder) is None:
             named = f"DATADIR {given!r}" if given else f"DATADIR is not set, and {_DATA}"
             raise MissingProgramError(
-                f"{named}: has no folder {_COCO}; set DATADIR to the folder that has it, make it by `gaudi-datasets "
-                f"fetch coco --output_dir {folder}/{_COCO}`, or give --coco_root behind the program's name"
+                f"{named}: has no folder {_COCO}",
+                path=folder,
+                field="DATADIR",
+                remedy="set DATADIR to the folder that has it, make it by `gaudi-datasets fetch coco --output_dir "
+                f"{folder}/{_COCO}`, or give --coco_root behind the program's name",
             )
         folders["DATADIR"] = folder
     if not own.intersection(_OWN_WEIGHTS):

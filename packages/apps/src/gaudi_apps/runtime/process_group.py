@@ -50,13 +50,16 @@ def complete_flags(flags: SomeFlags, environ: Mapping[str, str], find_device: Fi
     engine = find_engine(environ)
     if engine == "multi_worker" and flags.use_horovod:
         raise ConfigurationError(
-            "--use_horovod: gaudi-run --backend multi_worker started the processes for tf.distribute; leave out one of "
-            "the two"
+            "--use_horovod: gaudi-run --backend multi_worker started the processes for tf.distribute",
+            flag="--use_horovod",
+            remedy="leave out one of the two",
         )
     if engine == "multi_worker" and not isinstance(flags, DistributionFlags):
         raise ConfigurationError(
             "gaudi-run --backend multi_worker started the processes for tf.distribute, and this program trains by "
-            "Horovod; leave out --backend"
+            "Horovod",
+            flag="--backend",
+            remedy="leave out --backend",
         )
     if flags.has_engine or engine in (None, "single"):
         return flags

@@ -139,7 +139,9 @@ class Session:
             steps = [step for step in steps if step == int(which)]
         if not steps:
             raise MissingInputError(
-                f"{folder.folder}: has no checkpoint {which}; train first, or give another --model_dir"
+                f"has no checkpoint {which}",
+                path=folder.folder,
+                remedy="train first, or give another --model_dir",
             )
         return [folder.path(step) for step in (steps if which == "all" else steps[-1:])]
 

@@ -185,13 +185,17 @@ class CheckpointFolder:
         """
         steps = self.steps()
         if not steps:
-            raise MissingInputError(f"{self.folder}: has no checkpoint; train first, or give another --model_dir")
+            raise MissingInputError(
+                "has no checkpoint", path=self.folder, remedy="train first, or give another --model_dir"
+            )
         for step in reversed(steps):
             try:
                 return load_checkpoint(self.path(step))
             except DataError as error:
                 report(f"{error}")
-        raise DataError(f"{self.folder}: none of its {len(steps)} checkpoints can be read; restore one from a copy")
+        raise DataError(
+            f"none of its {len(steps)} checkpoints can be read", path=self.folder, remedy="restore one from a copy"
+        )
 
     def clear(self) -> None:
         """Remove all checkpoints, half-written ones too; files that this class did not write stay."""
@@ -299,7 +303,9 @@ def require_names(found: Iterable[str], expected: Iterable[str]) -> None:
     """Raise DataError unless the same names are in both."""
     if unlike := sorted({*found} ^ {*expected}):
         raise DataError(
-            f"checkpoint: {len(unlike)} tensors are missing or unknown, the first is {unlike[0]}; use another"
+            f"checkpoint: {len(unlike)} tensors are missing or unknown, the first is {unlike[0]}",
+            field=unlike[0],
+            remedy="use another",
         )
 
 
@@ -307,6 +313,7 @@ def require_shape(name: str, found: Sequence[int], expected: Sequence[int]) -> N
     """Raise DataError unless a tensor has the shape that the model's has."""
     if list(found) != list(expected):
         raise DataError(
-            f"checkpoint: tensor {name} has shape {list(found)} and the model {list(expected)}; it is of a model with "
-            f"other classes, so use another --model_dir"
+            f"checkpoint: tensor {name} has shape {list(found)} and the model {list(expected)}",
+            field=name,
+            remedy="it is of a model with other classes, so use another --model_dir",
         )

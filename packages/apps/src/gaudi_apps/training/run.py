@@ -83,7 +83,9 @@ def open_training(session: Session) -> Iterator[Trainer]:
             plot_curves(read_history(session.model_dir / HISTORY), session.model_dir / CURVES)
         if name := _find_stop(communicator, stop):
             command = "the same command" + " without --clean" * run.clean
-            raise StoppedError(f"stopped by {name} after step {trainer.step}, which is saved; {command} continues")
+            raise StoppedError(
+                f"stopped by {name} after step {trainer.step}, which is saved", remedy=f"{command} continues"
+            )
     if start.evaluator is not None and run.reports:
         start.evaluator.report(trainer.task, trainer.step)
     session.reporter.at(trainer.step, "export")

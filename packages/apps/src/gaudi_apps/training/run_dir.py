@@ -58,7 +58,9 @@ class RunFolder:
         taken = [name for name in (*self._checkpoint_folders, *files, *folders) if os.path.lexists(self.folder / name)]
         if taken:
             raise UnsafeError(
-                f"{self.folder / taken[0]}: is there, but by {RUN_FILE} no run wrote it; give another --model_dir"
+                f"is there, but by {RUN_FILE} no run wrote it",
+                path=self.folder / taken[0],
+                remedy="give another --model_dir",
             )
         return False
 
@@ -102,7 +104,7 @@ class RunFolder:
         """
         if not self._record_path.exists():
             if self.folder.is_dir() and any(self.folder.iterdir()):
-                raise UnsafeError(f"{self.folder}: holds files but no {RUN_FILE}, so --clean removes nothing")
+                raise UnsafeError(f"holds files but no {RUN_FILE}, so --clean removes nothing", path=self.folder)
             return 0
         paths = [self.folder / name for name in self._read()["files"]]
         checkpoint_folders = [self.folder / name for name in self._checkpoint_folders]
@@ -118,7 +120,9 @@ class RunFolder:
     def _require_inside(self, folder: Path) -> None:
         """Raise UnsafeError for a folder outside the run: the record was tampered with, or a folder became a link."""
         if not folder.resolve().is_relative_to(self.folder.resolve()):
-            raise UnsafeError(f"{folder}: is outside the folder of the run in {self._record_path}; remove it by hand")
+            raise UnsafeError(
+                f"is outside the folder of the run in {self._record_path}", path=folder, remedy="remove it by hand"
+            )
 
     def _remove(self, path: Path) -> bool:
         if not path.is_file() and not path.is_symlink():
@@ -142,7 +146,9 @@ class RunFolder:
                 raise ValueError("a name among files is none")
             return record
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{self._record_path}: is no record of a run ({error}); give another --model_dir") from None
+            raise DataError(
+                f"is no record of a run ({error})", path=self._record_path, remedy="give another --model_dir"
+            ) from None
 
 
 def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -117,9 +117,11 @@ def require_classes(noted: Mapping[str, Any], data: TrainingData, name: str) -> 
     """
     for entry, value in data.model_config.items():
         if entry not in noted:
-            raise DataError(f"{name}: does not name its classes; use another")
+            raise DataError("does not name its classes", record=name, field=entry, remedy="use another")
         if noted[entry] != value:
-            raise DataError(f"{name}: is of other classes than the data; give another --model_dir")
+            raise DataError(
+                "is of other classes than the data", record=name, field=entry, remedy="give another --model_dir"
+            )
 
 
 HISTORY, EVALUATIONS, CURVES, CONFIG = "history.jsonl", "evaluations.jsonl", "curves.png", "config.yaml"

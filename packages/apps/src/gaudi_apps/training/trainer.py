@@ -385,8 +385,9 @@ def require_finite(done: int, rate: float, scalars: Mapping[str, Any], image_ids
         shown = ", ".join(map(str, image_ids[:_IDS_SHOWN].tolist()))
         more = f" and {len(image_ids) - _IDS_SHOWN} more" if len(image_ids) > _IDS_SHOWN else ""
         raise NonFiniteError(
-            f"step {done}: loss {float(scalars['loss']):g} at rate {rate:g}, or its gradient, is not finite; "
+            f"loss {float(scalars['loss']):g} at rate {rate:g}, or its gradient, is not finite; "
             f"image ids {shown}{more}. {_REMEDY}",
+            step=done,
             is_own=not bool(scalars.get("own_finite", False)),
         )
 
@@ -395,4 +396,4 @@ def require_finite_state(tensors: Tensors, step: int) -> None:
     """Raise NonFiniteError if a tensor holds NaN or infinity: an update may overflow where loss and gradient don't."""
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():
-            raise NonFiniteError(f"step {step}: {name} is no longer finite. {_REMEDY}")
+            raise NonFiniteError(f"{name} is no longer finite. {_REMEDY}", step=step, field=name)

@@ -84,16 +84,23 @@ def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed
     # Once a run has come to its end, there is nothing left to kill.
     kills = len(list(takewhile(lambda moment: _kill_after(command, *moment), planned)))
     if not kills:
-        raise ResumeError("verify-resume: the run ended before it could be killed; give it more --steps")
+        raise ResumeError(
+            "verify-resume: the run ended before it could be killed", flag="--steps", remedy="give it more --steps"
+        )
     _run(command)
     first, second = (CheckpointFolder(folder / name / CHECKPOINTS).load_newest() for name in ("whole", "killed"))
-    for what, one, other in (
-        ("steps", first.step, second.step),
-        ("weights and optimizer state", first.sha256, second.sha256),
-        ("sequence of image ids", first.metadata["image_sequence"], second.metadata["image_sequence"]),
+    for field, what, one, other in (
+        ("steps", "steps", first.step, second.step),
+        ("state", "weights and optimizer state", first.sha256, second.sha256),
+        (
+            *("image_sequence", "sequence of image ids"),
+            *(first.metadata["image_sequence"], second.metadata["image_sequence"]),
+        ),
     ):
         if one != other:
-            raise ResumeError(f"verify-resume: {what} differ after {kills} kills: {one} without, {other} with them")
+            raise ResumeError(
+                f"verify-resume: {what} differ after {kills} kills: {one} without, {other} with them", field=field
+            )
     return ResumeReport(first.step, kills, first.sha256, first.metadata["image_sequence"])
 
 

@@ -285,7 +285,9 @@ def require_shape(name: str, own: Sequence[int], given: Sequence[int]) -> None:
     """Raise ConfigurationError if a tensor of the other side has another shape."""
     if tuple(own) != tuple(given):
         raise ConfigurationError(
-            f"recording: {name} has shape {list(given)} there and {list(own)} here; record it again"
+            f"recording: {name} has shape {list(given)} there and {list(own)} here",
+            field=name,
+            remedy="record it again",
         )
 
 
