@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gaudi_models.architectures import RESNETS, Convolution, count_parameters, list_convolutions
+from gaudi_models.architectures import RESNETS, Unit, count_parameters, list_convolutions
 
 # As published: torchvision's documentation of its models.
 PARAMETERS = {
@@ -32,11 +32,11 @@ def test_convolutions_are_as_many_as_the_name_says(name: str, convolutions: int)
 
 def test_sizes_and_work() -> None:
     convolutions = list(list_convolutions(RESNETS["resnet50"]))
-    assert convolutions[0] == Convolution(7, 3, 64, 112)
-    assert convolutions[-1] == Convolution(1, 512, 2048, 7)
-    multiplications = sum(each.weights * each.side**2 for each in convolutions)
+    assert convolutions[0] == (Unit(64, 7, 2), 3, 112)
+    assert convolutions[-1] == (Unit(2048, 1), 512, 7)
+    multiplications = sum(unit.count_weights(channels) * side**2 for unit, channels, side in convolutions)
     assert multiplications == pytest.approx(4.09e9, rel=0.01)  # of version 1.5, at 224 x 224
-    assert next(each for each in list_convolutions(RESNETS["resnext50"], 65) if each.groups > 1).side == 17
+    assert next(side for unit, _, side in list_convolutions(RESNETS["resnext50"], 65) if unit.groups > 1) == 17
 
 
 def test_needs_no_tensorflow() -> None:

@@ -54,28 +54,16 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Unit:
-    """A convolution of a block, with the batch norm that follows it."""
+    """A convolution, with the batch norm that follows it in a backbone."""
 
     filters: int
     kernel: int
     stride: int = 1
     groups: int = 1
 
-
-@dataclass(frozen=True)
-class Convolution:
-    """The sizes of a convolution, to compute its cost; images are square, and `side` is that of the output in cells."""
-
-    kernel: int
-    channels_in: int
-    channels_out: int
-    side: int
-    groups: int = 1
-
-    @property
-    def weights(self) -> int:
-        """Numbers in its kernel."""
-        return self.kernel * self.kernel * self.channels_in // self.groups * self.channels_out
+    def count_weights(self, channels: int) -> int:
+        """Count the numbers in its kernel, for a number of channels before it."""
+        return self.kernel * self.kernel * channels // self.groups * self.filters
 
 
 RESNETS: Mapping[str, Architecture] = {
@@ -102,10 +90,10 @@ def list_units(depth: int, filters: int, stride: int, cardinality: int = 1) -> t
 
 def list_convolutions(
     architecture: Architecture, image_size: int = 224, stage_strides: Sequence[int] = (1, 2, 2, 2)
-) -> Iterator[Convolution]:
-    """Yield every convolution of a network; each is followed by a batch norm."""
+) -> Iterator[tuple[Unit, int, int]]:
+    """Yield every convolution of a backbone, its number of input channels, and the side of its square output."""
     side = -(-image_size // 2)
-    yield Convolution(7, 3, STEM_FILTERS, side)
+    yield Unit(STEM_FILTERS, 7, 2), 3, side
     side, channels = -(-side // 2), STEM_FILTERS
     stages = zip(STAGE_BLOCKS[architecture.depth], STAGE_FILTERS, stage_strides, strict=False)
     for blocks, filters, stage_stride in stages:
@@ -114,18 +102,19 @@ def list_convolutions(
             units = list_units(architecture.depth, filters, stride, architecture.cardinality)
             out = units[-1].filters
             if stride > 1 or channels != out:
-                yield Convolution(1, channels, out, -(-side // stride))
+                yield Unit(out, 1, stride), channels, -(-side // stride)
             for unit in units:
                 side = -(-side // unit.stride)
-                yield Convolution(unit.kernel, channels, unit.filters, side, unit.groups)
+                yield unit, channels, side
                 channels = unit.filters
 
 
 def count_parameters(architecture: Architecture, num_classes: int) -> int:
     """Count the trainable parameters of a classifier."""
     convolutions = list(list_convolutions(architecture))
-    backbone = sum(each.weights + 2 * each.channels_out for each in convolutions)
-    return backbone + (convolutions[-1].channels_out + 1) * num_classes
+    # A batch norm has two numbers a channel.
+    backbone = sum(unit.count_weights(channels) + 2 * unit.filters for unit, channels, _ in convolutions)
+    return backbone + (convolutions[-1][0].filters + 1) * num_classes
 
 
 @dataclass(frozen=True)
@@ -152,25 +141,25 @@ class NetworkSize:
 
 def measure_classifier(architecture: Architecture, num_classes: int, image_size: int) -> NetworkSize:
     """Compute the size of a classifier."""
-    kept = sum(2 * one.channels_out * one.side**2 for one in list_convolutions(architecture, image_size))
+    kept = sum(2 * unit.filters * side**2 for unit, _, side in list_convolutions(architecture, image_size))
     return NetworkSize(count_parameters(architecture, num_classes), kept)
 
 
 def measure_ssd(num_classes: int) -> NetworkSize:
     """Compute the size of SSD-ResNet34 at 300x300 for a number of classes besides the background."""
     backbone = list(list_convolutions(RESNETS["resnet34"], SSD300.image_size, SSD_STAGE_STRIDES))
-    others: list[Convolution] = []
-    side, channels = backbone[-1].side, backbone[-1].channels_out
-    levels = [(side, channels)]
+    others: list[tuple[Unit, int, int]] = []
+    last, _, side = backbone[-1]
+    channels = last.filters
+    levels = [(channels, side)]
     for reduced, filters, stride, pads in SSD_EXTRA_LEVELS:
-        others.append(Convolution(1, channels, reduced, side))
+        others.append((Unit(reduced, 1), channels, side))
         side, channels = -(-side // stride) if pads else side - 2, filters
-        others.append(Convolution(3, reduced, filters, side))
-        levels.append((side, channels))
-    for (side, channels), boxes in zip(levels, SSD300.boxes_per_cell, strict=True):
-        outputs = boxes * (num_classes + 1 + 4)
-        others.append(Convolution(3, channels, outputs, side))
+        others.append((Unit(filters, 3, stride), reduced, side))
+        levels.append((channels, side))
+    for (channels, side), boxes in zip(levels, SSD300.boxes_per_cell, strict=True):
+        others.append((Unit(boxes * (num_classes + 1 + 4), 3), channels, side))
     # A batch norm has two numbers a channel, and a convolution without one a bias.
-    parameters = sum(one.weights + 2 * one.channels_out for one in backbone)
-    parameters += sum(one.weights + one.channels_out for one in others)
-    return NetworkSize(parameters, sum(2 * one.channels_out * one.side**2 for one in (*backbone, *others)))
+    parameters = sum(unit.count_weights(channels) + 2 * unit.filters for unit, channels, _ in backbone)
+    parameters += sum(unit.count_weights(channels) + unit.filters for unit, channels, _ in others)
+    return NetworkSize(parameters, sum(2 * unit.filters * side**2 for unit, _, side in (*backbone, *others)))

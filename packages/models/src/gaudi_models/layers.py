@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from gaudi_ops.tf import GroupedConv2D, pointwise_conv2d, synchronized_batch_norm
@@ -17,48 +16,19 @@ class Convolution2D(GroupedConv2D):
     Groups are convolved by `gaudi_ops.tf.grouped_conv2d`, 1x1 filters by `gaudi_ops.tf.pointwise_conv2d`.
 
     Args:
-        filters: number of channels of the result.
-        kernel_size: rows and columns of a filter, or one number for both; so are ``strides`` and ``dilation_rate``.
-        strides: distance of the filter's places; not above 1 together with ``dilation_rate``, as in Keras.
-        padding: ``"same"`` or ``"valid"``.
-        data_format: ``"channels_last"``, ``"channels_first"``, or None for Keras' setting.
-        dilation_rate: distance between the rows and columns of a filter.
-        groups: divides the channels before and after.
-        activation: name or function; None is none.
-        use_bias: False in place of Keras' True, because a batch norm follows most often.
-        keywords: the other arguments of `keras.layers.Conv2D`, and ``implementation`` of the groups, see
-            `gaudi_ops.tf.GroupedConv2D`.
+        arguments: those of `keras.layers.Conv2D`, of which `use_bias` is the ninth.
+        keywords: the same, and ``implementation`` of the groups, see `gaudi_ops.tf.GroupedConv2D`. ``use_bias`` is
+            False in place of Keras' True, because a batch norm follows most often.
 
     Raises:
         TypeError: for an argument that `keras.layers.Conv2D` does not have.
         ValueError: for a value that it refuses.
     """
 
-    def __init__(
-        self,
-        filters: int,
-        kernel_size: int | Sequence[int],
-        strides: int | Sequence[int] = 1,
-        padding: str = "valid",
-        data_format: str | None = None,
-        dilation_rate: int | Sequence[int] = 1,
-        groups: int = 1,
-        activation: Any = None,
-        use_bias: bool = False,
-        **keywords: Any,
-    ) -> None:
-        super().__init__(
-            filters,
-            kernel_size,
-            strides,
-            padding,
-            data_format,
-            dilation_rate,
-            groups,
-            activation,
-            use_bias,
-            **keywords,
-        )
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        if len(arguments) < 9:
+            keywords.setdefault("use_bias", False)
+        super().__init__(*arguments, **keywords)
 
     def convolution_op(self, inputs: Any, kernel: Any) -> Any:
         """Convolve images [..., height, width, channels], or [..., channels, height, width] with channels first."""

@@ -68,20 +68,16 @@ class ResNetBackbone:
         rule = find_rule(self.padding)
         x = self._convolve(images, Unit(STEM_FILTERS, 7, 2), rule["stem"], "conv1")
         x = keras.layers.ReLU(name="conv1_relu", dtype=self.dtype)(self._normalize(x, "conv1_bn"))
-        x = self._pool(x, rule["pool"])
+        if rule["pool"] == "symmetric":
+            # Zeros are no larger than what follows a ReLU, so they stand for the border that PyTorch ignores.
+            x = keras.layers.ZeroPadding2D(1, name="pool_pad", dtype=self.dtype)(x)
+        padding = "valid" if rule["pool"] == "symmetric" else "same"
+        x = keras.layers.MaxPooling2D(3, 2, padding=padding, name="pool", dtype=self.dtype)(x)
         for stage, stride in enumerate(self.stage_strides):
             for block in range(STAGE_BLOCKS[self.depth][stage]):
                 name = f"stage{stage + 1}_block{block + 1}"
                 x = self._block(x, STAGE_FILTERS[stage], stride if block == 0 else 1, name)
         return x
-
-    def _pool(self, x: Any, sides: Sides) -> Any:
-        padding = "same"
-        if sides == "symmetric":
-            # Zeros are no larger than what follows a ReLU, so they stand for the border that PyTorch ignores.
-            x = keras.layers.ZeroPadding2D(1, name="pool_pad", dtype=self.dtype)(x)
-            padding = "valid"
-        return keras.layers.MaxPooling2D(3, 2, padding=padding, name="pool", dtype=self.dtype)(x)
 
     def _convolve(self, x: Any, unit: Unit, sides: Sides, name: str) -> Any:
         padding = "same"

@@ -73,23 +73,20 @@ SSD300 = DefaultBoxSpec(
 )
 
 
-def _cell_sizes(spec: DefaultBoxSpec, level: int) -> list[tuple[float, float]]:
-    """List (height, width) in 0..1 of the boxes in one cell: the two squares, then wide and tall by ratio."""
+def _level_boxes(spec: DefaultBoxSpec, level: int) -> npt.NDArray[np.float64]:
+    """Compute centre-form boxes [row, column, box in the cell, 4] of one level.
+
+    In a cell come the two squares, then a wide and a tall box of each ratio.
+    """
+    import numpy as np
+
     small, large = (spec.scales[level + i] / spec.image_size for i in (0, 1))
     middle = math.sqrt(small * large)
     sizes = [(small, small), (middle, middle)]
     for ratio in spec.aspect_ratios[level]:
         long, short = small * math.sqrt(ratio), small / math.sqrt(ratio)
         sizes += [(short, long), (long, short)]
-    return sizes
-
-
-def _level_boxes(spec: DefaultBoxSpec, level: int) -> npt.NDArray[np.float64]:
-    """Compute centre-form boxes [row, column, box in the cell, 4] of one level."""
-    import numpy as np
-
     cells = spec.feature_sizes[level]
-    sizes = _cell_sizes(spec, level)
     centers = (np.arange(cells) + 0.5) * spec.steps[level] / spec.image_size
     boxes = np.empty((cells, cells, len(sizes), 4))
     boxes[..., 0] = centers[:, None, None]

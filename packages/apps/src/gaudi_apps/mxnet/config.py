@@ -295,10 +295,21 @@ USES = ("predict", "export")  # of a checkpoint, without images of a data set
 def validate(config: SSDMXNetConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
     check_bounds(config)
-    _check_epochs(config)
+    lists = {"lr_decay_epochs": config.schedule.lr_decay_epochs, "val_epochs": config.validation.val_epochs}
+    for flag, epochs in lists.items():
+        if list(epochs) != sorted(set(epochs)) or min(epochs, default=1) < 1:
+            raise FlagError(
+                f"--{flag} {' '.join(map(str, epochs))}: must be epochs of at least 1, in rising order",
+                flag=f"--{flag}",
+            )
     _check_data(config.run, config.data)
     _check_modes(config)
-    _check_network(config.network)
+    network = config.network
+    if network.fp16_loss_scale != NetworkFlags.fp16_loss_scale and network.precision in ("fp32", "bf16"):
+        raise FlagError(
+            f"--fp16_loss_scale {network.fp16_loss_scale:g}: is for fp16; precision is {network.precision}",
+            flag="--fp16_loss_scale",
+        )
     _check_processes(config.distribution)
     check_parity(config.parity, config.run.mode, list_per_side(SSDMXNetConfig))
     find_traced(config)
@@ -323,30 +334,18 @@ def find_traced(config: SSDMXNetConfig) -> StepRange | None:
     return StepRange(first, last)
 
 
-def _check_epochs(config: SSDMXNetConfig) -> None:
-    """Check that lists of epochs rise, from the first epoch on."""
-    for flag, epochs in (
-        ("lr_decay_epochs", config.schedule.lr_decay_epochs),
-        ("val_epochs", config.validation.val_epochs),
-    ):
-        if list(epochs) != sorted(set(epochs)) or any(epoch < 1 for epoch in epochs):
-            raise FlagError(
-                f"--{flag} {' '.join(map(str, epochs))}: must be epochs of at least 1, in rising order",
-                flag=f"--{flag}",
-            )
-
-
 def _check_data(run: RunFlags, data: DataFlags) -> None:
     """Check that images come from one place: files, records, or nowhere."""
     if data.use_tfrecord != (data.tfrecord_root is not None):
         raise FlagError("--use_tfrecord and --tfrecord_root: give both or none", flag="--use_tfrecord")
-    roots = (("coco_root", data.coco_root), ("tfrecord_root", data.tfrecord_root))
-    named = [f"--{name}" for name, root in roots if root is not None]
-    if len(named) + data.synthetic > 1:
-        others = [*named, "--synthetic"] if data.synthetic else named
-        raise FlagError(
-            f"{' and '.join(others)}: contradict each other", flag=others[0], remedy="leave one of them out"
-        )
+    given = {
+        "--coco_root": data.coco_root is not None,
+        "--tfrecord_root": data.tfrecord_root is not None,
+        "--synthetic": data.synthetic,
+    }
+    named = [flag for flag, is_given in given.items() if is_given]
+    if len(named) > 1:
+        raise FlagError(f"{' and '.join(named)}: contradict each other", flag=named[0], remedy="leave one of them out")
     if run.mode == "val" and data.synthetic:
         raise FlagError(
             "--mode val: random images have no truth to score",
@@ -355,7 +354,7 @@ def _check_data(run: RunFlags, data: DataFlags) -> None:
         )
     sized = run.mode == "plan" and data.dataset_size is not None
     # The images of a submission are named by a variable, which gaudi-run reads.
-    if run.mode not in USES and not (named or data.synthetic or sized or run.submission):
+    if run.mode not in USES and not (named or sized or run.submission):
         raise FlagError(
             f"--mode {run.mode}: needs images: --coco_root, or --use_tfrecord with --tfrecord_root, a folder of "
             "records, which `gaudi-datasets convert` makes, or --synthetic",
@@ -385,26 +384,20 @@ def _check_modes(config: SSDMXNetConfig) -> None:
         raise FlagError(
             f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {run.mode}", flag="--checkpoint"
         )
-    for_training = (
-        *(("clean", run.clean), ("dry_run", run.dry_run), ("submission", run.submission)),
-        ("mlperf", config.mlperf.mlperf),
-    )
-    for flag, is_given in for_training:
+    for_training = {
+        "--clean": run.clean,
+        "--dry_run": run.dry_run,
+        "--submission": run.submission,
+        "--mlperf": config.mlperf.mlperf,
+    }
+    for flag, is_given in for_training.items():
         if is_given and run.mode not in TRAINING:
-            raise FlagError(f"--{flag}: is for --mode train and train_val; mode is {run.mode}", flag=f"--{flag}")
+            raise FlagError(f"{flag}: is for --mode train and train_val; mode is {run.mode}", flag=flag)
     if run.clean and run.dry_run:
         raise FlagError(
             "--clean: contradicts --dry_run, which writes and removes nothing",
             flag="--clean",
             remedy="leave one of them out",
-        )
-
-
-def _check_network(network: NetworkFlags) -> None:
-    if network.fp16_loss_scale != NetworkFlags.fp16_loss_scale and network.precision in ("fp32", "bf16"):
-        raise FlagError(
-            f"--fp16_loss_scale {network.fp16_loss_scale:g}: is for fp16; precision is {network.precision}",
-            flag="--fp16_loss_scale",
         )
 
 

@@ -106,12 +106,7 @@ class MXNet:
 
 
 def require_support(device: Any, precision: Precision, layout: Layout) -> None:
-    """Make a small training step, to check that a device supports a precision and a layout.
-
-    Args:
-        device: an `mxnet.Context`.
-        precision: of the convolutions.
-        layout: of the images.
+    """Make a small training step, to check that an `mxnet.Context` supports a precision and a layout.
 
     Raises:
         DeviceError: the device is missing or does not support them; the message names what it supports.
@@ -154,12 +149,7 @@ TRACE = "trace.json"
 
 
 class MXNetTracer:
-    """Trace the steps of a range; the trace is written when the range or the run ends, whichever comes first.
-
-    Args:
-        folder: gets `trace.json`.
-        steps: steps to trace; None for no trace.
-    """
+    """Trace the steps of a range, or none, into `trace.json`, which is written when the range or the run ends."""
 
     def __init__(self, folder: Path, steps: StepRange | None) -> None:
         self._path, self._steps, self._is_tracing = folder / TRACE, steps, False

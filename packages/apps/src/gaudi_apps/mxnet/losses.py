@@ -86,29 +86,15 @@ class SSDLoss:
 
 
 def largest_rows(order: Any, count: int) -> Any:
-    """Return the places of the largest numbers of each line, largest first.
-
-    Args:
-        order: float64 [lines, n], see `set_apart`.
-        count: places of each line.
-
-    Returns:
-        int32 [lines, count].
-    """
+    """Return the places int32 [lines, count] of the largest of float64 [lines, n], largest first; see `set_apart`."""
     return mx.nd.topk(order, k=count, axis=1, ret_typ="indices", dtype="int32")
 
 
 def set_apart(F: Any, values: Any) -> Any:  # noqa: N803 - Gluon's name
     """Make the values of each line differ without changing their order: of equal values the first one gets larger.
 
-    MXNet's sort leaves the order of equal values open. In float64 there is room to make them differ.
-
-    Args:
-        F: `mxnet.nd` or `mxnet.sym`.
-        values: float32 [lines, n], without NaN; other than 0 they are at least 1.2e-38 in size.
-
-    Returns:
-        float64 [lines, n].
+    MXNet's sort leaves the order of equal values open. In float64 there is room to make them differ. F is `mxnet.nd` or
+    `mxnet.sym`; values are float32 [lines, n], without NaN, and 0 or at least 1.2e-38 in size; the result is float64.
     """
     wide = F.cast(values, "float64")
     shares = F.expand_dims(F.contrib.arange_like(wide, step=_SHARE_OF_A_ROW, axis=1), axis=0)

@@ -56,7 +56,11 @@ class MLPerfLog(Callback):
     def on_train_begin(self) -> None:
         """Log the settings and the start of the run; a resumed run logs the start of its epoch only."""
         done = self.trainer.step
-        self._open(is_new=done == 0)
+        logger = logging.Logger(f"{__name__}.{id(self)}", logging.INFO)
+        self._handler = logging.FileHandler(self._path, mode="a" if done else "w", encoding="utf-8")
+        logger.addHandler(self._handler)
+        logger.addHandler(StandardOutput())
+        self._logger = self._mllog.MLLogger(logger)
         keys = self._keys
         if done == 0:
             milliseconds = int(1000 * self._started)
@@ -74,7 +78,9 @@ class MLPerfLog(Callback):
         """Log where epochs end and begin."""
         epoch = self._find_epoch(step)
         if epoch != self._epoch:
-            self._stop_epoch()
+            keys = self._keys
+            self._logger.end(keys.EPOCH_STOP, metadata={keys.EPOCH_NUM: self._epoch})
+            self._logger.end(keys.BLOCK_STOP, metadata={keys.FIRST_EPOCH_NUM: self._epoch})
             self._epoch = epoch
             if step < self._plan.total_steps:
                 self._start_epoch()
@@ -101,13 +107,6 @@ class MLPerfLog(Callback):
         """Close the file."""
         if self._handler is not None:
             self._handler.close()
-
-    def _open(self, *, is_new: bool) -> None:
-        logger = logging.Logger(f"{__name__}.{id(self)}", logging.INFO)
-        self._handler = logging.FileHandler(self._path, mode="w" if is_new else "a", encoding="utf-8")
-        logger.addHandler(self._handler)
-        logger.addHandler(StandardOutput())
-        self._logger = self._mllog.MLLogger(logger)
 
     def _list_settings(self) -> dict[str, Any]:
         keys, plan, config = self._keys, self._plan, self._config
@@ -139,11 +138,6 @@ class MLPerfLog(Callback):
         keys = self._keys
         self._logger.start(keys.BLOCK_START, metadata={keys.FIRST_EPOCH_NUM: self._epoch, keys.EPOCH_COUNT: 1})
         self._logger.start(keys.EPOCH_START, metadata={keys.EPOCH_NUM: self._epoch})
-
-    def _stop_epoch(self) -> None:
-        keys = self._keys
-        self._logger.end(keys.EPOCH_STOP, metadata={keys.EPOCH_NUM: self._epoch})
-        self._logger.end(keys.BLOCK_STOP, metadata={keys.FIRST_EPOCH_NUM: self._epoch})
 
     def _name_epochs(self, done: int) -> dict[str, float]:
         return {self._keys.EPOCH_NUM: round(done * self._plan.global_batch / self._plan.images, 4)}

@@ -148,11 +148,7 @@ def print_plan(
 
 
 def describe_training_set(config: SSDMXNetConfig) -> TrainingSet:
-    """Count the images and classes of the records or files; those of COCO where there are none.
-
-    Raises:
-        MissingInputError, DataError: as by `gaudi_apps.detection.plan.describe_training_set`.
-    """
+    """Count the images and classes of the records or files; those of COCO where there are none."""
     data, given = config.data, config.data.dataset_size or 0
     if data.tfrecord_root is not None:
         return describe_records(Path(data.tfrecord_root), given)
@@ -162,12 +158,6 @@ def describe_training_set(config: SSDMXNetConfig) -> TrainingSet:
 
 
 def find_coco_files(root: str | Path, dataset: str, split: str) -> tuple[Path, Path]:
-    """Return the annotation file and the folder of images of a split.
-
-    Args:
-        root: the folder.
-        dataset: "coco2017", whose names have the year, or "plain".
-        split: "train" or "val".
-    """
+    """Return the annotation file and the folder of images of a split; names have the year but in the set "plain"."""
     name = f"{split}{dataset.removeprefix('coco') if dataset != 'plain' else ''}"
     return Path(root) / "annotations" / f"instances_{name}.json", Path(root) / name

@@ -212,11 +212,7 @@ def draw_weights(net: SSD, seed: int) -> WeightsFile:
 
     The TensorFlow program draws from the same distributions, but truncates He's. He et al.,
     https://arxiv.org/abs/1502.01852; Glorot and Bengio, "Understanding the difficulty of training deep feedforward
-    neural networks", 2010.
-
-    Args:
-        net: an initialised network.
-        seed: of the draws, which are independent for each kernel.
+    neural networks", 2010. Draws are independent for each kernel.
     """
     shapes = {name: tensor.shape for name, tensor in read_tensors(net).items()}
     kernels = [name for name in shapes if name.endswith("/kernel")]

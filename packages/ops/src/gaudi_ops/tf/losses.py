@@ -221,15 +221,12 @@ def _image_losses(
     hard_entropy = tf.where(topk_mask(negative_entropy, num_negatives), entropy, 0.0)
     class_losses = tf.reduce_sum(tf.where(positive, entropy, hard_entropy), axis=1) / matched
 
-    box_errors = _huber(tf.cast(offsets, tf.float32) - tf.cast(target_offsets, tf.float32))
+    errors = tf.cast(offsets, tf.float32) - tf.cast(target_offsets, tf.float32)
+    # Huber's loss c (e - c / 2) by its gradient, the clipped error c: one product in the backward pass.
+    clipped = tf.stop_gradient(tf.clip_by_value(errors, -HUBER_DELTA, HUBER_DELTA))
+    box_errors = clipped * (errors - 0.5 * clipped)
     box_sums = tf.reduce_sum(tf.where(positive, tf.reduce_sum(box_errors, axis=-1), 0.0), axis=1)
     return class_losses, box_sums / matched
-
-
-def _huber(errors: Any) -> Any:
-    """Compute Huber's loss c (e - c / 2) by its gradient, the clipped error c: one product in the backward pass."""
-    clipped = tf.stop_gradient(tf.clip_by_value(errors, -HUBER_DELTA, HUBER_DELTA))
-    return clipped * (errors - 0.5 * clipped)
 
 
 @keras.saving.register_keras_serializable("gaudi_ops")
