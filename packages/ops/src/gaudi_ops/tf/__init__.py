@@ -13,14 +13,21 @@ except ModuleNotFoundError as error:
         "pip install 'gaudi-ops[tensorflow]' (or 'gaudi-ops[tensorflow-cpu]'), or keep to the NumPy half of gaudi_ops"
     ) from error
 
-from gaudi_ops.tf.averages import ExponentialMovingAverage
 from gaudi_ops.tf.batch_norm import synchronized_batch_norm
 from gaudi_ops.tf.classification import in_top_k, mixup, smoothed_softmax_cross_entropy
 from gaudi_ops.tf.convolution import GroupedConv2D, grouped_conv2d, pointwise_conv2d
 from gaudi_ops.tf.detection import decode_boxes, default_boxes, encode_targets, non_max_suppression
 from gaudi_ops.tf.losses import SoftmaxCrossEntropyMME, SSDLoss, softmax_cross_entropy_mme, ssd_loss
 from gaudi_ops.tf.masks import topk_mask
-from gaudi_ops.tf.optimizers import LARS, LARS_SKIP, LarsSGD, MomentumSGD, TensorSchedule, l2_loss
+from gaudi_ops.tf.optimizers import (
+    LARS,
+    LARS_SKIP,
+    ExponentialMovingAverage,
+    LarsSGD,
+    MomentumSGD,
+    TensorSchedule,
+    l2_loss,
+)
 from gaudi_ops.tf.pruning import MagnitudePruning, magnitude_mask
 
 __all__ = [

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gaudi_ops import schedules
 from gaudi_ops.tf.masks import topk_mask
-from gaudi_ops.tf.optimizers import TENSORS
+from gaudi_ops.tf.optimizers import TENSORS, name_variables
 
 NAME = "pruning"
 POWER = 3.0
@@ -69,11 +69,7 @@ class MagnitudePruning:
                 f"begin_step is {begin_step}, end_step {end_step}, frequency {frequency}; the steps must rise from 0 "
                 f"on, and the frequency be 1 or more"
             )
-        self._variables = {variable.name.removesuffix(":0"): variable for variable in variables}
-        if len(self._variables) < len(variables):
-            raise ValueError(
-                f"variables: {len(variables)} with {len(self._variables)} different names; give each its own"
-            )
+        self._variables = name_variables(variables)
         self._begin_step, self._end_step, self._frequency = begin_step, end_step, frequency
         self._schedule = schedules.polynomial(
             initial_sparsity, end_step - begin_step, final_sparsity, power=POWER, first_step=begin_step
