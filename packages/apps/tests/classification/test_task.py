@@ -73,13 +73,9 @@ def test_accuracy_is_of_the_batch(make_task: Any, batch: dict[str, Any]) -> None
 class SecondOfTwo(SingleProcess):
     """The place of a rank; what it computes before anything is exchanged."""
 
-    @property
-    def rank(self) -> int:
-        return 1
-
-    @property
-    def size(self) -> int:
-        return 2
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank, self.size = 1, 2
 
 
 DRAWN = pytest.mark.parametrize(

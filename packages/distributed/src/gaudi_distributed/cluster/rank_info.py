@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gaudi_distributed.cluster.hosts import expand_task_counts
 from gaudi_distributed.errors import ConfigurationError
 
 # Rank, size, rank on the host and size on the host, as each launcher names them.
@@ -41,13 +42,13 @@ def detect_rank(environ: Mapping[str, str]) -> RankInfo:
         ConfigurationError: variables are half set, are no numbers, are out of range, or contradict each other.
     """
     host = environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
-    found = _find_places(environ, host)
+    found = _find_launchers(environ, host)
     return found[0][1] if found else RankInfo(host=host)
 
 
 def is_launched(environ: Mapping[str, str]) -> bool:
     """Return whether a launcher made this process a rank, even the only one; ConfigurationError as of `detect_rank`."""
-    return bool(_find_places(environ, ""))
+    return bool(_find_launchers(environ, ""))
 
 
 def write_tf_config(workers: Sequence[str], index: int) -> str:
@@ -60,7 +61,7 @@ def write_tf_config(workers: Sequence[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}})
 
 
-def _find_places(environ: Mapping[str, str], host: str) -> list[tuple[str, RankInfo]]:
+def _find_launchers(environ: Mapping[str, str], host: str) -> list[tuple[str, RankInfo]]:
     """Return what each launcher's variables say, with the name of the first variable; all agree."""
     found: list[tuple[str, RankInfo]] = []
     for names in (_HOROVOD, _OPEN_MPI):
@@ -73,7 +74,14 @@ def _find_places(environ: Mapping[str, str], host: str) -> list[tuple[str, RankI
         found.append((_SLURM[0], _read_slurm(environ, host)))
     if environ.get("TF_CONFIG"):
         found.append(("TF_CONFIG", _read_tf_config(environ["TF_CONFIG"], host)))
-    _check_agreement(found)
+    for name, other in found[1:]:
+        first, expected = found[0]
+        if (other.rank, other.size) != (expected.rank, expected.size):
+            raise ConfigurationError(
+                f"{first} says rank {expected.rank} of {expected.size}, {name} says rank {other.rank} of {other.size}",
+                field=name,
+                remedy="unset the one that does not belong to this run",
+            )
     return found
 
 
@@ -107,7 +115,7 @@ def _read_four(names: Sequence[str], environ: Mapping[str, str], host: str) -> R
 
 def _read_slurm(environ: Mapping[str, str], host: str) -> RankInfo:
     rank, size, local_rank, node = _read_numbers(_SLURM[:4], environ)
-    counts = _expand_counts(environ.get(_SLURM[4], ""))
+    counts = expand_task_counts(environ.get(_SLURM[4], ""), _SLURM[4])
     if node >= len(counts):
         raise ConfigurationError(
             f"{_SLURM[3]} is {node} and {_SLURM[4]} is {environ.get(_SLURM[4])!r}, which names {len(counts)} hosts",
@@ -115,17 +123,6 @@ def _read_slurm(environ: Mapping[str, str], host: str) -> RankInfo:
             remedy="start the run through srun, or unset them",
         )
     return _checked(RankInfo(rank, size, local_rank, counts[node], host), _SLURM)
-
-
-def _expand_counts(text: str) -> list[int]:
-    """Return the tasks of each host from SLURM's "2(x3),1"; empty for anything else."""
-    counts: list[int] = []
-    for part in text.split(","):
-        matched = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
-        if matched is None:
-            return []
-        counts += [int(matched[1])] * int(matched[2] or 1)
-    return counts
 
 
 def _read_tf_config(text: str, host: str) -> RankInfo:
@@ -179,14 +176,3 @@ def _checked(found: RankInfo, names: Sequence[str]) -> RankInfo:
             remedy="start the run through its launcher",
         )
     return found
-
-
-def _check_agreement(found: Sequence[tuple[str, RankInfo]]) -> None:
-    for name, other in found[1:]:
-        first, expected = found[0]
-        if (other.rank, other.size) != (expected.rank, expected.size):
-            raise ConfigurationError(
-                f"{first} says rank {expected.rank} of {expected.size}, {name} says rank {other.rank} of {other.size}",
-                field=name,
-                remedy="unset the one that does not belong to this run",
-            )

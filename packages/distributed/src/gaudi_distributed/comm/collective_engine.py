@@ -25,28 +25,10 @@ class CollectiveCommunicator:
                 f"tf.distribute has {strategy.num_replicas_in_sync} replicas for {rank_info.size} processes",
                 remedy="each process is to see one device, and TF_CONFIG to name every process",
             )
-        self._strategy, self._rank_info, self._bucket_config = strategy, rank_info, bucket_config
+        self.rank, self.size = rank_info.rank, rank_info.size
+        self.local_rank, self.local_size = rank_info.local_rank, rank_info.local_size
+        self._strategy, self._bucket_config = strategy, bucket_config
         self._graph = tf.function(self._sum_in_graph, autograph=False)
-
-    @property
-    def rank(self) -> int:
-        """Return the index of this worker."""
-        return self._rank_info.rank
-
-    @property
-    def size(self) -> int:
-        """Return the number of workers."""
-        return self._rank_info.size
-
-    @property
-    def local_rank(self) -> int:
-        """Return the index of this worker on its host."""
-        return self._rank_info.local_rank
-
-    @property
-    def local_size(self) -> int:
-        """Return the number of workers on this host."""
-        return self._rank_info.local_size
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
         """See `Communicator.allreduce`."""

@@ -58,25 +58,9 @@ class Communicator(Protocol):
 class SingleProcess:
     """The communicator of a single process."""
 
-    @property
-    def rank(self) -> int:
-        """Return 0."""
-        return 0
-
-    @property
-    def size(self) -> int:
-        """Return 1."""
-        return 1
-
-    @property
-    def local_rank(self) -> int:
-        """Return 0."""
-        return 0
-
-    @property
-    def local_size(self) -> int:
-        """Return 1."""
-        return 1
+    def __init__(self) -> None:
+        self.rank, self.size = 0, 1
+        self.local_rank, self.local_size = 0, 1
 
     def allreduce(self, tensors: Sequence[Tensor], *, average: bool = True, compressed: bool = False) -> list[Tensor]:
         """Return the tensors as they are: the mean and the sum over one rank."""
@@ -201,7 +185,8 @@ def reduce_in_buckets(
     if average and not all(each.dtype.is_floating for each in given):
         raise TypeError(f"no mean of {', '.join(sorted({each.dtype.name for each in given}))}; reduce floats")
     wire = tf.as_dtype(bucket_config.compressed_dtype) if compressed and bucket_config.compressed_dtype else None
-    sent = [_compress(each, wire, size if average else 1) for each in given]
+    divisor = size if average else 1
+    sent = [each if wire is None or each.dtype != tf.float32 else tf.cast(each / divisor, wire) for each in given]
     items = [(each.dtype.name, each.shape.num_elements() * each.dtype.size) for each in sent]
     buckets = plan_buckets(items, bucket_config.max_bytes)
     sums = total([tf.concat([tf.reshape(sent[i], [-1]) for i in bucket], axis=0) for bucket in buckets])
@@ -212,11 +197,3 @@ def reduce_in_buckets(
             already_divided = sent[i].dtype != given[i].dtype
             results[i] = value / size if average and not already_divided else value
     return results
-
-
-def _compress(tensor: Any, wire: Any, divisor: int) -> Any:
-    import tensorflow as tf
-
-    if wire is None or tensor.dtype != tf.float32:
-        return tensor
-    return tf.cast(tensor / divisor, wire)

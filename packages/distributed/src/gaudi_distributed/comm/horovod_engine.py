@@ -48,32 +48,14 @@ class HorovodRank(ABC):
         self._hvd = hvd
         self._hvd.init()
         self._calls = 0
-        if (self._hvd.rank(), self._hvd.size()) != (rank_info.rank, rank_info.size):
+        self.rank, self.size = int(hvd.rank()), int(hvd.size())
+        self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
+        if (self.rank, self.size) != (rank_info.rank, rank_info.size):
             raise ConfigurationError(
-                f"Horovod is rank {self._hvd.rank()} of {self._hvd.size()}, and the environment says rank "
-                f"{rank_info.rank} of {rank_info.size}",
+                f"Horovod is rank {self.rank} of {self.size}, and the environment says rank {rank_info.rank} of "
+                f"{rank_info.size}",
                 remedy="start the run with mpirun, horovodrun or gaudi-run",
             )
-
-    @property
-    def rank(self) -> int:
-        """Return the rank of this process, as Horovod counts."""
-        return int(self._hvd.rank())
-
-    @property
-    def size(self) -> int:
-        """Return the world size, as Horovod counts."""
-        return int(self._hvd.size())
-
-    @property
-    def local_rank(self) -> int:
-        """Return the rank of this process on its host."""
-        return int(self._hvd.local_rank())
-
-    @property
-    def local_size(self) -> int:
-        """Return the number of processes on this host."""
-        return int(self._hvd.local_size())
 
     def gather(self, content: bytes) -> list[bytes]:
         """See `Communicator.gather`."""

@@ -39,15 +39,18 @@ def choose_device(
     environ = os.environ if environ is None else environ
     if asked == "cpu":
         return "cpu"
-    if asked == "hpu":
-        return _require("hpu", find_hpu_error(root, environ))
-    if asked == "gpu":
-        return _require("gpu", find_gpu_error(root, environ))
+    if asked in ("hpu", "gpu"):
+        error = (find_hpu_error if asked == "hpu" else find_gpu_error)(root, environ)
+        if error is not None:
+            raise error
+        return "hpu" if asked == "hpu" else "gpu"
     if asked != "auto":
         raise DeviceError(f"device is {asked!r}", flag="--device", remedy=f"choose one of {', '.join(DEVICE_CHOICES)}")
     if use_hpu and find_hpu_error(root, environ) is None:
         return "hpu"
-    if find_gpu_error(root, environ) is None and not _only_tensorflow_cpu():
+    has_gpu = find_gpu_error(root, environ) is None
+    # The build of TensorFlow without code for GPUs, and no other.
+    if has_gpu and (_is_installed("tensorflow") or not _is_installed("tensorflow-cpu")):
         return "gpu"
     return "cpu"
 
@@ -77,7 +80,11 @@ def open_device(kind: DeviceKind, *, or_cpu: bool = False, local_rank: int = 0) 
         ImportError: there is no TensorFlow.
     """
     if kind == "hpu":
-        return _open_hpu()
+        from gaudi_distributed.devices.habana import load_habana
+
+        choose_device("hpu")
+        load_habana()
+        return "hpu"
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
@@ -144,26 +151,6 @@ def find_gpu_error(root: Path, environ: Mapping[str, str]) -> DeviceError | None
     return None
 
 
-def _require(kind: DeviceKind, error: DeviceError | None) -> DeviceKind:
-    if error is not None:
-        raise error
-    return kind
-
-
-def _open_hpu() -> DeviceKind:
-    from gaudi_distributed.devices.habana import load_habana
-
-    _require("hpu", find_hpu_error(Path("/"), os.environ))
-    load_habana()
-    return "hpu"
-
-
-def _only_tensorflow_cpu() -> bool:
-    """Return whether the installed TensorFlow is the build without GPU code."""
-    names = {name for name in ("tensorflow", "tensorflow-cpu") if _is_installed(name)}
-    return names == {"tensorflow-cpu"}
-
-
 def _is_installed(distribution: str) -> bool:
     from importlib import metadata  # 30 ms, which --help does not need
 
@@ -208,20 +195,16 @@ def choose_precision(
             f"precision is {name!r}", flag="--dtype", remedy=f"choose one of {', '.join(PRECISION_NAMES)}"
         )
     environ = os.environ if environ is None else environ
-    variables = hpu_environment(recipe_cache, environ) if device == "hpu" else {}
+    variables = {}
+    if device == "hpu":
+        # Keras decides what is bfloat16: the vendor's own conversion pass would do it a second time.
+        variables["TF_BF16_CONVERSION"] = "0"
+        # As in the original SSD program, whose flag yields to a variable of the user's, too.
+        if "TF_DONT_CLUSTER" not in environ:
+            variables["TF_DONT_CLUSTER"] = "add_1"
+        if recipe_cache and "TF_RECIPE_CACHE_PATH" not in environ:
+            variables["TF_RECIPE_CACHE_PATH"] = str(recipe_cache)
     return Precision("bf16" if name == "bf16" else "fp32", _KERAS_POLICIES[name], variables)
-
-
-def hpu_environment(recipe_cache: str | Path | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the original SSD program on a Gaudi; `environ` holds what the user has set."""
-    # Keras decides what is bfloat16: the vendor's own conversion pass would do it a second time.
-    variables = {"TF_BF16_CONVERSION": "0"}
-    if "TF_DONT_CLUSTER" not in environ:
-        variables["TF_DONT_CLUSTER"] = "add_1"
-    # A variable of the user's wins over the program's flag, as in the original.
-    if recipe_cache and "TF_RECIPE_CACHE_PATH" not in environ:
-        variables["TF_RECIPE_CACHE_PATH"] = str(recipe_cache)
-    return variables
 
 
 def apply_environment(variables: Mapping[str, str], *, environ: MutableMapping[str, str] | None = None) -> None:

@@ -9,11 +9,11 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from gaudi_distributed.launch.elastic import start_elastic
 from gaudi_distributed.launch.experiments import list_experiments, run_experiment
-from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD, PROGRAM, Options, parse_flags
+from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD, PROGRAM, parse_flags
 from gaudi_distributed.launch.schedulers import is_job_file, write_job_file
 
 _SOFTWARE, _IO, _STOPPED = 70, 74, 75
@@ -30,42 +30,35 @@ def launch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command line and return the exit status; errors are printed on standard error."""
     try:
         if list(arguments[:1]) == [DOCTOR]:
-            return _run_doctor(arguments[1:], environ)
+            # Not even bytecode is written of the modules that are imported now.
+            sys.dont_write_bytecode = True
+            from gaudi_distributed.doctor.cli import run_doctor
+
+            return run_doctor(arguments[1:], environ)
         if list(arguments[:1]) == [INSTALL_HOROVOD]:
-            return _install_horovod(arguments[1:], environ)
-        return _launch(parse_flags(arguments), environ)
+            from gaudi_distributed.launch.install_horovod import run_install
+
+            return run_install(arguments[1:], environ)
+        options = parse_flags(arguments)
+        if is_job_file(options):
+            write_job_file(options, environ)
+        elif options.host_discovery_script is not None or options.max_np is not None:
+            start_elastic(options, environ)
+        else:
+            for experiment in list_experiments(options, environ):
+                run_experiment(experiment, environ)
+        return 0
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in arguments:
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.write(f"{PROGRAM}: error: {_describe(error)}\n")
-        return _status_of(error)
-
-
-def _launch(options: Options, environ: Mapping[str, str]) -> int:
-    if is_job_file(options):
-        write_job_file(options, environ)
-        return 0
-    if options.host_discovery_script is not None or options.max_np is not None:
-        start_elastic(options, environ)
-        return 0
-    for experiment in list_experiments(options, environ):
-        run_experiment(experiment, environ)
-    return 0
-
-
-def _run_doctor(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    # Not even bytecode is written of the modules that are imported now.
-    sys.dont_write_bytecode = True
-    from gaudi_distributed.doctor.cli import run_doctor
-
-    return run_doctor(arguments, environ)
-
-
-def _install_horovod(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    from gaudi_distributed.launch.install_horovod import run_install
-
-    return run_install(arguments, environ)
+        status = getattr(error, "exit_status", None)
+        if isinstance(status, int):
+            return status
+        if isinstance(error, KeyboardInterrupt):
+            return _STOPPED
+        return _IO if isinstance(error, OSError) else _SOFTWARE
 
 
 def _describe(error: BaseException) -> str:
@@ -75,15 +68,6 @@ def _describe(error: BaseException) -> str:
         return f"{Path(error.filename)}: {error.strerror}"
     text = " ".join(str(error).split())
     return text if hasattr(error, "exit_status") else f"{type(error).__name__}: {text}; --debug shows where"
-
-
-def _status_of(error: BaseException) -> int:
-    status = getattr(error, "exit_status", None)
-    if isinstance(status, int):
-        return status
-    if isinstance(error, KeyboardInterrupt):
-        return _STOPPED
-    return _IO if isinstance(error, OSError) else _SOFTWARE
 
 
 class _Pipe(io.FileIO):
@@ -111,26 +95,22 @@ def tolerate_closed_readers() -> None:
         stream = getattr(sys, name)
         if stream is None:  # closed before the program began, as by `>&-`
             setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8"))
-        elif stream is getattr(sys, f"__{name}__") and _is_pipe(stream):
-            setattr(sys, name, _reopen(stream))
-
-
-def _is_pipe(stream: TextIO) -> bool:
-    mode = os.fstat(stream.fileno()).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-
-
-def _reopen(stream: Any) -> TextIO:
-    """Open the same descriptor with the same encoding and buffering."""
-    stream.flush()
-    pipe = _Pipe(stream.fileno(), "w", closefd=False)
-    return io.TextIOWrapper(
-        pipe if stream.write_through else io.BufferedWriter(pipe),
-        encoding=stream.encoding,
-        errors=stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
+            continue
+        if stream is not getattr(sys, f"__{name}__"):
+            continue
+        mode = os.fstat(stream.fileno()).st_mode
+        if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):
+            continue
+        stream.flush()
+        pipe = _Pipe(stream.fileno(), "w", closefd=False)
+        same = io.TextIOWrapper(
+            pipe if stream.write_through else io.BufferedWriter(pipe),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, same)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ reaches its port, and switches host key checks off. Workers poll the rendezvous 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -20,18 +19,15 @@ from gaudi_distributed.cluster.elastic import HOROVOD_SCOPE, SCOPE
 from gaudi_distributed.cluster.hosts import LOOPBACK, RankAssignment, is_this_machine, parse_hosts
 from gaudi_distributed.cluster.rendezvous import Rendezvous, RendezvousServer
 from gaudi_distributed.errors import ConfigurationError, FlagError, RunEndedError
-from gaudi_distributed.failure.messages import read_timeouts
-from gaudi_distributed.launch.flags import PROGRAM, Options
+from gaudi_distributed.failure.messages import CONTINUE, LOST, read_timeouts
+from gaudi_distributed.launch.flags import Options
 from gaudi_distributed.launch.planning import plan_launch
 from gaudi_distributed.launch.processes import LaunchPlan, plan_worker
-from gaudi_distributed.launch.running import END_SECONDS, Running, make_error, start_process
+from gaudi_distributed.launch.running import END_SECONDS, Running, catch_signals, make_error, say, start_process
 
 # After these another worker would fail alike: flags, data, input, numbers, safety, configuration.
 _FINAL = frozenset({64, 65, 66, 70, 77, 78})
-_LOST = 75
 _SCRIPT_SECONDS, _WAIT_SECONDS, _TICK = 20.0, 600.0, 0.05
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_RESUME = "the same command continues from the last checkpoint"
 
 
 class HostList:
@@ -76,7 +72,7 @@ class HostList:
                 self.hosts, fault = self._ask(), ""
             except ConfigurationError as error:  # the hosts stay as they were
                 if fault != str(error):
-                    _note(f"{error}")
+                    say(str(error))
                 fault = str(error)
 
 
@@ -152,17 +148,12 @@ class ElasticRun:
 
     def run(self) -> None:
         """Run until the workers of a round are done; raise RunEndedError if the run cannot go on."""
-        asked: list[int] = []
-        handlers = {number: signal.signal(number, lambda number, frame: asked.append(number)) for number in _SIGNALS}
-        try:
-            self._go_on(asked)
-        finally:
-            for running in self._running.values():
-                running.finish()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        if asked:
-            raise RunEndedError(f"ended by {signal.Signals(asked[0]).name}; {_RESUME}", _LOST)
+        with catch_signals() as asked:
+            try:
+                self._go_on(asked)
+            finally:
+                for running in self._running.values():
+                    running.finish()
 
     def _go_on(self, asked: Sequence[int]) -> None:
         told, idle_since = 0, time.monotonic()
@@ -185,23 +176,17 @@ class ElasticRun:
             # Without a worker of the last round nobody has its state.
             is_lost = self._failed is not None and self._rendezvous.number > 0 and not self._rendezvous.members
             if is_lost or now - idle_since > _WAIT_SECONDS:
-                raise self._give_up()
+                if self._failed is not None:
+                    raise make_error(self._failed)
+                raise RunEndedError(f"too few hosts for {_WAIT_SECONDS:g} s; {CONTINUE}", LOST)
             time.sleep(_TICK)
-        self._dismiss()
-
-    def _dismiss(self) -> None:
-        """Tell waiting workers that they are not needed, and let them leave."""
-        told = json.dumps({"round": self._rendezvous.number + 1, "variables": None}).encode()
+        # Workers that wait are not needed, and may leave.
+        nothing = json.dumps({"round": self._rendezvous.number + 1, "variables": None}).encode()
         with self._server.lock:
-            self._server.values.update({f"{SCOPE}/assignment_{worker}": told for worker in self._running})
+            self._server.values.update({f"{SCOPE}/assignment_{worker}": nothing for worker in self._running})
         limit = time.monotonic() + END_SECONDS
         while any(each.guard.poll() is None for each in self._running.values()) and time.monotonic() < limit:
             time.sleep(_TICK)
-
-    def _give_up(self) -> RunEndedError:
-        if self._failed is not None:
-            return make_error(self._failed)
-        return RunEndedError(f"too few hosts for {_WAIT_SECONDS:g} s; {_RESUME}", _LOST)
 
     def _reap(self) -> None:
         """Remove workers that have ended; raise RunEndedError if the others would fail in the same way."""
@@ -222,7 +207,7 @@ class ElasticRun:
             if status in _FINAL:
                 raise make_error(running)
             left = len(self._rendezvous.members)
-            _note(f"{running.process.name} is lost (status {status}); {left} of the round are left")
+            say(f"{running.process.name} is lost (status {status}); {left} of the round are left")
 
     def _start_workers(self) -> None:
         listed = self._hosts.hosts
@@ -234,7 +219,7 @@ class ElasticRun:
                 self._started += 1
                 is_here = is_this_machine(host)
                 if not is_here and self._plan.interface is None and self._plan.is_local:
-                    _note(f"host {host}: cannot reach {LOOPBACK}, where this run meets; start it with --interface")
+                    say(f"host {host}: cannot reach {LOOPBACK}, where this run meets; start it with --interface")
                     self._refused.add(host)
                     break
                 process = plan_worker(self._plan, host, self._started, is_here=is_here)
@@ -256,9 +241,9 @@ class ElasticRun:
         if assignments is not None:
             self._write(assignments)
             ranks = ", ".join(f"rank {assignment.rank} on {assignment.host}" for assignment in assignments.values())
-            _note(f"round {self._rendezvous.number}: {ranks}")
+            say(f"round {self._rendezvous.number}: {ranks}")
         for worker in self._rendezvous.find_late(now, self._patience):
-            _note(f"worker {worker}: the others have waited for it for {self._patience:g} s; it is ended")
+            say(f"worker {worker}: the others have waited for it for {self._patience:g} s; it is ended")
             self._running[worker].end(0.0)
 
     def _write(self, assignments: Mapping[int, RankAssignment]) -> None:
@@ -276,8 +261,3 @@ class ElasticRun:
         with self._server.lock:
             self._server.values.clear()
             self._server.values.update(values)
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"{PROGRAM}: {text}\n")
-    sys.stderr.flush()

@@ -7,8 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -82,13 +81,21 @@ def list_clearing(plan: LaunchPlan, environ: Mapping[str, str]) -> list[tuple[st
 
     Who is not root asks sudo, which may not ask back. Other hosts are reached by ssh, or in a job of SLURM by srun.
     """
-    commands = []
+    commands: list[tuple[str, tuple[str, ...]]] = []
+    # sysctl may lie in a folder that only root has in PATH.
+    folders = os.pathsep.join((environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
     for host in plan.cluster.hosts:
         is_here = host.name in plan.local_hosts
-        sysctl = _find_system_program("sysctl", environ) if is_here else "/sbin/sysctl"
+        sysctl = (shutil.which("sysctl", path=folders) if is_here else None) or "/sbin/sysctl"
         sudo = () if plan.is_root else ("sudo", "-n")
         for argv in (("sync",), (*sudo, sysctl, "-q", "vm.drop_caches=3")):
-            commands.append((host.name, argv if is_here else _reach_host(plan, host.name, argv, environ)))
+            if is_here:
+                commands.append((host.name, argv))
+            elif "SLURM_JOB_ID" in environ:
+                srun = ("srun", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--")
+                commands.append((host.name, (*srun, *argv)))
+            else:
+                commands.append((host.name, plan.ssh.reach(host.name, argv)))
     return commands
 
 
@@ -113,18 +120,6 @@ def clear_caches(plan: LaunchPlan, environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def _reach_host(plan: LaunchPlan, host: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    if "SLURM_JOB_ID" in environ:
-        return ("srun", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--", *argv)
-    return plan.ssh.reach(host, tuple(argv))
-
-
-def _find_system_program(name: str, environ: Mapping[str, str]) -> str:
-    """Return the path of a system program, which may be in folders that only root has in PATH."""
-    path = os.pathsep.join((environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
-    return shutil.which(name, path=path) or f"/sbin/{name}"
-
-
 def describe_result(name: str, started: datetime, ended: datetime, environ: Mapping[str, str]) -> str:
     """Return the line of results: what was run, seconds, who ran it, and when it began."""
     user = environ.get("USER") or environ.get("LOGNAME") or str(os.getuid())
@@ -141,14 +136,23 @@ def run_experiment(experiment: Experiment, environ: Mapping[str, str]) -> None:
     """
     launched = plan_launch(experiment.options, environ)
     if experiment.options.dry_run:
-        sys.stdout.write(f"{_describe(experiment, launched, environ)}{launched.describe()}")
+        text = launched.describe()
+        if experiment.log is not None:
+            clearing = list_clearing(launched.plan, environ) if experiment.clears_caches else []
+            first = "".join(f"first {shlex.join(argv)}\n" for _, argv in clearing)
+            text = f"trial {experiment.number} of {experiment.count}\nlog {experiment.log}\n{first}{text}"
+        sys.stdout.write(text)
         return
-    with _open_log(experiment) as log:
+    if experiment.log is None:
+        _run(experiment, launched, environ, None)
+        return
+    experiment.log.parent.mkdir(parents=True, exist_ok=True)
+    with experiment.log.open("ab") as file:
+        log = OutputLog(file)
         try:
             _run(experiment, launched, environ, log)
         except RunEndedError as error:
-            if log is not None:
-                log.write(f"{PROGRAM}: error: {error}\n".encode())
+            log.write(f"{PROGRAM}: error: {error}\n".encode())
             raise
 
 
@@ -171,23 +175,3 @@ def _run(experiment: Experiment, launched: Launch, environ: Mapping[str, str], l
         sys.stdout.flush()
         if log is not None:
             log.write(line.encode())
-
-
-def _describe(experiment: Experiment, launched: Launch, environ: Mapping[str, str]) -> str:
-    if experiment.log is None:
-        return ""
-    text = f"trial {experiment.number} of {experiment.count}\nlog {experiment.log}\n"
-    if experiment.clears_caches:
-        commands = [shlex.join(argv) for _, argv in list_clearing(launched.plan, environ)]
-        text += "".join(f"first {command}\n" for command in commands)
-    return text
-
-
-@contextmanager
-def _open_log(experiment: Experiment) -> Iterator[OutputLog | None]:
-    if experiment.log is None:
-        yield None
-        return
-    experiment.log.parent.mkdir(parents=True, exist_ok=True)
-    with experiment.log.open("ab") as file:
-        yield OutputLog(file)

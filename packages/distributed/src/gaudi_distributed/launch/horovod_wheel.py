@@ -343,21 +343,17 @@ def install_wheel(build: Build, wheel: Path, environ: Mapping[str, str], constra
 
 def run_pip(python: str, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
     """Run this environment's pip on the one of `python`, which needs none of its own."""
-    if find_pip() < _FIRST_PIP:
+    try:
+        pip = tuple(int(number) for number in re.findall(r"\d+", metadata.version("pip"))[:2])
+    except metadata.PackageNotFoundError:
+        pip = ()
+    if pip < _FIRST_PIP:
         raise MissingProgramError(
             f"{sys.executable} has no pip of version 22.3 or later",
             path=sys.executable,
             remedy='pip install "gaudi-distributed[horovod]"',
         )
     run_logged([sys.executable, "-m", "pip", "--python", python, *arguments], dict(environ), log, "pip failed")
-
-
-def find_pip() -> tuple[int, ...]:
-    """Return major and minor version of the pip beside this interpreter; nothing without one."""
-    try:
-        return tuple(int(number) for number in re.findall(r"\d+", metadata.version("pip"))[:2])
-    except metadata.PackageNotFoundError:
-        return ()
 
 
 def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path, failure: str) -> None:

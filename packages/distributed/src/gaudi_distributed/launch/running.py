@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import IO
 from gaudi_distributed.cluster.rendezvous import RendezvousServer
 from gaudi_distributed.errors import RunEndedError
 from gaudi_distributed.failure.coordinator import Coordinator
-from gaudi_distributed.failure.messages import read_timeouts
+from gaudi_distributed.failure.messages import CONTINUE, LOST, read_timeouts
 from gaudi_distributed.launch import guard
 from gaudi_distributed.launch.flags import PROGRAM
 from gaudi_distributed.launch.planning import Launch
@@ -27,10 +27,9 @@ from gaudi_distributed.launch.processes import Process
 # Time for the other ranks to end by themselves after one failed, and for all ranks to end when told to.
 LEAVE_SECONDS, END_SECONDS = 10.0, 5.0
 GUARD = str(Path(guard.__file__))
-_LOST, _SSH_FAILED = 75, 255
+_SSH_FAILED = 255
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TICK = 0.05
-_RESUME = "the same command continues from the last checkpoint"
 
 
 class OutputLog:
@@ -98,22 +97,31 @@ def run_processes(
     Raises:
         RunEndedError: a process failed, was killed or its host was lost, or the user asked for the end.
     """
+    running: list[Running] = []
+    with catch_signals() as asked:
+        try:
+            for process in processes:
+                running.append(start_process(process, environ, made, tags, log))
+            first = _watch(running, asked, grace, coordinator)
+        finally:
+            for each in running:
+                each.finish()
+    if first is not None:
+        raise make_error(first)
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[list[int]]:
+    """Yield the list of signals that asked for the end so far; RunEndedError in the end if there was one."""
     asked: list[int] = []
     handlers = {number: signal.signal(number, lambda number, frame: asked.append(number)) for number in _SIGNALS}
-    running: list[Running] = []
     try:
-        for process in processes:
-            running.append(start_process(process, environ, made, tags, log))
-        first = _watch(running, asked, grace, coordinator)
+        yield asked
     finally:
-        for each in running:
-            each.finish()
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if asked:
-        raise RunEndedError(f"ended by {signal.Signals(asked[0]).name}; {_RESUME}", _LOST)
-    if first is not None:
-        raise make_error(first)
+        raise RunEndedError(f"ended by {signal.Signals(asked[0]).name}; {CONTINUE}", LOST)
 
 
 def start_process(
@@ -174,7 +182,10 @@ def _watch(
             asked_before = len(asked)
             if coordinator is not None:
                 coordinator.request_stop()
-            _ask(waiting, seconds, heard=seconds > 0 and _is_heard(coordinator))
+            for each in waiting:
+                # Not mpirun where ranks have heard of it, since it gives them a second only.
+                if each.process.rank is not None or not seconds or not _is_heard(coordinator):
+                    each.end(seconds)
             end_at = min(end_at, now + seconds)
         if now >= end_at:
             end_at = math.inf
@@ -193,22 +204,15 @@ def _find_failed(running: Sequence[Running]) -> Running | None:
     return next((each for each in running if each.guard.returncode), None)
 
 
-def _ask(waiting: Sequence[Running], seconds: float, *, heard: bool) -> None:
-    """Pass on the user's request to end; not to mpirun if ranks have heard of it, since it gives them a second only."""
-    for each in waiting:
-        if each.process.rank is not None or not heard:
-            each.end(seconds)
-
-
 def make_error(failed: Running) -> RunEndedError:
     """Return the error that says how a process failed."""
     status, name = failed.guard.returncode, failed.process.name
     if status == _SSH_FAILED and failed.process.reach:
-        return RunEndedError(f"{name}: ssh could not reach the host, or lost it; see its output above", _LOST)
+        return RunEndedError(f"{name}: ssh could not reach the host, or lost it; see its output above", LOST)
     if 0 < status < 128:
         return RunEndedError(f"{name}: ended with status {status}; see its output above", status)
     number = -status if status < 0 else status - 128
-    return RunEndedError(f"{name}: ended by signal {number}; {_RESUME}", _LOST)
+    return RunEndedError(f"{name}: ended by signal {number}; {CONTINUE}", LOST)
 
 
 def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = None) -> None:
