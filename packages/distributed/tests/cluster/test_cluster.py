@@ -6,16 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.cluster.hosts import Cluster, Host, HostRequest, RankAssignment, find_cluster
+from gaudi_distributed.cluster.hosts import Cluster, Host, RankAssignment, find_cluster
 from gaudi_distributed.errors import ConfigurationError
 
 SLURM = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
-KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}
-FILES = {"/etc/mpi/hostfile": "job-worker-0.job slots=2\njob-worker-1.job slots=2\n", "hosts": "a slots=2\nb slots=2\n"}
+KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "OMPI_MCA_orte_default_hostfile": "mpi_hosts"}
+FILES = {"mpi_hosts": "job-worker-0.job slots=2\njob-worker-1.job slots=2\n", "hosts": "a slots=2\nb slots=2\n"}
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the files into the working folder."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
 
 
 def find(environ: dict[str, str] | None = None, **request: object) -> tuple[list[tuple[str, int]], str]:
-    cluster, source = find_cluster(HostRequest(**request), environ or {}, lambda path: FILES[str(path)])  # type: ignore[arg-type]
+    cluster, source = find_cluster(environ or {}, **request)  # type: ignore[arg-type]
     return [(host.name, host.slots) for host in cluster.hosts], source
 
 
@@ -97,5 +105,5 @@ def test_contradictions(environ: dict[str, str], request_: dict[str, object], wo
 
 def test_a_hostfile_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="nowhere: cannot") as caught:
-        find_cluster(HostRequest(hostfile=tmp_path / "nowhere"), {})
+        find_cluster({}, hostfile=tmp_path / "nowhere")
     assert caught.value.exit_status == 66

@@ -245,9 +245,12 @@ def test_the_command_is_one_that_gaudi_run_takes(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("text", "mount"),
     [
-        ("coco-2017:/data", Mount("coco-2017", "/data")),
-        ("/a b:/c d:ro", Mount("/a b", "/c d", read_only=True)),
-        ("a.b:/data:rw", Mount("a.b", "/data")),
+        ("coco-2017:/data", ({"persistentVolumeClaim": {"claimName": "coco-2017"}}, {"mountPath": "/data"})),
+        (
+            "/a b:/c d:ro",
+            ({"hostPath": {"path": "/a b", "type": "Directory"}}, {"mountPath": "/c d", "readOnly": True}),
+        ),
+        ("a.b:/data:rw", ({"persistentVolumeClaim": {"claimName": "a.b"}}, {"mountPath": "/data"})),
     ],
 )
 def test_a_volume_is_a_claim_or_a_folder(text: str, mount: Mount) -> None:

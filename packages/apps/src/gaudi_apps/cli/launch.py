@@ -108,9 +108,10 @@ def list_launcher_words(
             flag=engine.partition(" ")[0],
             remedy="give --num_workers_per_hls N, or --hvd_workers N, or start by `gaudi-run --np N`",
         )
-    if (request.np or request.slots) == 1 and not environ.get(_HOSTS):
+    ranks, slots = request
+    if (ranks or slots) == 1 and not environ.get(_HOSTS):
         return None
-    given = {"--np": request.np, "--num_workers_per_hls": request.slots}
+    given = {"--np": ranks, "--num_workers_per_hls": slots}
     return [
         *(word for flag, value in given.items() if value is not None for word in (flag, str(value))),
         *(() if flags.use_horovod else ("--backend", "multi_worker")),

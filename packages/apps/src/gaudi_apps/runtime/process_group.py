@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed import ConfigurationError
-from gaudi_distributed.cluster.hosts import HostRequest, find_cluster
+from gaudi_distributed.cluster.hosts import find_cluster
 from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank, is_launched, write_tf_config
 from gaudi_distributed.comm.opening import CommunicationOptions, Engine, find_engine
 from gaudi_distributed.devices.selection import DeviceKind, count_devices
@@ -131,11 +131,14 @@ def count_workers(flags: DistributionFlags, environ: Mapping[str, str], find_dev
     request = find_request(flags, environ, find_device)
     if request is None:
         return 1
-    return request.np or find_cluster(request, environ)[0].size
+    ranks, slots = request
+    return ranks or find_cluster(environ, slots=slots)[0].size
 
 
-def find_request(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> HostRequest | None:
-    """Return the ranks that the launcher has to start, in all or on each host; None if no flag gives a number.
+def find_request(
+    flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice
+) -> tuple[int | None, int | None] | None:
+    """Return the ranks that the launcher has to start, in all and on each host; None if no flag gives a number.
 
     Hosts are those of MULTI_HLS_IPS, of a scheduler, or this machine; with MULTI_HLS_IPS alone, each has 8.
     """
@@ -143,9 +146,9 @@ def find_request(flags: DistributionFlags, environ: Mapping[str, str], find_devi
         return None
     slots = flags.num_workers_per_hls or None
     if flags.distribution_strategy == "mirrored":
-        return HostRequest(np=flags.hvd_workers or flags.num_gpus or slots or count_devices(find_device()))
+        return flags.hvd_workers or flags.num_gpus or slots or count_devices(find_device()), None
     if flags.hvd_workers or slots or environ.get("MULTI_HLS_IPS"):
-        return HostRequest(np=flags.hvd_workers or None, slots=slots)
+        return flags.hvd_workers or None, slots
     return None
 
 

@@ -7,7 +7,7 @@ import ipaddress
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -117,45 +117,40 @@ class Cluster:
         return assign_ranks([host.name for host in self.hosts for _ in range(host.slots)])
 
 
-@dataclass(frozen=True)
-class HostRequest:
-    """The flags that name hosts; None for those that were not given.
-
-    Attributes:
-        hosts: like "a:2,b:2".
-        hostfile: a file of lines like `a slots=2`.
-        np: ranks in all.
-        slots: ranks on each host.
-        first_port: see `Cluster`.
-    """
-
-    hosts: str | None = None
-    hostfile: Path | None = None
-    np: int | None = None
-    slots: int | None = None
-    first_port: int = FIRST_PORT
-
-
 def find_cluster(
-    request: HostRequest, environ: Mapping[str, str], read: Callable[[Path], str] | None = None
+    environ: Mapping[str, str],
+    *,
+    hosts: str | None = None,
+    hostfile: Path | None = None,
+    np: int | None = None,
+    slots: int | None = None,
+    first_port: int = FIRST_PORT,
 ) -> tuple[Cluster, str]:
     """Return the hosts with exactly the ranks asked for, and the name of what named them ("" for this machine alone).
 
     They come from `--hosts`, `--hostfile`, MULTI_HLS_IPS, SLURM's or Kubernetes' environment; where several name
     hosts, the first counts, and its hosts have to be among those of the others. Ranks fill host after host.
 
+    Args:
+        environ: of the process.
+        hosts: like "a:2,b:2".
+        hostfile: a file of lines like `a slots=2`.
+        np: ranks in all.
+        slots: ranks on each host.
+        first_port: see `Cluster`.
+
     Raises:
         ConfigurationError: a source is wrong, sources or numbers contradict each other, or there are too few slots.
     """
-    sources = _list_sources(request, environ, read or _read)
+    sources = _list_sources(hosts, hostfile, environ)
     if not sources:
-        if request.np is not None and request.slots is not None and request.np > request.slots:
+        if np is not None and slots is not None and np > slots:
             raise ConfigurationError(
-                f"--np {request.np}: this machine has {request.slots} ranks by --num_workers_per_hls",
+                f"--np {np}: this machine has {slots} ranks by --num_workers_per_hls",
                 flag="--np",
                 remedy="name more hosts",
             )
-        return Cluster((Host("localhost", request.np or request.slots or 1),), request.first_port), ""
+        return Cluster((Host("localhost", np or slots or 1),), first_port), ""
     (source, entries), *others = sources.items()
     for other, other_entries in others:
         known = {name.lower() for name, _ in other_entries}
@@ -166,18 +161,16 @@ def find_cluster(
                 **name_source(source),
                 remedy=f"name the same hosts in both, or take {other} away",
             )
-    return Cluster(_fill(_with_slots(source, entries, request), request.np, source), request.first_port), source
+    return Cluster(_fill(_with_slots(source, entries, np, slots), np, source), first_port), source
 
 
-def _list_sources(
-    request: HostRequest, environ: Mapping[str, str], read: Callable[[Path], str]
-) -> dict[str, tuple[Entry, ...]]:
+def _list_sources(hosts: str | None, hostfile: Path | None, environ: Mapping[str, str]) -> dict[str, tuple[Entry, ...]]:
     """Return the hosts by what names them; the first decides."""
     sources = {}
-    if request.hosts is not None:
-        sources["--hosts"] = parse_hosts(request.hosts)
-    if request.hostfile is not None:
-        sources["--hostfile"] = parse_hostfile(read(request.hostfile), str(request.hostfile))
+    if hosts is not None:
+        sources["--hosts"] = parse_hosts(hosts)
+    if hostfile is not None:
+        sources["--hostfile"] = _read_hostfile(hostfile)
     if "MULTI_HLS_IPS" in environ:
         sources["MULTI_HLS_IPS"] = parse_hosts(environ["MULTI_HLS_IPS"], "MULTI_HLS_IPS")
     if "SLURM_JOB_NODELIST" in environ:
@@ -185,15 +178,16 @@ def _list_sources(
     # The MPI operator mounts this file into a launcher's pod.
     path = environ.get("OMPI_MCA_orte_default_hostfile")
     if path is not None and "KUBERNETES_SERVICE_HOST" in environ:
-        sources["Kubernetes' host file"] = parse_hostfile(read(Path(path)), path)
+        sources["Kubernetes' host file"] = _read_hostfile(Path(path))
     return sources
 
 
-def _read(path: Path) -> str:
+def _read_hostfile(path: Path) -> tuple[Entry, ...]:
     try:
-        return path.read_text(encoding="ascii")
+        text = path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise MissingProgramError(f"{path}: cannot be read as a list of hosts ({error})", path=path) from error
+    return parse_hostfile(text, str(path))
 
 
 def _read_slurm(environ: Mapping[str, str]) -> tuple[Entry, ...]:
@@ -210,22 +204,20 @@ def _read_slurm(environ: Mapping[str, str]) -> tuple[Entry, ...]:
     return tuple(zip(names, counts, strict=True))
 
 
-def _with_slots(source: str, entries: Sequence[Entry], request: HostRequest) -> list[Host]:
+def _with_slots(source: str, entries: Sequence[Entry], np: int | None, slots: int | None) -> list[Host]:
     """Return the hosts with slots: their own, those of the flag, or an equal share of the ranks."""
-    given = [slots for _, slots in entries if slots is not None]
+    given = [own for _, own in entries if own is not None]
     if given:
-        if request.slots is not None and set(given) != {request.slots}:
+        if slots is not None and set(given) != {slots}:
             raise ConfigurationError(
-                f"{source} gives {', '.join(map(str, given))} ranks on its hosts, --num_workers_per_hls "
-                f"{request.slots}",
+                f"{source} gives {', '.join(map(str, given))} ranks on its hosts, --num_workers_per_hls {slots}",
                 **name_source(source),
                 remedy="give one of the two",
             )
-        return [Host(name, slots or 1) for name, slots in entries]
+        return [Host(name, own or 1) for name, own in entries]
     number = len(entries)
-    slots = request.slots
-    if slots is None and request.np is not None and request.np % number == 0:
-        slots = request.np // number
+    if slots is None and np is not None and np % number == 0:
+        slots = np // number
     if slots is None and source == "MULTI_HLS_IPS":
         slots = DEVICES_PER_SERVER
     if slots is None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gaudi_distributed.cluster.hosts import HostRequest, find_cluster, find_local_hosts, own_address
+from gaudi_distributed.cluster.hosts import find_cluster, find_local_hosts, own_address
 from gaudi_distributed.comm.horovod_engine import DISTRIBUTIONS
 from gaudi_distributed.devices.machine import Machine, gather_processor
 from gaudi_distributed.devices.selection import DEVICE_CHOICES
@@ -89,8 +89,9 @@ def run_doctor(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         ConfigurationError: hosts that are none, or contradict each other.
     """
     flags = parse_flags(arguments)
-    asked = HostRequest(flags.hosts, flags.hostfile, flags.np, flags.num_workers_per_hls)
-    cluster, source = find_cluster(asked, environ)
+    cluster, source = find_cluster(
+        environ, hosts=flags.hosts, hostfile=flags.hostfile, np=flags.np, slots=flags.num_workers_per_hls
+    )
     request = Request(
         device=flags.device,
         cluster=cluster,

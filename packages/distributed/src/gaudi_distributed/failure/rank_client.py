@@ -35,6 +35,7 @@ from gaudi_distributed.failure.messages import (
 )
 
 _CONNECT_SECONDS = 15.0
+Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,21 @@ class RankClient:
         info: where the coordinator is.
         token: the secret that it expects.
         announce: called with a line about the loss of the coordinator, on the rank that reports it.
+        hosted: the coordinator itself, if it is in this process, which then stays until no other rank needs it.
 
     Raises:
         PeerLostError: nobody answers there, or not to this token.
     """
 
-    def __init__(self, rank_info: RankInfo, info: CoordinatorInfo, token: str, announce: Callable[[str], None]) -> None:
-        self._rank_info, self._coordinator, self._announce = rank_info, info, announce
+    def __init__(
+        self,
+        rank_info: RankInfo,
+        info: CoordinatorInfo,
+        token: str,
+        announce: Announce,
+        hosted: Coordinator | None = None,
+    ) -> None:
+        self._rank_info, self._coordinator, self._announce, self._hosted = rank_info, info, announce, hosted
         self._state = State(0, "start", 0)
         self._over = threading.Event()
         self._has_left = self._stop_requested = False
@@ -108,31 +117,40 @@ class RankClient:
         for too long.
         """
         if self._cause is not None:
-            self._end(self._cause)
+            if self._hosted is not None:  # the others have yet to hear of it
+                time.sleep(self._timeouts.leave_seconds)
+            exit_now(self._cause.status)
         self._state = State(step, phase, self._state.reports + 1)
         self._send(self._state)
 
     def report_failure(self, text: str, status: int, *, certain: bool = True) -> FailureCause:
         """Report an error of this rank, and return what ended the run: this, or what came first.
 
-        An error of communication is not `certain`: it follows, as a rule, from the loss of another rank.
+        An error of communication is not `certain`: it follows, as a rule, from the loss of another rank. The rank that
+        hosts the coordinator waits until the line about what ended the run is shown.
         """
         self._send(Failed(status, text, certain))
         # Whether another rank is silent is known after that bound.
         patience = 0.0 if certain else self._timeouts.stall_seconds
         self._over.wait(patience + self._timeouts.leave_seconds)
         rank_info, state = self._rank_info, self._state
-        return self._cause or FailureCause(rank_info.rank, rank_info.host, state.step, state.phase, status, text)
+        cause = self._cause or FailureCause(rank_info.rank, rank_info.host, state.step, state.phase, status, text)
+        if self._hosted is not None:
+            self._hosted.wait(self._timeouts.leave_seconds)
+        return cause
 
     def leave(self, text: str = "", status: int = 0) -> FailureCause | None:
-        """Report that this rank is done, or stopped as all ranks do; return what ended the run before."""
+        """Report that this rank is done, or stopped as all ranks do; return what ended the run before.
+
+        The rank that hosts the coordinator waits for the others first.
+        """
         if self._cause is None:
             self._has_left = True
             self._send(Left(status, text))
-        return self._cause
-
-    def _end(self, cause: FailureCause) -> None:
-        exit_now(cause.status)
+        if self._hosted is None:
+            return self._cause
+        self._hosted.wait()
+        return self._hosted.cause
 
     def _send(self, message: State | Failed | Left) -> None:
         """Send what the connection takes; progress is dropped while the other end does not read."""
@@ -214,9 +232,6 @@ def _connect(info: CoordinatorInfo, hello: Hello) -> tuple[socket.socket, Binary
         time.sleep(0.2)
 
 
-Announce = Callable[[str], None]
-
-
 def join_coordinator(rank_info: RankInfo, environ: Mapping[str, str], announce: Announce) -> RankClient | None:
     """Join the coordinator that gaudi-run's variables name; None if they are not set.
 
@@ -287,33 +302,4 @@ def start_coordinator(
         )
     other = next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1)
     info = CoordinatorInfo(said["host"], said["port"], rank=0, name=hosts[0], reporter=1, timeout_reporter=other)
-    if coordinator is None:
-        return RankClient(rank_info, info, said["token"], announce)
-    return _CoordinatorRankClient(rank_info, info, announce, coordinator)
-
-
-class _CoordinatorRankClient(RankClient):
-    """The client of rank 0, whose process stays until no other rank needs its coordinator."""
-
-    def __init__(
-        self, rank_info: RankInfo, info: CoordinatorInfo, announce: Announce, coordinator: Coordinator
-    ) -> None:
-        self._hosted = coordinator
-        super().__init__(rank_info, info, coordinator.token, announce)
-
-    def report_failure(self, text: str, status: int, *, certain: bool = True) -> FailureCause:
-        """Report an error of this rank, and wait until the line about what ended the run is shown."""
-        cause = super().report_failure(text, status, certain=certain)
-        self._hosted.wait(self._timeouts.leave_seconds)
-        return cause
-
-    def leave(self, text: str = "", status: int = 0) -> FailureCause | None:
-        """Report that this rank is done, and wait for the others."""
-        super().leave(text, status)
-        self._hosted.wait()
-        return self._hosted.cause
-
-    def _end(self, cause: FailureCause) -> None:
-        """Stay until the others have heard of it."""
-        time.sleep(self._timeouts.leave_seconds)
-        super()._end(cause)
+    return RankClient(rank_info, info, said["token"], announce, coordinator)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from gaudi_distributed.cluster.hosts import Cluster, HostRequest, check_interface, find_cluster
+from gaudi_distributed.cluster.hosts import Cluster, check_interface, find_cluster
 from gaudi_distributed.devices.habana import ScaleOut, check_hcl_config, hccl_environment, hcl_config
 from gaudi_distributed.devices.machine import (
     Binding,
@@ -56,8 +56,14 @@ def choose_cluster(options: Options, preset: Preset | None, environ: Mapping[str
     names_hosts = any(name in environ for name in _HOST_VARIABLES)
     if not names_hosts and all(flag is None for flag in (ranks, slots, options.hosts, options.hostfile)):
         raise FlagError("gives neither a number of ranks nor hosts", flag="--np", remedy="give --np or --hosts")
-    request = HostRequest(options.hosts, options.hostfile, ranks, slots, options.first_port)
-    cluster, source = find_cluster(request, environ)
+    cluster, source = find_cluster(
+        environ,
+        hosts=options.hosts,
+        hostfile=options.hostfile,
+        np=ranks,
+        slots=slots,
+        first_port=options.first_port,
+    )
     if preset is not None and [host.slots for host in cluster.hosts] != [preset.slots] * preset.hosts:
         raise ConfigurationError(
             f"--preset {options.preset}: needs {preset.hosts} hosts with {preset.slots} ranks each",

@@ -45,7 +45,7 @@ class Launch:
         plan: for whom.
         processes: by what.
         address: where ranks reach this machine.
-        notes: lines about how.
+        notes: lines about how it runs.
         files: texts to write first, by path.
         watches_ranks: whether this launcher watches the ranks, and not one inside a container.
     """
@@ -59,14 +59,28 @@ class Launch:
 
     @property
     def command_lines(self) -> tuple[CommandLine, ...]:
-        """Return the command lines, host by host."""
-        return list_command_lines(self.plan, self.processes)
+        """Return the command lines: one of each host, or the one that starts the ranks of all hosts."""
+        cluster = self.plan.cluster
+        if any(process.rank is None for process in self.processes):
+            hosts = tuple(host.name for host in cluster.hosts)
+            return tuple(CommandLine(hosts, 0, cluster.size - 1, each.argv, each.reach) for each in self.processes)
+        lines, first = [], 0
+        for host in cluster.hosts:
+            process = self.processes[first]
+            lines.append(CommandLine((host.name,), first, first + host.slots - 1, process.argv, process.reach))
+            first += host.slots
+        return tuple(lines)
 
     def describe(self) -> str:
-        """Return the text of `--dry-run`: what would be written and run."""
+        """Return the text of `--dry-run`: what would be written and run.
+
+        Values are shown of variables that the launch sets, and of no others. A word that is not plain to the eye is
+        shown as a JSON string.
+        """
         notes = "".join(f"{note}\n" for note in self.notes)
         files = "".join(f"file {path}\n{text}\n" for path, text in self.files.items())
-        return f"{notes}\n{files}{describe_processes(self.processes)}"
+        processes = "\n".join("\n".join(_describe(process)) + "\n" for process in self.processes)
+        return f"{notes}\n{files}{processes}"
 
 
 def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
@@ -79,11 +93,13 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
     variables, files = choices.choose_variables(options, preset, cluster, environ)
     note, preloaded = choices.choose_jemalloc(options, container, environ)
     local_hosts = find_local_hosts(cluster)
+    engine: Engine = "multi_worker" if backend == "multi_worker" else "horovod"
+    engine = "single" if cluster.size == 1 else engine
     plan = LaunchPlan(
         cluster=cluster,
         command=command,
         backend=backend,
-        environment={ENGINE_VARIABLE: _name_engine(backend, cluster.size), **variables, **preloaded},
+        environment={ENGINE_VARIABLE: engine, **variables, **preloaded},
         forwarded=choose_inside(options.container, choose_forwarded(environ, options.forward)),
         binding=choices.choose_cores(options, cluster),
         local_hosts=local_hosts,
@@ -171,12 +187,6 @@ def _make_container(options: Options, preset: Preset | None, command: Sequence[s
             ),
         )
     return Container(options.container, image, options.mount, options.workdir)
-
-
-def _name_engine(backend: Backend, size: int) -> Engine:
-    if size == 1:
-        return "single"
-    return "multi_worker" if backend == "multi_worker" else "horovod"
 
 
 def _summarize(plan: LaunchPlan) -> str:
@@ -290,28 +300,6 @@ class CommandLine:
     last_rank: int
     argv: tuple[str, ...]
     reach: tuple[str, ...] = ()
-
-
-def list_command_lines(plan: LaunchPlan, processes: Sequence[Process]) -> tuple[CommandLine, ...]:
-    """Return the command lines: one of each host, or the one that starts the ranks of all hosts."""
-    if any(process.rank is None for process in processes):
-        hosts = tuple(host.name for host in plan.cluster.hosts)
-        return tuple(CommandLine(hosts, 0, plan.cluster.size - 1, each.argv, each.reach) for each in processes)
-    lines, first = [], 0
-    for host in plan.cluster.hosts:
-        process = processes[first]
-        lines.append(CommandLine((host.name,), first, first + host.slots - 1, process.argv, process.reach))
-        first += host.slots
-    return tuple(lines)
-
-
-def describe_processes(processes: Iterable[Process]) -> str:
-    """Return the text: of each process what reaches its host, its arguments, and its variables.
-
-    Values are shown of variables that the launch sets, and of no others. A word that is not plain to the eye is shown
-    as a JSON string.
-    """
-    return "\n".join("\n".join(_describe(process)) + "\n" for process in processes)
 
 
 def _describe(process: Process) -> Iterable[str]:

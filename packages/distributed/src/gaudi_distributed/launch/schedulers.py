@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias
 
 from gaudi_distributed.cluster.hosts import Cluster, Host
 from gaudi_distributed.errors import ConfigurationError, FlagError
@@ -45,30 +45,15 @@ def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
     hosts, slots = choices.choose_shape(options, preset)
     accelerator = choices.choose_accelerator(options, preset)
     name = options.job_name or Path(command[0]).stem.lower().replace("_", "-")
-    check_job_name(name)
+    # A label of RFC 1035, as names in Kubernetes are.
+    if _NAME.fullmatch(name) is None:
+        raise FlagError(
+            f"--job_name {name!r}: is not a name of a job",
+            flag="--job_name",
+            remedy="write at most 63 lower-case letters, digits and hyphens, a letter first",
+        )
     if options.slurm_script is not None:
-        if options.container == "docker":
-            raise ConfigurationError(
-                "--container docker: jobs of SLURM use singularity",
-                flag="--container",
-                remedy="give --container singularity",
-            )
-        # gaudi-run reads the submission's variables inside the job, too.
-        variables = load_series().variables if options.submission else ()
-        read_inside = [name for name in variables if name in environ]
-        forwarded = choose_forwarded(environ, (*options.forward, *read_inside))
-        launcher = (sys.executable, "-m", "gaudi_distributed.launch")
-        inner = (*launcher, *without_flags(options.words, _JOB), *options.command)
-        sbatch = [
-            f"--job-name={name}",
-            f"--nodes={hosts}",
-            f"--ntasks-per-node={slots}",
-            # Without it, all variables of whoever submits would be in the job.
-            f"--export={','.join(forwarded) or 'NONE'}",
-            *((f"--gpus-per-node={slots}",) if accelerator == "gpu" else ()),
-            *map(check_sbatch_option, options.sbatch),
-        ]
-        return write_slurm_script(sbatch, inner)
+        return write_slurm_script(options, environ, name, hosts, slots, accelerator)
     if options.container != "none" or options.workdir or options.image is None:
         raise FlagError("--mpijob: needs --image, and neither --container nor --workdir", flag="--mpijob")
     Container("docker", options.image)  # is checked by being made
@@ -119,13 +104,31 @@ def check_sbatch_option(option: str) -> str:
     return option
 
 
-def write_slurm_script(sbatch: Sequence[str], inner: Sequence[str]) -> str:
-    """Return the script.
-
-    Args:
-        sbatch: options of the job.
-        inner: gaudi-run with its arguments inside the job, which the shell gets quoted.
-    """
+def write_slurm_script(
+    options: Options, environ: Mapping[str, str], name: str, hosts: int, slots: int, accelerator: Accelerator
+) -> str:
+    """Return the script of a job for `slots` ranks on each of the hosts."""
+    if options.container == "docker":
+        raise ConfigurationError(
+            "--container docker: jobs of SLURM use singularity",
+            flag="--container",
+            remedy="give --container singularity",
+        )
+    # gaudi-run reads the submission's variables inside the job, too.
+    variables = load_series().variables if options.submission else ()
+    read_inside = [name for name in variables if name in environ]
+    forwarded = choose_forwarded(environ, (*options.forward, *read_inside))
+    launcher = (sys.executable, "-m", "gaudi_distributed.launch")
+    inner = (*launcher, *without_flags(options.words, _JOB), *options.command)
+    sbatch = [
+        f"--job-name={name}",
+        f"--nodes={hosts}",
+        f"--ntasks-per-node={slots}",
+        # Without it, all variables of whoever submits would be in the job.
+        f"--export={','.join(forwarded) or 'NONE'}",
+        *((f"--gpus-per-node={slots}",) if accelerator == "gpu" else ()),
+        *map(check_sbatch_option, options.sbatch),
+    ]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in sbatch),
@@ -154,27 +157,8 @@ _IMAGE_SSHD = ("/usr/sbin/sshd", "-De", "-f", "/etc/gaudi/sshd_config", "-p")
 _GAUDI_MEMORY_GIB, _GAUDI_HUGE_PAGES_MIB = 51, 2640
 
 
-@dataclass(frozen=True)
-class Mount:
-    """A volume of the workers' pods.
-
-    Attributes:
-        source: name of a claim (PersistentVolumeClaim), or path of a folder on the node.
-        path: where the pod sees it.
-        read_only: whether it may not write there.
-    """
-
-    source: str
-    path: str
-    read_only: bool = False
-
-    @property
-    def volume(self) -> dict[str, Any]:
-        """Return the volume's source as Kubernetes writes it."""
-        if self.source.startswith("/"):
-            return {"hostPath": {"path": self.source, "type": "Directory"}}
-        claim: dict[str, Any] = {"claimName": self.source}
-        return {"persistentVolumeClaim": claim | ({"readOnly": True} if self.read_only else {})}
+# A volume of a pod and where the pod sees it, both as Kubernetes writes them, without their name.
+Mount: TypeAlias = "tuple[dict[str, Any], dict[str, Any]]"
 
 
 @dataclass(frozen=True)
@@ -211,7 +195,7 @@ class Pod:
                 flag="--job_ssh",
                 remedy=f"give the path inside the image, like {ROOT_SSH}",
             )
-        paths = [PurePosixPath(mount.path) for mount in self.mounts]
+        paths = [PurePosixPath(mount["mountPath"]) for _, mount in self.mounts]
         for path in paths:
             taken = [*map(PurePosixPath, (*_RESERVED, self.ssh_folder))]
             if path in taken or paths.count(path) > 1:
@@ -250,27 +234,22 @@ def parse_size(flag: str, text: str | None) -> int:
 
 
 def parse_mount(text: str) -> Mount:
-    """Return the volume of "claim:/inside", "/node:/inside" or one of them with ":ro"; FlagError if it is none."""
+    """Return the mount of "claim:/inside", "/node:/inside" or one of them with ":ro"; FlagError if it is none."""
     found = _MOUNT.fullmatch(text)
-    if found is not None and text.isprintable():
-        source = found["source"]
-        if ".." not in PurePosixPath(source).parts and (source.startswith("/") or _CLAIM.fullmatch(source)):
-            return Mount(source, found["path"], found["read_only"] == ":ro")
-    raise FlagError(
-        f"--mount {text!r}: is not a mount",
-        flag="--mount",
-        remedy="write it like claim:/inside or /node:/inside, and :ro behind to read only",
-    )
-
-
-def check_job_name(name: str) -> None:
-    """Raise FlagError unless it is a label of RFC 1035, as names in Kubernetes are."""
-    if _NAME.fullmatch(name) is None:
+    source = "" if found is None else found["source"]
+    is_folder = source.startswith("/")
+    is_plain = text.isprintable() and ".." not in PurePosixPath(source).parts
+    if found is None or not is_plain or not (is_folder or _CLAIM.fullmatch(source)):
         raise FlagError(
-            f"--job_name {name!r}: is not a name of a job",
-            flag="--job_name",
-            remedy="write at most 63 lower-case letters, digits and hyphens, a letter first",
+            f"--mount {text!r}: is not a mount",
+            flag="--mount",
+            remedy="write it like claim:/inside or /node:/inside, and :ro behind to read only",
         )
+    read_only = {"readOnly": True} if found["read_only"] == ":ro" else {}
+    mount = {"mountPath": found["path"], **read_only}
+    if is_folder:
+        return {"hostPath": {"path": source, "type": "Directory"}}, mount
+    return {"persistentVolumeClaim": {"claimName": source, **read_only}}, mount
 
 
 def write_mpi_job(name: str, cluster: Cluster, pod: Pod, accelerator: Accelerator, inner: Sequence[str]) -> str:
@@ -336,10 +315,9 @@ def describe_worker(pod: Pod, limits: Mapping[str, str | int], slots: int, accel
     if "hugepages-2Mi" in limits:
         volumes.append({"name": "huge-pages", "emptyDir": {"medium": "HugePages-2Mi"}})
         mounts.append({"name": "huge-pages", "mountPath": _HUGE_PAGES})
-    for number, mount in enumerate(pod.mounts):
-        volumes.append({"name": f"mount-{number}", **mount.volume})
-        read_only = {"readOnly": True} if mount.read_only else {}
-        mounts.append({"name": f"mount-{number}", "mountPath": mount.path, **read_only})
+    for number, (volume, mount) in enumerate(pod.mounts):
+        volumes.append({"name": f"mount-{number}", **volume})
+        mounts.append({"name": f"mount-{number}", **mount})
     container = {
         "name": "worker",
         "image": pod.image,
