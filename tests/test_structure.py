@@ -130,7 +130,7 @@ def test_a_docstring_that_asks_is_counted(tmp_path: Path, name: str, text: str, 
         (f"{APPS}/more.py", "RECIPE_CACHE = recipe_version", 0),
         (f"{APPS}/more.py", "folder / 'pictures' / row['facts']", 0),
         ("docs/more.md", "The pictures of `Keeper`.\n", 2),
-        ("docs/more.md", "A goalkeeper's truncated fact.\n", 0),
+        ("docs/more.md", "Goalkeeper's truncated fact.\n", 0),
         ("docs/more.md", "Aside from others.\n", 0),
     ],
 )

@@ -17,10 +17,8 @@ def test_fields_are_none_unless_given() -> None:
 
 
 def test_the_remedy_stands_behind_the_message() -> None:
-    error = ConfigurationError(
-        "is wrong", flag="--np", path=Path("a/b"), record="line 7", field="slots", remedy="fix it"
-    )
-    assert str(error) == "is wrong; fix it"
+    error = ConfigurationError("wrong", flag="--np", path=Path("a/b"), record="line 7", field="slots", remedy="fix it")
+    assert str(error) == "wrong; fix it"
     assert (error.flag, error.path, error.record, error.field) == ("--np", "a/b", "line 7", "slots")
 
 

@@ -70,10 +70,10 @@ def test_list() -> None:
         ("", "'' is not"),
         ("a,", "'' is not"),
         ("a:2,b", "some have none"),
-        ("::1", "is not a host"),
-        ("[::1", "is not a host"),
-        ("[a]:2", "is not a host"),
-        ("[::1]x", "is not a host"),
+        ("::1", "not a host"),
+        ("[::1", "not a host"),
+        ("[a]:2", "not a host"),
+        ("[::1]x", "not a host"),
     ],
 )
 def test_wrong_lists(text: str, words: str) -> None:

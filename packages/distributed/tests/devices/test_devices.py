@@ -91,7 +91,7 @@ def test_synapse_is_found_through_the_library_path(tmp_path: Path) -> None:
     assert choose_device("hpu", root=tmp_path, environ=environ) == "hpu"
 
 
-@pytest.mark.skipif(Path("/sys/class/accel/accel0").exists(), reason="this machine has an accelerator")
+@pytest.mark.skipif(Path("/sys/class/accel/accel0").exists(), reason="has an accelerator")
 def test_opening_hpu_without_a_driver_loads_no_vendor_module() -> None:
     with pytest.raises(DeviceError, match="no Gaudi driver"):
         open_device("hpu")

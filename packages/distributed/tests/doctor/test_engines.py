@@ -35,7 +35,7 @@ OTHERS = replace(BUILT, installed={"tensorflow": "2.16.0", "mxnet": ""})
 @pytest.mark.parametrize(
     ("script", "version", "error_message", "is_open_mpi"),
     [
-        ("echo 'mpirun (Open MPI) 4.1.4'; echo; echo Report bugs", "mpirun (Open MPI) 4.1.4", "", True),
+        ("echo 'mpirun (Open MPI) 4.1.4'; echo; echo Bugs", "mpirun (Open MPI) 4.1.4", "", True),
         ("echo 'Intel(R) MPI Library for Linux'", "Intel(R) MPI Library for Linux", "", False),
         ("echo 'libopen-rte.so.40: cannot open' >&2; exit 127", "", "libopen-rte.so.40: cannot open", False),
     ],

@@ -24,6 +24,14 @@ MPI = "mpirun (Open MPI) 4.1.4"
 MPIRUN = find_starter(TWO, "openmpi")
 GUARD = find_starter(replace(TWO, remote_python="/opt/python3"), "gloo")
 GOOD = RemoteHost("b", "", 0.25, 0.01, MPI)
+# By a part of the remedy; the last one is no answer at all.
+SSH_ERRORS = {
+    "known_hosts": "Host key verification failed.",
+    "authorized_keys": "me@b: Permission denied (publickey).",
+    "the host's name": "ssh: Could not resolve hostname b: Name or service not known",
+    "start sshd there": "ssh: connect to host b port 22: Connection refused",
+    "ssh -p 3022": "no answer within 40 s",
+}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +42,7 @@ GOOD = RemoteHost("b", "", 0.25, 0.01, MPI)
         ("1000.N", -0.5, 1.5),
         ("1060.000000000", 59.0, 1.0),
         ("", None, 0.0),
-        ("bash: date: not found", None, 0.0),
+        ("date: not found", None, 0.0),
         ("-1", None, 0.0),
     ],
 )
@@ -56,8 +64,8 @@ def test_clocks_are_compared_at_the_middle_of_question_and_answer(
             "fault",
             "mpirun (Open MPI) 5.0.3",
         ),
-        ({"starter_error_message": "bash: line 1: mpirun: command not found"}, "fault", "no mpirun: bash"),
-        ({"error_message": "Host key verification failed."}, "fault", "by ssh: Host"),
+        ({"starter_error_message": "sh: not found"}, "fault", "no mpirun: sh"),
+        ({"error_message": "Host key verification"}, "fault", "by ssh: Host"),
     ],
 )
 def test_a_host(changes: dict[str, object], level: str, words: str) -> None:
@@ -66,18 +74,9 @@ def test_a_host(changes: dict[str, object], level: str, words: str) -> None:
     assert words in finding.text
 
 
-@pytest.mark.parametrize(
-    ("error_message", "remedy"),
-    [
-        ("Host key verification failed.", "known_hosts"),
-        ("me@b: Permission denied (publickey).", "authorized_keys"),
-        ("ssh: Could not resolve hostname b: Name or service not known", "the host's name"),
-        ("ssh: connect to host b port 22: Connection refused", "start sshd there"),
-        ("no answer within 40 s", "ssh -p 3022"),
-    ],
-)
-def test_each_trouble_has_its_remedy(error_message: str, remedy: str) -> None:
-    assert remedy in check_remote_host(RemoteHost("b", error_message), MPIRUN, MPI, Ssh(3022)).remedy
+@pytest.mark.parametrize("remedy", SSH_ERRORS)
+def test_each_trouble_has_its_remedy(remedy: str) -> None:
+    assert remedy in check_remote_host(RemoteHost("b", SSH_ERRORS[remedy]), MPIRUN, MPI, Ssh(3022)).remedy
 
 
 def test_what_starts_ranks_is_asked_for() -> None:
@@ -93,8 +92,6 @@ def test_a_host_that_is_not_there() -> None:
     (host,) = gather_remote_hosts(Machine(environ=dict(os.environ)), TWO, MPIRUN)
     assert host.name == "gone.invalid"
     assert host.error_message
-    assert (
-        gather_remote_hosts(Machine(environ={"PATH": "/nowhere"}), TWO, MPIRUN)[0].error_message
-        == "ssh is not installed here"
-    )
+    (host,) = gather_remote_hosts(Machine(environ={"PATH": "/nowhere"}), TWO, MPIRUN)
+    assert "ssh is not" in host.error_message
     assert gather_remote_hosts(Machine(), Request(), MPIRUN) == []

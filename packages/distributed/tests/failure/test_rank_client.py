@@ -145,8 +145,9 @@ def test_end_by_the_launcher(start_ranks: START) -> None:
     with Coordinator(2, timeouts=PATIENT) as coordinator:
         run = start_ranks("launched", coordinator.environment)
         run.wait_for_all()
-        coordinator.end("mpirun was killed; start again", 75)
-        assert finish(coordinator).describe() == "mpirun was killed; start again"
+        coordinator.end("mpirun was killed", 75)
+        cause = finish(coordinator)
+        assert (cause.describe(), cause.status) == ("mpirun was killed", 75)
         assert run.wait() == [75, 75]
 
 

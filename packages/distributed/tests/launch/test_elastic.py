@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -51,12 +52,15 @@ class Run:
             self._told.read(self._process)
         return str(found[0]).removeprefix(prefix)
 
-    def end(self) -> tuple[int, list[str], str]:
-        """Return exit status, what the rounds were, and the last line."""
+    def end(self) -> tuple[int, list[dict[int, str]], str]:
+        """Return exit status, the host of each rank by round, and the last line."""
         assert self._process is not None
         error = self._process.communicate(timeout=SECONDS)[1]
         lines = error.strip().splitlines()
-        return self._process.returncode, [line.partition(": ")[2] for line in lines if ": round " in line], lines[-1]
+        rounds = [line.partition(": round ")[2].partition(": ") for line in lines if ": round " in line]
+        assert [int(number) for number, _, _ in rounds] == list(range(1, len(rounds) + 1))
+        hosts = [{int(rank): host for rank, host in re.findall(r"rank (\d+) on ([\w.]+)", text)} for *_, text in rounds]
+        return self._process.returncode, hosts, lines[-1]
 
     def kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -79,10 +83,7 @@ def test_lost_worker(run: Run) -> None:
     run.order(2, "done")
     status, rounds, _ = run.end()
     assert status == 0
-    assert rounds == [
-        "round 1: rank 0 on localhost, rank 1 on 127.0.0.2",
-        "round 2: rank 0 on 127.0.0.2",
-    ]
+    assert rounds == [{0: "localhost", 1: "127.0.0.2"}, {0: "127.0.0.2"}]
 
 
 def test_host_that_comes_and_one_that_goes(run: Run) -> None:
@@ -95,10 +96,7 @@ def test_host_that_comes_and_one_that_goes(run: Run) -> None:
     run.order(2, "done")
     status, rounds, _ = run.end()
     assert status == 0
-    assert rounds[1:] == [
-        "round 2: rank 0 on localhost, rank 1 on 127.0.0.2",
-        "round 3: rank 0 on 127.0.0.2",
-    ]
+    assert rounds[1:] == [{0: "localhost", 1: "127.0.0.2"}, {0: "127.0.0.2"}]
 
 
 def test_error_that_another_worker_would_meet(run: Run) -> None:

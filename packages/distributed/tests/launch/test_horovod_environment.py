@@ -41,7 +41,7 @@ def test_modules_beside_the_user_are_not_run(
     ("script", "kind", "status"),
     [
         (None, MissingProgramError, 66),
-        ("echo no such option >&2; exit 2", ConfigurationError, 78),
+        ("echo wrong >&2; exit 2", ConfigurationError, 78),
         ("echo 1", ConfigurationError, 78),
         ("echo '{\"versions\": 1}'", ConfigurationError, 78),
     ],

@@ -92,22 +92,22 @@ def test_tags(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ways", "status", "words"),
+    ("ways", "status", "rank", "end"),
     [
-        (("fail=3",), 3, "rank 0 on localhost: ended with status 3"),
-        (("stay", "fail=70"), 70, "rank 1 on localhost: ended with status 70"),
-        (("kill=9", "stay"), 75, "rank 0 on localhost: ended by signal 9"),
-        (("stay", "kill=11"), 75, "rank 1 on localhost: ended by signal 11"),
-        (("stubborn", "fail=1"), 1, "rank 1 on localhost: ended with status 1"),
+        (("fail=3",), 3, 0, "with status 3"),
+        (("stay", "fail=70"), 70, 1, "with status 70"),
+        (("kill=9", "stay"), 75, 0, "by signal 9"),
+        (("stay", "kill=11"), 75, 1, "by signal 11"),
+        (("stubborn", "fail=1"), 1, 1, "with status 1"),
     ],
 )
-def test_one_that_fails_ends_all(run: Run, ways: tuple[str, ...], status: int, words: str) -> None:
+def test_one_that_fails_ends_all(run: Run, ways: tuple[str, ...], status: int, rank: int, end: str) -> None:
     """Also one that does not hear SIGTERM."""
     run.start(*ways)
     run.wait_for_ranks()
     found, _, err = run.end()
     assert found == status
-    assert err.splitlines()[-1].startswith(f"gaudi-run: error: {words}")
+    assert err.splitlines()[-1].startswith(f"gaudi-run: error: rank {rank} on localhost: ended {end}")
 
 
 def test_what_a_rank_leaves_behind_is_ended(run: Run) -> None:
