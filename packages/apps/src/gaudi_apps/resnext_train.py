@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.classification.resnext import FORMER_FLAGS, ResNeXtConfig, find_mode, make_train_config, validate
 from gaudi_apps.cli.program import Program
-from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.plan import find_version_in
 from gaudi_distributed.cluster.rank_info import RankInfo
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gaudi_apps.cli.launch import become_launcher
 from gaudi_apps.cli.program import Program
 from gaudi_apps.mxnet.config import FORMER_FLAGS, TRAINING, SSDMXNetConfig, validate
-from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_datasets.errors import FlagError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.cli.program import Program
 from gaudi_apps.detection.config import FORMER_FLAGS, SSDConfig, find_mode, validate
-from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.settings import Distribution
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.launch import LaunchReport

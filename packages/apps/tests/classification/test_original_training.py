@@ -17,7 +17,7 @@ import pytest
 
 from gaudi_apps import resnet_train, resnext_train
 from gaudi_apps.classification.data import make_class_config
-from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.application import Application
 from gaudi_apps.training.trainer import TrainingData
 from gaudi_distributed import SingleProcess

@@ -26,11 +26,12 @@ from gaudi_apps.cli.flag_rules import (
     per_rank,
     resume_safe,
 )
-from gaudi_apps.errors import RunChangedError
-from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.errors import RunChangedError
+from gaudi_apps.runtime.session import list_start_metadata
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.runtime.tensorflow import TensorFlow
+from gaudi_apps.training.run import list_run_settings
 from gaudi_apps.training.run_dir import RunFolder
-from gaudi_apps.training.setup import list_run_settings, list_start_metadata
 from gaudi_apps.training.trainer import TrainingData
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
@@ -148,13 +149,12 @@ def test_a_resumed_run_may_change_the_flags_that_are_declared_so(run: tuple[str,
 @pytest.mark.parametrize("name", CLASSES)
 def test_ranks_may_differ_in_the_flags_that_are_declared_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Neither depends on flags, and both take a while.
-    monkeypatch.setattr("gaudi_apps.training.setup.hash_code", lambda: "one code")
-    monkeypatch.setattr("gaudi_apps.training.setup.find_version", lambda package: "1.0")
+    monkeypatch.setattr("gaudi_apps.runtime.session.hash_code", lambda: "one code")
+    monkeypatch.setattr("gaudi_apps.runtime.session.find_version", lambda package: "1.0")
 
     def describe_rank(config: Any) -> dict[str, Any]:
-        app = SimpleNamespace(config=config, framework=TensorFlow())
-        session: Any = SimpleNamespace(app=app)
-        return list_start_metadata(session, "fingerprint")
+        app: Any = SimpleNamespace(config=config, framework=TensorFlow())
+        return list_start_metadata(app, "fingerprint")
 
     rules = find_rules(CLASSES[name])
     first = describe_rank(parse(name))

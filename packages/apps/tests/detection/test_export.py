@@ -12,10 +12,10 @@ import pytest
 import tensorflow as tf
 
 from gaudi_apps.detection.export import run_export
-from gaudi_apps.errors import ExportError
 from gaudi_apps.inference import exporter
 from gaudi_apps.inference.converters import Agreement, ExportedNetwork, write_tflite
 from gaudi_apps.inference.exporter import ExportFormat, ExportReport, choose_images, refuse_foreign
+from gaudi_apps.runtime.errors import ExportError
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError, FlagError, MissingExtraError, MissingInputError, UnsafeError

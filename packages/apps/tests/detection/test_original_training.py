@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.ssd_train import PROGRAM
 from gaudi_distributed import SingleProcess
 from gaudi_distributed.cluster.rank_info import RankInfo

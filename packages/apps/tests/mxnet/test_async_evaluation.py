@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.errors import BackgroundError
 from gaudi_apps.mxnet.async_evaluation import BackgroundScoring
+from gaudi_apps.runtime.errors import BackgroundError
 from gaudi_apps.training.checkpoint import Checkpoint
 
 

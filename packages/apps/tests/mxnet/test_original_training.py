@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.ssd_mxnet_train import PROGRAM
 from gaudi_datasets.detection.batches import synthetic_batches
 from gaudi_datasets.sampling import InputOptions

@@ -9,15 +9,10 @@ import pytest
 from gaudi_apps.classification.resnet import ResNetConfig, make_train_config
 from gaudi_apps.cli.flag_rules import check_bounds
 from gaudi_apps.cli.flags import DistributionFlags, check_distribution
+from gaudi_apps.cli.launch import complete_flags, count_workers, find_distribution, share_batch
 from gaudi_apps.detection import config as ssd_config
 from gaudi_apps.detection.plan import make_plan
-from gaudi_apps.runtime.process_group import (
-    Distribution,
-    complete_flags,
-    count_workers,
-    find_distribution,
-    share_batch,
-)
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
 from gaudi_distributed import ConfigurationError, DeviceKind

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gaudi_apps.cli.flags import DistributionFlags
-from gaudi_apps.runtime.elastic import ElasticState, RanksChangedError, check_elastic
+from gaudi_apps.cli.launch import check_elastic
+from gaudi_apps.runtime.errors import RanksChangedError
+from gaudi_apps.runtime.session import ElasticState
 from gaudi_apps.training.checkpoint import Checkpoint
 from gaudi_datasets.errors import FlagError
-from gaudi_distributed.cluster.elastic import SCOPE, WORKER
+from gaudi_distributed.cluster.elastic import SCOPE, WORKER, RendezvousClient
 from gaudi_distributed.cluster.rendezvous import RendezvousServer
 
 Tell = Callable[[int, "dict[str, str] | None"], None]
@@ -54,7 +56,7 @@ def test_elastic_needs() -> None:
 
 def test_training_that_is_done(tell: Tell) -> None:
     tell(1, {"HOROVOD_RANK": "0"})
-    elastic = ElasticState.connect(7)
+    elastic = ElasticState(7, RendezvousClient(os.environ))
     assert elastic.every == 7
     assert elastic.begin_round()
     assert os.environ["HOROVOD_RANK"] == "0"
@@ -62,12 +64,12 @@ def test_training_that_is_done(tell: Tell) -> None:
 
 def test_worker_that_is_not_needed(tell: Tell) -> None:
     tell(1, None)
-    assert not ElasticState.connect(7).begin_round()
+    assert not ElasticState(7, RendezvousClient(os.environ)).begin_round()
 
 
 def test_ranks_that_change_begin_another_round(tell: Tell, capsys: pytest.CaptureFixture[str]) -> None:
     tell(1, {"HOROVOD_RANK": "0"})
-    elastic = ElasticState.connect(7)
+    elastic = ElasticState(7, RendezvousClient(os.environ))
     assert elastic.begin_round()
     elastic.newest = Checkpoint(5, {}, {}, "")
     with elastic.recovering():
@@ -78,7 +80,7 @@ def test_ranks_that_change_begin_another_round(tell: Tell, capsys: pytest.Captur
 def test_error_ends_training(tell: Tell) -> None:
     """Only the loss or the coming of ranks begins another round."""
     tell(1, {"HOROVOD_RANK": "0"})
-    elastic = ElasticState.connect(7)
+    elastic = ElasticState(7, RendezvousClient(os.environ))
     assert elastic.begin_round()
     with pytest.raises(ZeroDivisionError), elastic.recovering():
         raise ZeroDivisionError

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.errors import RootError
-from gaudi_apps.runtime.session import broadcast_from_rank0, share_state
+from gaudi_apps.runtime.errors import RootError
+from gaudi_apps.runtime.process_group import broadcast_from_rank0, share_state
 from gaudi_apps.training.trainer import ImageSequence
 from gaudi_datasets.errors import DataError
 from gaudi_distributed import SingleProcess

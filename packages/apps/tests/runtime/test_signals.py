@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.errors import StoppedError
+from gaudi_apps.runtime.errors import StoppedError
 from gaudi_apps.runtime.failure_reporting import SIGNALS, StopRequest
 
 

@@ -12,7 +12,7 @@ import pytest
 START = """
 import os, sys
 from gaudi_apps.runtime import tensorflow
-from gaudi_apps.runtime.process_group import Distribution
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.detection.application import make_settings
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_distributed.cluster.rank_info import RankInfo

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.errors import RunChangedError
+from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_apps.training.run_dir import RUN_FILE, RunFolder
 from gaudi_datasets.errors import DataError, UnsafeError

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.errors import ShapeError
+from gaudi_apps.runtime.errors import ShapeError
 from gaudi_apps.training.static_shapes import GuardedFunction
 from gaudi_ops.tf.keras_api import keras
 

@@ -9,17 +9,15 @@ from gaudi_apps.classification.resnet import ResNetConfig
 from gaudi_apps.classification.resnext import ResNeXtConfig
 from gaudi_apps.detection.config import DataFlags, RunFlags, SSDConfig
 from gaudi_apps.mxnet.config import SSDMXNetConfig
+from gaudi_apps.runtime.session import hash_code, list_start_metadata
 from gaudi_apps.runtime.tensorflow import TensorFlow
-from gaudi_apps.training.setup import hash_code, list_start_metadata
-from gaudi_distributed import Precision
 from gaudi_distributed.comm.opening import find_difference
 
 CONFIGS = (SSDConfig(), ResNetConfig(), ResNeXtConfig(), SSDMXNetConfig())
 
 
-def make_session(config: SSDConfig) -> Any:
-    app = SimpleNamespace(config=config, framework=TensorFlow())
-    return SimpleNamespace(app=app, precision=Precision("fp32", "float32"))
+def make_app(config: SSDConfig) -> Any:
+    return SimpleNamespace(config=config, framework=TensorFlow())
 
 
 def test_the_code_has_a_hash() -> None:
@@ -36,7 +34,7 @@ def test_the_code_has_a_hash() -> None:
     ],
 )
 def test_what_ranks_must_have_in_common(other: SSDConfig, data: str, named: str | None) -> None:
-    ranks = [list_start_metadata(make_session(SSDConfig()), "a"), list_start_metadata(make_session(other), data)]
+    ranks = [list_start_metadata(make_app(SSDConfig()), "a"), list_start_metadata(make_app(other), data)]
     assert ranks[0]["device"] == ["CPU"]
     assert ranks[0]["precision"] == "fp32"
     assert {"tensorflow", "numpy"} <= ranks[0]["versions"].keys()

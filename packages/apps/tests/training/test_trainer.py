@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gaudi_apps.errors import NonFiniteError
+from gaudi_apps.runtime.errors import NonFiniteError
 from gaudi_apps.training import callbacks as callbacks_module
 from gaudi_apps.training.callbacks import Checkpoints, Evaluation, History, ProgressBar, TensorBoard
 from gaudi_apps.training.checkpoint import CheckpointFolder, RunState

@@ -21,7 +21,7 @@ from gaudi_apps.detection.config import (
     SSDConfig,
     validate,
 )
-from gaudi_apps.errors import ResumeError
+from gaudi_apps.runtime.errors import ResumeError
 from gaudi_apps.training import verify_resume as module
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_apps.training.verify_resume import compare_runs, verify_resume

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gaudi_apps.classification.data import (
     input_options,
@@ -26,6 +26,7 @@ from gaudi_models.architectures import RESNETS
 
 if TYPE_CHECKING:
     from gaudi_apps.classification.evaluator import AccuracyEvaluator
+    from gaudi_apps.cli.flags import ProgramConfig
     from gaudi_apps.inference.exporter import ExportFormat
     from gaudi_apps.training.run_dir import RunFolder
     from gaudi_models.weights import WeightsFile
@@ -44,7 +45,9 @@ class ClassificationApplication(Application):
     folders: ClassVar = ("pictures",)
     framework: TensorFlow
 
-    def __init__(self, program: tuple[str, ...], config: Any, make_train_config: Callable[..., TrainConfig]) -> None:
+    def __init__(
+        self, program: tuple[str, ...], config: ProgramConfig, make_train_config: Callable[..., TrainConfig]
+    ) -> None:
         self.program = program
         self.config = config
         self.framework = TensorFlow()
@@ -58,7 +61,7 @@ class ClassificationApplication(Application):
         self.train_config = self._make_train_config(version=version)
 
     @property
-    def resolved_config(self) -> Any:
+    def resolved_config(self) -> ProgramConfig:
         """The flags, with the values of those whose default follows from others."""
         return self.train_config.flags
 

@@ -21,7 +21,8 @@ from gaudi_apps.classification.flags import (
     make_run_settings,
 )
 from gaudi_apps.cli.flag_rules import Switch, fixed, resume_safe
-from gaudi_apps.runtime.process_group import Distribution, share_batch
+from gaudi_apps.cli.launch import share_batch
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.plan import CURRENT
 from gaudi_datasets.arguments import OFF, ON, FormerFlag, rename
 from gaudi_datasets.errors import FlagError

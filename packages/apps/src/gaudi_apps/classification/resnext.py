@@ -19,7 +19,8 @@ from gaudi_apps.classification.flags import (
 )
 from gaudi_apps.cli.flag_rules import Switch, fixed, resume_safe
 from gaudi_apps.cli.flags import SummaryFlags
-from gaudi_apps.runtime.process_group import Distribution, share_batch
+from gaudi_apps.cli.launch import share_batch
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.plan import CURRENT
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError

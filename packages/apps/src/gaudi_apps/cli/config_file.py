@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gaudi_apps.cli.flag_rules import find_rules, list_flags
-from gaudi_apps.errors import ConfigFileError
+from gaudi_apps.runtime.errors import ConfigFileError
 from gaudi_datasets.arguments import FormerFlag
 from gaudi_datasets.errors import FlagError, MissingInputError
 from gaudi_datasets.flags import parse_flags

@@ -17,6 +17,19 @@ from gaudi_apps.cli.flag_rules import Switch, fixed, list_per_side, per_rank, re
 from gaudi_datasets.errors import FlagError
 
 
+class ProgramConfig:
+    """Base class of the frozen dataclasses that hold the flags of a program, in groups.
+
+    `gaudi_apps.cli.flag_rules` reads everything that depends on a flag from its declaration there.
+    """
+
+    run: RunFlags
+    use: UseFlags
+    distribution: HorovodFlags
+    report: ReportFlags
+    parity: ParityFlags
+
+
 @dataclass(frozen=True)
 class RunFlags:
     """Mode, and folder of the results."""

@@ -9,22 +9,28 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from gaudi_apps.cli.flags import DistributionFlags
-from gaudi_apps.runtime.process_group import FindDevice, find_request
+from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed import ConfigurationError, DeviceError
-from gaudi_distributed.cluster.rank_info import is_launched
+from gaudi_distributed.cluster.hosts import find_cluster
+from gaudi_distributed.cluster.rank_info import detect_rank, is_launched, write_tf_config
 from gaudi_distributed.comm.horovod_engine import require_horovod
+from gaudi_distributed.comm.opening import CommunicationOptions, Engine, find_engine
+from gaudi_distributed.devices.selection import DeviceKind, count_devices
 
 if TYPE_CHECKING:
     from gaudi_distributed.launch.planning import CommandLine
 
 LAUNCHER = "gaudi_distributed.launch"
 _HOSTS = "MULTI_HLS_IPS"
+
+FindDevice: TypeAlias = Callable[[], DeviceKind]
+SomeFlags = TypeVar("SomeFlags", bound=HorovodFlags)
 
 
 @dataclass(frozen=True)
@@ -161,3 +167,176 @@ def _list_scale_out(flags: DistributionFlags, environ: Mapping[str, str], find_d
         return ()
     within_hosts = ("--scale_out", "hierarchical") if flags.horovod_hierarchical_allreduce else ()
     return ("--accelerator", "hpu", *within_hosts)
+
+
+def complete_flags(flags: SomeFlags, environ: Mapping[str, str], find_device: FindDevice) -> SomeFlags:
+    """Return the flags, with the engine that gaudi-run started this process for where they name none.
+
+    So `gaudi-run --np 8 ssd_train` trains on 8 devices as if --use_horovod were given, too.
+
+    Raises:
+        ConfigurationError: they name Horovod, or know nothing else, and gaudi-run started the processes for
+            tf.distribute.
+    """
+    engine = find_engine(environ)
+    if engine == "multi_worker" and flags.use_horovod:
+        raise ConfigurationError(
+            "--use_horovod: gaudi-run --backend multi_worker started the processes for tf.distribute",
+            flag="--use_horovod",
+            remedy="leave out one of the two",
+        )
+    if engine == "multi_worker" and not isinstance(flags, DistributionFlags):
+        raise ConfigurationError(
+            "gaudi-run --backend multi_worker started the processes for tf.distribute, and this program trains by "
+            "Horovod",
+            flag="--backend",
+            remedy="leave out --backend",
+        )
+    if flags.has_engine or engine in (None, "single"):
+        return flags
+    if engine == "horovod":
+        return replace(flags, use_horovod=True)
+    strategy: dict[str, Any] = {"distribution_strategy": "hpu" if find_device() == "hpu" else "multi_worker"}
+    return replace(flags, **strategy)
+
+
+def find_distribution(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> Distribution:
+    """Return the rank of this process, and how it communicates with the others.
+
+    Args:
+        flags: checked.
+        environ: the variables of the process.
+        find_device: says which device the process computes on; asked only where that matters.
+
+    Raises:
+        FlagError: the flags contradict what was launched.
+        ConfigurationError: what was launched contradicts itself.
+    """
+    environment = _list_workers(flags, environ)
+    variables = {**environ, **environment}
+    rank_info = detect_rank(variables)
+    if not is_launched(variables):
+        return Distribution(rank_info)
+    for name, asked, found in (
+        ("hvd_workers", flags.hvd_workers, rank_info.size),
+        ("num_gpus", flags.num_gpus * (flags.distribution_strategy == "mirrored"), rank_info.local_size),
+    ):
+        if asked not in (0, found):
+            raise FlagError(
+                f"--{name} {asked}: {found} processes were launched",
+                flag=f"--{name}",
+                remedy="give this number, or leave it out",
+            )
+    if 0 < flags.num_workers_per_hls < rank_info.local_size:
+        raise FlagError(
+            f"--num_workers_per_hls {flags.num_workers_per_hls}: {rank_info.local_size} processes were launched on "
+            "this host",
+            flag="--num_workers_per_hls",
+            remedy="give this number, or leave it out",
+        )
+    group = (flags.bn_group or rank_info.size) if flags.distributed_bn else 1
+    if rank_info.size % group:
+        raise FlagError(
+            f"--bn_group {group}: must divide the {rank_info.size} processes",
+            flag="--bn_group",
+            remedy="give another, or leave it out",
+        )
+    communication = CommunicationOptions(
+        engine=_choose_engine(flags, find_device),
+        compression=flags.gradient_compression,
+        fusion_threshold_mb=flags.fusion_threshold_mb,
+        hierarchical_allreduce=flags.horovod_hierarchical_allreduce,
+    )
+    return Distribution(rank_info, communication, group, environment)
+
+
+def count_workers(flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice) -> int:
+    """Count the processes that train together, those launched already or those to be launched.
+
+    Raises:
+        ConfigurationError: what names the hosts names none.
+    """
+    variables = {**environ, **_list_workers(flags, environ)}
+    if is_launched(variables):
+        return detect_rank(variables).size
+    request = find_request(flags, environ, find_device)
+    if request is None:
+        return 1
+    ranks, slots = request
+    return ranks or find_cluster(environ, slots=slots)[0].size
+
+
+def find_request(
+    flags: DistributionFlags, environ: Mapping[str, str], find_device: FindDevice
+) -> tuple[int | None, int | None] | None:
+    """Return the ranks that the launcher has to start, in all and on each host; None if no flag gives a number.
+
+    Hosts are those of MULTI_HLS_IPS, of a scheduler, or this machine; with MULTI_HLS_IPS alone, each has 8.
+    """
+    if not flags.has_engine:
+        return None
+    slots = flags.num_workers_per_hls or None
+    if flags.distribution_strategy == "mirrored":
+        return flags.hvd_workers or flags.num_gpus or slots or count_devices(find_device()), None
+    if flags.hvd_workers or slots or environ.get("MULTI_HLS_IPS"):
+        return flags.hvd_workers or None, slots
+    return None
+
+
+def share_batch(flags: DistributionFlags, batch_size: int, workers: int) -> int:
+    """Return the images per step of all processes.
+
+    --batch_size is that of one process with Horovod, and that of all with tf.distribute, as in the originals.
+
+    Raises:
+        FlagError: the processes cannot have equal parts of it.
+    """
+    if not flags.global_batch_size and flags.distribution_strategy == "off":
+        return batch_size * workers
+    name = "global_batch_size" if flags.global_batch_size else "batch_size"
+    whole = flags.global_batch_size or batch_size
+    if whole % workers:
+        raise FlagError(
+            f"--{name} {whole}: is that of all {workers} processes, so it must be a multiple of {workers}",
+            flag=f"--{name}",
+        )
+    return whole
+
+
+def _choose_engine(flags: DistributionFlags, find_device: FindDevice) -> Engine:
+    if flags.use_horovod:
+        return "horovod"
+    if flags.distribution_strategy == "mirrored":
+        return "hpu" if find_device() == "hpu" else "multi_worker"
+    return "single" if flags.distribution_strategy == "off" else flags.distribution_strategy
+
+
+def _list_workers(flags: DistributionFlags, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return TF_CONFIG by --worker_hosts."""
+    if flags.worker_hosts is None:
+        return {}
+    if "TF_CONFIG" in environ:
+        raise FlagError(
+            "--worker_hosts: TF_CONFIG is set too, and says the same or otherwise",
+            flag="--worker_hosts",
+            remedy="leave one of them out",
+        )
+    return {"TF_CONFIG": write_tf_config(flags.worker_hosts.split(","), flags.task_index)}
+
+
+def check_elastic(mode: str, flags: Any) -> None:
+    """Raise FlagError unless this can be done by processes that come and go.
+
+    Args:
+        mode: of the program.
+        flags: see `gaudi_apps.cli.flags.DistributionFlags`.
+    """
+    if mode != "train":
+        raise FlagError(
+            f"--mode {mode}: hosts may change during train only", flag="--mode", remedy="start it by gaudi-run --np"
+        )
+    if not flags.global_batch_size or not flags.use_horovod:
+        raise FlagError(
+            "--use_horovod and --global_batch_size: give both, for the number of processes changes",
+            flag="--use_horovod",
+        )

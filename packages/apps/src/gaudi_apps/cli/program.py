@@ -13,23 +13,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from gaudi_apps.cli.config_file import parse_config
 from gaudi_apps.cli.flags import ParityFlags
-from gaudi_apps.cli.launch import LaunchReport, report_launch, start_processes
-from gaudi_apps.runtime.elastic import ElasticState, check_elastic, is_elastic
-from gaudi_apps.runtime.failure_reporting import FailureReporter, interrupt_on_sigterm
-from gaudi_apps.runtime.process_group import (
-    Distribution,
+from gaudi_apps.cli.launch import (
     FindDevice,
+    LaunchReport,
+    check_elastic,
     complete_flags,
     count_workers,
     find_distribution,
+    report_launch,
+    start_processes,
 )
+from gaudi_apps.runtime.failure_reporting import FailureReporter, interrupt_on_sigterm
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_datasets.arguments import FormerFlag, is_switch_on, read_switch, split_word
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.program import exit_on_error
 from gaudi_distributed import choose_device
+from gaudi_distributed.cluster.elastic import RendezvousClient, is_elastic
 from gaudi_distributed.cluster.rank_info import detect_rank, is_launched
 
 if TYPE_CHECKING:
+    from gaudi_apps.runtime.session import ElasticState
     from gaudi_apps.training.application import Application
 
 TOGETHER = ("train", "eval", "dry_run")  # modes that several processes share
@@ -83,20 +87,13 @@ class Program(ABC):
             if mode == "plan":
                 self._plan(config, arguments)
             elif is_elastic(os.environ):
-                flags = config.distribution.to_distribution()
-                check_elastic(mode, flags)
-                elastic = ElasticState.connect(flags.commit_steps)
-                is_done = False
-                while not is_done and elastic.begin_round():
-                    with elastic.recovering():
-                        _compute(mode, self._open_round(config, elastic), reporter, elastic)
-                        is_done = True
+                self._compute_rounds(mode, config, reporter)
             else:
                 app = self.open(config, self._find_distribution(mode, config, arguments))
                 if mode == "parity":
                     self._compare_sides(config, arguments, app, reporter)
                 else:
-                    _compute(mode, app, reporter, ElasticState())
+                    _compute(mode, app, reporter)
         sys.exit(0)
 
     def parse(self, arguments: Sequence[str]) -> Any:
@@ -141,15 +138,24 @@ class Program(ABC):
         flags: ParityFlags = config.parity
         self.parse([*arguments, *other_arguments(flags, Path("other"))])
         side = recorded_side(flags, (sys.executable, *app.program, *arguments))
-        with side as recording, Session(app, reporter, ElasticState()) as session:
+        with side as recording, Session(app, reporter) as session:
             run_parity(session, flags, recording, as_json=config.run.json)
 
-    def _open_round(self, config: Any, elastic: ElasticState) -> Application:
-        """Make the application of a round of elastic training."""
-        if elastic.newest is not None:  # the run was cleaned before it
-            config = replace(config, run=replace(config.run, clean=False))
-        flags = config.distribution.to_distribution()
-        return self.open(config, find_distribution(flags, os.environ, _device_finder(config)))
+    def _compute_rounds(self, mode: str, config: Any, reporter: FailureReporter) -> None:
+        """Train in rounds, each of which ends when ranks come or go."""
+        from gaudi_apps.runtime.session import ElasticState
+
+        flags, find_device = config.distribution.to_distribution(), _device_finder(config)
+        check_elastic(mode, flags)
+        elastic = ElasticState(flags.commit_steps, RendezvousClient(os.environ))
+        is_done = False
+        while not is_done and elastic.begin_round():
+            with elastic.recovering():
+                if elastic.newest is not None:  # the run was cleaned before it
+                    config = replace(config, run=replace(config.run, clean=False))
+                app = self.open(config, find_distribution(flags, os.environ, find_device))
+                _compute(mode, app, reporter, elastic)
+                is_done = True
 
     def _find_distribution(self, mode: str, config: Any, arguments: Sequence[str]) -> Distribution:
         """Return the rank of this process; does not return where the process becomes the launcher of several."""
@@ -167,7 +173,7 @@ class Program(ABC):
         return Distribution()
 
 
-def _compute(mode: str, app: Application, reporter: FailureReporter, elastic: ElasticState) -> None:
+def _compute(mode: str, app: Application, reporter: FailureReporter, elastic: ElasticState | None = None) -> None:
     # Imported here: help and plans need none of it.
     from gaudi_apps.runtime.session import Session
     from gaudi_apps.training.run import dry_run, open_training, run_evaluation

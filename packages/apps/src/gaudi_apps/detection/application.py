@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from gaudi_apps.detection.config import SSDConfig, find_checkpoint
 from gaudi_apps.detection.data import input_options, open_source, open_training_data, read_categories
 from gaudi_apps.detection.plan import make_plan
-from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.profiler import parse_step_range
-from gaudi_apps.runtime.settings import RunSettings, make_device_settings
+from gaudi_apps.runtime.settings import Distribution, RunSettings, make_device_settings
 from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored
 from gaudi_apps.training.checkpoint import ModelConfig
@@ -37,6 +36,7 @@ class SSDApplication(Application):
     files: ClassVar = ("evaluation.json", "detections.json")
     folders: ClassVar = ("pictures",)
     framework: TensorFlow
+    config: SSDConfig
 
     def __init__(self, config: SSDConfig, distribution: Distribution | None = None) -> None:
         self.config = config

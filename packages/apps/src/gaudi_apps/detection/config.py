@@ -173,7 +173,7 @@ class ReportFlags(SummaryFlags, flags.ReportFlags):
 
 
 @dataclass(frozen=True)
-class SSDConfig:
+class SSDConfig(flags.ProgramConfig):
     """Everything a run of ssd_train depends on."""
 
     run: RunFlags = field(default_factory=RunFlags)

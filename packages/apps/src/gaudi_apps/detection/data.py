@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gaudi_apps.cli.launch import share_batch
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.plan import COCO_TRAIN_IMAGES
 from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, draw_detections, write_image
-from gaudi_apps.runtime.process_group import share_batch
 from gaudi_apps.runtime.settings import RunSettings
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.trainer import Batches, TrainingData

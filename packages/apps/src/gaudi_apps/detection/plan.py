@@ -10,9 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from gaudi_apps.cli.launch import LaunchReport
+from gaudi_apps.cli.launch import LaunchReport, share_batch
 from gaudi_apps.detection.config import SSDConfig
-from gaudi_apps.runtime.process_group import share_batch
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     CURRENT,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gaudi_apps.errors import ExportError
+from gaudi_apps.runtime.errors import ExportError
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_datasets.output_files import write_json
 from gaudi_models.weights import WeightsMetadata

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from gaudi_apps.errors import ExportError
 from gaudi_apps.inference.converters import (
     TOLERANCE,
     Agreement,
@@ -32,6 +31,7 @@ from gaudi_apps.inference.converters import (
     write_tflite,
 )
 from gaudi_apps.inference.media import VIDEO_ENDINGS, find_files
+from gaudi_apps.runtime.errors import ExportError
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.image_files import read_image
 from gaudi_datasets.output_files import staging_folder, write_json

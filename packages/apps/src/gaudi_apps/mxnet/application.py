@@ -14,8 +14,7 @@ from gaudi_apps.mxnet.config import SSDMXNetConfig, find_traced
 from gaudi_apps.mxnet.data import input_options, open_source, open_training_data
 from gaudi_apps.mxnet.framework import MXNet
 from gaudi_apps.mxnet.plan import make_plan
-from gaudi_apps.runtime.process_group import Distribution
-from gaudi_apps.runtime.settings import DeviceSettings, RunSettings
+from gaudi_apps.runtime.settings import DeviceSettings, Distribution, RunSettings
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored
 from gaudi_apps.training.callbacks import Checkpoints, Evaluation, Heartbeat
 from gaudi_apps.training.checkpoint import ModelConfig
@@ -45,6 +44,7 @@ class SSDMXNetApplication(Application):
     program = ("-m", "gaudi_apps.ssd_mxnet_train")
     files: ClassVar = ("evaluation.json", "detections.json", MLPERF_LOG)
     folders: ClassVar = ("pictures",)
+    config: SSDMXNetConfig
 
     def __init__(self, config: SSDMXNetConfig, distribution: Distribution) -> None:
         self.config = config

@@ -13,8 +13,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
-from gaudi_apps.errors import BackgroundError
-from gaudi_apps.runtime.session import warn
+from gaudi_apps.runtime.errors import BackgroundError, warn
 from gaudi_apps.training.callbacks import Evaluation, Heartbeat
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
 

@@ -228,7 +228,7 @@ class MLPerfFlags:
 
 
 @dataclass(frozen=True)
-class SSDMXNetConfig:
+class SSDMXNetConfig(flags.ProgramConfig):
     """Everything a run of ssd_mxnet_train depends on."""
 
     run: RunFlags = field(default_factory=RunFlags)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MXNet:
-    """The framework MXNet, see `gaudi_apps.runtime.framework.Framework`.
+    """The framework MXNet, see `gaudi_apps.training.application.Framework`.
 
     Args:
         config: gives precision and layout; the device decides where they are "auto".

@@ -1,36 +1,41 @@
-"""A session of a program: framework, communicator, folder of the run, and values shared from rank 0."""
+"""A session of a program: framework, communicator, folder of the run, and its state while ranks come and go."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import hashlib
 import os
-import sys
+import platform
 from collections.abc import Callable, Iterator
+from importlib import util
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from gaudi_apps.errors import RootError
-from gaudi_apps.runtime.elastic import ElasticState
+from gaudi_apps.cli.flag_rules import list_flags, list_per_rank
+from gaudi_apps.runtime.errors import RanksChangedError, warn
 from gaudi_apps.runtime.failure_reporting import FailureReporter
-from gaudi_apps.training.application import Application, Restored
+from gaudi_apps.runtime.process_group import broadcast_from_rank0, share_state
+from gaudi_apps.runtime.threads import find_version
+from gaudi_apps.training.application import Application, Framework, Restored
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, ModelConfig, load_checkpoint
 from gaudi_apps.training.plan import find_recipe_version
 from gaudi_apps.training.run_dir import RunFolder
-from gaudi_apps.training.trainer import TrainableTask
 from gaudi_datasets.errors import MissingInputError
-from gaudi_datasets.program import describe_error, exit_status_of
 from gaudi_distributed import Communicator, SingleProcess, apply_environment
+from gaudi_distributed.cluster.elastic import RendezvousClient
 from gaudi_distributed.comm.communicator import SumOfGroup, allreduce_within
-from gaudi_distributed.comm.opening import communication_environment, open_communicator
+from gaudi_distributed.comm.opening import communication_environment, open_communicator, verify_consistent
+
+if TYPE_CHECKING:
+    from gaudi_apps.training.trainer import TrainableTask
 
 CHECKPOINTS = "checkpoints"
 BEST = "best"
 WORKER, LOG = "worker_{}", "log.txt"
 SUMMARIES = "summaries"
+OURS = ("gaudi_apps", "gaudi_datasets", "gaudi_distributed", "gaudi_models", "gaudi_ops")
+OTHERS = ("horovod", "numpy")  # besides those of the framework
 
 
 class Session:
@@ -47,9 +52,10 @@ class Session:
         logs: where this process writes what only it knows: the folder of the run, or `worker_R` in it.
     """
 
-    def __init__(self, app: Application, reporter: FailureReporter, elastic: ElasticState) -> None:
+    def __init__(self, app: Application, reporter: FailureReporter, elastic: ElasticState | None = None) -> None:
         self.app = app
-        self.reporter, self.elastic = reporter, elastic
+        self.reporter = reporter
+        self.elastic = elastic = elastic or ElasticState()
         self.settings = app.settings
         self.model_dir = app.settings.model_dir
         self.folder = RunFolder(self.model_dir, (CHECKPOINTS, BEST))
@@ -102,6 +108,15 @@ class Session:
             folders = [self.model_dir / SUMMARIES, *self.model_dir.glob(WORKER.format("*"))]
             paths = (path for folder in folders for path in folder.rglob("*"))
             self.folder.register_files(*(path for path in paths if path.is_file()))
+
+    def require_equal_start(self, data: str = "") -> None:
+        """Compare over the ranks what they are about to do, with the fingerprint of the training data.
+
+        Raises:
+            ConfigurationError: ranks differ; it names the first difference.
+        """
+        if self.communicator.size > 1:
+            verify_consistent(self.communicator, list_start_metadata(self.app, data))
 
     def choose_version(self) -> None:
         """Follow the rules of the run in the folder, or the current ones, alike on all ranks."""
@@ -188,41 +203,82 @@ class Session:
         return self.app.build_task(model_config, averages=False, communicator=SingleProcess(), reduce_statistics=None)
 
 
-def warn(text: str) -> None:
-    """Show a line that is no result."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+class ElasticState:
+    """Keep the state of a process while ranks come and go.
 
+    Args:
+        every: steps between two copies of the state; 0: none are made, for ranks do not come and go.
+        client: of the launcher's rendezvous.
 
-Value = TypeVar("Value")
-
-
-def broadcast_from_rank0(communicator: Communicator, compute: Callable[[], Value]) -> Value:
-    """Call a function on rank 0 only, and return its result, a JSON value, on every rank.
-
-    Raises:
-        RootError: on the other ranks, if the function raised an error on rank 0, where that error is raised.
+    Attributes:
+        newest: the newest copy. All ranks have the same, so whoever is rank 0 next can give it to the others.
+        framework: the one that computes, once it was started.
     """
-    if communicator.size == 1:
-        return compute()
-    if communicator.rank:
-        answer = json.loads(communicator.gather(b"")[0])
-        if "error" in answer:
-            raise RootError(answer["error"], answer["status"])
-        value: Value = answer["value"]
-        return value
-    try:
-        value = compute()
-    except Exception as error:
-        told = {"error": describe_error(error), "status": exit_status_of(error)}
-        communicator.gather(json.dumps(told).encode())
-        raise
-    communicator.gather(json.dumps({"value": value}).encode())
-    return value
+
+    def __init__(self, every: int = 0, client: RendezvousClient | None = None) -> None:
+        self.every = every
+        self.newest: Checkpoint | None = None
+        self.framework: Framework | None = None
+        self._client = client
+        self._is_later_round = False
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the newest copy is old enough for another one."""
+        return self.every > 0 and step - (0 if self.newest is None else self.newest.step) >= self.every
+
+    def hosts_updated(self) -> bool:
+        """Return whether the launcher is about to begin a new round, with other ranks."""
+        return self._client is not None and self._client.hosts_updated()
+
+    def begin_round(self) -> bool:
+        """Wait for the next round, and set the variables of this process's rank; return False if it is not needed."""
+        from gaudi_distributed.comm.horovod_engine import end_horovod
+
+        if self._is_later_round:
+            end_horovod()
+        self._is_later_round = True
+        variables = None if self._client is None else self._client.next_assignment()
+        if variables is None:
+            return False
+        os.environ.update(variables)
+        return True
+
+    @contextlib.contextmanager
+    def recovering(self) -> Iterator[None]:
+        """Suppress the loss of a rank and a change of ranks within a context; the next round goes back to the copy."""
+        from gaudi_distributed.comm.horovod_engine import is_rank_lost
+
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, RanksChangedError) and not is_rank_lost(error):
+                raise
+            step = 0 if self.newest is None else self.newest.step
+            print(f"the processes change: going back to step {step}", flush=True)
 
 
-def share_state(communicator: Communicator, task: TrainableTask) -> None:
-    """Give the networks of all ranks, which are built alike, the state that rank 0's has."""
-    if communicator.size > 1:
-        state = task.read_state()
-        tensors = communicator.broadcast(list(state.values()))
-        task.write_state(dict(zip(state, map(np.asarray, tensors), strict=True)))
+def list_start_metadata(app: Application, data: str) -> dict[str, Any]:
+    """Return JSON values by name that are equal where ranks may train together; data is their fingerprint."""
+    per_rank = list_per_rank(type(app.config))
+    flags = {name: value for name, value in list_flags(app.config) if name not in per_rank}
+    return {
+        "configuration": flags,
+        "data": data,
+        "device": app.framework.list_devices(),
+        "precision": app.framework.precision_name,
+        "python": platform.python_version(),
+        "versions": {name: find_version(name) for name in (*app.framework.distributions, *OTHERS)},
+        "code": hash_code(),
+    }
+
+
+def hash_code() -> str:
+    """Hash our packages as they are installed: a version does not tell of a file that somebody changed."""
+    digest = hashlib.sha256()
+    for package in OURS:
+        spec = util.find_spec(package)
+        folder = Path(spec.origin if spec and spec.origin else package).parent
+        for path in sorted(folder.rglob("*.py")):
+            content = path.read_bytes()
+            digest.update(f"{package}/{path.relative_to(folder)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from gaudi_apps.runtime.process_group import Distribution
 from gaudi_apps.runtime.profiler import StepRange
+from gaudi_distributed.cluster.rank_info import RankInfo
+from gaudi_distributed.comm.opening import CommunicationOptions
 from gaudi_distributed.devices.machine import count_processors
 
 # Threads: a number, 0 for as many as there are processors to use, or the measured best.
 ThreadFlag: TypeAlias = Literal["auto"] | int
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A process and the others that it trains with; by default it is alone.
+
+    Attributes:
+        rank_info: rank and world size of the process.
+        communication: how they talk.
+        batch_norm_group: over the images of how many of them batch norm goes.
+        environment: variables that follow from flags and are still to be set.
+    """
+
+    rank_info: RankInfo = field(default_factory=RankInfo)
+    communication: CommunicationOptions = field(default_factory=CommunicationOptions)
+    batch_norm_group: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TensorFlow:
-    """The framework TensorFlow, see `gaudi_apps.runtime.framework.Framework`.
+    """The framework TensorFlow, see `gaudi_apps.training.application.Framework`.
 
     Attributes:
         distributions: names of the packages whose versions must be equal on all ranks.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from gaudi_apps.errors import ThreadTrialError
+from gaudi_apps.runtime.errors import ThreadTrialError
 from gaudi_apps.runtime.settings import ThreadFlag
 from gaudi_datasets.output_files import write_json
 from gaudi_distributed.devices.machine import Machine, gather_processor

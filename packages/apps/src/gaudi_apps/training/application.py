@@ -1,26 +1,30 @@
-"""Define what a program has to implement for training, evaluation, prediction and export."""
+"""Define what a program and the library that it computes with have to implement."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from gaudi_apps.inference.scores import Score
-from gaudi_apps.runtime.framework import Framework
-from gaudi_apps.runtime.settings import RunSettings
-from gaudi_apps.training.checkpoint import ModelConfig
-from gaudi_apps.training.plan import CURRENT, Plan
-from gaudi_apps.training.run_dir import RunFolder
-from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
-from gaudi_distributed import Communicator
+from gaudi_apps.training.plan import CURRENT
 
 if TYPE_CHECKING:
+    from gaudi_apps.cli.flags import ProgramConfig
+    from gaudi_apps.inference.evaluator import Evaluator
+    from gaudi_apps.runtime.profiler import StepRange
+    from gaudi_apps.runtime.settings import DeviceSettings, RunSettings
+    from gaudi_apps.training.checkpoint import ModelConfig
+    from gaudi_apps.training.parity.record import ReplaySteps
+    from gaudi_apps.training.plan import Plan
+    from gaudi_apps.training.run_dir import RunFolder
+    from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
+    from gaudi_distributed import Communicator
     from gaudi_models.weights import WeightsFile
 
-# JSON values by name that say how to build a model: classes, architecture, padding.
+# Returns the sums over ranks of what batch norm measures.
 ReduceStatistics: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 
@@ -33,23 +37,48 @@ class Restored:
     step: int
 
 
-class TaskEvaluator(Protocol):
-    """Scores a task on validation data."""
+class Tracer(Protocol):
+    """Traces some steps."""
 
-    def summarize(self, result: Any) -> Score:
-        """Return the figures of a result."""
+    def before_step(self, step: int) -> None:
+        """Call before the step of this number, counted from 1."""
 
-    def set_result(self, step: int, result: Any | None) -> None:
-        """Take the result of a step that was computed elsewhere, which rank 0 has."""
+    def after_step(self, step: int) -> None:
+        """Call after that step."""
 
-    def watch(self, begin: Callable[[str], None]) -> None:
-        """Have somebody told what comes next; see `gaudi_distributed.failure.RankClient.set_progress`."""
 
-    def score(self, task: Any, step: int) -> Score:
-        """Score it after so many steps, with the average of its weights where one is kept."""
+class Framework(Protocol):
+    """A library that computes; it is imported by `start` at the earliest.
 
-    def report(self, task: Any, step: int) -> Score:
-        """Score it, show the figures, and leave them in the folder of the run."""
+    Attributes:
+        distributions: names of the packages whose versions must be equal on all ranks.
+    """
+
+    distributions: tuple[str, ...]
+
+    def start(self, settings: DeviceSettings) -> None:
+        """Choose device and precision, set the environment, and only then import the library.
+
+        Raises:
+            ConfigurationError, DeviceError, ImportError: it cannot compute like this here.
+        """
+
+    @property
+    def precision_name(self) -> str:
+        """Return the precision that was started with, which ranks compare."""
+
+    def list_devices(self) -> list[str]:
+        """List the kinds of the devices in use, once the framework was started."""
+
+    def needs_static_shapes(self) -> bool:
+        """Return True if the device in use needs static shapes."""
+
+    @property
+    def replay_steps(self) -> ReplaySteps:
+        """Return the function that trains and yields the tensors of each step, for `gaudi_apps.training.parity`."""
+
+    def open_tracer(self, folder: Path, steps: StepRange | None) -> AbstractContextManager[Tracer]:
+        """Open a trace of a range of steps, which is written into the folder; None traces no step."""
 
 
 class Application(ABC):
@@ -69,7 +98,7 @@ class Application(ABC):
     program: tuple[str, ...]
     files: ClassVar[tuple[str, ...]]
     folders: ClassVar[tuple[str, ...]]
-    config: Any
+    config: ProgramConfig
     settings: RunSettings
     recipe_version: int = CURRENT
 
@@ -78,7 +107,7 @@ class Application(ABC):
         self.recipe_version = version
 
     @property
-    def resolved_config(self) -> Any:
+    def resolved_config(self) -> ProgramConfig:
         """Return the flags, with the values of those whose default follows from others."""
         return self.config
 
@@ -126,7 +155,9 @@ class Application(ABC):
         """
 
     @abstractmethod
-    def open_evaluator(self, folder: RunFolder, model_config: ModelConfig, communicator: Communicator) -> TaskEvaluator:
+    def open_evaluator(
+        self, folder: RunFolder, model_config: ModelConfig, communicator: Communicator
+    ) -> Evaluator[Any]:
         """Open what evaluates networks of this configuration, each rank a part of the images.
 
         Raises:

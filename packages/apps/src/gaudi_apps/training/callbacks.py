@@ -12,24 +12,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 
-from gaudi_apps.errors import RanksChangedError
 from gaudi_apps.inference.scores import Score
-from gaudi_apps.runtime.elastic import ElasticState
+from gaudi_apps.runtime.errors import RanksChangedError, warn
 from gaudi_apps.runtime.failure_reporting import FailureReporter, StopRequest
-from gaudi_apps.runtime.framework import Framework, Tracer
+from gaudi_apps.runtime.process_group import broadcast_from_rank0
 from gaudi_apps.runtime.profiler import StepRange
-from gaudi_apps.runtime.session import broadcast_from_rank0, warn
 from gaudi_apps.runtime.tensorboard import SummaryWriter
-from gaudi_apps.training.application import TaskEvaluator
+from gaudi_apps.training.application import Framework, Tracer
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunState
 from gaudi_apps.training.reports import HistoryWriter, TrainingProgress
 from gaudi_apps.training.trainer import Callback
 from gaudi_datasets.errors import FlagError
+
+if TYPE_CHECKING:
+    from gaudi_apps.inference.evaluator import Evaluator
+    from gaudi_apps.runtime.session import ElasticState
 
 
 class Heartbeat(Callback):
@@ -352,7 +354,7 @@ class Evaluation(Callback):
         best: gets the best checkpoint.
     """
 
-    def __init__(self, evaluator: TaskEvaluator, early_stopping: EarlyStopping, best: CheckpointFolder) -> None:
+    def __init__(self, evaluator: Evaluator[Any], early_stopping: EarlyStopping, best: CheckpointFolder) -> None:
         self.evaluator, self.early_stopping, self.best = evaluator, early_stopping, best
 
     def is_due(self, step: int) -> bool:

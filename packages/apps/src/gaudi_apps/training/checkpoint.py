@@ -317,3 +317,20 @@ def require_shape(name: str, found: Sequence[int], expected: Sequence[int]) -> N
             field=name,
             remedy="it is of a model with other classes, so use another --model_dir",
         )
+
+
+def require_classes(found: Mapping[str, Any], expected: Mapping[str, Any], name: str) -> None:
+    """Raise DataError unless a checkpoint is of the classes of the data.
+
+    Args:
+        found: JSON values by name in the checkpoint.
+        expected: those of the data, see `gaudi_apps.training.trainer.TrainingData`.
+        name: of the checkpoint, for messages.
+    """
+    for entry, value in expected.items():
+        if entry not in found:
+            raise DataError("does not name its classes", record=name, field=entry, remedy="use another")
+        if found[entry] != value:
+            raise DataError(
+                "is of other classes than the data", record=name, field=entry, remedy="give another --model_dir"
+            )

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from gaudi_apps.cli.launch import LaunchReport
-from gaudi_apps.errors import RunChangedError
+from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_datasets.memory import format_bytes
 from gaudi_models.architectures import NetworkSize
 from gaudi_ops.schedules import Schedule
 
 if TYPE_CHECKING:
+    from gaudi_apps.cli.launch import LaunchReport
     from gaudi_apps.training.run_dir import RunFolder
 
 

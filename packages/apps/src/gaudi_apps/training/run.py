@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
 from rich.console import Console
 
-from gaudi_apps.cli.flag_rules import list_flags, list_per_command
-from gaudi_apps.errors import StoppedError
-from gaudi_apps.inference.scores import Score
+from gaudi_apps.cli.flag_rules import list_flags, list_per_command, list_settings
+from gaudi_apps.runtime.errors import StoppedError, warn
 from gaudi_apps.runtime.failure_reporting import StopRequest
-from gaudi_apps.runtime.session import SUMMARIES, Session, broadcast_from_rank0, warn
+from gaudi_apps.runtime.process_group import broadcast_from_rank0, share_state
+from gaudi_apps.runtime.session import SUMMARIES, Session
 from gaudi_apps.training.callbacks import (
     Checkpoints,
+    EarlyStopping,
     ElasticCommits,
     Evaluation,
     Heartbeat,
@@ -27,23 +30,26 @@ from gaudi_apps.training.callbacks import (
     ProgressBar,
     StopOnRequest,
     TensorBoard,
+    load_callbacks,
 )
-from gaudi_apps.training.checkpoint import Checkpoint, load_checkpoint
+from gaudi_apps.training.checkpoint import Checkpoint, ModelConfig, RunState, load_checkpoint, require_classes
+from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.reports import plot_curves, read_history
-from gaudi_apps.training.setup import (
-    CONFIG,
-    CURVES,
-    DATALOADER,
-    EVALUATIONS,
-    HISTORY,
-    PreparedTraining,
-    prepare_training,
-    require_equal_start,
-)
-from gaudi_apps.training.trainer import Callback, Trainer, TrainingData, require_finite
+from gaudi_apps.training.trainer import Callback, TrainableTask, Trainer, TrainingData, require_finite
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
-from gaudi_distributed import Communicator
+
+if TYPE_CHECKING:
+    from gaudi_apps.inference.evaluator import Evaluator
+    from gaudi_apps.inference.scores import Score
+    from gaudi_apps.training.application import Application
+    from gaudi_models.weights import WeightsFile
+
+HISTORY, EVALUATIONS, CURVES, CONFIG = "history.jsonl", "evaluations.jsonl", "curves.png", "config.yaml"
+DATALOADER = "dataloader"
+FILES = (HISTORY, EVALUATIONS, CURVES, CONFIG)
+FOLDERS = (SUMMARIES, DATALOADER)
+CHECKPOINT_SCORES = "checkpoint_scores.json"
 
 
 @contextmanager
@@ -55,25 +61,19 @@ def open_training(session: Session) -> Iterator[Trainer]:
         RunChangedError: the folder holds a run of other settings.
     """
     run, communicator = session.settings, session.communicator
-    start = prepare_training(session)
-    broadcast_from_rank0(communicator, partial(_begin_folder, session, start))
+    trainer, early_stopping, evaluator = prepare_training(session)
+    broadcast_from_rank0(communicator, partial(_begin_folder, session, trainer))
     with session.showing(), StopRequest(session.reporter.find_requester) as stop:
         if run.draws_input and session.is_root:
-            _draw_input(session, start.data)
-        trainer = Trainer(
-            start.initial.task,
-            start.data,
-            start.plan,
-            _make_callbacks(session, start, stop),
-            state=start.initial.run_state,
-            model_config=start.initial.model_config,
-            communicator=communicator,
-            steps_per_call=run.steps_per_call,
-        )
-        ended = start.early_stopping.reason
-        if ended or trainer.step >= start.plan.total_steps:
+            folder = session.model_dir / DATALOADER
+            paths = session.app.draw_input(trainer.data, folder)
+            session.folder.register_files(*paths)
+            print(f"images of the training input: {folder} ({len(paths)})")
+        trainer.callbacks = _make_callbacks(session, trainer, early_stopping, evaluator, stop)
+        ended = early_stopping.reason
+        if ended or trainer.step >= trainer.plan.total_steps:
             trainer.should_stop = True
-            reason = ended or f"its checkpoint has {trainer.step} of {start.plan.total_steps} steps"
+            reason = ended or f"its checkpoint has {trainer.step} of {trainer.plan.total_steps} steps"
             print(f"{session.model_dir}: nothing to train: {reason}")
         try:
             yield trainer
@@ -81,16 +81,177 @@ def open_training(session: Session) -> Iterator[Trainer]:
             session.register_logs()
         if session.is_root:
             plot_curves(read_history(session.model_dir / HISTORY), session.model_dir / CURVES)
-        if name := _find_stop(communicator, stop):
+        # A signal may come to some ranks only, and all of them have to end alike.
+        names = [name.decode() for name in communicator.gather(stop.name.encode())]
+        asked = (name + f" to rank {rank}" * (len(names) > 1) for rank, name in enumerate(names) if name)
+        if name := next(asked, ""):
             command = "the same command" + " without --clean" * run.clean
             raise StoppedError(
                 f"stopped by {name} after step {trainer.step}, which is saved", remedy=f"{command} continues"
             )
-    if start.evaluator is not None and run.reports:
-        start.evaluator.report(trainer.task, trainer.step)
+    if evaluator is not None and run.reports:
+        evaluator.report(trainer.task, trainer.step)
     session.reporter.at(trainer.step, "export")
     if session.is_root:
         session.app.finish(session.restore_newest)
+
+
+def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluator[Any] | None]:
+    """Do all that can fail before the first step, on all ranks together; nothing is written or removed.
+
+    Returns:
+        a trainer whose callbacks are those of the user; the scores so far; and what scores the network, if scores are
+        wanted.
+
+    Raises:
+        FlagError: a callback of the user cannot be loaded.
+        MissingInputError, DataError: as by the program's data, weights and checkpoints.
+        ConfigurationError: ranks are not alike.
+        RunChangedError: the folder holds a run of other settings.
+    """
+    app, run, communicator = session.app, session.settings, session.communicator
+    callbacks = load_callbacks(run.callbacks)
+    data = app.open_training_data()
+    session.choose_version()
+    plan = app.make_plan(data.num_images)
+    session.require_equal_start(data.fingerprint)
+    settings = list_run_settings(app, data, plan)
+    if not run.clean:
+        broadcast_from_rank0(communicator, partial(session.folder.validate, settings, **_list_outputs(app)))
+    # Before anything is written or removed: a wrong file of weights leaves all as it was.
+    batch_norm_images = plan.global_batch // communicator.size * run.distribution.batch_norm_group
+    task, model_config, state = _load_or_initialize(session, data, batch_norm_images)
+    early_stopping = EarlyStopping(target=run.target, patience=run.patience)
+    if state.early_stop is not None:
+        early_stopping.load(state.early_stop)
+    # Opened before training, so that missing validation data is no surprise after hours.
+    evaluator = app.open_evaluator(session.folder, model_config, communicator) if run.scores else None
+    if evaluator is not None:
+        evaluator.watch(session.reporter.begin)
+    trainer = Trainer(
+        task,
+        data,
+        plan,
+        callbacks,
+        state=replace(state, settings=settings, batch_norm_images=batch_norm_images),
+        model_config=model_config,
+        communicator=communicator,
+        steps_per_call=run.steps_per_call,
+    )
+    return trainer, early_stopping, evaluator
+
+
+def _load_or_initialize(
+    session: Session, data: TrainingData, batch_norm_images: int
+) -> tuple[TrainableTask, ModelConfig, RunState]:
+    """Build the network, on every rank with the same state: that of a checkpoint, of a file of weights, or a new one.
+
+    Args:
+        session: names the checkpoints and the file of weights.
+        data: is trained on.
+        batch_norm_images: images that batch norm goes over.
+
+    Raises:
+        DataError: no checkpoint can be read, or it is of other classes than the data.
+    """
+    checkpoint: Checkpoint | None = None
+    weights: WeightsFile | None = None
+
+    def find() -> dict[str, Any]:
+        """Look for a checkpoint, or a file of weights; return JSON values of it for all ranks."""
+        nonlocal checkpoint, weights
+        checkpoint = session.elastic.newest
+        if checkpoint is None and not session.settings.clean and session.checkpoints.steps():
+            checkpoint = session.checkpoints.load_newest(report=warn)
+        if checkpoint is None:
+            if session.settings.weights is not None:
+                from gaudi_models.weights import read_weights
+
+                weights = read_weights(session.settings.weights)
+            return {"model_config": session.app.describe_model(data, weights), "step": 0, "run_state": {}}
+        require_classes(checkpoint.metadata, data.model_config, f"checkpoint of step {checkpoint.step}")
+        state = checkpoint.run_state
+        if state.batch_norm_images not in (0, batch_norm_images):
+            warn(
+                f"batch norm went over {state.batch_norm_images} images up to step {checkpoint.step}, "
+                f"now {batch_norm_images}"
+            )
+        return {"model_config": checkpoint.model_config, "step": checkpoint.step, "run_state": state.to_json()}
+
+    def fill() -> None:
+        """Set the state of rank 0's network."""
+        if checkpoint is not None:
+            task.write_state(checkpoint.tensors)
+            print(f"{session.checkpoints.path(checkpoint.step)}: continuing after step {checkpoint.step}")
+        elif weights is not None:
+            print(task.load_weights(weights).describe())
+
+    found = broadcast_from_rank0(session.communicator, find)
+    task = session.build_task(found["model_config"], averages=True)
+    broadcast_from_rank0(session.communicator, fill)
+    session.reporter.at(found["step"], "broadcast")
+    share_state(session.communicator, task)
+    return task, found["model_config"], RunState.from_json(found["step"], found["run_state"])
+
+
+def list_run_settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any]:
+    """List what decides the weights of a run, with the global batch; it is the same for any number of ranks."""
+    flags = list_settings(app.resolved_config, plan.global_batch, rate_needs_length=app.rate_needs_length)
+    return {"data": data.fingerprint, **flags, **version_setting(app.recipe_version)}
+
+
+def _list_outputs(app: Application) -> dict[str, Sequence[str]]:
+    """List the files and folders that are the run's own, see `RunFolder.validate`."""
+    return {"files": (*FILES, *app.files), "folders": (*FOLDERS, *app.folders)}
+
+
+def _begin_folder(session: Session, trainer: Trainer) -> None:
+    """Begin or continue the run in its folder, and print the warnings of the plan."""
+    if session.settings.clean:
+        print(f"{session.model_dir}: removed {session.folder.clean()} files of the run, and its checkpoints")
+    session.folder.begin(trainer.state.settings, **_list_outputs(session.app))
+    # The effective configuration, as a file that --config takes.
+    config = session.app.config
+    left_out = list_per_command(type(config))
+    flags = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in list_flags(config)
+        if name not in left_out
+    }
+    (session.model_dir / CONFIG).write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
+    for text in trainer.plan.warnings:
+        warn(text)
+
+
+def _make_callbacks(
+    session: Session,
+    trainer: Trainer,
+    early_stopping: EarlyStopping,
+    evaluator: Evaluator[Any] | None,
+    stop: StopRequest,
+) -> list[Callback]:
+    """Return the callbacks in the order of their calls: those that log come before those that evaluate and save."""
+    run, logs, framework = session.settings, session.logs, session.app.framework
+    # Plain lines under a launcher: mpirun gives even a single rank a terminal that is none.
+    is_launched = session.communicator.size > 1 or "OMPI_COMM_WORLD_SIZE" in os.environ
+    console = Console(highlight=False, soft_wrap=True, force_terminal=False) if is_launched else None
+    progress = ProgressBar(run.log_every, console)
+    hparams, register = trainer.state.settings, session.register_logs
+    callbacks: list[Callback] = [
+        Heartbeat(session.reporter),
+        progress,
+        History(logs / HISTORY, logs / EVALUATIONS, run.log_every),
+        TensorBoard(logs / SUMMARIES, progress, hparams, every=run.summary_every, register=register),
+        ProfilerTrace(framework, logs / SUMMARIES, run.traced, register),
+        early_stopping,
+        Checkpoints(session.checkpoints, run.checkpoint_minutes),
+    ]
+    if evaluator is not None:
+        callbacks.append(Evaluation(evaluator, early_stopping, session.best))
+    callbacks = [*session.app.make_callbacks(callbacks, trainer.plan), *trainer.callbacks]
+    if session.elastic.every:
+        callbacks.append(ElasticCommits(session.elastic))
+    return [*callbacks, StopOnRequest(stop)]
 
 
 def dry_run(session: Session) -> None:
@@ -100,85 +261,19 @@ def dry_run(session: Session) -> None:
         NonFiniteError: loss, gradient or rate of the step is not finite.
         Exception: what training would raise.
     """
-    start = prepare_training(session)
-    task, done, plan = start.initial.task, start.initial.run_state.step, start.plan
+    trainer, _, _ = prepare_training(session)
+    done, plan = trainer.step, trainer.plan
     for text in plan.warnings:
         warn(text)
     if done >= plan.total_steps:
         print(f"dry run: nothing to train: the checkpoint has {done} of {plan.total_steps} steps")
         return
-    batch = next(start.data.batches(done))
-    scalars = task.train_step(batch, plan.learning_rate(done))
+    batch = next(trainer.data.batches(done))
+    scalars = trainer.task.train_step(batch, plan.learning_rate(done))
     require_finite(done + 1, plan.learning_rate(done), scalars, np.asarray(batch["image_ids"]))
     workers = f" on {session.communicator.size} processes" * (session.communicator.size > 1)
     print(f"dry run{workers}: step {done + 1}/{plan.total_steps} of {session.model_dir} would be made")
-    print(f"{start.data.num_images} images an epoch, {plan.global_batch} a step, loss {scalars['loss']:.4g}")
-
-
-def _make_callbacks(session: Session, start: PreparedTraining, stop: StopRequest) -> list[Callback]:
-    """Return the callbacks in the order of their calls: those that log come before those that evaluate and save."""
-    run, logs, framework = session.settings, session.logs, session.app.framework
-    progress = ProgressBar(run.log_every, _make_console(session.communicator))
-    hparams, register = start.initial.run_state.settings, session.register_logs
-    callbacks: list[Callback] = [
-        Heartbeat(session.reporter),
-        progress,
-        History(logs / HISTORY, logs / EVALUATIONS, run.log_every),
-        TensorBoard(logs / SUMMARIES, progress, hparams, every=run.summary_every, register=register),
-        ProfilerTrace(framework, logs / SUMMARIES, run.traced, register),
-        start.early_stopping,
-        Checkpoints(session.checkpoints, run.checkpoint_minutes),
-    ]
-    if start.evaluator is not None:
-        callbacks.append(Evaluation(start.evaluator, start.early_stopping, session.best))
-    callbacks = [*session.app.make_callbacks(callbacks, start.plan), *start.callbacks]
-    if session.elastic.every:
-        callbacks.append(ElasticCommits(session.elastic))
-    return [*callbacks, StopOnRequest(stop)]
-
-
-def _make_console(communicator: Communicator) -> Console | None:
-    """Plain lines under a launcher: mpirun gives even a single rank a terminal that is none."""
-    is_launched = communicator.size > 1 or "OMPI_COMM_WORLD_SIZE" in os.environ
-    return Console(highlight=False, soft_wrap=True, force_terminal=False) if is_launched else None
-
-
-def _begin_folder(session: Session, start: PreparedTraining) -> None:
-    """Begin or continue the run in its folder, and print the warnings of the plan."""
-    if session.settings.clean:
-        print(f"{session.model_dir}: removed {session.folder.clean()} files of the run, and its checkpoints")
-    session.folder.begin(start.initial.run_state.settings, **start.own)
-    _write_config(session)
-    for text in start.plan.warnings:
-        warn(text)
-
-
-def _find_stop(communicator: Communicator, stop: StopRequest) -> str:
-    """Return the name of a signal that came to some rank, alike on all; empty: none did."""
-    names = [name.decode() for name in communicator.gather(stop.name.encode())]
-    return next((name + f" to rank {rank}" * (len(names) > 1) for rank, name in enumerate(names) if name), "")
-
-
-def _write_config(session: Session) -> None:
-    """Leave the effective configuration beside the run, as a file that --config takes."""
-    config = session.app.config
-    left_out = list_per_command(type(config))
-    flags = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in list_flags(config)
-        if name not in left_out
-    }
-    (session.model_dir / CONFIG).write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
-
-
-def _draw_input(session: Session, data: TrainingData) -> None:
-    folder = session.model_dir / DATALOADER
-    paths = session.app.draw_input(data, folder)
-    session.folder.register_files(*paths)
-    print(f"images of the training input: {folder} ({len(paths)})")
-
-
-CHECKPOINT_SCORES = "checkpoint_scores.json"
+    print(f"{trainer.data.num_images} images an epoch, {plan.global_batch} a step, loss {scalars['loss']:.4g}")
 
 
 def run_evaluation(session: Session) -> None:
@@ -191,7 +286,7 @@ def run_evaluation(session: Session) -> None:
         MissingInputError: there is no checkpoint.
         DataError: no checkpoint can be read.
     """
-    require_equal_start(session)
+    session.require_equal_start()
     if session.settings.checkpoint != "all":
         _evaluate_checkpoint(session, session.load_selected)
         return
@@ -200,8 +295,7 @@ def run_evaluation(session: Session) -> None:
     paths = broadcast_from_rank0(session.communicator, lambda: [str(path) for path in session.select_checkpoints()])
     for path in map(Path, paths):
         found: list[Checkpoint] = []
-        loaded = broadcast_from_rank0(session.communicator, partial(_load_readable, path, found))
-        if loaded:
+        if broadcast_from_rank0(session.communicator, partial(_load_readable, path, found)):
             step, score = _evaluate_checkpoint(session, found.pop)
             rows.append({"step": step, **score.figures})
     if not rows:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gaudi_apps.errors import RunChangedError
+from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.errors import DataError, UnsafeError
 from gaudi_datasets.output_files import write_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from gaudi_apps.errors import ShapeError
+from gaudi_apps.runtime.errors import ShapeError
 from gaudi_ops.tf.graphs import find_dynamic, list_operations
 
 _SHOWN = 3

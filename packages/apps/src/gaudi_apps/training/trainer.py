@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.errors import NonFiniteError
 from gaudi_apps.inference.scores import Score
+from gaudi_apps.runtime.errors import NonFiniteError
 from gaudi_apps.training.checkpoint import Checkpoint, ModelConfig, RunState
 from gaudi_apps.training.plan import Plan
 from gaudi_distributed import Communicator, SingleProcess
@@ -197,6 +197,7 @@ class Trainer:
         steps_per_call: steps that the task computes in one call, at most; a call ends where something is due.
 
     Attributes:
+        state: how far the run was when this start began.
         step: steps that are done.
         should_stop: ends training after this step; to be set on all ranks alike, see `request_stop` otherwise.
     """
@@ -215,13 +216,13 @@ class Trainer:
     ) -> None:
         self.task, self.data, self.plan, self.callbacks = task, data, plan, list(callbacks)
         self.communicator: Communicator = communicator or SingleProcess()
-        self._initial = state or RunState()
+        self.state = state or RunState()
         self.model_config = dict(model_config or {})
         self._steps_per_call = steps_per_call
-        self._images = ImageSequence(self._initial.image_sequence)
+        self._images = ImageSequence(self.state.image_sequence)
         self._unchecked: list[tuple[int, float, Mapping[str, Any], npt.NDArray[np.int64]]] = []
         self._wants_stop = self._wants_save = False
-        self.step = self._initial.step
+        self.step = self.state.step
         self.should_stop = False
 
     @property
@@ -304,7 +305,7 @@ class Trainer:
         require_finite_state(tensors, self.step)
         epoch, image = divmod(self.step * self.plan.global_batch, self.data.num_images)
         state = replace(
-            self._initial, step=self.step, epoch=epoch, image=image, image_sequence=self._images.join(self.communicator)
+            self.state, step=self.step, epoch=epoch, image=image, image_sequence=self._images.join(self.communicator)
         )
         for callback in self.callbacks:
             state = callback.add_state(state)

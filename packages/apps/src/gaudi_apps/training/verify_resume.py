@@ -22,7 +22,7 @@ from pathlib import Path
 import yaml
 
 from gaudi_apps.cli.flag_rules import make_short_run
-from gaudi_apps.errors import ResumeError
+from gaudi_apps.runtime.errors import ResumeError
 from gaudi_apps.runtime.session import CHECKPOINTS
 from gaudi_apps.training.application import Application
 from gaudi_apps.training.checkpoint import CheckpointFolder

@@ -12,9 +12,9 @@ from typing import Any
 
 from gaudi_apps.cli.flag_rules import list_per_side, list_settings
 from gaudi_apps.cli.flags import ParityFlags, find_other_side
-from gaudi_apps.errors import OtherSideError, ParityError
-from gaudi_apps.runtime.session import Session
-from gaudi_apps.training.checkpoint import ModelConfig
+from gaudi_apps.runtime.errors import OtherSideError, ParityError
+from gaudi_apps.runtime.session import Session, list_start_metadata
+from gaudi_apps.training.checkpoint import ModelConfig, require_classes
 from gaudi_apps.training.parity.compare import (
     Difference,
     choose_tolerances,
@@ -34,7 +34,6 @@ from gaudi_apps.training.parity.record import (
     write_recording,
 )
 from gaudi_apps.training.plan import Plan, version_setting
-from gaudi_apps.training.setup import list_start_metadata, require_classes
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 
 # Values of a start that sides may differ in.
@@ -91,7 +90,7 @@ class _ThisSide:
         self._plan = session.app.make_plan(self._data.num_images)
         self._steps = steps
         self._task, model_config, weights = _begin(session, self._data)
-        start = list_start_metadata(session, self._data.fingerprint)
+        start = list_start_metadata(session.app, self._data.fingerprint)
         self.side = {"weights": weights, **{name: start[name] for name in _SIDE_METADATA}}
         self.settings = _list_settings(session, self._data, self._plan, model_config, steps)
 
@@ -116,7 +115,7 @@ def _begin(session: Session, data: TrainingData) -> tuple[TrainableTask, ModelCo
     run = session.settings
     if run.checkpoint != "newest" or session.checkpoints.steps():
         restored = session.restore_selected()
-        require_classes(restored.model_config, data, f"checkpoint of step {restored.step}")
+        require_classes(restored.model_config, data.model_config, f"checkpoint of step {restored.step}")
         return restored.task, restored.model_config, f"checkpoint of step {restored.step}"
     if run.weights is None:
         model_config = session.app.describe_model(data, None)

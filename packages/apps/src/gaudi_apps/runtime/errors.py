@@ -1,6 +1,8 @@
-"""Define the errors of the training programs, beside those of `gaudi_datasets.errors`."""
+"""Define the errors of the training programs, beside those of `gaudi_datasets.errors`, and show warnings."""
 
 from __future__ import annotations
+
+import sys
 
 from gaudi_datasets.errors import GaudiError
 
@@ -87,3 +89,8 @@ class BackgroundError(GaudiError, RuntimeError):
 
 class ThreadTrialError(GaudiError, RuntimeError):
     """A choice of threads could not be measured."""
+
+
+def warn(text: str) -> None:
+    """Show a line that is no result."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
