@@ -8,6 +8,7 @@ from gaudi_models.architectures import APPLICATIONS, CLASSIFIERS, RESNETS
 from gaudi_models.layers import synchronize
 from gaudi_models.padding import Padding
 from gaudi_models.resnet import BATCH_NORM_MOMENTUM, ResNetBackbone
+from gaudi_ops.errors import require_choice
 from gaudi_ops.tf.batch_norm import ReduceStatistics
 from gaudi_ops.tf.convolution import Implementation
 from gaudi_ops.tf.keras_api import keras
@@ -53,8 +54,7 @@ def build_classifier(
     Raises:
         ValueError: for a name, a padding, a size or a number of classes that does not exist.
     """
-    if name not in CLASSIFIERS:
-        raise ValueError(f"model is {name!r}; use one of {', '.join(CLASSIFIERS)}")
+    require_choice("model", name, CLASSIFIERS)
     if num_classes < 2:
         raise ValueError(f"num_classes is {num_classes}; use at least 2")
     if image_size < 32:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from gaudi_ops.errors import require_choice
+
 Sides = Literal["same", "symmetric"]
 PoolPadding = Sides
 Padding = Literal["same", "symmetric", "symmetric_stem", "same_pool"]
@@ -39,6 +41,5 @@ def find_rule(padding: Padding) -> Mapping[str, Sides]:
     Raises:
         ValueError: the name is unknown.
     """
-    if padding not in PADDING_RULES:
-        raise ValueError(f"padding is {padding!r}; use one of {', '.join(PADDING_RULES)}")
+    require_choice("padding", padding, PADDING_RULES)
     return PADDING_RULES[padding]

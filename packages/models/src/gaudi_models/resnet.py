@@ -12,6 +12,7 @@ from typing import Any
 from gaudi_models.architectures import STAGE_BLOCKS, STAGE_FILTERS, STEM_FILTERS, Unit, list_units
 from gaudi_models.layers import Convolution2D, make_batch_norm
 from gaudi_models.padding import Padding, Sides, find_rule
+from gaudi_ops.errors import require_choice
 from gaudi_ops.tf.batch_norm import ReduceStatistics
 from gaudi_ops.tf.convolution import Implementation
 from gaudi_ops.tf.keras_api import keras
@@ -52,8 +53,7 @@ class ResNetBackbone:
     reduce_statistics: ReduceStatistics | None = None
 
     def __post_init__(self) -> None:
-        if self.depth not in STAGE_BLOCKS:
-            raise ValueError(f"depth is {self.depth}; use one of {sorted(STAGE_BLOCKS)}")
+        require_choice("depth", self.depth, STAGE_BLOCKS)
         if not 1 <= len(self.stage_strides) <= len(STAGE_FILTERS):
             raise ValueError(f"stage_strides has {len(self.stage_strides)} entries; use 1 to {len(STAGE_FILTERS)}")
         grouped = [unit for unit in list_units(self.depth, STAGE_FILTERS[0], 1, self.cardinality) if unit.groups > 1]

@@ -12,6 +12,7 @@ from gaudi_models.architectures import SSD_EXTRA_LEVELS, SSD_STAGE_STRIDES
 from gaudi_models.padding import SSD_PADDINGS, PoolPadding
 from gaudi_models.resnet import ResNetBackbone
 from gaudi_ops import SSD300, DefaultBoxSpec
+from gaudi_ops.errors import require_choice
 from gaudi_ops.tf.batch_norm import ReduceStatistics
 from gaudi_ops.tf.keras_api import keras
 
@@ -45,8 +46,7 @@ def build_ssd(
         ValueError: if there are fewer than 2 classes, ``pool_padding`` is neither, or the levels' sizes are not those
             of ``spec``.
     """
-    if pool_padding not in SSD_PADDINGS:
-        raise ValueError(f"pool_padding is {pool_padding!r}; use one of {', '.join(SSD_PADDINGS)}")
+    require_choice("pool_padding", pool_padding, SSD_PADDINGS)
     if num_classes < 2:
         raise ValueError(f"num_classes is {num_classes}; it counts the background, so use at least 2")
     images = keras.Input([spec.image_size, spec.image_size, 3], name="images")

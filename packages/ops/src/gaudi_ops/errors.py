@@ -1,8 +1,9 @@
-"""Define the base of the errors of programs: it has an exit status, and says in fields what it is about."""
+"""Define the base of the errors of programs, which have an exit status and fields, and check arguments."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 
 class GaudiError(Exception):
@@ -46,3 +47,9 @@ class GaudiError(Exception):
         message = str(self.args[0]) if self.args else ""
         line = ": ".join(part for part in (self.path, self.record, message) if part)
         return line if self.remedy is None else f"{line}; {self.remedy}"
+
+
+def require_choice(name: str, value: object, choices: Collection[object]) -> None:
+    """Raise ValueError if an argument is none of the values that there are."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(str, choices))}")

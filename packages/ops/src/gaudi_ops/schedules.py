@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from gaudi_ops.errors import require_choice
+
 
 class Operations(NamedTuple):
     """Functions that a formula needs besides arithmetic.
@@ -171,8 +173,7 @@ def from_config(config: Mapping[str, Any]) -> Schedule:
     arguments = {name: value for name, value in config.items() if name != "formula"}
     if "schedule" in arguments:
         arguments["schedule"] = from_config(arguments["schedule"])
-    if config.get("formula") not in _FORMULAS:
-        raise ValueError(f"formula is {config.get('formula')!r}; use one of {', '.join(_FORMULAS)}")
+    require_choice("formula", config.get("formula"), _FORMULAS)
     return functools.partial(_FORMULAS[config["formula"]], **arguments)
 
 

@@ -31,6 +31,7 @@ from gaudi_models.mxnet.layers import (
 )
 from gaudi_models.padding import SSD_PADDINGS, Padding, PoolPadding
 from gaudi_ops import SSD300, DefaultBoxSpec
+from gaudi_ops.errors import require_choice
 
 Ends = Literal["none", "both", "end"]
 
@@ -200,14 +201,10 @@ def build_ssd(
     """
     if num_classes < 2:
         raise ValueError(f"num_classes is {num_classes}; it counts the background, so use at least 2")
-    for name, value, choices in (
-        ("depth", depth, STAGE_BLOCKS),
-        ("pool_padding", pool_padding, SSD_PADDINGS),
-        ("layout", layout, get_args(Layout)),
-        ("precision", precision, COMPUTE_DTYPES),
-    ):
-        if value not in choices:
-            raise ValueError(f"{name} is {value!r}; use one of {', '.join(map(str, choices))}")
+    require_choice("depth", depth, STAGE_BLOCKS)
+    require_choice("pool_padding", pool_padding, SSD_PADDINGS)
+    require_choice("layout", layout, get_args(Layout))
+    require_choice("precision", precision, COMPUTE_DTYPES)
     make = _LayerMaker(layout, COMPUTE_DTYPES[precision], reduce_statistics)
     return SSD(make, num_classes, depth, spec, pool_padding)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import tensorflow as tf
 
+from gaudi_ops.errors import require_choice
 from gaudi_ops.tf import hpu
 from gaudi_ops.tf.keras_api import keras
 from gaudi_ops.tf.keras_tensors import accepts_keras_tensors
@@ -67,7 +68,7 @@ def grouped_conv2d(
     Raises:
         ValueError: an argument is none of those, or the channels don't fit the groups.
     """
-    _require_implementation(implementation)
+    require_choice("implementation", implementation, get_args(Implementation))
     channels_first = _is_channels_first(data_format)
     inputs = tf.convert_to_tensor(inputs)
     filters = tf.cast(filters, inputs.dtype)
@@ -223,11 +224,6 @@ def _is_channels_first(data_format: str) -> bool:
     return data_format.upper() == "NCHW"
 
 
-def _require_implementation(implementation: str) -> None:
-    if implementation not in get_args(Implementation):
-        raise ValueError(f"implementation is {implementation!r}; use one of {', '.join(get_args(Implementation))}")
-
-
 def _pad(inputs: Any, padding: Padding) -> tuple[Any, str]:
     """Pad the inputs as far as TensorFlow's kernels do not; return them and TensorFlow's name for the rest.
 
@@ -274,7 +270,7 @@ class GroupedConv2D(keras.layers.Conv2D):
     """
 
     def __init__(self, *arguments: Any, implementation: Implementation = "auto", **keywords: Any) -> None:
-        _require_implementation(implementation)
+        require_choice("implementation", implementation, get_args(Implementation))
         super().__init__(*arguments, **keywords)
         if not isinstance(self.padding, str):
             raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec
 
 import tensorflow as tf
 
+from gaudi_ops.errors import require_choice
 from gaudi_ops.tf.keras_api import keras
 
 P = ParamSpec("P")
@@ -90,8 +91,7 @@ class OperationLayer(keras.layers.Layer):
     ) -> None:
         # The operation knows which dtypes it takes.
         super().__init__(**arguments, autocast=False)
-        if operation not in _OPERATIONS:
-            raise ValueError(f"operation is {operation!r}; use one of {', '.join(sorted(_OPERATIONS))}")
+        require_choice("operation", operation, _OPERATIONS)
         self.operation, self.input_names, self.options = operation, tuple(inputs), dict(options)
         self.constants = {
             name: tf.constant(value["value"], value["dtype"]) if isinstance(value, Mapping) else tf.constant(value)

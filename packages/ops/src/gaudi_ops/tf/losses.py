@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
+from gaudi_ops.errors import require_choice
 from gaudi_ops.reference import HUBER_DELTA, NEGATIVES_PER_POSITIVE
 from gaudi_ops.tf import hpu
 from gaudi_ops.tf.keras_api import keras
@@ -42,7 +43,7 @@ def softmax_cross_entropy_mme(logits: Any, labels: Any, implementation: Implemen
 
     Source: Habana Model-References 1.5.0, SSD_ResNet34, whose function has this name.
     """
-    require_implementation(implementation)
+    require_choice("implementation", implementation, get_args(Implementation))
     logits = tf.convert_to_tensor(logits)
     labels = tf.convert_to_tensor(labels)
     _require_pair(logits, labels)
@@ -53,12 +54,6 @@ def softmax_cross_entropy_mme(logits: Any, labels: Any, implementation: Implemen
     if implementation == "plain":
         return _plain_form(tf.cast(logits, tf.float32), labels)
     return _convolution_form(tf.cast(logits, tf.float32), labels)
-
-
-def require_implementation(implementation: str) -> None:
-    """Raise ValueError if the implementation is unknown."""
-    if implementation not in get_args(Implementation):
-        raise ValueError(f"implementation is {implementation!r}; use one of {', '.join(get_args(Implementation))}")
 
 
 def _require_pair(logits: Any, labels: Any) -> None:
@@ -150,7 +145,7 @@ class SoftmaxCrossEntropyMME(keras.losses.Loss):
         reduction: str = "auto",
         name: str = "softmax_cross_entropy_mme",
     ) -> None:
-        require_implementation(implementation)
+        require_choice("implementation", implementation, get_args(Implementation))
         super().__init__(reduction=reduction, name=name)
         self.implementation = implementation
 
@@ -248,7 +243,7 @@ class SSDLoss(keras.losses.Loss):
     def __init__(
         self, implementation: Implementation = "auto", reduction: str = "auto", name: str = "ssd_loss"
     ) -> None:
-        require_implementation(implementation)
+        require_choice("implementation", implementation, get_args(Implementation))
         super().__init__(reduction=reduction, name=name)
         self.implementation = implementation
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
+from gaudi_ops.errors import require_choice
 from gaudi_ops.tf import hpu
 from gaudi_ops.tf.keras_tensors import accepts_keras_tensors
 
@@ -47,8 +48,7 @@ def topk_mask(values: Any, k: Any, implementation: Implementation = "auto") -> A
     Raises:
         ValueError: if ``implementation`` is none of the three, or values are of another dtype.
     """
-    if implementation not in get_args(Implementation):
-        raise ValueError(f"implementation is {implementation!r}; use one of {', '.join(get_args(Implementation))}")
+    require_choice("implementation", implementation, get_args(Implementation))
     values = tf.convert_to_tensor(values)
     if values.dtype not in _COMPARED_AS:
         names = ", ".join(dtype.name for dtype in _COMPARED_AS)
