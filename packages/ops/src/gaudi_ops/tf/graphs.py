@@ -105,10 +105,11 @@ def _read_source(given: str) -> str:
 
 def _list_called(nodes: Iterable[Any]) -> list[str]:
     """List the functions that nodes call, each once."""
-    values = [value for node in nodes for value in node.attr.values()]
-    return list(
-        dict.fromkeys(name for value in values for name in [value.func.name, *(f.name for f in value.list.func)])
-    )
+    called: dict[str, None] = {}
+    for node in nodes:
+        for value in node.attr.values():
+            called |= dict.fromkeys([value.func.name, *(function.name for function in value.list.func)])
+    return list(called)
 
 
 def _find_dynamic_outputs(node: Any) -> tuple[tuple[int, str], ...]:
@@ -136,7 +137,7 @@ def _find_maker(name: str, layers: Collection[str], operation: Any) -> str:
     for part in (*scopes, last):
         if part in layers:
             return f"layer {part}"
-    trace = [] if operation is None else operation.traceback
+    trace = None if operation is None else operation.traceback
     for frame in reversed(trace or []):
         package = next((part for part in frame.filename.split("/") if part.startswith(_OURS)), None)
         if package is not None and frame.filename.endswith(".py"):
