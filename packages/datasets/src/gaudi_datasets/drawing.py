@@ -51,9 +51,6 @@ def draw_boxes(
         scores: float [n], written after the names; the best is on top. Without them, small boxes are on top.
         low: of the longer side of the result, in pixels.
         high: likewise; None for no bound.
-
-    Returns:
-        A new image in the proportions of the given one.
     """
     canvas = fit_image(image, low, high)
     pen, unit = ImageDraw.Draw(canvas), max(canvas.size) / SMALLEST_SIDE

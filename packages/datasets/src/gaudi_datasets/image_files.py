@@ -61,12 +61,8 @@ def read_image(path: Path, *, decode: bool = True) -> EncodedImage:
 def check_image(encoded: bytes, place: object, *, decode: bool = True) -> EncodedImage:
     """Check that an image is whole and of a kind that TensorFlow decodes to RGB.
 
-    A JPEG in CMYK (or YCCK) is encoded anew in RGB, with quality 95.
-
-    Args:
-        encoded: the bytes of the file.
-        place: its path, or the name of its record in messages.
-        decode: decode it whole; else that is done only where its structure leaves a doubt.
+    A JPEG in CMYK (or YCCK) is encoded anew in RGB, with quality 95. Without `decode`, an image is decoded only where
+    its structure leaves a doubt. `place` is its path, or the name of its record in messages.
 
     Raises:
         DataError: it is no image, cut off or damaged, or neither JPEG nor PNG.

@@ -62,9 +62,8 @@ def resumable_folder(folder: Path) -> Iterator[None]:
 def write_atomically(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Give the path of a temporary file, which replaces the file at `path` at the end and is removed after an error.
 
-    Args:
-        path: in a folder that exists. The temporary file is in the same folder and has the same suffix.
-        durable: wait until the content is on the disk, so that it survives a crash of the machine.
+    It is in the same folder, which must exist, and has the same suffix. `durable` waits until the content is on the
+    disk, so that it survives a crash of the machine.
 
     Raises:
         OSError: the file cannot be written, because the disk is full for example; names `path`.
@@ -97,9 +96,8 @@ def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
 def hold_lock(path: Path, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold a lock that excludes other processes; the end of a process releases its locks.
 
-    Args:
-        path: file of the lock, made with its folder and removed afterwards.
-        waiting: called once before waiting for another process that holds the lock.
+    Its file is made with its folder and removed afterwards. `waiting` is called once before waiting for another
+    process that holds the lock.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)

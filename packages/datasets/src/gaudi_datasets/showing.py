@@ -60,14 +60,8 @@ def write_images(
 ) -> list[Path]:
     """Draw images with their boxes or labels into `<image id>-<file name>.jpg`; all appear together.
 
-    Args:
-        source: the data set.
-        indices: of the images.
-        output_dir: made when it is not there.
-        augmented: add beside each what training gets of it in the first epochs, made by the pipeline of training;
-            TensorFlow is imported for that.
-        seed: of the augmentation.
-        overwrite: replace images of the same names.
+    `augmented` adds beside each what training gets of it in the first epochs, made by the pipeline of training, for
+    which TensorFlow is imported. `overwrite` replaces images of the same names.
 
     Raises:
         DataError: an image or a record is damaged.

@@ -99,10 +99,7 @@ def decode_window(encoded: bytes, window: npt.NDArray[np.int32], place: str) -> 
 def evaluation_batches(load: Callable[[Any], dict[str, Any]], num_images: int, options: InputOptions) -> Any:
     """Make batches of every image once, in order, of equal shape, and equally many on every rank.
 
-    Args:
-        load: from an index, int64 [], to the tensors of that image; "image_ids" is one of them.
-        num_images: indices are 0..num_images - 1.
-        options: see `InputOptions`.
+    `load` goes from an index, int64 [] in 0..num_images - 1, to the tensors of that image, "image_ids" among them.
 
     Returns:
         tf.data.Dataset of dicts. What lacks to whole batches on all ranks has id -1, and zeros for everything else.

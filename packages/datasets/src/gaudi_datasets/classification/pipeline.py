@@ -51,14 +51,7 @@ def train_dataset(
     crop_range: CropRange = RESNET_CROPS,
     color_range: ColorRange = NO_COLORS,
 ) -> Any:
-    """Make the endless training batches of this rank, beginning at a step.
-
-    Args:
-        source: the images and their labels.
-        options: see `InputOptions`.
-        first_step: the step whose batch comes first.
-        crop_range: which crops are drawn; `RESNEXT_CROPS` are those of ResNeXt.
-        color_range: which changes of colour are drawn.
+    """Make the endless training batches of this rank, from that of `first_step` on.
 
     Returns:
         tf.data.Dataset of dicts: ``images`` [batch, side, side, 3], RGB in 0..255 minus `MEAN_RGB`; ``labels`` int32
@@ -95,14 +88,10 @@ def train_dataset(
 
 
 def eval_dataset(source: ClassificationSource, options: InputOptions, *, num_images: int | None = None) -> Any:
-    """Make batches of every image of a source once, in its order, of equal shape, and equally many on every rank.
+    """Make batches of every image of a source, or of the first `num_images`, once, in its order, of equal shape.
 
-    The short side is resized to 8/7 of the network's image (256 for 224), and the centre is taken.
-
-    Args:
-        source: the images and their labels.
-        options: see `InputOptions`; the seed has no effect.
-        num_images: read only so many of them, from the first.
+    Every rank gets as many. The short side is resized to 8/7 of the network's image (256 for 224), and the centre is
+    taken.
 
     Returns:
         tf.data.Dataset of dicts as `train_dataset` gives them. Batches are filled up with images of zeros whose id is

@@ -64,11 +64,8 @@ def open_split(data_dir: Path, split: str, class_names: Sequence[str] | None = N
 
     Records are in `data_dir`, or in a folder of the split below it, as the originals wrote them. Images are in such a
     folder: in a folder for each class, or, those of ImageNet's validation, without any, and their labels in `data_dir`.
-
-    Args:
-        data_dir: the folder of the data set.
-        split: its name; `val` and `validation` mean each other, and `name_folders` lists the folders that are known.
-        class_names: classes in the order of their labels, for images; records tell their own.
+    The splits `val` and `validation` mean each other, and `name_folders` lists the folders that are known.
+    `class_names` are classes in the order of their labels, for images; records tell their own.
 
     Raises:
         MissingInputError: the split is not there, or shards of its records are missing.

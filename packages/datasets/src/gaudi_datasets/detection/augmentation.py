@@ -69,11 +69,7 @@ def draw_crop(boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generato
     """Draw a window that shows enough of every object.
 
     Each pass keeps the whole image with probability 1/7, or draws a least IoU and 50 windows, of which the last valid
-    one is taken; passes repeat until one gives a window.
-
-    Args:
-        boxes_yxyx: float32 [n, 4], fractions of the image; with none there is nothing to aim at and no crop.
-        generator: where the draws come from.
+    one is taken; passes repeat until one gives a window. Without boxes [n, 4] there is nothing to aim at, and no crop.
 
     Returns:
         float32 [4], y0, x0, y1, x1 as fractions of the image.
@@ -115,11 +111,7 @@ def _centers_inside(
 def crop_boxes(
     boxes_yxyx: npt.NDArray[np.float32], window_yxyx: npt.NDArray[np.float32]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Clip boxes to a window, as fractions of it, and keep those whose centre is inside.
-
-    Args:
-        boxes_yxyx: float32 [n, 4], fractions of the image.
-        window_yxyx: float32 [4], fractions of the image.
+    """Clip boxes [n, 4] to a window [4], as fractions of it, and keep those whose centre is inside.
 
     Returns:
         boxes float32 [kept, 4] and the mask bool [n] of the kept ones.

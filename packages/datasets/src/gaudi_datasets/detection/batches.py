@@ -43,18 +43,11 @@ def train_batches(
     layout: Layout = "NCHW",
     scale_brightness: bool = False,
 ) -> Generator[Batch, None, None]:
-    """Make the endless training batches of this rank, beginning at a step: those of `train_dataset` in `pipeline`.
+    """Make the endless training batches of this rank, from that of `first_step` on, as `train_dataset` does.
 
     Draws, crops and targets are the same numbers. So are pixels, to 2e-3 after normalisation, but for JPEGs: TensorFlow
-    decodes those faster and less exactly by default, which makes a difference of about 1.3/255 on average.
-
-    Args:
-        source: the images and their boxes.
-        options: see `InputOptions`; images are float32, which MXNet makes of another type where it needs one.
-        first_step: the step whose batch comes first.
-        spec: default boxes that the targets are for.
-        layout: of the images.
-        scale_brightness: multiply by what was drawn for the brightness, 0.875 to 1.125, in place of adding it.
+    decodes those faster and less exactly by default, which makes a difference of about 1.3/255 on average. With
+    `scale_brightness` pixels are multiplied by what was drawn for the brightness, 0.875 to 1.125, which is added else.
 
     Yields:
         ``images`` float32 [batch, 3, side, side] (or [batch, side, side, 3]) normalised, ``classes`` int32 [batch,
@@ -89,13 +82,9 @@ def train_batches(
 def eval_batches(
     source: DetectionSource, options: InputOptions, *, num_images: int | None = None, layout: Layout = "NCHW"
 ) -> Generator[Batch, None, None]:
-    """Make batches of every image of a source once, in its order, of equal shape, and equally many on every rank.
+    """Make batches of every image of a source, or of the first `num_images`, once, in its order, of equal shape.
 
-    Args:
-        source: the images.
-        options: see `InputOptions`; the seed has no effect.
-        num_images: read only so many of them, from the first.
-        layout: of the images.
+    Every rank gets as many.
 
     Yields:
         ``images`` as `train_batches`, ``image_ids`` int64 [batch] and ``sizes`` int32 [batch, 2], height and width in

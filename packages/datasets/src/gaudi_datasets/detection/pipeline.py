@@ -19,13 +19,7 @@ from gaudi_ops import SSD300, DefaultBoxSpec
 def train_dataset(
     source: DetectionSource, options: InputOptions, *, first_step: int = 0, spec: DefaultBoxSpec = SSD300
 ) -> Any:
-    """Make the endless training batches of this rank, beginning at a step.
-
-    Args:
-        source: the images and their boxes.
-        options: see `InputOptions`.
-        first_step: the step whose batch comes first.
-        spec: default boxes that the targets are for.
+    """Make the endless training batches of this rank, from that of `first_step` on; `spec` are the targets' boxes.
 
     Returns:
         tf.data.Dataset of dicts: ``images`` [batch, side, side, 3] normalised, ``classes`` int32 [batch, boxes],
@@ -64,12 +58,7 @@ def train_dataset(
 
 
 def eval_dataset(source: DetectionSource, options: InputOptions, *, num_images: int | None = None) -> Any:
-    """Make batches of every image of a source once, in its order, of equal shape.
-
-    Args:
-        source: the images.
-        options: see `InputOptions`; the seed has no effect.
-        num_images: read only so many of them, from the first.
+    """Make batches of every image of a source, or of the first `num_images`, once, in its order, of equal shape.
 
     Returns:
         tf.data.Dataset of dicts: ``images`` [batch, side, side, 3] normalised, ``image_ids`` int64 [batch] and

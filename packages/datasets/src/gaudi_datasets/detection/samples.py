@@ -19,11 +19,7 @@ def draw_example_crop(
 ) -> tuple[npt.NDArray[np.int32], Draws]:
     """Draw crop, mirroring and colours; crowds are no objects.
 
-    Args:
-        example: the image and its boxes.
-        epoch: from 0.
-        options: seed, and probability of mirroring.
-        scale_brightness: multiply by one and the brightness, in place of adding it.
+    `scale_brightness` multiplies by one and the brightness, in place of adding it.
 
     Returns:
         The crop, int32 [4]: y0, x0, height and width in pixels; and the draws, with the same crop as their window.

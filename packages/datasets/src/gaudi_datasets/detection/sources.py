@@ -57,14 +57,7 @@ def name_place(source: DetectionSource, index: int, example: DetectionExample) -
 class RecordSource(RecordSet):
     """The records of one split in a folder, as `write_records` or the original program wrote them.
 
-    Without a manifest the classes are the 80 of COCO.
-
-    Args:
-        data_dir: the folder.
-        split: what the names of the records begin with.
-
-    Raises:
-        MissingInputError, DataError: as by `RecordSet`.
+    Without a manifest the classes are the 80 of COCO. Arguments and errors are those of `RecordSet`.
     """
 
     def __init__(self, data_dir: str | Path, split: str) -> None:

@@ -25,7 +25,7 @@ from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.documents import Faults, Record, load_json
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.output_files import staging_folder, write_json
-from gaudi_datasets.records.tfrecords import frame_record, index_records, read_record
+from gaudi_datasets.records.tfrecords import encode_features, frame_record, index_records, read_record
 from gaudi_datasets.sampling import InputOptions
 from gaudi_datasets.tf_input import read_batches
 from gaudi_ops import SSD300, DefaultBoxSpec
@@ -33,7 +33,6 @@ from gaudi_ops import SSD300, DefaultBoxSpec
 MANIFEST_FORMAT = "gaudi-datasets static batches"
 MANIFEST_VERSION = 1  # of the files, and of what `train_dataset` makes of a source and a seed
 _LARGEST_EXAMPLE = 2**31 - 2**20  # protobuf's limit, and room for what is not tensors
-_IDENTITY = "identity"
 _WITHOUT_EFFECT = ("parallel_calls", "threads", "dtype")  # options on which the batches do not depend
 
 
@@ -69,16 +68,8 @@ def write_static_batches(
     """Write the first batches of one rank into `output_dir/worker_R`, and a manifest `train-B.json` when all are there.
 
     What is there already, undamaged and made of the same data by the same options, is kept: a call that was stopped is
-    continued by repeating it. A file appears under its name only when it is whole.
-
-    Args:
-        source: images and boxes.
-        output_dir: made when it is not there.
-        options: batch size, seed, rank and number of ranks; the dtype has no effect.
-        steps: how many batches.
-        overwrite: replace batches that were made of something else.
-        progress: called with the batches done and their number.
-        spec: default boxes that the targets are for.
+    continued by repeating it. A file appears under its name only when it is whole. `overwrite` replaces batches that
+    were made of something else; `progress` is called with the batches done and their number.
 
     Returns:
         How many of the batches were there already.
@@ -118,8 +109,8 @@ def write_static_batches(
         if missing:  # until all is whole again there is nothing to train on
             manifest_path.unlink(missing_ok=True)
         for step, batch in _make_batches(source, options, missing, spec):
-            tensors = {name: tf.io.serialize_tensor(tensor).numpy() for name, tensor in batch.items()}
-            (staging / names[step]).write_bytes(frame_record(_head(identities[step]) + _encode(tensors)))
+            tensors = {name: ("bytes", [tf.io.serialize_tensor(tensor).numpy()]) for name, tensor in batch.items()}
+            (staging / names[step]).write_bytes(frame_record(_head(identities[step]) + encode_features(tensors)))
             (staging / names[step]).replace(folder / names[step])
             done += 1
             if progress is not None:
@@ -191,13 +182,7 @@ def open_static_batches(data_dir: str | Path, options: InputOptions, *, spec: De
 def static_dataset(
     batches: StaticBatches, options: InputOptions, *, first_step: int = 0, spec: DefaultBoxSpec = SSD300
 ) -> Any:
-    """Read batches from disk endlessly, from the first one again after the last one.
-
-    Args:
-        batches: from `open_static_batches` with the same options.
-        options: batch size, image size and dtype; seed and threads have no effect.
-        first_step: the step whose batch comes first.
-        spec: default boxes that the targets are for.
+    """Read batches from disk endlessly, from that of `first_step` on, and from the first again after the last.
 
     Returns:
         tf.data.Dataset with the element_spec of `train_dataset`. Iterated by `read_batches`, a file that is damaged or
@@ -287,14 +272,7 @@ def _head(identity: str) -> bytes:
     A concatenation of messages is their merger, so what follows adds features, and the identity is seen without
     parsing the tensors.
     """
-    return _encode({_IDENTITY: identity.encode()})
-
-
-def _encode(features: Mapping[str, bytes]) -> bytes:
-    values = {n: tf.train.Feature(bytes_list=tf.train.BytesList(value=[v])) for n, v in features.items()}
-    example = tf.train.Example(features=tf.train.Features(feature=values))
-    content: bytes = example.SerializeToString(deterministic=True)
-    return content
+    return encode_features({"identity": ("bytes", [identity.encode()])})
 
 
 def _read_content(path: Path) -> bytes:
