@@ -75,7 +75,8 @@ def write_images(
             variants = _augment(source, rows, seed) if augmented else {}
             for index in rows:
                 example = source.read(index)
-                names.append(_name(example))
+                stem = re.sub(r"[^\w.-]+", "_", Path(example.file_name).stem)
+                names.append(f"{example.image_id}{f'-{stem}' if stem else ''}.jpg")
                 drawn = draw_example(example, class_names_of(source))
                 image = join_images([drawn, *variants.get(example.image_id, [])])
                 image.save(staging / names[-1], "JPEG", quality=92)
@@ -179,8 +180,3 @@ def _first_of_each(boxes_yxyx: npt.NDArray[np.float32], labels: npt.NDArray[np.i
 
 def _to_image(pixels: npt.NDArray[np.float32]) -> Image.Image:
     return Image.fromarray(np.rint(np.clip(pixels, 0, 255)).astype(np.uint8))
-
-
-def _name(example: Example) -> str:
-    stem = re.sub(r"[^\w.-]+", "_", Path(example.file_name).stem)
-    return f"{example.image_id}{f'-{stem}' if stem else ''}.jpg"

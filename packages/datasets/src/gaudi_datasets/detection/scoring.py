@@ -57,11 +57,11 @@ class CocoScores:
 
     def describe(self) -> str:
         """Return a table for people, one figure or class a line."""
-        rows = [(name, _figure(value)) for name, value in self.figures.items()]
-        rows += [(f"AP   {one.name}", _figure(one.ap)) for one in self.classes if one.ap is not None]
+        rows = [*self.figures.items()]
+        rows += [(f"AP   {one.name}", one.ap) for one in self.classes if one.ap is not None]
         width = max(len(name) for name, _ in rows)
         lines = [f"images {self.images}/{self.images_total}, detections {self.detections}"]
-        lines += [f"{name:<{width}}  {value}" for name, value in rows]
+        lines += [f"{name:<{width}}  {'-' if value is None else f'{value:.3f}'}" for name, value in rows]
         return "\n".join(lines + [self.note] * bool(self.note))
 
     def as_json(self) -> dict[str, Any]:
@@ -244,7 +244,3 @@ def _import_scorer() -> ModuleType:
 
 def _known(value: float) -> float | None:
     return None if value < 0 else float(value)
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

@@ -60,10 +60,16 @@ def read_voc(
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for stem in chosen:
-        images.append({"id": image_ids[stem], **_image(trees[stem], files[stem])})
-        for one in trees[stem].findall("object"):
-            fields = _annotation(one, files[stem], category_ids)
-            annotations.append({"id": len(annotations) + 1, "image_id": image_ids[stem], **fields})
+        path, tree, image_id = files[stem], trees[stem], image_ids[stem]
+        height, width = (_number(tree, f"size/{side}", path) for side in ("height", "width"))
+        if height < 1 or width < 1:
+            fault = f"size is {height:g} high and {width:g} wide; it must be at least 1"
+            raise DataError(fault, path=path, remedy="fix the annotation")
+        name = stem + (Path(tree.findtext("filename") or "").suffix or ".jpg")
+        images.append({"id": image_id, "file_name": name, "height": int(height), "width": int(width)})
+        for one in tree.findall("object"):
+            fields = _read_object(one, path, category_ids)
+            annotations.append({"id": len(annotations) + 1, "image_id": image_id, **fields})
     categories = [{"id": number, "name": name, "supercategory": ""} for name, number in category_ids.items()]
     return {"images": images, "annotations": annotations, "categories": categories}
 
@@ -87,17 +93,7 @@ def _parse(path: Path) -> Element:
     return tree
 
 
-def _image(tree: Element, path: Path) -> dict[str, Any]:
-    name = path.stem + (Path(tree.findtext("filename") or "").suffix or ".jpg")
-    height, width = (_number(tree, f"size/{side}", path) for side in ("height", "width"))
-    if height < 1 or width < 1:
-        raise DataError(
-            f"size is {height:g} high and {width:g} wide; it must be at least 1", path=path, remedy="fix the annotation"
-        )
-    return {"file_name": name, "height": int(height), "width": int(width)}
-
-
-def _annotation(one: Element, path: Path, category_ids: dict[str, int]) -> dict[str, Any]:
+def _read_object(one: Element, path: Path, category_ids: dict[str, int]) -> dict[str, Any]:
     name = _text(one, "name", path)
     if name not in category_ids:
         raise DataError(
@@ -106,12 +102,7 @@ def _annotation(one: Element, path: Path, category_ids: dict[str, int]) -> dict[
     xmin, ymin, xmax, ymax = (_number(one, f"bndbox/{corner}", path) for corner in _CORNERS)
     box = [xmin, ymin, xmax - xmin, ymax - ymin]
     is_difficult = (one.findtext("difficult") or "0").strip() == "1"
-    return {
-        "category_id": category_ids[name],
-        "bbox": box,
-        "area": box[2] * box[3],
-        "iscrowd": int(is_difficult),
-    }
+    return {"category_id": category_ids[name], "bbox": box, "area": box[2] * box[3], "iscrowd": int(is_difficult)}
 
 
 def _text(element: Element, tag: str, path: Path) -> str:

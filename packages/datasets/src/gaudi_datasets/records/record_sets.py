@@ -128,6 +128,7 @@ def find_kind(data_dir: str | Path, split: str) -> RecordKind:
 
 
 def _find_shards(folder: Path, split: str) -> list[Path]:
+    """List the shards of a split, all of which must be there."""
     if folder.exists() and not folder.is_dir():
         raise DataError("is a file", path=folder, remedy="give the folder that holds the records")
     paths = sorted(path for path in folder.glob(f"{split}-*") if path.is_file())
@@ -136,24 +137,12 @@ def _find_shards(folder: Path, split: str) -> list[Path]:
         raise MissingInputError(
             f"{state} records {split}-*", path=folder, remedy="write them with gaudi-datasets convert"
         )
-    _check_complete(folder, split, paths)
-    if unfinished_folder(folder, split).exists() and not (folder / f"{split}.json").exists():
-        raise DataError(
-            f"the conversion of split {split!r} was stopped", path=folder, remedy="repeat the command that made it"
-        )
-    return paths
-
-
-def _check_complete(folder: Path, split: str, paths: Sequence[Path]) -> None:
-    """Raise an error unless all shards are there, of one conversion; names that count no shards are not looked at."""
+    # All shards must be there, of one conversion; names that count no shards are not looked at.
     shards = [match for path in paths if (match := SHARD_NAME.fullmatch(path.name))]
     endings = sorted({f"-of-{match['total']}{match['suffix']}" for match in shards})
     if len(endings) > 1:
-        raise DataError(
-            f"has files {split}-* of several conversions ({', '.join(endings)})",
-            path=folder,
-            remedy="leave those of one there",
-        )
+        fault = f"has files {split}-* of several conversions ({', '.join(endings)})"
+        raise DataError(fault, path=folder, remedy="leave those of one there")
     total = shards[0]["total"] if shards else "0"
     missing = sorted(set(range(int(total))) - {int(match["number"]) for match in shards})
     if missing:
@@ -167,6 +156,11 @@ def _check_complete(folder: Path, split: str, paths: Sequence[Path]) -> None:
                 f"{split}-*-of-{len(shards):0{len(total)}d}"
             ),
         )
+    if unfinished_folder(folder, split).exists() and not (folder / f"{split}.json").exists():
+        raise DataError(
+            f"the conversion of split {split!r} was stopped", path=folder, remedy="repeat the command that made it"
+        )
+    return paths
 
 
 def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
