@@ -25,7 +25,7 @@ from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.documents import Faults, Record, load_json
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.output_files import staging_folder, write_json
-from gaudi_datasets.records.tfrecords import encode_features, frame_record, index_records, read_record
+from gaudi_datasets.records.tfrecords import Kind, encode_features, frame_record, index_records, read_record
 from gaudi_datasets.sampling import InputOptions
 from gaudi_datasets.tf_input import read_batches
 from gaudi_ops import SSD300, DefaultBoxSpec
@@ -109,7 +109,9 @@ def write_static_batches(
         if missing:  # until all is whole again there is nothing to train on
             manifest_path.unlink(missing_ok=True)
         for step, batch in _make_batches(source, options, missing, spec):
-            tensors = {name: ("bytes", [tf.io.serialize_tensor(tensor).numpy()]) for name, tensor in batch.items()}
+            tensors: dict[str, tuple[Kind, list[bytes]]] = {
+                name: ("bytes", [tf.io.serialize_tensor(tensor).numpy()]) for name, tensor in batch.items()
+            }
             (staging / names[step]).write_bytes(frame_record(_head(identities[step]) + encode_features(tensors)))
             (staging / names[step]).replace(folder / names[step])
             done += 1
