@@ -7,27 +7,21 @@ from pathlib import Path
 import pytest
 
 from gaudi_datasets.benchmarking.measurement import Clocks, Rate, StageClock, measure_input, measure_reading
+from gaudi_datasets.sampling import InputOptions
 
 
 @dataclass(frozen=True)
 class Example:
     encoded: bytes
-    height: int = 1
-    width: int = 1
 
 
 class Files:
     """Files of 1, 2, 3 and so on bytes."""
 
-    name = "files"
-
     def __init__(self, folder: Path, count: int) -> None:
-        self._folder, self._count = folder, count
+        self._folder = folder
         for index in range(count):
             self.path(index).write_bytes(b"x" * (index + 1))
-
-    def __len__(self) -> int:
-        return self._count
 
     def path(self, index: int) -> Path:
         return self._folder / str(index)
@@ -38,14 +32,14 @@ class Files:
 
 def test_reading_ends_with_the_time_or_the_images(tmp_path: Path, clocks: Clocks) -> None:
     source = Files(tmp_path, 6)
-    rate, read = measure_reading(source, [5, 3, 1, 0, 2, 4], threads=1, seconds=3, clocks=clocks)
-    assert read == [5, 3, 1]
+    rate, done = measure_reading(source, [5, 3, 1, 0, 2, 4], threads=1, seconds=3, clocks=clocks)
+    assert done == [5, 3, 1]
     assert (rate.images, rate.bytes, rate.threads) == (3, 6 + 4 + 2, 1)
     assert rate.images_per_second == rate.images / rate.seconds
-    rate, read = measure_reading(source, [4, 2], threads=2, seconds=1000)
-    assert (sorted(read), rate.bytes) == ([2, 4], 3 + 5)
-    rate, read = measure_reading(source, [4, 2], threads=2, seconds=0)
-    assert read[0] == 4
+    rate, done = measure_reading(source, [4, 2], threads=2, seconds=1000)
+    assert (sorted(done), rate.bytes) == ([2, 4], 3 + 5)
+    rate, done = measure_reading(source, [4, 2], threads=2, seconds=0)
+    assert done[0] == 4
 
 
 def test_an_input_is_counted_after_its_beginning_and_closed(clocks: Clocks) -> None:
@@ -59,13 +53,13 @@ def test_an_input_is_counted_after_its_beginning_and_closed(clocks: Clocks) -> N
         finally:
             given.append(-1)
 
-    rate = measure_input(batches, batch_size=4, mean_bytes=500, threads=2, seconds=10, clocks=clocks)
+    rate = measure_input(batches, InputOptions(4, threads=2), mean_bytes=500, seconds=10, clocks=clocks)
     # One to open it; two until 2 of 10 seconds are over; the rest counts.
     assert (rate.images, rate.bytes) == (4 * (len(given) - 1 - 2), 500 * rate.images)
     assert given[-1] == -1
     assert 0 < rate.images <= 4 * 8
     assert rate.processor_milliseconds == pytest.approx(250 / rate.images)
-    short = measure_input(batches, batch_size=4, mean_bytes=500, threads=2, seconds=0)
+    short = measure_input(batches, InputOptions(4, threads=2), mean_bytes=500, seconds=0)
     assert short.images == 4
 
 

@@ -1,4 +1,4 @@
-"""A benchmark of a data set's training input: what is measured, in which order and how long."""
+"""Measure a data set's training input: reading, each stage and the whole, one after another."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 
-from gaudi_datasets.benchmarking.detection_stages import Loader, measure_detection
-from gaudi_datasets.benchmarking.detection_stages import open_batches as open_detection
-from gaudi_datasets.benchmarking.measurement import Clocks, Rate, measure_input, measure_reading
+from gaudi_datasets.benchmarking.detection_stages import Loader
+from gaudi_datasets.benchmarking.measurement import SYSTEM_CLOCKS, Clocks, Rate, measure_input, measure_reading
 from gaudi_datasets.classification.examples import ClassificationExample
 from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.memory import CacheDecision, decide_cache
@@ -98,13 +97,13 @@ def run_benchmark(
     *,
     seconds: float,
     loader: Loader = "tensorflow",
-    clocks: Clocks | None = None,
+    clocks: Clocks = SYSTEM_CLOCKS,
     say: Callable[[str], None] = lambda _: None,
 ) -> Benchmark:
     """Measure a data set.
 
     Args:
-        source: a `FileSource` of detection or classification.
+        source: of detection or classification, whose images lie in files.
         kind: which of the two.
         options: of the input; `threads` is how many it works with.
         seconds: that all measurements together take, but for what each must do at least once.
@@ -116,9 +115,10 @@ def run_benchmark(
         DataError, MissingInputError: an image cannot be read or decoded.
         MissingExtraError: the loader needs TensorFlow, and it is not installed.
     """
-    clocks, load = clocks or Clocks(), os.getloadavg()[0]
+    load = os.getloadavg()[0]
+    measure, open_batches = _choose_functions(kind, loader)
+    measure = functools.partial(measure, options=options, clocks=clocks)
     order = SampleOrder(len(source), replace(options, batch_size=min(len(source), _MOST_READ))).at_step(0)[0].tolist()
-    measure = functools.partial(_measure_stages, kind=kind, options=options, loader=loader, clocks=clocks)
     say("reading")
     reading, indices = measure_reading(
         source, order, threads=options.threads, seconds=_READING * seconds, clocks=clocks
@@ -136,16 +136,10 @@ def run_benchmark(
         say(f"the whole input, {threads} thread{'s' * (threads > 1)}")
         share = _ONE_THREAD if threads < options.threads else left
         left -= share
-        inputs.append(
-            measure_input(
-                functools.partial(_open, source, kind, _limit_threads(options, threads), loader),
-                batch_size=options.batch_size,
-                mean_bytes=mean_bytes,
-                threads=threads,
-                seconds=share * seconds,
-                clocks=clocks,
-            )
-        )
+        calls = max(1, options.parallel_calls * threads // options.threads)
+        limited = replace(options, threads=threads, parallel_calls=calls)
+        opened = functools.partial(open_batches, source, limited)
+        inputs.append(measure_input(opened, limited, mean_bytes=mean_bytes, seconds=share * seconds, clocks=clocks))
     height, width = np.median([(example.height, example.width) for example in examples], axis=0).astype(int).tolist()
     return Benchmark(
         name=source.name,
@@ -164,6 +158,17 @@ def run_benchmark(
         cache=decide_cache(source.num_bytes),
         load=load,
     )
+
+
+def _choose_functions(kind: Kind, loader: Loader) -> tuple[Callable[..., dict[str, float]], Callable[..., Any]]:
+    """Return the functions that measure the stages and open the whole input; those of classes need TensorFlow."""
+    if kind == "classification":
+        from gaudi_datasets.benchmarking import classification_stages
+
+        return classification_stages.measure_classification, classification_stages.open_batches
+    from gaudi_datasets.benchmarking.detection_stages import measure_detection, open_batches
+
+    return functools.partial(measure_detection, loader=loader), functools.partial(open_batches, loader=loader)
 
 
 class _Examples:
@@ -222,32 +227,3 @@ def store_smaller(example: Any, short_side: int) -> Any:
 
 def _is_jpeg(example: DetectionExample | ClassificationExample) -> bool:
     return example.encoded.startswith(b"\xff\xd8")
-
-
-def _limit_threads(options: InputOptions, threads: int) -> InputOptions:
-    return replace(options, threads=threads, parallel_calls=max(1, options.parallel_calls * threads // options.threads))
-
-
-def _measure_stages(
-    source: Any,
-    indices: Sequence[int],
-    *,
-    kind: Kind,
-    options: InputOptions,
-    loader: Loader,
-    seconds: float,
-    clocks: Clocks,
-) -> dict[str, float]:
-    if kind == "detection":
-        return measure_detection(source, indices, options, loader, seconds=seconds, clocks=clocks)
-    from gaudi_datasets.benchmarking.classification_stages import measure_classification
-
-    return measure_classification(source, indices, options, seconds=seconds, clocks=clocks)
-
-
-def _open(source: Any, kind: Kind, options: InputOptions, loader: Loader) -> Any:
-    if kind == "detection":
-        return open_detection(source, options, loader)
-    from gaudi_datasets.benchmarking.classification_stages import open_batches
-
-    return open_batches(source, options)

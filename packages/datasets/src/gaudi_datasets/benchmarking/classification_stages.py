@@ -61,9 +61,17 @@ def measure_classification(
             examples += read
     costs = clock.milliseconds()
     rows = draw_crops(examples, np.zeros(len(examples), np.int64), options)[:4]
-    up_to = _measure_prefixes(rows, options, seconds=seconds - (clocks.wall() - begin), clocks=clocks)
-    for before, name in itertools.pairwise(up_to):
-        costs[name] = max(0.0, up_to[name] - up_to[before])
+    left = seconds - (clocks.wall() - begin)
+    runs = {name: _compile(rows, function, options) for name, function in make_prefixes(options).items()}
+    spent, rounds, begin = dict.fromkeys(runs, 0.0), 0, clocks.wall()
+    while not rounds or clocks.wall() - begin < left:  # stages take turns until the end
+        for name, run in runs.items():
+            start = clocks.processor()
+            run()
+            spent[name] += clocks.processor() - start
+        rounds += 1
+    for before, name in itertools.pairwise(runs):
+        costs[name] = max(0.0, 1e3 * (spent[name] - spent[before]) / (rounds * len(rows[0])))
     return {name: costs[name] for name in STAGES if name in costs}
 
 
@@ -85,21 +93,6 @@ def make_prefixes(options: InputOptions) -> Prefixes:
 def open_batches(source: ClassificationSource, options: InputOptions) -> Iterator[Any]:
     """Open the whole input."""
     return read_batches(train_dataset(source, options), source)
-
-
-def _measure_prefixes(
-    rows: tuple[Any, ...], options: InputOptions, *, seconds: float, clocks: Clocks
-) -> dict[str, float]:
-    """Measure milliseconds of processors for an image up to each stage; stages take turns until the end."""
-    runs = {name: _compile(rows, function, options) for name, function in make_prefixes(options).items()}
-    spent, begin, rounds = dict.fromkeys(runs, 0.0), clocks.wall(), 0
-    while not rounds or clocks.wall() - begin < seconds:
-        for name, run in runs.items():
-            start = clocks.processor()
-            run()
-            spent[name] += clocks.processor() - start
-        rounds += 1
-    return {name: 1e3 * each / (rounds * len(rows[0])) for name, each in spent.items()}
 
 
 def _compile(rows: tuple[Any, ...], function: Callable[..., Any], options: InputOptions) -> Callable[[], Any]:

@@ -1,4 +1,4 @@
-"""Reading, stages and the whole input of a data set, each measured for a given time."""
+"""Measure reading, stages and the whole input of a data set, each for a given time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
+
+from gaudi_datasets.sampling import InputOptions
 
 Clock = Callable[[], float]
 """Gives seconds since some moment."""
@@ -30,41 +32,9 @@ class Clocks:
     processor: Clock = time.process_time
 
 
+SYSTEM_CLOCKS = Clocks()
 STAGES = ("read", "decode", "crop", "resize", "colours", "targets")
 _WARM_UP = 0.2  # of the time of the input, at the beginning, which is not counted: what was made ahead comes then
-
-
-class EncodedExample(Protocol):
-    """Fields that examples of both kinds have."""
-
-    @property
-    def encoded(self) -> bytes:
-        """Return the image file."""
-
-    @property
-    def height(self) -> int:
-        """Return the height in pixels."""
-
-    @property
-    def width(self) -> int:
-        """Return the width in pixels."""
-
-
-class FileSource(Protocol):
-    """A data set whose images lie in files."""
-
-    @property
-    def name(self) -> str:
-        """Return the name of the data set."""
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-
-    def read(self, index: int) -> EncodedExample:
-        """Read one image."""
-
-    def path(self, index: int) -> Path:
-        """Return the file that it is read from."""
 
 
 @dataclass(frozen=True)
@@ -112,26 +82,28 @@ class Rate:
         }
 
 
-@dataclass
 class StageClock:
     """Adds up what each stage takes, of images that are worked on one after another.
 
-    Attributes:
+    Args:
         clock: gives seconds of processors.
+
+    Attributes:
         seconds: of each stage so far, by its name.
         images: that were worked on.
     """
 
-    clock: Clock = time.process_time
-    seconds: dict[str, float] = field(default_factory=dict)
-    images: int = 0
+    def __init__(self, clock: Clock = time.process_time) -> None:
+        self._clock = clock
+        self.seconds: dict[str, float] = {}
+        self.images = 0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Time what is in the block."""
-        begin = self.clock()
+        begin = self._clock()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - begin
+        self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - begin
 
     def milliseconds(self) -> dict[str, float]:
         """Return milliseconds of processors for an image by stage, in the order of `STAGES`."""
@@ -139,7 +111,12 @@ class StageClock:
 
 
 def measure_reading(
-    source: FileSource, order: Sequence[int], *, threads: int, seconds: float, clocks: Clocks = Clocks()
+    source: Any,
+    order: Sequence[int],
+    *,
+    threads: int,
+    seconds: float,
+    clocks: Clocks = SYSTEM_CLOCKS,
 ) -> tuple[Rate, list[int]]:
     """Read images from the disk, by several threads, and do nothing else with them.
 
@@ -147,7 +124,7 @@ def measure_reading(
     in memory itself).
 
     Args:
-        source: the data set.
+        source: the data set; it has `path(index)`, the file of an image, and `read(index)`, an example of either kind.
         order: indices of the images in the order of reading; read once at most.
         threads: how many read.
         seconds: after which no further image is begun; one is read in any case.
@@ -158,7 +135,6 @@ def measure_reading(
     """
     for path in dict.fromkeys(map(source.path, order)):
         forget_file(path)
-    clocks = clocks or Clocks()
     left, lock = iter(order), Lock()
     done: list[int] = []
     num_bytes = 0
@@ -177,33 +153,31 @@ def measure_reading(
                 num_bytes += size
 
     with ThreadPoolExecutor(threads) as pool:
-        for each in [pool.submit(work) for _ in range(threads)]:
-            each.result()
+        for future in [pool.submit(work) for _ in range(threads)]:
+            future.result()
     rate = Rate(len(done), num_bytes, clocks.wall() - begin, threads, clocks.processor() - worked)
     return rate, done
 
 
 def measure_input(
     batches: Callable[[], Iterator[Any]],
+    options: InputOptions,
     *,
-    batch_size: int,
     mean_bytes: float,
-    threads: int,
     seconds: float,
-    clocks: Clocks | None = None,
+    clocks: Clocks = SYSTEM_CLOCKS,
 ) -> Rate:
     """Take batches as a training on an infinitely fast device would.
 
     Args:
         batches: opens the input.
-        batch_size: images in each.
+        options: of the input.
         mean_bytes: encoded bytes of an image.
-        threads: that the input works with.
         seconds: after which no further batch is asked for; the first part of them is not counted, and one batch is in
             any case.
         clocks: what time is measured by.
     """
-    clocks, iterator = clocks or Clocks(), batches()
+    iterator = batches()
     try:
         next(iterator)
         begin = clocks.wall()
@@ -212,9 +186,9 @@ def measure_input(
         counted, start, worked = 0, clocks.wall(), clocks.processor()
         while not counted or clocks.wall() - begin < seconds:
             next(iterator)
-            counted += batch_size
+            counted += options.batch_size
         spent = clocks.wall() - start, clocks.processor() - worked
-        return Rate(counted, counted * mean_bytes, spent[0], threads, spent[1])
+        return Rate(counted, counted * mean_bytes, spent[0], options.threads, spent[1])
     finally:
         if isinstance(iterator, Generator):  # threads of its own end with it
             iterator.close()

@@ -1,4 +1,4 @@
-"""A benchmark for people, as tables, and for programs, as JSON."""
+"""Print a benchmark as tables for people, or give it as JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gaudi_datasets.benchmarking.verdict import Verdict
 
 _BAR = 30  # characters of the longest bar
 _LOADER = {"tensorflow": "TensorFlow", "opencv": "OpenCV"}
+_BOUNDS = {"storage": "storage", "processors": "the processors", "one thread": "what one thread does"}
 _CONTENT = {"detection": "images with boxes", "classification": "images with classes"}
 
 
@@ -47,7 +48,7 @@ def as_json(benchmark: Benchmark, verdict: Verdict) -> dict[str, Any]:
         "load_before": benchmark.load,
         "bound": verdict.bound,
         "largest_stage": verdict.stage,
-        "changes": [{"what": change.what, "text": change.text} for change in verdict.changes],
+        "changes": [{"what": what, "text": text} for what, text in verdict.changes],
     }
 
 
@@ -70,13 +71,9 @@ def print_benchmark(benchmark: Benchmark, verdict: Verdict, console: Console | N
     console.print()
     console.print(_tabulate_stages(benchmark))
     console.print()
-    console.print(Text.assemble((f"Bound by {_name_bound(verdict)}", "bold"), f": {verdict.text}."), soft_wrap=True)
-    for change in verdict.changes:
-        console.print(Text.assemble("- ", (change.what, "bold"), f": {change.text}"), soft_wrap=True)
-
-
-def _name_bound(verdict: Verdict) -> str:
-    return {"storage": "storage", "processors": "the processors", "one thread": "what one thread does"}[verdict.bound]
+    console.print(Text.assemble((f"Bound by {_BOUNDS[verdict.bound]}", "bold"), f": {verdict.text}."), soft_wrap=True)
+    for what, text in verdict.changes:
+        console.print(Text.assemble("- ", (what, "bold"), f": {text}"), soft_wrap=True)
 
 
 def _tabulate_rates(benchmark: Benchmark) -> Table:

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from gaudi_datasets.benchmarking.benchmark import Benchmark
 from gaudi_datasets.memory import format_bytes
 
+Change: TypeAlias = tuple[str, str]
 Bound = Literal["storage", "processors", "one thread"]
 
 _STORAGE_MARGIN = 1.25  # reading alone that is not faster than the whole input by this much holds it up
 _SCALING = 0.6  # of what as many threads could make, below which they are in each other's way
 _WORTH = 0.8  # of the time before, below which a change is worth being told
 _BUSY = 0.5  # processes for each processor, from which a machine is not quiet
-
-
-@dataclass(frozen=True)
-class Change:
-    """Something to change.
-
-    Attributes:
-        what: "quiet machine", "storage", "memory", "smaller images", "processors", "threads", "static batches" or
-            "processes".
-        text: what was measured, and what to do.
-    """
-
-    what: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -39,7 +26,8 @@ class Verdict:
         bound: storage; the processors; or one thread, when more threads make no more images.
         stage: that is the largest part of the work on an image.
         text: the reasons.
-        changes: what to do, the most promising first.
+        changes: what to do, the most promising first, each by its name ("quiet machine", "storage", "memory",
+            "smaller images", "processors", "threads", "static batches" or "processes") and with what was measured.
     """
 
     bound: Bound
@@ -60,80 +48,67 @@ def judge(benchmark: Benchmark, usable: int | None = None) -> Verdict:
     stage = max(benchmark.stages, key=lambda name: benchmark.stages[name])
     rates = reading.images_per_second, whole.images_per_second
     alone = f"reading alone gives {rates[0]:,.0f} images/s, the whole input {rates[1]:,.0f}"
-    first = (_change_machine(benchmark, usable),) if busy else ()
+    plural = "s" * (usable > 1)
+    first: tuple[Change, ...] = ()
+    if busy:
+        text = (
+            f"measure again without other programs: {benchmark.load:.1f} processes ran or waited for {usable}"
+            f" processor{plural} before this began, so the rates are lower than they could be"
+        )
+        first = (("quiet machine", text),)
     if rates[0] < _STORAGE_MARGIN * rates[1]:
         return Verdict("storage", stage, alone, (*first, *_change_storage(benchmark)))
     gain = whole.images_per_second / benchmark.inputs[0].images_per_second
     made = f"; {whole.threads} threads make {gain:.1f} times as many as one" if whole.threads > 1 else ""
     if len(benchmark.inputs) > 1 and gain < _SCALING * whole.threads and not busy:
-        processes = Change(
-            "processes",
+        text = (
             "the threads hold each other up: several processes on this machine, each with few --threads, may make more"
-            " (not measured here)",
+            " (not measured here)"
         )
-        return Verdict("one thread", stage, f"{alone}{made}", (processes, *_change_work(benchmark)))
+        return Verdict("one thread", stage, f"{alone}{made}", (("processes", text), *_change_work(benchmark)))
     share = benchmark.stages[stage] / benchmark.total_milliseconds
     largest = f"; of the work on an image, {stage} is {share:.0%}"
-    changes = (*first, *_change_work(benchmark), _change_processors(benchmark, usable))
-    return Verdict("processors", stage, f"{alone}{made}{largest}", changes)
-
-
-def _change_machine(benchmark: Benchmark, usable: int) -> Change:
-    return Change(
-        "quiet machine",
-        f"measure again without other programs: {benchmark.load:.1f} processes ran or waited for {usable}"
-        f" processor{'s' * (usable > 1)} before this began, so the rates are lower than they could be",
-    )
+    if whole.threads < usable:
+        text = f"this was measured with {whole.threads} of {usable} processors; try more --threads"
+        last = ("threads", text)
+    else:
+        text = (
+            f"a device that trains on more than {whole.images_per_second:,.0f} images/s waits for these {usable}"
+            f" processor{plural}; more of them, or fewer other programs on them, are what helps"
+        )
+        last = ("processors", text)
+    return Verdict("processors", stage, f"{alone}{made}{largest}", (*first, *_change_work(benchmark), last))
 
 
 def _change_storage(benchmark: Benchmark) -> tuple[Change, ...]:
     cache, reading = benchmark.cache, benchmark.reading
-    faster = Change(
-        "storage",
-        f"put the data where more than {reading.megabytes_per_second:,.1f} MB/s can be read, as on a local disk",
-    )
+    text = f"put the data where more than {reading.megabytes_per_second:,.1f} MB/s can be read, as on a local disk"
     if not cache.keeps:
-        return (faster,)
+        return (("storage", text),)
     flag = "ssd_train does so by itself" if benchmark.kind == "detection" else "--training_dataset_cache"
-    kept = Change(
-        "memory",
+    kept = (
         f"keep the encoded images in memory from the first epoch on ({flag}): they take"
-        f" {format_bytes(cache.needed)} of {format_bytes(cache.allowed)} allowed",
+        f" {format_bytes(cache.needed)} of {format_bytes(cache.allowed)} allowed"
     )
-    return kept, faster
+    return ("memory", kept), ("storage", text)
 
 
 def _change_work(benchmark: Benchmark) -> tuple[Change, ...]:
     """List the changes that reduce the work on an image."""
-    changes = []
+    changes: list[Change] = []
     smaller = benchmark.smaller
     if smaller is not None and smaller.milliseconds[1] < _WORTH * smaller.milliseconds[0]:
         before, after = smaller.milliseconds
-        changes.append(
-            Change(
-                "smaller images",
-                f"store JPEGs whose short side is at most {smaller.short_side} pixels: {smaller.images} of the images,"
-                f" stored so, take {after:.2f} ms of a processor to decode in place of {before:.2f}, and have"
-                f" {smaller.mean_bytes[1] / 1e3:,.0f} kB in place of {smaller.mean_bytes[0] / 1e3:,.0f}",
-            )
+        text = (
+            f"store JPEGs whose short side is at most {smaller.short_side} pixels: {smaller.images} of the images,"
+            f" stored so, take {after:.2f} ms of a processor to decode in place of {before:.2f}, and have"
+            f" {smaller.mean_bytes[1] / 1e3:,.0f} kB in place of {smaller.mean_bytes[0] / 1e3:,.0f}"
         )
+        changes.append(("smaller images", text))
     if benchmark.kind == "detection" and benchmark.loader == "tensorflow":
-        changes.append(
-            Change(
-                "static batches",
-                "gaudi-datasets make-static-batches does all stages once, for ssd_train --static, which then only reads"
-                " (from much larger files; not measured here)",
-            )
+        text = (
+            "gaudi-datasets make-static-batches does all stages once, for ssd_train --static, which then only reads"
+            " (from much larger files; not measured here)"
         )
+        changes.append(("static batches", text))
     return tuple(changes)
-
-
-def _change_processors(benchmark: Benchmark, usable: int) -> Change:
-    whole = benchmark.inputs[-1]
-    if whole.threads < usable:
-        return Change("threads", f"this was measured with {whole.threads} of {usable} processors; try more --threads")
-    return Change(
-        "processors",
-        f"a device that trains on more than {whole.images_per_second:,.0f} images/s waits for these {usable}"
-        f" processor{'s' * (usable > 1)}; more of them, or fewer other programs on them, are what helps",
-    )

@@ -68,9 +68,20 @@ class Bench:
         """Run the command."""
         source, kind = self._open()
         if kind == "classification" and self.loader != "tensorflow":
-            raise _wrong_loader(source.name)
-        if kind == "classification" or self.loader == "tensorflow":
-            _start_tensorflow()
+            from gaudi_datasets.errors import FlagError
+
+            raise FlagError(
+                f"--loader opencv: is for images with boxes; {source.name} has classes, which TensorFlow reads",
+                flag="--loader",
+            )
+        if self.loader == "tensorflow":
+            from gaudi_ops.tf import keras_api  # noqa: F401 - says which extra is missing
+
+            import tensorflow as tf  # isort: skip
+
+            # One thread to an operation, as the input pipelines have it.
+            with contextlib.suppress(RuntimeError):  # it has started already, in a program that does more
+                tf.config.threading.set_intra_op_parallelism_threads(1)
         from gaudi_datasets.benchmarking.benchmark import run_benchmark
         from gaudi_datasets.benchmarking.report import as_json, print_benchmark
         from gaudi_datasets.benchmarking.verdict import judge
@@ -106,24 +117,6 @@ class Bench:
         if has_records(data_dir, self.split) and find_kind(data_dir, self.split) == "detection":
             return RecordSource(data_dir, self.split), "detection"
         return open_split(data_dir, self.split), "classification"
-
-
-def _wrong_loader(name: str) -> Exception:
-    from gaudi_datasets.errors import FlagError
-
-    return FlagError(
-        f"--loader opencv: is for images with boxes; {name} has classes, which TensorFlow reads", flag="--loader"
-    )
-
-
-def _start_tensorflow() -> None:
-    """Load TensorFlow, one thread to an operation, as the input pipelines have it."""
-    from gaudi_ops.tf import keras_api  # noqa: F401 - says which extra is missing
-
-    import tensorflow as tf  # isort: skip
-
-    with contextlib.suppress(RuntimeError):  # it has started already, in a program that does more
-        tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
 @contextlib.contextmanager
