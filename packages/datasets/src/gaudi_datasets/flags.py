@@ -15,7 +15,6 @@ import io
 import re
 import sys
 import types
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -108,14 +107,16 @@ def _read_field_texts(module: str) -> Mapping[tuple[str, str], str]:
     for node in ast.parse(Path(path).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):
             for field, below in zip(node.body, node.body[1:], strict=False):
-                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and _is_text(below):
-                    text = inspect.cleandoc(ast.literal_eval(below.value))
-                    texts[node.name, field.target.id] = re.sub(r"(?<!\n)\n(?!\n)", " ", text)
+                text = below.value if isinstance(below, ast.Expr) else None
+                if (
+                    isinstance(field, ast.AnnAssign)
+                    and isinstance(field.target, ast.Name)
+                    and isinstance(text, ast.Constant)
+                    and isinstance(text.value, str)
+                ):
+                    line = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text.value))
+                    texts[node.name, field.target.id] = line
     return texts
-
-
-def _is_text(node: ast.stmt) -> typing.TypeGuard[ast.Expr]:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _condense(box: str) -> str:

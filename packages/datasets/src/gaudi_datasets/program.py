@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 EX_SOFTWARE = 70
 EX_IOERR = 74
@@ -60,14 +60,8 @@ def exit_status_of(error: BaseException) -> int:
     status = getattr(error, "exit_status", None)
     if isinstance(status, int):
         return status
-    for kind, kind_status in (
-        (OSError, EX_IOERR),
-        (KeyboardInterrupt, EX_TEMPFAIL),
-        (ImportError, EX_CONFIG),
-    ):
-        if isinstance(error, kind):
-            return kind_status
-    return EX_SOFTWARE
+    statuses = {OSError: EX_IOERR, KeyboardInterrupt: EX_TEMPFAIL, ImportError: EX_CONFIG}
+    return next((status for kind, status in statuses.items() if isinstance(error, kind)), EX_SOFTWARE)
 
 
 def describe_error(error: BaseException) -> str:
@@ -114,23 +108,17 @@ def tolerate_closed_readers() -> None:
         stream = getattr(sys, name)
         if stream is None:  # closed before the program began, as by `>&-`
             setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8"))
-        elif stream is getattr(sys, f"__{name}__") and _is_pipe(stream):
-            setattr(sys, name, _reopen(stream))
-
-
-def _is_pipe(stream: TextIO) -> bool:
-    mode = os.fstat(stream.fileno()).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-
-
-def _reopen(stream: Any) -> TextIO:
-    """Open the same descriptor with the same encoding and buffering."""
-    stream.flush()
-    pipe = _Pipe(stream.fileno(), "w", closefd=False)
-    return io.TextIOWrapper(
-        pipe if stream.write_through else io.BufferedWriter(pipe),
-        encoding=stream.encoding,
-        errors=stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
+        elif stream is getattr(sys, f"__{name}__"):
+            mode = os.fstat(stream.fileno()).st_mode
+            if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+                continue
+            stream.flush()
+            pipe = _Pipe(stream.fileno(), "w", closefd=False)
+            reopened = io.TextIOWrapper(
+                pipe if stream.write_through else io.BufferedWriter(pipe),
+                encoding=stream.encoding,
+                errors=stream.errors,
+                line_buffering=stream.line_buffering,
+                write_through=stream.write_through,
+            )
+            setattr(sys, name, reopened)

@@ -1,4 +1,4 @@
-"""The classifiers' training input taken apart: what each of its stages costs, by the functions that it is made of.
+"""Take the classifiers' training input apart: what each of its stages costs, by the functions that it is made of.
 
 Pixels are worked on within TensorFlow, where a call from Python for each image and stage would cost more than the work.
 So the input is run up to each stage, on images that are in memory, and what a stage costs is what it adds.
@@ -35,17 +35,14 @@ Prefixes = Mapping[str, Callable[..., Any]]
 def measure_classification(
     source: ClassificationSource, indices: Sequence[int], options: InputOptions, *, seconds: float, clocks: Clocks
 ) -> dict[str, float]:
-    """Measure each stage.
+    """Measure milliseconds of processors for an image by stage, each at least once.
 
     Args:
         source: the images.
         indices: of those to take, which were read before, so that memory holds them.
         options: of the input.
-        seconds: after which nothing further is begun; each stage is measured at least once.
+        seconds: after which nothing further is begun.
         clocks: what time is measured by.
-
-    Returns:
-        Milliseconds of processors for an image by stage.
     """
     clock, begin = StageClock(clocks.processor), clocks.wall()
     examples: list[ClassificationExample] = []

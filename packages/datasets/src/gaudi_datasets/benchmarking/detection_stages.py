@@ -1,4 +1,4 @@
-"""The detector's training input taken apart: what each of its stages costs, by the functions that it is made of."""
+"""Take the detector's training input apart: what each of its stages costs, by the functions that it is made of."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measure_detection(
     seconds: float,
     clocks: Clocks,
 ) -> dict[str, float]:
-    """Measure each stage, of one image after another on one thread.
+    """Measure milliseconds of processors for an image by stage, of one image after another on one thread.
 
     Args:
         source: the images.
@@ -36,9 +36,6 @@ def measure_detection(
         loader: that decodes.
         seconds: after which no further image is begun; one is made in any case, after one that is not timed.
         clocks: what time is measured by.
-
-    Returns:
-        Milliseconds of processors for an image by stage.
     """
     sample = make_sample(source, options, loader)
     sample(indices[0], 0, StageClock(clocks.processor))  # what is set up at the first call

@@ -33,6 +33,7 @@ from gaudi_datasets.linting.rules import (
 
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
+"""Called with the images done and their number."""
 
 _FORMAT_OF_ENDING = {".jpg": "jpeg", ".jpeg": "jpeg", ".jpe": "jpeg", ".png": "png"}
 _AT_ONCE = 1024  # results that wait; the images themselves are gone by then
@@ -67,10 +68,6 @@ def check_images(
 ) -> tuple[list[Finding], dict[bytes, str], npt.NDArray[np.int32]]:
     """Decode all images, some at once, and say of each what breaks a rule.
 
-    Args:
-        images: see `ImageSet`.
-        progress: called with the images done and their number.
-
     Returns:
         The findings; the place of the first image of each content, by its SHA-256; and the sizes int32 [images, 2],
         height and width in pixels, 0 where an image cannot be decoded.
@@ -92,10 +89,7 @@ def check_images(
 def find_overlap(contents: dict[bytes, str], others: ImageSet, progress: Progress | None = None) -> list[Finding]:
     """Find which images of another set have the content of one of this set, and which of them cannot be read.
 
-    Args:
-        contents: as `check_images` returns them.
-        others: the other set, such as the validation set.
-        progress: called with the images done and their number.
+    The contents are as `check_images` returns them.
     """
 
     def look(index: int) -> Finding | None:

@@ -29,15 +29,7 @@ def lint_detection(
     others: ImageSet | None = None,
     progress: Progress | None = None,
 ) -> LintReport:
-    """Check the boxes of annotations, and decode every image.
-
-    Args:
-        annotations: what was annotated.
-        images: the images that it is about.
-        name: what the report calls the data set.
-        others: images of another set, none of which should be among these.
-        progress: called with the images done and their number.
-    """
+    """Check the boxes of annotations, and decode every image; `others` are a set that should have none of these."""
     report = LintReport(
         name,
         "detection",
@@ -57,15 +49,9 @@ def lint_classification(
     others: ImageSet | None = None,
     progress: Progress | None = None,
 ) -> LintReport:
-    """Count the classes, and decode every image.
+    """Count the classes, and decode every image; `others` are a set that should have none of these.
 
-    Args:
-        labels: of the images that can be read, 0 for the first class.
-        class_names: in the order of the labels.
-        images: all of them.
-        name: what the report calls the data set.
-        others: images of another set, none of which should be among these.
-        progress: called with the images done and their number.
+    The labels are those of the images that can be read, 0 for the first class.
     """
     classes = count_labels(labels, class_names)
     unused = [Finding(UNUSED, name, f"class {one.name!r}") for one in classes if not one.images]

@@ -121,40 +121,25 @@ def find_box_faults(annotations: CocoAnnotations) -> list[Finding]:
     for fault in annotations.faults:
         row = row_of[fault.image_id]
         x, y, width, height = (f"{side:g}" for side in fault.box_xywh)
-        what = f"box at x {x}, y {y} is {width} wide and {height} high"
-        if fault.rule == NO_SIZE_RULE:
-            findings.append(Finding(NO_SIZE, _where(annotations, row, fault.annotation_id), what))
-        else:
-            what += f", the image {annotations.widths[row]} and {annotations.heights[row]}"
-            findings.append(Finding(PAST_EDGE, _where(annotations, row, fault.annotation_id), what))
-    unused = sorted(
-        {category.id for category in annotations.categories}
-        - set(annotations.category_ids[~annotations.is_crowd].tolist())
-    )
-    names = {category.id: category.name for category in annotations.categories}
-    findings += [Finding(UNUSED, str(annotations.path), f"class {names[number]!r} (id {number})") for number in unused]
-    return findings + _find_same_boxes(annotations) + _find_empty_images(annotations)
-
-
-def _find_same_boxes(annotations: CocoAnnotations) -> list[Finding]:
+        rule, what = NO_SIZE, f"box at x {x}, y {y} is {width} wide and {height} high"
+        if fault.rule != NO_SIZE_RULE:
+            rule, what = PAST_EDGE, f"{what}, the image {annotations.widths[row]} and {annotations.heights[row]}"
+        findings.append(Finding(rule, _where(annotations, row, fault.annotation_id), what))
+    used = set(annotations.category_ids[~annotations.is_crowd].tolist())
+    for category in sorted(annotations.categories, key=lambda category: category.id):
+        if category.id not in used:
+            what = f"class {category.name!r} (id {category.id})"
+            findings.append(Finding(UNUSED, str(annotations.path), what))
     rows = image_rows(annotations)
     keys = np.column_stack([rows, annotations.category_ids, annotations.boxes_xywh])
     _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     first_of_each = first[which.reshape(-1)]
-    return [
-        Finding(
-            SAME_BOX,
-            _where(annotations, int(rows[box]), int(annotations.annotation_ids[box])),
-            f"is the box of annotation {annotations.annotation_ids[first_of_each[box]]} again",
-        )
-        for box in np.flatnonzero(first_of_each != np.arange(len(rows)))
-    ]
-
-
-def _find_empty_images(annotations: CocoAnnotations) -> list[Finding]:
-    objects = np.bincount(image_rows(annotations)[~annotations.is_crowd], minlength=len(annotations.image_ids))
+    for box in np.flatnonzero(first_of_each != np.arange(len(rows))):
+        where = _where(annotations, int(rows[box]), int(annotations.annotation_ids[box]))
+        what = f"is the box of annotation {annotations.annotation_ids[first_of_each[box]]} again"
+        findings.append(Finding(SAME_BOX, where, what))
+    objects = np.bincount(rows[~annotations.is_crowd], minlength=len(annotations.image_ids))
     boxes, faulty = np.diff(annotations.box_splits), {fault.image_id for fault in annotations.faults}
-    findings = []
     for row in np.flatnonzero(objects == 0).tolist():
         what = "has only crowds" if boxes[row] else "has no box"
         if int(annotations.image_ids[row]) in faulty:

@@ -1,4 +1,4 @@
-"""The report as an image: class balance, histograms of the boxes, and samples with what is annotated on them."""
+"""Draw the report as an image: class balance, histograms of the boxes, and samples with what is annotated on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from gaudi_datasets.showing import Source, class_names_of, draw_example
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SAMPLES = 12
 _WIDTH = 15.0  # of the sheet, in inches
@@ -54,10 +53,8 @@ def describe_boxes(annotations: CocoAnnotations) -> list[Histogram]:
     in_image = np.bincount(image_rows(annotations)[objects], minlength=len(annotations.image_ids)).astype(float)
     most = max(10, int(in_image.max(initial=0)) + 1)
     step = -(-most // 30)
-    sides, ratios = (
-        (4, 16, 32, 96, 256, 1024),
-        {0.125: "1:8", 0.25: "1:4", 0.5: "1:2", 1: "1:1", 2: "2:1", 4: "4:1", 8: "8:1"},
-    )
+    sides = (4, 16, 32, 96, 256, 1024)
+    ratios = {0.125: "1:8", 0.25: "1:4", 0.5: "1:2", 1: "1:1", 2: "2:1", 4: "4:1", 8: "8:1"}
     small, medium = SMALL_AREA**0.5, MEDIUM_AREA**0.5
     return [
         Histogram(
@@ -100,11 +97,7 @@ def write_sheet(
 ) -> None:
     """Write the sheet as PNG, PDF or SVG, by the ending of the path; it is there as a whole or not at all.
 
-    Args:
-        path: the file.
-        report: what the head of the sheet and the bars of the classes are about.
-        histograms: see `describe_boxes` and `describe_images`.
-        samples: some images of the data set with their annotations drawn.
+    The head and the bars of the classes are from the report; the samples are images with their annotations drawn.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -133,7 +126,9 @@ def write_sheet(
             cell = figure.add_subplot(cells[column])
             cell.imshow(np.asarray(sample), interpolation="antialiased")
             cell.set_axis_off()
-    _save(figure, path)
+    with write_atomically(path) as temporary, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that matplotlib's font does not have
+        figure.savefig(temporary)
 
 
 def draw_samples(source: Source) -> list[Image.Image]:
@@ -221,9 +216,3 @@ def _draw_histogram(axes: Axes, histogram: Histogram) -> None:
 def _finish(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=9, loc="left", pad=14)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with write_atomically(path) as temporary, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that matplotlib's font does not have
-        figure.savefig(temporary)
