@@ -26,6 +26,10 @@ from gaudi_datasets.linting.rules import (
 Encode = Callable[..., bytes]
 
 
+def stored(encoded: bytes, file_name: str, annotated_size: tuple[int, int] | None = None) -> StoredImage:
+    return encoded, file_name, annotated_size
+
+
 def hold(*images: StoredImage | Exception) -> ImageSet:
     """Return images in memory; an exception is raised when its turn comes."""
 
@@ -58,10 +62,10 @@ def turned(seed: int, turn: int) -> bytes:
 
 def test_nothing_is_said_of_usual_images(encode: Encode) -> None:
     images = [
-        StoredImage(encode(1), "a.jpg", (60, 80)),
-        StoredImage(encode(2, "PNG"), "b.PNG", (60, 80)),
-        StoredImage(encode(3, mode="L"), "c.jpeg"),
-        StoredImage(encode(4, "PNG", size=(5, 7)), "d"),
+        stored(encode(1), "a.jpg", (60, 80)),
+        stored(encode(2, "PNG"), "b.PNG", (60, 80)),
+        stored(encode(3, mode="L"), "c.jpeg"),
+        stored(encode(4, "PNG", size=(5, 7)), "d"),
     ]
     findings, contents, sizes_hw = check_images(hold(*images))
     assert findings == []
@@ -74,7 +78,7 @@ def test_nothing_is_said_of_usual_images(encode: Encode) -> None:
 def test_a_truncated_image_is_unreadable(encode: Encode, kind: str, share: float) -> None:
     whole = encode(1, kind)
     size = int(len(whole) * share)
-    ((rule, text),) = say(StoredImage(whole[:size], "a.jpg"))
+    ((rule, text),) = say(stored(whole[:size], "a.jpg"))
     assert rule == UNREADABLE
     assert text.startswith("place 0 ")
     assert f" {size}" in text
@@ -82,7 +86,7 @@ def test_a_truncated_image_is_unreadable(encode: Encode, kind: str, share: float
 
 @pytest.mark.parametrize("kind", ["GIF", "BMP", "WEBP", "TIFF"])
 def test_other_formats_are_unreadable(encode: Encode, kind: str) -> None:
-    assert say(StoredImage(encode(1, kind), "a.jpg")) == [(UNREADABLE, f"place 0 {kind} JPEG PNG")]
+    assert say(stored(encode(1, kind), "a.jpg")) == [(UNREADABLE, f"place 0 {kind} JPEG PNG")]
 
 
 def test_what_cannot_be_read_is_named_once() -> None:
@@ -99,10 +103,10 @@ def test_what_cannot_be_read_is_named_once() -> None:
 
 def test_oddities_lose_nothing(encode: Encode) -> None:
     findings = say(
-        StoredImage(encode(1, mode="CMYK"), "a.jpg"),
-        StoredImage(encode(2, "PNG"), "b.jpg"),
-        StoredImage(encode(3), "c.png"),
-        StoredImage(turned(4, 3), "d.jpg"),
+        stored(encode(1, mode="CMYK"), "a.jpg"),
+        stored(encode(2, "PNG"), "b.jpg"),
+        stored(encode(3), "c.png"),
+        stored(turned(4, 3), "d.jpg"),
     )
     assert findings == [
         (REENCODED, "place 0 CMYK JPEG RGB"),
@@ -115,14 +119,14 @@ def test_oddities_lose_nothing(encode: Encode) -> None:
 
 @pytest.mark.parametrize("turn", [1, 9, 0])
 def test_no_turn_and_nonsense_in_exif_are_passed_over(turn: int) -> None:
-    assert say(StoredImage(turned(1, turn), "a.jpg", (60, 80))) == []
+    assert say(stored(turned(1, turn), "a.jpg", (60, 80))) == []
 
 
 def test_another_size_than_annotated_is_a_loss(encode: Encode) -> None:
     assert say(
-        StoredImage(encode(1), "a.jpg", (60, 81)),
-        StoredImage(turned(2, 6), "b.jpg", (80, 60)),
-        StoredImage(turned(3, 6), "c.jpg", (60, 80)),
+        stored(encode(1), "a.jpg", (60, 81)),
+        stored(turned(2, 6), "b.jpg", (80, 60)),
+        stored(turned(3, 6), "c.jpg", (60, 80)),
     ) == [
         (OTHER_SIZE, "place 0 60 80 60 81"),
         (ROTATED, "place 1 EXIF 6"),
@@ -132,7 +136,7 @@ def test_another_size_than_annotated_is_a_loss(encode: Encode) -> None:
 
 
 def test_equal_contents_are_found_within_a_set_and_between_two(encode: Encode) -> None:
-    one, two, three = (StoredImage(encode(seed), "a.jpg") for seed in (1, 2, 3))
+    one, two, three = (stored(encode(seed), "a.jpg") for seed in (1, 2, 3))
     findings, contents, _ = check_images(hold(one, two, one, one))
     assert summarize(findings) == [(DUPLICATE, "place 2 place 0"), (DUPLICATE, "place 3 place 0")]
     others = hold(three, MissingInputError("is missing", path="place 1"), two)
@@ -141,7 +145,7 @@ def test_equal_contents_are_found_within_a_set_and_between_two(encode: Encode) -
 
 
 def test_broken_images_of_equal_content_are_duplicates_too() -> None:
-    assert [rule for rule, _ in say(StoredImage(b"x", "a.jpg"), StoredImage(b"x", "b.jpg"))] == [
+    assert [rule for rule, _ in say(stored(b"x", "a.jpg"), stored(b"x", "b.jpg"))] == [
         UNREADABLE,
         UNREADABLE,
         DUPLICATE,
@@ -150,7 +154,7 @@ def test_broken_images_of_equal_content_are_duplicates_too() -> None:
 
 def test_results_come_in_order_and_progress_counts_all(encode: Encode) -> None:
     """More images than wait at once, with a fault in every hundredth."""
-    good = StoredImage(encode(1, size=(2, 2)), "a.jpg")
+    good = stored(encode(1, size=(2, 2)), "a.jpg")
     images = hold(*(good if number % 100 else DataError("broken") for number in range(2100)))
     seen: list[tuple[int, int]] = []
     findings, _, _ = check_images(images, lambda done, total: seen.append((done, total)))

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image
 
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import EncodedImage, check_image
+from gaudi_datasets.image_files import check_image
 from gaudi_datasets.linting.rules import (
     DUPLICATE,
     MISLABELLED,
@@ -34,18 +34,11 @@ from gaudi_datasets.linting.rules import (
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
 """Called with the images done and their number."""
+StoredImage: TypeAlias = tuple[bytes, str, tuple[int, int] | None]
+"""An image as it is stored, the name of its file, and its annotated height and width in pixels, if there are any."""
 
 _FORMAT_OF_ENDING = {".jpg": "jpeg", ".jpeg": "jpeg", ".jpe": "jpeg", ".png": "png"}
 _AT_ONCE = 1024  # results that wait; the images themselves are gone by then
-
-
-@dataclass(frozen=True)
-class StoredImage:
-    """An image as it is stored, and what is said of it; the size is height and width in pixels."""
-
-    encoded: bytes
-    file_name: str
-    annotated_size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,10 +86,10 @@ def find_overlap(contents: dict[bytes, str], others: ImageSet, progress: Progres
     """
 
     def look(index: int) -> Finding | None:
-        image = _read(others, index)
-        if isinstance(image, Finding):
-            return image
-        first = contents.get(hashlib.sha256(image.encoded).digest())
+        stored = _read(others, index)
+        if isinstance(stored, Finding):
+            return stored
+        first = contents.get(hashlib.sha256(stored[0]).digest())
         return None if first is None else Finding(OVERLAP, others.where(index), f"has the content of {first}")
 
     return [finding for finding in _map_images(look, others.count, progress) if finding is not None]
@@ -118,12 +111,25 @@ def _inspect(images: ImageSet, index: int) -> tuple[list[Finding], bytes, tuple[
     where, stored = images.where(index), _read(images, index)
     if isinstance(stored, Finding):
         return [stored], b"", (0, 0)
-    digest = hashlib.sha256(stored.encoded).digest()
+    encoded, file_name, annotated = stored
+    digest = hashlib.sha256(encoded).digest()
     try:
-        image = check_image(stored.encoded, where)
+        image = check_image(encoded, where)
     except DataError as error:
         return [_fault(UNREADABLE, where, error)], digest, (0, 0)
-    return _judge(where, stored, image), digest, (image.height, image.width)
+    findings, turn = [], _read_turn(encoded)
+    if image.fix:
+        findings.append(Finding(REENCODED, where, image.fix))
+    said = _FORMAT_OF_ENDING.get(PurePath(file_name).suffix.lower(), image.format)
+    if said != image.format:
+        findings.append(Finding(MISLABELLED, where, f"is a {image.format.upper()}, named as a {said.upper()}"))
+    if turn != 1:
+        findings.append(Finding(ROTATED, where, f"has EXIF orientation {turn}"))
+    if annotated is not None and annotated != (image.height, image.width):
+        what = f"is {image.height} pixels high and {image.width} wide, annotated as {annotated[0]} and {annotated[1]}"
+        turned = turn >= 5 and annotated == (image.width, image.height)
+        findings.append(Finding(OTHER_SIZE, where, what + ", as EXIF would turn it" * turned))
+    return findings, digest, (image.height, image.width)
 
 
 def _read(images: ImageSet, index: int) -> StoredImage | Finding:
@@ -137,24 +143,6 @@ def _read(images: ImageSet, index: int) -> StoredImage | Finding:
 
 def _fault(rule: Rule, where: str, error: Exception) -> Finding:
     return Finding(rule, where, str(error).removeprefix(f"{where}: "))
-
-
-def _judge(where: str, stored: StoredImage, image: EncodedImage) -> list[Finding]:
-    """List the findings about an image that can be decoded."""
-    findings, turn = [], _read_turn(stored.encoded)
-    if image.fix:
-        findings.append(Finding(REENCODED, where, image.fix))
-    said = _FORMAT_OF_ENDING.get(PurePath(stored.file_name).suffix.lower(), image.format)
-    if said != image.format:
-        findings.append(Finding(MISLABELLED, where, f"is a {image.format.upper()}, named as a {said.upper()}"))
-    if turn != 1:
-        findings.append(Finding(ROTATED, where, f"has EXIF orientation {turn}"))
-    annotated = stored.annotated_size
-    if annotated is not None and annotated != (image.height, image.width):
-        what = f"is {image.height} pixels high and {image.width} wide, annotated as {annotated[0]} and {annotated[1]}"
-        turned = turn >= 5 and annotated == (image.width, image.height)
-        findings.append(Finding(OTHER_SIZE, where, what + ", as EXIF would turn it" * turned))
-    return findings
 
 
 def _read_turn(encoded: bytes) -> int:

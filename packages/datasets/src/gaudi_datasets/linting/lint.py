@@ -85,14 +85,14 @@ def annotated_files(annotations: CocoAnnotations, image_dir: str | Path) -> Imag
             raise MissingInputError("there is no such file", path=path) from None
         except IsADirectoryError:
             raise DataError("is a folder; it must be an image file", path=path) from None
-        return StoredImage(encoded, path.name, (int(annotations.heights[index]), int(annotations.widths[index])))
+        return encoded, path.name, (int(annotations.heights[index]), int(annotations.widths[index]))
 
     return ImageSet(len(annotations.image_ids), lambda index: str(folder / annotations.file_names[index]), read)
 
 
 def listed_files(files: FileList) -> ImageSet:
     """Return the files of class folders, by their sorted names."""
-    return ImageSet(len(files), files.place, lambda index: StoredImage(files.read(index), files.name(index)))
+    return ImageSet(len(files), files.place, lambda index: (files.read(index), files.name(index), None))
 
 
 def record_images(source: DetectionSource | ClassificationSource) -> ImageSet:
@@ -101,7 +101,7 @@ def record_images(source: DetectionSource | ClassificationSource) -> ImageSet:
     def read(index: int) -> StoredImage:
         example = source.read(index)
         size = (example.height, example.width)
-        return StoredImage(example.encoded, example.file_name, size if all(size) else None)
+        return example.encoded, example.file_name, size if all(size) else None
 
     return ImageSet(len(source), lambda index: f"{source.name}: image {index}", read)
 
