@@ -1,4 +1,4 @@
-"""Compare the errors that programs print with one file for each: tests/data/error_text/PROGRAM.txt.
+"""Compare the errors that programs print with one file for each, tests/data/error_text/PROGRAM.txt, and runs.txt.
 
 Other tests assert the fields of an error. `UPDATE_ERROR_TEXT=1 pytest tests/test_error_text.py` writes the files anew;
 read what changed in them as a user would.
@@ -6,16 +6,32 @@ read what changed in them as a user would.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import itertools
 import json
 import os
+import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from gaudi_apps.training.checkpoint import (
+    CheckpointFolder,
+    load_checkpoint,
+    require_classes,
+    require_names,
+    require_shape,
+)
+from gaudi_apps.training.run_dir import RunFolder
+from gaudi_apps.training.trainer import require_finite, require_finite_state
+from gaudi_datasets.errors import GaudiError
+from gaudi_datasets.program import describe_error
 
 FOLDER = Path(__file__).parent / "data" / "error_text"
 MODULES = {
@@ -26,7 +42,8 @@ MODULES = {
     "gaudi-run": "gaudi_distributed.launch.cli",
     "gaudi-datasets": "gaudi_datasets.cli",
 }
-# By program: arguments that cannot be right; a plan ends at once where they are.
+RANK_1_OF_4 = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4"
+# By program: arguments that cannot be right, behind variables of the environment; a plan ends at once where they are.
 COMMANDS = {
     "ssd_train": (
         "--bath_size 3 --mode plan",
@@ -43,6 +60,14 @@ COMMANDS = {
         "--config unknown.yaml --mode plan",
         "--config broken.yaml --mode plan",
         "--use_fake_data --num_examples_per_epoch 1e3 --mode plan",
+        "--use_fake_data --mode eval",
+        "--use_fake_data --mode verify-resume --use_horovod",
+        "GAUDI_RUN_ENGINE=nccl --use_fake_data",
+        "GAUDI_RUN_ENGINE=multi_worker --use_fake_data --use_horovod",
+        f"{RANK_1_OF_4} --use_fake_data --use_horovod --hvd_workers 2",
+        f"{RANK_1_OF_4} --use_fake_data --use_horovod --distributed_bn --bn_group 8",
+        f"{RANK_1_OF_4} --use_fake_data --mode verify-resume",
+        f"{RANK_1_OF_4} --use_fake_data --mode plan -ds mirrored --batch_size 10",
     ),
     "resnet_train": (
         "--bach_size 3 --mode plan",
@@ -79,6 +104,10 @@ COMMANDS = {
         "--synthetic --lr -1 --mode plan",
         "--synthetic --profile-start 3 --mode plan",
         "--synthetic --mode verify",
+        "--synthetic --mode val",
+        "--system C4141 --mode plan",
+        "GAUDI_RUN_ENGINE=multi_worker --synthetic",
+        "GAUDI_RUN_WORKER=0 --synthetic",
         "--config unknown.yaml --mode plan",
     ),
     "gaudi-run": (
@@ -92,6 +121,17 @@ COMMANDS = {
         "--np 2 --backend ssh -- python train.py",
         "--min_np 3 --max_np 2 --host_discovery_script ./hosts -- python train.py",
         "doctor --nothing",
+        "SYSTEM=habana-8 --submission",
+        "SYSTEM=dss8440 NEXP=0 --submission",
+        "SYSTEM=dss8440 CLEAR_CACHES=yes --submission",
+        "SYSTEM=dss8440 DATESTAMP=../x --submission",
+        "SYSTEM=dss8440 DATADIR=nowhere --submission",
+        "SYSTEM=dss8440 DATADIR=empty --submission",
+        "SYSTEM=dss8440 --submission ssd_mxnet_train --synthetic",
+        "SYSTEM=dss8440 PRETRAINED_DIR=empty --submission ssd_mxnet_train --synthetic",
+        "SYSTEM=dss8440 --submission --preset c4140",
+        "SYSTEM=dss8440 CONT=registry/ssd:1 --submission --image other",
+        "SYSTEM=dss8440 --submission ssd_train --synthetic --pretrained_backbone a.pth",
     ),
     "gaudi-datasets": (
         "",
@@ -116,8 +156,9 @@ COMMANDS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make a working folder with a file of notes, two bad configurations and three bad annotation files."""
+    """Make a working folder: notes, an empty folder, two bad configurations and three bad annotation files."""
     (tmp_path / "notes").write_text("these are notes")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "unknown.yaml").write_text("bath_size: 3\n")
     (tmp_path / "broken.yaml").write_text("batch_size: [3\n")
     image = {"id": 1, "file_name": "1.jpg", "width": 8, "height": 8}
@@ -136,14 +177,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def describe(program: str, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """Run a program within this process, and return its command, its exit status and what it wrote to the user."""
-    monkeypatch.setattr(sys, "argv", [program, *shlex.split(command)])
+    words = shlex.split(command)
+    variables = list(itertools.takewhile(lambda word: re.match("[A-Z_]+=", word), words))
+    arguments = words[len(variables) :]
     capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        importlib.import_module(MODULES[program]).main()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", [program, *arguments])
+        for name, _, value in (variable.partition("=") for variable in variables):
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as end:
+            importlib.import_module(MODULES[program]).main()
     assert end.value.code not in (None, 0), command
     out, err = capsys.readouterr()
-    text = "\n".join(line.rstrip() for line in f"{out}{err}".splitlines())
-    return f"$ {program} {command}".rstrip() + f"\n[{end.value.code}]\n{text}\n"
+    text = "\n".join(line.rstrip() for line in f"{out}{err}".replace(f"{Path.cwd()}", "FOLDER").splitlines())
+    return f"$ {' '.join([*variables, program, *arguments])}\n[{end.value.code}]\n{text}\n"
 
 
 @pytest.mark.parametrize("program", COMMANDS)
@@ -155,7 +202,54 @@ def test_errors_print_as_they_are_kept(
     found = "\n".join(describe(program, command, capsys, monkeypatch) for command in COMMANDS[program])
     assert ("tensorflow" in sys.modules) == had_tensorflow
     assert sorted(path.name for path in folder.iterdir()) == names
-    kept = FOLDER / f"{program}.txt"
+    compare(f"{program}.txt", found)
+
+
+def test_errors_of_runs_print_as_they_are_kept(folder: Path) -> None:
+    """Of folders of runs and checkpoints, which a program looks at once TensorFlow has started."""
+    settings = {"batch_size": 8, "base_lr": 0.1}
+    begin = functools.partial(RunFolder.begin, files=("history.jsonl",), folders=("pictures",))
+    begin(RunFolder(Path("run")), settings)
+    for name in ("taken", "without", "broken", "leaving"):
+        Path(name).mkdir()
+    Path("taken", "pictures").mkdir()
+    Path("broken", "run.json").write_text("[]")
+    begin(RunFolder(Path("leaving")), settings)
+    record = Path("leaving", "run.json")
+    record.write_text(record.read_text().replace("history.jsonl", "../notes"))
+    damaged = CheckpointFolder(Path("without", "checkpoints"))
+    damaged.save(3, {"kernel": np.zeros(2)}, {})
+    (damaged.path(3) / "manifest.json").unlink()
+    rows = {"loss": np.float32(2), "finite": False}
+    classes = {"categories": [1]}
+    calls: dict[str, Callable[[], object]] = {
+        "other settings": lambda: begin(RunFolder(Path("run")), {"batch_size": 9, "base_lr": 0.1}),
+        "several other settings": lambda: begin(RunFolder(Path("run")), {"batch_size": 9, "base_lr": 1}),
+        "files of nobody": lambda: begin(RunFolder(Path("taken")), settings),
+        "no record": lambda: begin(RunFolder(Path("broken")), settings),
+        "nothing to clean": lambda: RunFolder(Path("without")).clean(),
+        "files elsewhere": lambda: RunFolder(Path("leaving")).clean(),
+        "no checkpoint": lambda: CheckpointFolder(Path("nowhere")).load_newest(),
+        "no whole checkpoint": lambda: damaged.load_newest(report=lambda text: None),
+        "a damaged checkpoint": lambda: load_checkpoint(damaged.path(3)),
+        "other tensors": lambda: require_names(["a", "b"], ["a", "c"]),
+        "another shape": lambda: require_shape("a", [2, 3], [2, 4]),
+        "other classes": lambda: require_classes({"categories": [2]}, classes, "checkpoint of step 3"),
+        "no classes": lambda: require_classes({}, classes, "checkpoint of step 3"),
+        "a loss": lambda: require_finite(7, 0.1, rows, np.arange(20)),
+        "a weight": lambda: require_finite_state({"kernel": np.array([np.nan])}, 7),
+    }
+    found = []
+    for name, call in calls.items():
+        with pytest.raises(GaudiError) as caught:
+            call()
+        found.append(f"{name}\n[{caught.value.exit_status}]\n{describe_error(caught.value)}\n")
+    compare("runs.txt", "\n".join(found))
+
+
+def compare(name: str, found: str) -> None:
+    """Compare a text with the file that is kept of it, which is written anew where the user asks for it."""
+    kept = FOLDER / name
     if os.environ.get("UPDATE_ERROR_TEXT"):
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(found, encoding="utf-8")

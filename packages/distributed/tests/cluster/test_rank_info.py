@@ -98,7 +98,7 @@ def test_slurm_with_uneven_hosts() -> None:
         (HOROVOD | {"HOROVOD_LOCAL_RANK": "2"}, "host 2 of 2"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, "host 1 of 5"),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2"}, "SLURM_NODEID is 1"),
-        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, "is not a list"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, "not a list"),
         (
             HOROVOD | OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"},
             "rank 3 of 4, OMPI_COMM_WORLD_RANK",
