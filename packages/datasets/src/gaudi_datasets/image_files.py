@@ -67,9 +67,11 @@ def check_image(encoded: bytes, place: object, *, decode: bool = True) -> Encode
     Raises:
         DataError: it is no image, cut off or damaged, or neither JPEG nor PNG.
     """
-    glance = None if decode else _glance(encoded)
-    if glance is not None:
-        return glance
+    if not decode:
+        is_jpeg = encoded.startswith(_JPEG_START)
+        size = _walk_jpeg(encoded) if is_jpeg else _walk_png(encoded)
+        if size is not None and 0 < size[0] * size[1] <= _PIXELS_UNDECODED:
+            return EncodedImage(encoded, "jpeg" if is_jpeg else "png", *size)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -113,19 +115,6 @@ def stat_image(path: Path) -> os.stat_result:
         raise _missing(path) from None
 
 
-def _glance(encoded: bytes) -> EncodedImage | None:
-    """Judge an image by its structure, without decoding; None for all but a whole, usual JPEG or PNG."""
-    if encoded.startswith(_JPEG_START):
-        format_name, size = "jpeg", _walk_jpeg(encoded)
-    elif encoded.startswith(_PNG_START):
-        format_name, size = "png", _walk_png(encoded)
-    else:
-        return None
-    if size is None or not 0 < size[0] * size[1] <= _PIXELS_UNDECODED:
-        return None
-    return EncodedImage(encoded, format_name, *size)
-
-
 def _walk_jpeg(encoded: bytes) -> tuple[int, int] | None:
     """Read height and width of a JPEG of one or three components that ends where a JPEG ends (ITU T.81, annex B).
 
@@ -151,6 +140,8 @@ def _walk_jpeg(encoded: bytes) -> tuple[int, int] | None:
 
 def _walk_png(encoded: bytes) -> tuple[int, int] | None:
     """Read height and width of a PNG whose chunks all match their checksums, the last being the end."""
+    if not encoded.startswith(_PNG_START):
+        return None
     view, position, has_pixels = memoryview(encoded), len(_PNG_START), False
     height = width = 0
     while position + 12 <= len(view):

@@ -147,7 +147,11 @@ def draw_scene(
             continue
         (y, x), (height, width) = corner, coverage.shape
         window = (slice(y, y + height), slice(x, x + width))
-        colour = _ink_colour(random, pixels[window].mean(axis=(0, 1)))
+        grey = float(pixels[window].mean(axis=(0, 1)).mean())
+        colour = random.uniform(0, 255, 3)
+        while abs(colour.mean() - grey) < _MIN_CONTRAST:
+            colour = random.uniform(0, 255, 3)
+        colour = colour.astype(np.float32)
         pixels[window] += coverage[..., None] * (colour - pixels[window])
         labels.append(int(digits_shown[index]))
         owner[window][coverage >= _INK] = len(labels)
@@ -192,15 +196,6 @@ def _overlap(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> flo
     """Return the intersection over the smaller area of two boxes y0 x0 y1 x1."""
     sides = np.clip(np.minimum(first[2:], second[2:]) - np.maximum(first[:2], second[:2]), 0, None)
     return float(sides.prod() / min((box[2:] - box[:2]).prod() for box in (first, second)))
-
-
-def _ink_colour(random: np.random.Generator, background: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Draw a colour whose grey value is far from that of the background."""
-    grey = float(background.mean())
-    while True:
-        colour = random.uniform(0, 255, 3)
-        if abs(colour.mean() - grey) >= _MIN_CONTRAST:
-            return colour.astype(np.float32)
 
 
 def _background(random: np.random.Generator, image_size: tuple[int, int]) -> Pixels:

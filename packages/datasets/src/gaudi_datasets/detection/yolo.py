@@ -89,24 +89,22 @@ def _find_images(document: dict[str, Any], data: Path, image_set: str) -> list[P
     root = document.get("path") or "."
     if not isinstance(root, str):
         raise DataError(f"path is {shorten(root)}; it must be a folder", path=data, field="path")
-    listed = (path for place in places for path in _list_images(_resolve(data.parent / root, place)))
-    paths = sorted({Path(os.path.normpath(path.absolute())) for path in listed})
+    found: set[Path] = set()
+    for place in places:
+        named = folder = data.parent / root / place
+        if not folder.exists() and place.startswith("../"):  # as exports have it that are meant for a folder below
+            folder = data.parent / root / place.removeprefix("../")
+        if not folder.exists():
+            raise MissingInputError(
+                "is not there, though the YAML file names it", path=named, remedy="fix path or the name"
+            )
+        found.update(Path(os.path.normpath(path.absolute())) for path in _list_images(folder))
+    paths = sorted(found)
     if not paths:
         raise DataError(f"{image_set} has no images", path=data, remedy="fix the folder")
     if not any(_labels_of(path).exists() for path in paths):
         raise MissingInputError("is not there, nor are the labels of any other image of it", path=_labels_of(paths[0]))
     return paths
-
-
-def _resolve(root: Path, place: str) -> Path:
-    path = root / place
-    if not path.exists() and place.startswith("../"):
-        path = root / place.removeprefix("../")  # as exports have it that are meant for a folder further down
-    if not path.exists():
-        raise MissingInputError(
-            "is not there, though the YAML file names it", path=root / place, remedy="fix path or the name"
-        )
-    return path
 
 
 def _list_images(place: Path) -> Iterator[Path]:

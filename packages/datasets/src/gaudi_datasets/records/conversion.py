@@ -95,13 +95,18 @@ def write_shards(
     described = json.dumps([MANIFEST_VERSION, fingerprint, count, pattern, dict(manifest)])
     identity = hashlib.sha256(described.encode()).hexdigest()
     with resumable_folder(staging):
-        _empty_unless_same(staging, identity)
+        job = staging / _JOB
+        if not job.exists() or job.read_text() != identity:  # of a job that was stopped, keep what is whole
+            shutil.rmtree(staging)
+            staging.mkdir()
+        for temporary in staging.glob(".unfinished-*"):  # of a process that was killed
+            temporary.unlink()
         if not (staging / _PLAN).exists():
             finished = None if overwrite else _find_finished(output_dir, split, identity)
             if finished is not None:
                 return finished
             there = _records_to_replace(output_dir, split, overwrite)
-            with write_atomically(staging / _JOB, durable=True) as temporary:
+            with write_atomically(job, durable=True) as temporary:
                 temporary.write_text(identity)
             write = functools.partial(_write_shard, encode, count, staging, pattern, shards)
             written = _write_all(write, count, shards, staging, processes, progress)
@@ -146,16 +151,6 @@ def _find_finished(output_dir: Path, split: str, identity: str) -> dict[str, Any
     shards = [(output_dir / shard["name"], shard["bytes"]) for shard in manifest["shards"]]
     are_there = all(shard.is_file() and shard.stat().st_size == size for shard, size in shards)
     return manifest if are_there else None
-
-
-def _empty_unless_same(staging: Path, identity: str) -> None:
-    """Empty the folder unless the same job was stopped in it; of that job keep what is whole."""
-    path = staging / _JOB
-    if not path.exists() or path.read_text() != identity:
-        shutil.rmtree(staging)
-        staging.mkdir()
-    for temporary in staging.glob(".unfinished-*"):  # of a process that was killed
-        temporary.unlink()
 
 
 def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[Path]:
