@@ -1,35 +1,53 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from gaudi_apps.training.reports import HistoryWriter, read_history
+from gaudi_apps.inference.scores import Score
+from gaudi_apps.training.reports import History, read_history
+
+
+@contextmanager
+def open_history(path: Path, step: int = 0) -> Iterator[History]:
+    """Open the history of a run that has done some steps, and writes a row after each further one."""
+    history = History(path, path.with_name("evaluations.jsonl"))
+    trainer: Any = SimpleNamespace(step=step, is_due=lambda step, every: True)
+    history.trainer = trainer
+    history.on_train_begin()
+    yield history
+    history.close()
 
 
 def test_a_new_run_replaces_the_history(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text('{"step": 1, "loss": 9.0}\n')
-    with HistoryWriter(path) as history:
-        history.append(1, {"loss": 0.1 + 0.2})
+    with open_history(path) as history:
+        history.on_step_end(1, {"loss": 0.1 + 0.2})
         assert read_history(path) == [{"step": 1, "loss": 0.1 + 0.2}]  # there before the file is closed
 
 
 def test_a_continued_run_keeps_what_came_before(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    with HistoryWriter(path) as history:
+    with open_history(path) as history:
         for step in (10, 20, 30):
-            history.append(step, {"loss": float(step)})
-    with HistoryWriter(path, resume_step=20) as history:
-        history.append(25, {"loss": 1.0, "box_loss": 0.5})
+            history.on_step_end(step, {"loss": float(step)})
+            history.on_evaluate_end(step, Score(step / 100, {"AP": step / 100}, ""))
+    with open_history(path, 20) as history:
+        history.on_step_end(25, {"loss": 1.0, "box_loss": 0.5})
     assert [(row["step"], row["loss"]) for row in read_history(path)] == [(10, 10), (20, 20), (25, 1)]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["history.jsonl"]
+    assert read_history(tmp_path / "evaluations.jsonl") == [{"step": 10, "AP": 0.1}, {"step": 20, "AP": 0.2}]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["evaluations.jsonl", "history.jsonl"]
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
-    with HistoryWriter(path, resume_step=5) as history:
-        history.append(6, {"loss": math.nan})
+    with open_history(path, 5) as history:
+        history.on_step_end(6, {"loss": math.nan})
     first, last = read_history(path)
     assert first == {"step": 1, "loss": 2.0}
     assert last["step"] == 6

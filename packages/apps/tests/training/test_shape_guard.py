@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_apps.runtime.errors import ShapeError
-from gaudi_apps.training.static_shapes import GuardedFunction
+from gaudi_apps.training.keras_task import GuardedFunction
 from gaudi_ops.tf.keras_api import keras
 
 

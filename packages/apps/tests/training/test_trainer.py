@@ -12,10 +12,10 @@ from rich.console import Console
 
 from gaudi_apps.runtime.errors import NonFiniteError
 from gaudi_apps.training import callbacks as callbacks_module
-from gaudi_apps.training.callbacks import Checkpoints, Evaluation, History, ProgressBar, TensorBoard
+from gaudi_apps.training.callbacks import Checkpoints, Evaluation
 from gaudi_apps.training.checkpoint import CheckpointFolder, RunState
 from gaudi_apps.training.plan import Plan
-from gaudi_apps.training.reports import read_history
+from gaudi_apps.training.reports import History, ProgressBar, TensorBoard, read_history
 from gaudi_apps.training.trainer import Callback, Trainer, TrainingData, require_finite, require_finite_state
 
 

@@ -15,17 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 
 from gaudi_apps.inference.scores import Score
 from gaudi_apps.runtime.errors import RanksChangedError, warn
 from gaudi_apps.runtime.failure_reporting import FailureReporter, StopRequest
 from gaudi_apps.runtime.process_group import broadcast_from_rank0
 from gaudi_apps.runtime.profiler import StepRange
-from gaudi_apps.runtime.tensorboard import SummaryWriter
 from gaudi_apps.training.application import Framework, Tracer
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunState
-from gaudi_apps.training.reports import HistoryWriter, TrainingProgress
 from gaudi_apps.training.trainer import Callback
 from gaudi_datasets.errors import FlagError
 
@@ -59,146 +56,6 @@ class Heartbeat(Callback):
     def report(self, phase: str) -> None:
         """Report another phase after the same step."""
         self._reporter.begin(phase)
-
-
-class ProgressBar(Callback):
-    """Show step, loss, rate and throughput on the terminal.
-
-    Args:
-        every: steps between two lines, where there is no live bar.
-        console: where to show them; standard output when None.
-    """
-
-    def __init__(self, every: int = 1, console: Console | None = None) -> None:
-        self._every, self._console = every, console
-        self._stack = contextlib.ExitStack()
-        self._display: TrainingProgress | None = None
-
-    def is_due(self, step: int) -> bool:
-        """Return whether a line is due."""
-        return self.trainer.is_due(step, self._every)
-
-    @property
-    def images_per_second(self) -> float:
-        """Images per second over the last lines."""
-        return 0.0 if self._display is None else self._display.images_per_second
-
-    def on_train_begin(self) -> None:
-        """Show the bar."""
-        plan = self.trainer.plan
-        display = TrainingProgress(
-            total_steps=plan.total_steps,
-            steps_per_epoch=plan.steps_per_epoch,
-            batch_size=plan.global_batch,
-            start_step=self.trainer.step,
-            log_every=self._every,
-            console=self._console,
-        )
-        self._display = self._stack.enter_context(display)
-
-    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
-        """Show the step."""
-        if self._display is not None and self.is_due(step):
-            self._display.update(step, logs)
-
-    def on_evaluate_end(self, step: int, score: Score) -> None:
-        """Show the score."""
-        self.on_message(f"step {step}: {score.text}")
-
-    def on_message(self, text: str) -> None:
-        """Show a line above the bar."""
-        if self._display is not None:
-            self._display.note(text)
-
-    def close(self) -> None:
-        """Stop the bar."""
-        self._stack.close()
-
-
-class History(Callback):
-    """Append scalars and scores to files of JSON lines.
-
-    Args:
-        history: file of scalars.
-        evaluations: file of scores.
-        every: steps between two rows of scalars.
-    """
-
-    def __init__(self, history: Path, evaluations: Path, every: int = 1) -> None:
-        self._paths, self._every = (history, evaluations), every
-        self._files = contextlib.ExitStack()
-
-    def is_due(self, step: int) -> bool:
-        """Return whether a row is due."""
-        return self.trainer.is_due(step, self._every)
-
-    def on_train_begin(self) -> None:
-        """Open the files, without rows of steps that this run repeats."""
-        self._history, self._evaluations = (
-            self._files.enter_context(HistoryWriter(path, resume_step=self.trainer.step)) for path in self._paths
-        )
-
-    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
-        """Append a row of scalars."""
-        if self.is_due(step):
-            self._history.append(step, logs)
-
-    def on_evaluate_end(self, step: int, score: Score) -> None:
-        """Append a row of scores."""
-        self._evaluations.append(step, score.figures)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._files.close()
-
-
-class TensorBoard(Callback):
-    """Write scalars and scores for TensorBoard.
-
-    Args:
-        folder: gets the files.
-        progress: knows the throughput.
-        hparams: for the table of hyperparameters.
-        every: steps between two points.
-        register: called once the files are there, whose names the writer chooses.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        progress: ProgressBar,
-        hparams: Mapping[str, Any],
-        *,
-        every: int,
-        register: Callable[[], None],
-    ) -> None:
-        self._folder, self._progress, self._hparams = folder, progress, hparams
-        self._every, self._register = every, register
-        self._files = contextlib.ExitStack()
-        self._writer: SummaryWriter
-
-    def is_due(self, step: int) -> bool:
-        """Return whether a point is due."""
-        return self.trainer.is_due(step, self._every)
-
-    def on_train_begin(self) -> None:
-        """Open the files."""
-        self._writer = self._files.enter_context(SummaryWriter(self._folder))
-        self._writer.write_hparams(self._hparams)
-        self._register()
-
-    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
-        """Write a point of each scalar."""
-        if self.is_due(step):
-            self._writer.write(step, {**logs, "images_per_second": self._progress.images_per_second})
-
-    def on_evaluate_end(self, step: int, score: Score) -> None:
-        """Write a point of each figure."""
-        self._writer.write(step, score.figures)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._files.close()
 
 
 class ProfilerTrace(Callback):

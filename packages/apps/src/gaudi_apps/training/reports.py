@@ -1,129 +1,128 @@
-"""Show and record the scalars of a training: progress on the terminal, the history file, and curves."""
+"""Report a training: callbacks for progress, history and TensorBoard, and curves.
+
+TensorBoard's files are written without TensorFlow, so one writer serves the programs of both frameworks. Points have
+the form of `tf.summary.scalar`: a float32 tensor and the metadata of TensorBoard's plugin for scalars. A file is
+complete after each call, so a run can be watched while it trains, and a full disk is an OSError of the call that met
+it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import socket
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
+from gaudi_apps.training.trainer import Callback
 from gaudi_datasets.output_files import write_atomically
+from gaudi_datasets.records.tfrecords import frame_record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from gaudi_apps.inference.scores import Score
 
 RECENT_UPDATES = 20
 
 
-class TrainingProgress:
-    """Step, loss, rate, images per second and time left of a run, and a line with the throughput of each epoch.
-
-    Use it as a context manager and call `update` after every step whose scalars are known.
+class ProgressBar(Callback):
+    """Show step, loss, rate, images per second and time left, and a line with the throughput of each epoch.
 
     Args:
-        total_steps: the step at which the run ends.
-        steps_per_epoch: steps of one pass over the training images.
-        batch_size: images a step, over all devices.
-        start_step: the step that the run continues from.
-        log_every: steps between two plain lines.
-        console: where to show it; standard output when None.
+        every: steps between two lines, or between two updates of the live bar on a terminal.
+        console: where to show them; standard output when None.
     """
 
-    def __init__(
-        self,
-        *,
-        total_steps: int,
-        steps_per_epoch: int,
-        batch_size: int,
-        start_step: int = 0,
-        log_every: int = 1,
-        console: Console | None = None,
-    ) -> None:
-        self._total_steps = total_steps
-        self._steps_per_epoch = steps_per_epoch
-        self._batch_size = batch_size
-        self._log_every = log_every
+    def __init__(self, every: int = 1, console: Console | None = None) -> None:
+        self._every = every
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_UPDATES)
-        self._epoch_start = (start_step, time.monotonic())
         self._bar: Progress | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a line is due."""
+        return self.trainer.is_due(step, self._every)
+
+    @property
+    def images_per_second(self) -> float:
+        """Images per second over the recent lines; 0 until there are two of them."""
+        if len(self._recent) < 2:
+            return 0.0
+        (first_step, first), (last_step, last) = self._recent[0], self._recent[-1]
+        return (last_step - first_step) * self.trainer.plan.global_batch / max(last - first, 1e-9)
+
+    def on_train_begin(self) -> None:
+        """Show the bar."""
+        self._epoch_start = (self.trainer.step, time.monotonic())
         if self._console.is_terminal:
-            width = len(f"{total_steps}")
+            total = self.trainer.plan.total_steps
             self._bar = Progress(
-                TextColumn(f"step {{task.completed:>{width}.0f}}/{{task.total:.0f}}"),
+                TextColumn(f"step {{task.completed:>{len(str(total))}.0f}}/{{task.total:.0f}}"),
                 BarColumn(bar_width=None),
                 TextColumn("{task.description}"),
                 console=self._console,
                 expand=True,
             )
-            self._task = self._bar.add_task("compiling", total=total_steps, completed=start_step)
-
-    def __enter__(self) -> TrainingProgress:
-        self._epoch_start = (self._epoch_start[0], time.monotonic())
-        if self._bar:
+            self._task = self._bar.add_task("compiling", total=total, completed=self.trainer.step)
             self._bar.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    @property
-    def images_per_second(self) -> float:
-        """Images per second over the recent updates; 0 until there are two of them."""
-        if len(self._recent) < 2:
-            return 0.0
-        (first_step, first), (last_step, last) = self._recent[0], self._recent[-1]
-        return (last_step - first_step) * self._batch_size / max(last - first, 1e-9)
-
-    def update(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Show that `step` steps are done, with the scalars of the last one (loss, learning_rate, and others)."""
-        self._recent.append((step, time.monotonic()))
-        text = self._describe(step, scalars)
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Show the step."""
+        if not self.is_due(step):
+            return
+        plan, now = self.trainer.plan, time.monotonic()
+        self._recent.append((step, now))
+        text = self._describe(step, logs)
         if self._bar:
             self._bar.update(self._task, completed=step, description=text)
-        elif step % self._log_every == 0 or step == self._total_steps:
-            self.note(f"step {step}/{self._total_steps}  {text}")
-        epochs_done = step // self._steps_per_epoch
-        if epochs_done > self._epoch_start[0] // self._steps_per_epoch or step == self._total_steps:
-            self._end_epoch(step)
+        else:
+            self.on_message(f"step {step}/{plan.total_steps}  {text}")
+        start_step, start = self._epoch_start
+        if step // plan.steps_per_epoch > start_step // plan.steps_per_epoch or step == plan.total_steps:
+            images, seconds = (step - start_step) * plan.global_batch, max(now - start, 1e-9)
+            speed = f"{images} images in {format_duration(seconds)}, {images / seconds:.1f} images/s"
+            self.on_message(f"epoch {step / plan.steps_per_epoch:.4g}: {speed}")
+            self._epoch_start = (step, now)
 
-    def note(self, text: str) -> None:
-        """Show a line of its own: a checkpoint written, an evaluation, a warning."""
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Show the score."""
+        self.on_message(f"step {step}: {score.text}")
+
+    def on_message(self, text: str) -> None:
+        """Show a line above the bar."""
         self._console.print(text, markup=False, highlight=False)
         self._console.file.flush()
 
-    def _describe(self, step: int, scalars: Mapping[str, float]) -> str:
+    def close(self) -> None:
+        """Stop the bar."""
+        if self._bar:
+            self._bar.stop()
+
+    def _describe(self, step: int, logs: Mapping[str, float]) -> str:
         parts = []
-        if "loss" in scalars:
-            parts.append(f"loss {scalars['loss']:.4g}")
-        if "learning_rate" in scalars:
-            parts.append(f"rate {scalars['learning_rate']:.3g}")
+        if "loss" in logs:
+            parts.append(f"loss {logs['loss']:.4g}")
+        if "learning_rate" in logs:
+            parts.append(f"rate {logs['learning_rate']:.3g}")
         speed = self.images_per_second
         if speed > 0:
-            seconds_left = (self._total_steps - step) * self._batch_size / speed
+            seconds_left = (self.trainer.plan.total_steps - step) * self.trainer.plan.global_batch / speed
             parts += [f"{speed:.1f} images/s", f"{format_duration(seconds_left)} left"]
         return "  ".join(parts)
-
-    def _end_epoch(self, step: int) -> None:
-        start_step, start = self._epoch_start
-        now = time.monotonic()
-        images = (step - start_step) * self._batch_size
-        seconds = max(now - start, 1e-9)
-        epoch = step / self._steps_per_epoch
-        self.note(f"epoch {epoch:.4g}: {images} images in {format_duration(seconds)}, {images / seconds:.1f} images/s")
-        self._epoch_start = (step, now)
 
 
 def format_duration(seconds: float) -> str:
@@ -133,6 +132,53 @@ def format_duration(seconds: float) -> str:
     days, hour = divmod(hours, 24)
     clock = f"{hour}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
     return f"{days}d {clock}" if days else clock
+
+
+class History(Callback):
+    """Append scalars and scores to files of JSON lines.
+
+    Args:
+        history: file of scalars.
+        evaluations: file of scores.
+        every: steps between two rows of scalars.
+    """
+
+    def __init__(self, history: Path, evaluations: Path, every: int = 1) -> None:
+        self._paths, self._every = (history, evaluations), every
+        self._files: list[IO[str]] = []
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a row is due."""
+        return self.trainer.is_due(step, self._every)
+
+    def on_train_begin(self) -> None:
+        """Open the files, without rows of steps that this run repeats."""
+        for path in self._paths:
+            kept = [row for row in read_history(path) if row["step"] <= self.trainer.step]
+            with write_atomically(path) as temporary:
+                temporary.write_text("".join(_to_line(row) for row in kept), encoding="utf-8")
+            self._files.append(path.open("a", encoding="utf-8"))
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Append a row of scalars; it is in the file when this returns."""
+        if self.is_due(step):
+            self._append(self._files[0], {"step": step, **logs})
+
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Append a row of scores."""
+        self._append(self._files[1], {"step": step, **score.figures})
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+    def _append(self, file: IO[str], row: Mapping[str, float]) -> None:
+        try:
+            file.write(_to_line(row))
+            file.flush()
+        except OSError as error:  # which does not name the file
+            raise OSError(error.errno, error.strerror, file.name) from None
 
 
 Row = dict[str, float]
@@ -151,44 +197,109 @@ def read_history(path: Path) -> list[Row]:
     return rows
 
 
-class HistoryWriter:
-    """Append rows to a history file; rows past the step that the run continues from are taken out first.
-
-    Args:
-        path: the file, by convention `history.jsonl` in the folder of the run.
-        resume_step: the last step done before this run; 0 begins a new history.
-    """
-
-    def __init__(self, path: Path, *, resume_step: int = 0) -> None:
-        kept = [row for row in read_history(path) if row["step"] <= resume_step]
-        with write_atomically(path) as temporary:
-            temporary.write_text("".join(_to_line(row) for row in kept), encoding="utf-8")
-        self._file = path.open("a", encoding="utf-8")
-
-    def append(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write one row: the step, then the scalars; it is in the file when this returns."""
-        try:
-            self._file.write(_to_line({"step": step, **scalars}))
-            self._file.flush()
-        except OSError as error:  # which does not name the file
-            raise OSError(error.errno, error.strerror, self._file.name) from None
-
-    def close(self) -> None:
-        """Close the file; nothing can be appended afterwards."""
-        self._file.close()
-
-    def __enter__(self) -> HistoryWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
 def _to_line(row: Mapping[str, float]) -> str:
     numbers = {name: value if isinstance(value, int) else float(value) for name, value in row.items()}
     return json.dumps(numbers) + "\n"
+
+
+class TensorBoard(Callback):
+    """Write scalars and scores for TensorBoard.
+
+    Args:
+        folder: gets the files.
+        progress: knows the throughput.
+        hparams: for the table of hyperparameters.
+        every: steps between two points.
+        register: called once the files are there, whose names the writer chooses.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        progress: ProgressBar,
+        hparams: Mapping[str, Any],
+        *,
+        every: int,
+        register: Callable[[], None],
+    ) -> None:
+        self._folder, self._progress, self._hparams = folder, progress, hparams
+        self._every, self._register = every, register
+        self._writer: SummaryWriter | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a point is due."""
+        return self.trainer.is_due(step, self._every)
+
+    def on_train_begin(self) -> None:
+        """Open the files."""
+        self._writer = SummaryWriter(self._folder)
+        self._writer.write_hparams(self._hparams)
+        self._register()
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Write a point of each scalar."""
+        if self._writer is not None and self.is_due(step):
+            self._writer.write(step, {**logs, "images_per_second": self._progress.images_per_second})
+
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Write a point of each figure."""
+        if self._writer is not None:
+            self._writer.write(step, score.figures)
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+FILE_VERSION = "brain.Event:2"
+
+# Keeps apart the files that a process begins within the same second.
+_numbers = itertools.count()
+
+
+class SummaryWriter:
+    """Write scalars and hyperparameters into a folder for `tensorboard --logdir`.
+
+    Args:
+        folder: is made if it does not exist; a resumed run adds a file to it.
+
+    Raises:
+        OSError: the folder cannot be written to. Every method may raise it; its `filename` is the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard looks for names with "tfevents" in them, and reads them in the order of their names.
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}.v2"
+        self._folder = folder
+        self._file = (folder / name).open("xb", buffering=0)
+        self._add(Event(file_version=FILE_VERSION))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add a point at `step` to the curve of each name."""
+        values = [value for name, scalar in scalars.items() for value in scalar_pb(name, scalar).value]
+        self._add(Event(step=step, summary=Summary(value=values)))
+
+    def write_hparams(self, values: Mapping[str, Any]) -> None:
+        """Add the run to TensorBoard's table of hyperparameters; other values than numbers and texts become texts."""
+        shown = {
+            name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in values.items()
+        }
+        self._add(Event(summary=hparams_pb(shown)))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _add(self, event: Any) -> None:
+        event.wall_time = time.time()
+        record = memoryview(frame_record(event.SerializeToString()))
+        try:
+            while record:  # a file that is not buffered may take a part
+                record = record[self._file.write(record) :]
+        except OSError as error:  # which does not name the file
+            raise OSError(error.errno, error.strerror, str(self._folder)) from None
 
 
 Values = NDArray[np.float64]

@@ -25,16 +25,13 @@ from gaudi_apps.training.callbacks import (
     ElasticCommits,
     Evaluation,
     Heartbeat,
-    History,
     ProfilerTrace,
-    ProgressBar,
     StopOnRequest,
-    TensorBoard,
     load_callbacks,
 )
 from gaudi_apps.training.checkpoint import Checkpoint, ModelConfig, RunState, load_checkpoint, require_classes
 from gaudi_apps.training.plan import Plan, version_setting
-from gaudi_apps.training.reports import plot_curves, read_history
+from gaudi_apps.training.reports import History, ProgressBar, TensorBoard, plot_curves, read_history
 from gaudi_apps.training.trainer import Callback, TrainableTask, Trainer, TrainingData, require_finite
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json

@@ -54,7 +54,7 @@ class TrainableTask(Protocol):
         """Send this rank's vote with the steps to come, see `StopSaveVote`."""
 
     def guard_shapes(self) -> None:
-        """Make a dynamic shape or a second trace of a step an error, see `gaudi_apps.training.static_shapes`."""
+        """Make a dynamic shape or a second trace of a step an error, see `keras_task.GuardedFunction`."""
 
     def averaged(self) -> AbstractContextManager[None]:
         """Use the average of the weights, if one is kept, within a context."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import resource
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tensorboard.plugins.hparams import api, metadata
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.util import tensor_util
 
-from gaudi_apps.runtime.tensorboard import FILE_VERSION, SummaryWriter
+from gaudi_apps.training.reports import FILE_VERSION, SummaryWriter
 from gaudi_datasets.records.tfrecords import index_records, read_record
 
 
@@ -36,7 +37,7 @@ def read_points(folder: Path) -> list[tuple[int, str, Any, np.dtype[Any], float]
 def test_points_are_those_of_tensorflows_writer(tmp_path: Path) -> None:
     points = [(3, {"loss": 1.5, "AP": 0.1}), (4, {"loss": float("inf"), "images_per_second": 12})]
     theirs = tf.summary.create_file_writer(str(tmp_path / "theirs"))
-    with SummaryWriter(tmp_path / "ours") as ours, theirs.as_default():
+    with closing(SummaryWriter(tmp_path / "ours")) as ours, theirs.as_default():
         for step, scalars in points:
             ours.write(step, scalars)
             for name, scalar in scalars.items():
@@ -52,7 +53,7 @@ def test_points_are_those_of_tensorflows_writer(tmp_path: Path) -> None:
 
 
 def test_every_call_completes_the_file(tmp_path: Path) -> None:
-    with SummaryWriter(tmp_path) as writer:
+    with closing(SummaryWriter(tmp_path)) as writer:
         (path,) = tmp_path.iterdir()
         for count in range(1, 4):
             events = [Event.FromString(read_record(place)) for place in index_records(path)]
@@ -63,7 +64,7 @@ def test_every_call_completes_the_file(tmp_path: Path) -> None:
 
 def test_a_process_that_opens_a_folder_twice_begins_another_file(tmp_path: Path) -> None:
     for step in (1, 2):
-        with SummaryWriter(tmp_path) as writer:
+        with closing(SummaryWriter(tmp_path)) as writer:
             writer.write(step, {"loss": 1.0})
     assert [step for step, *_ in read_points(tmp_path)] == [1, 2]
 
@@ -72,7 +73,7 @@ def test_hyperparameters_are_those_of_tensorboards_writer(tmp_path: Path) -> Non
     values = {"batch_size": 8, "base_lr": 3e-3, "deterministic": True, "data_dir": None, "lr_drop_epochs": (40.0, 50.0)}
     shown = {**values, "data_dir": "None", "lr_drop_epochs": "(40.0, 50.0)"}
     theirs = tf.summary.create_file_writer(str(tmp_path / "theirs"))
-    with SummaryWriter(tmp_path / "ours") as ours, theirs.as_default():
+    with closing(SummaryWriter(tmp_path / "ours")) as ours, theirs.as_default():
         ours.write_hparams(values)
         api.hparams(shown)
     theirs.close()
