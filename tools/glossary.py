@@ -36,8 +36,8 @@ class FormerWord:
 
 
 WORDS = (
-    FormerWord(r"(?i)(?<![a-z])wish(es|ed|ing)?(?![a-z])|Wishes", "StopSaveVote, vote, poll", prose=True),
-    FormerWord(r"_?Beginning|_?beginning|_Start|begin_or_continue", "InitialState, load_or_initialize"),
+    FormerWord(r"(?i)(?<![a-z])wish(es|ed|ing)?(?![a-z])|Wishes", "vote, count_votes, poll", prose=True),
+    FormerWord(r"_?Beginning|_?beginning|_Start|begin_or_continue", "state, load_or_initialize"),
     # In quotes it is a field of files: of checkpoints, and of what doctor writes.
     FormerWord(r"(?<![a-z\"'])[Ff]acts(?![a-z])", "ModelConfig, RunState, metadata", prose=True),
     FormerWord(r"_?note_[a-z]\w*", "metadata", folder="packages/apps/src"),

@@ -176,8 +176,8 @@ def compare(one: list[list[StepTensor]], other: list[list[StepTensor]], precisio
         for a, b in zip(ours, theirs, strict=True):
             assert a.metadata.key == b.metadata.key
             x, y = (np.asarray(side.values, np.float64) for side in (a, b))
-            bound = tolerances[a.metadata.part].bound(max(abs(x).max(), abs(y).max()))
-            if not abs(x - y).max() <= bound:
+            absolute, relative = tolerances[a.metadata.part]
+            if not abs(x - y).max() <= absolute + relative * max(abs(x).max(), abs(y).max()):
                 found.append(a.metadata.key)
     return found
 

@@ -4,6 +4,7 @@ import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from gaudi_apps.training.callbacks import Checkpoints, Evaluation
 from gaudi_apps.training.checkpoint import CheckpointFolder, RunState
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.reports import History, ProgressBar, TensorBoard, read_history
-from gaudi_apps.training.trainer import Callback, Trainer, TrainingData, require_finite, require_finite_state
+from gaudi_apps.training.trainer import Callback, Trainer, TrainingData, require_finite
 
 
 class Slope:
@@ -348,9 +349,12 @@ def test_of_many_images_some_are_named(tmp_path: Path) -> None:
 
 def test_weights_that_are_not_finite_are_found() -> None:
     good: dict[str, Any] = {"a": np.ones(3, np.float32), "b": np.zeros([], np.int64)}
-    require_finite_state(good, 3)
+    learner: Any = SimpleNamespace(read_state=lambda: good)
+    trainer = Trainer(learner, TrainingData({}, 5, "", make_batches), make_plan(4), state=RunState(step=3))
+    assert trainer.make_checkpoint().tensors == good
+    learner.read_state = lambda: {**good, "c": np.array([1, np.inf], np.float32)}
     with pytest.raises(NonFiniteError) as caught:
-        require_finite_state({**good, "c": np.array([1, np.inf], np.float32)}, 3)
+        trainer.make_checkpoint()
     assert (caught.value.record, caught.value.field, caught.value.exit_status) == ("step 3", "c", 70)
 
 

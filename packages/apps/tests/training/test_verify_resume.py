@@ -23,7 +23,7 @@ from gaudi_apps.detection.config import (
 )
 from gaudi_apps.runtime.errors import ResumeError
 from gaudi_apps.training import verify_resume as module
-from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
 from gaudi_apps.training.verify_resume import compare_runs, verify_resume
 
 pytestmark = pytest.mark.slow
@@ -102,21 +102,21 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(
         evaluation=EvaluationFlags(eval_epochs=1, patience=1),
     )
     validate(config)
-    report = compare_runs(SSDApplication(config), tmp_path, steps=5, kills=2, seed=1)
-    assert (report.steps, report.kills) == (5, 2)
-    assert re.findall(r"\d+", report.describe().splitlines()[0]) == ["5", "2"]
+    end, kills = compare_runs(SSDApplication(config), tmp_path, steps=5, kills=2, seed=1)
+    assert (end.step, kills) == (5, 2)
+    image_sequence = end.run_state.image_sequence
     checkpoints = [CheckpointFolder(tmp_path / name / "checkpoints").load_newest() for name in ("whole", "killed")]
-    assert {checkpoint.sha256 for checkpoint in checkpoints} == {report.state}
-    assert {checkpoint.metadata["image_sequence"] for checkpoint in checkpoints} == {report.image_sequence}
-    assert all(re.fullmatch("[0-9a-f]{64}", text) for text in (report.state, report.image_sequence))
+    assert {checkpoint.sha256 for checkpoint in checkpoints} == {end.sha256}
+    assert {checkpoint.metadata["image_sequence"] for checkpoint in checkpoints} == {image_sequence}
+    assert all(re.fullmatch("[0-9a-f]{64}", text) for text in (end.sha256, image_sequence))
     assert not any((tmp_path / name / "evaluation.json").exists() for name in ("whole", "killed"))
 
 
 @pytest.mark.parametrize(("steps", "kills"), [(4, 1), (6, 5)])
 def test_each_kill_hits_a_run(pretend: Any, tmp_path: Path, steps: int, kills: int) -> None:
     pretend("resumes")
-    report = compare_runs(SSDApplication(make_config()), tmp_path, steps=steps, kills=kills, seed=0)
-    assert (report.steps, report.kills) == (steps, kills)
+    end, done = compare_runs(SSDApplication(make_config()), tmp_path, steps=steps, kills=kills, seed=0)
+    assert (end.step, done) == (steps, kills)
     # Only the last start came to its end.
     assert (tmp_path / "killed" / "starts").read_text() == "whole\n"
 
@@ -148,8 +148,8 @@ def test_kills_that_come_too_late_are_not_counted(
         return hits[-1]
 
     monkeypatch.setattr(module, "_kill_after", kill_once)
-    report = compare_runs(SSDApplication(make_config()), tmp_path, steps=LAST_STEP, kills=3, seed=0)
-    assert (report.steps, report.kills, hits) == (LAST_STEP, 1, [True, False])
+    end, kills = compare_runs(SSDApplication(make_config()), tmp_path, steps=LAST_STEP, kills=3, seed=0)
+    assert (end.step, kills, hits) == (LAST_STEP, 1, [True, False])
 
 
 def test_a_run_that_fails_is_told_with_its_last_words(pretend: Any, tmp_path: Path) -> None:
@@ -167,13 +167,15 @@ def test_steps_and_kills_are_the_users(
     def compare(app: SSDApplication, folder: Path, **given: int) -> Any:
         assert folder.is_dir()
         assert given == {"steps": steps, "kills": kills, "seed": 0}
-        return module.ResumeReport(steps, kills, "a", "b")
+        return Checkpoint(steps, {}, {"image_sequence": "b"}, "a"), kills
 
     monkeypatch.setattr(module, "compare_runs", compare)
     config = make_config(**run)
     validate(config)
     verify_resume(SSDApplication(config))
-    assert f"{steps} steps, killed {kills} times" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{steps} steps, killed {kills} times" in out
+    assert [line.split()[-1] for line in out.splitlines()[1:]] == ["a", "b"]
 
 
 def test_the_program_is_run_by_this_python() -> None:

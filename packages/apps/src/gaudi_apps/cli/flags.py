@@ -341,30 +341,6 @@ class ParityFlags:
     """Tolerated difference to add to that; by default 1e-6, and 1e-8 for initial weights."""
 
 
-@dataclass(frozen=True)
-class OtherSide:
-    """The side that this one is compared with.
-
-    Attributes:
-        recorded: folder that --parity_output made; None if the other side is to be computed.
-        arguments: arguments that turn this side's command line into that of the other side, if it is computed.
-        text: description by the user.
-    """
-
-    recorded: str | None
-    arguments: tuple[str, ...]
-    text: str
-
-
-def find_other_side(flags: ParityFlags) -> OtherSide | None:
-    """Return the other side of checked flags; None if this side is only recorded."""
-    given = dict(_split(entry) for entry in flags.parity_against)
-    if not given:
-        return None
-    arguments = [_to_argument(name, value) for name, value in given.items() if name != RECORDED]
-    return OtherSide(given.get(RECORDED), tuple(arguments), " ".join(flags.parity_against))
-
-
 def check_parity(flags: ParityFlags, mode: str, per_side: Sequence[str]) -> None:
     """Raise FlagError for the first flag whose value breaks a rule.
 
@@ -374,7 +350,9 @@ def check_parity(flags: ParityFlags, mode: str, per_side: Sequence[str]) -> None
         per_side: names of the flags that two sides may differ in.
     """
     if mode != "parity":
-        _require_defaults(flags, mode)
+        for entry in fields(flags):
+            if getattr(flags, entry.name) != entry.default:
+                raise FlagError(f"--{entry.name}: is for --mode parity; mode is {mode}", flag=f"--{entry.name}")
         return
     if not flags.parity_against and flags.parity_output is None:
         raise FlagError(
@@ -387,17 +365,10 @@ def check_parity(flags: ParityFlags, mode: str, per_side: Sequence[str]) -> None
     _check_against(flags.parity_against, per_side)
 
 
-def _require_defaults(flags: ParityFlags, mode: str) -> None:
-    defaults = ParityFlags()
-    for entry in fields(flags):
-        if getattr(flags, entry.name) != getattr(defaults, entry.name):
-            raise FlagError(f"--{entry.name}: is for --mode parity; mode is {mode}", flag=f"--{entry.name}")
-
-
 def _check_against(entries: Sequence[str], names: Collection[str]) -> None:
     seen: set[str] = set()
     for entry in entries:
-        name, value = _split(entry)
+        name, value = split_side_flag(entry)
         if name not in (*names, RECORDED) or not value:
             known = ", ".join(f"{one}=.." for one in names)
             raise FlagError(
@@ -418,11 +389,7 @@ def _check_against(entries: Sequence[str], names: Collection[str]) -> None:
         )
 
 
-def _split(entry: str) -> tuple[str, str]:
+def split_side_flag(entry: str) -> tuple[str, str]:
+    """Return name and value of an entry of --parity_against."""
     name, _, value = entry.partition("=")
     return name.removeprefix("--").replace("-", "_"), value
-
-
-def _to_argument(name: str, value: str) -> str:
-    switches: dict[str, Any] = {"true": f"--{name}", "false": f"--no_{name}"}
-    return str(switches.get(value, f"--{name}={value}"))

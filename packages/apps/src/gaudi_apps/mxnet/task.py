@@ -138,7 +138,7 @@ class MXNetTask:
         return [self.train_step(*given) for given in zip(batches, learning_rates, strict=True)]
 
     def vote(self, *, stop: bool, save: bool) -> None:
-        """Send this rank's vote with the steps to come, see `gaudi_apps.training.trainer.StopSaveVote`."""
+        """Send this rank's vote with the steps to come, see `gaudi_apps.training.trainer.count_votes`."""
         self._votes = [float(stop), float(save)]
 
     def guard_shapes(self) -> None:

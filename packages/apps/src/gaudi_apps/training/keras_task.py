@@ -90,7 +90,7 @@ class KerasTask(ABC):
         )
 
     def vote(self, *, stop: bool, save: bool) -> None:
-        """Send this rank's vote with the steps to come, see `gaudi_apps.training.trainer.StopSaveVote`."""
+        """Send this rank's vote with the steps to come, see `gaudi_apps.training.trainer.count_votes`."""
         self._votes.assign([float(stop), float(save)])
 
     def _train_step(self, batch: Batch, learning_rate: Any) -> Scalars:

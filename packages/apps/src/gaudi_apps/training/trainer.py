@@ -44,14 +44,14 @@ class TrainableTask(Protocol):
             scalars by name, which the device may still be computing: ``loss``; ``finite``, whether loss, gradient and
             rate are (if not, the weights were not changed); and others. They are of the global batch. With several
             ranks there are also ``own_finite``, whether this rank's own loss and gradient are finite, and ``votes``,
-            see `StopSaveVote`.
+            see `count_votes`.
         """
 
     def train_steps(self, batches: Sequence[Batch], learning_rates: Sequence[float]) -> Sequence[Mapping[str, Any]]:
         """Learn from several batches in one call; return the scalars of each step."""
 
     def vote(self, *, stop: bool, save: bool) -> None:
-        """Send this rank's vote with the steps to come, see `StopSaveVote`."""
+        """Send this rank's vote to stop or to save with the steps to come, see `count_votes`."""
 
     def guard_shapes(self) -> None:
         """Make a dynamic shape or a second trace of a step an error, see `keras_task.GuardedFunction`."""
@@ -87,20 +87,6 @@ class TrainingData:
     num_images: int
     fingerprint: str
     batches: Callable[[int], Batches]
-
-
-@dataclass(frozen=True)
-class StopSaveVote:
-    """A vote to stop after a step, and to save it, besides the plan."""
-
-    stop: bool
-    save: bool
-
-    @classmethod
-    def from_scalars(cls, scalars: Mapping[str, Any]) -> StopSaveVote:
-        """Count the votes that all ranks sent with a step; one vote is enough, and all ranks count alike."""
-        stop, save = np.asarray(scalars["votes"]) > 0
-        return cls(bool(stop), bool(save))
 
 
 class StepLogs(Mapping[str, float]):
@@ -255,7 +241,10 @@ class Trainer:
                 else:
                     results = [*self.task.train_steps(group, rates)]
                 for rate, batch, scalars in zip(rates, group, results, strict=True):
-                    self._record_step(rate, scalars, np.asarray(batch["image_ids"]))
+                    self.step += 1
+                    image_ids = np.asarray(batch["image_ids"])
+                    self._unchecked.append((self.step, rate, scalars, image_ids))
+                    self._images.add(image_ids, self.communicator)
                 self._end_step(StepLogs(rates[-1], results[-1], self.check_finite), results[-1])
             for callback in self.callbacks:
                 callback.on_train_end()
@@ -302,7 +291,10 @@ class Trainer:
             NonFiniteError: a tensor holds NaN or infinity.
         """
         tensors = self.task.read_state()
-        require_finite_state(tensors, self.step)
+        # An update may overflow where loss and gradient do not.
+        for name, tensor in tensors.items():
+            if not np.isfinite(tensor).all():
+                raise NonFiniteError(f"{name} is no longer finite. {_REMEDY}", step=self.step, field=name)
         epoch, image = divmod(self.step * self.plan.global_batch, self.data.num_images)
         state = replace(
             self.state, step=self.step, epoch=epoch, image=image, image_sequence=self._images.join(self.communicator)
@@ -319,30 +311,26 @@ class Trainer:
                 return range(self.step, step)
         return range(self.step, end)
 
-    def _record_step(self, rate: float, scalars: Mapping[str, Any], image_ids: npt.NDArray[np.int64]) -> None:
-        self.step += 1
-        self._unchecked.append((self.step, rate, scalars, image_ids))
-        self._images.add(image_ids, self.communicator)
-
     def _end_step(self, logs: StepLogs, scalars: Mapping[str, Any]) -> None:
         self._wants_save = False
         for callback in self.callbacks:
             callback.on_step_end(self.step, logs)
-        vote = self._count_votes(scalars)
-        self.should_stop |= vote.stop
-        if self.should_stop or vote.save or self.is_due(self.step, self.plan.checkpoint_steps):
+        stop, save = self._wants_stop, self._wants_save
+        if self.communicator.size > 1:
+            # What ranks voted before the step, which sent it. Time is rank 0's, and what is granted is not asked again.
+            stop, save = count_votes(scalars)
+            self.task.vote(stop=self._wants_stop, save=self._wants_save and self.is_root and not save)
+        self.should_stop |= stop
+        if self.should_stop or save or self.is_due(self.step, self.plan.checkpoint_steps):
             self.check_finite()
             for callback in self.callbacks:
                 callback.on_checkpoint(self.step)
 
-    def _count_votes(self, scalars: Mapping[str, Any]) -> StopSaveVote:
-        """Return this process's own vote, or, with several ranks, what they voted before the step, which sent it."""
-        if self.communicator.size == 1:
-            return StopSaveVote(self._wants_stop, self._wants_save)
-        counted = StopSaveVote.from_scalars(scalars)
-        # Time is rank 0's, and what is granted is not asked for again.
-        self.task.vote(stop=self._wants_stop, save=self._wants_save and self.is_root and not counted.save)
-        return counted
+
+def count_votes(scalars: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Count the votes to stop and to save that all ranks sent with a step; one is enough, and all ranks count alike."""
+    stop, save = np.asarray(scalars["votes"]) > 0
+    return bool(stop), bool(save)
 
 
 class ImageSequence:
@@ -391,10 +379,3 @@ def require_finite(done: int, rate: float, scalars: Mapping[str, Any], image_ids
             step=done,
             is_own=not bool(scalars.get("own_finite", False)),
         )
-
-
-def require_finite_state(tensors: Tensors, step: int) -> None:
-    """Raise NonFiniteError if a tensor holds NaN or infinity: an update may overflow where loss and gradient don't."""
-    for name, tensor in tensors.items():
-        if not np.isfinite(tensor).all():
-            raise NonFiniteError(f"{name} is no longer finite. {_REMEDY}", step=step, field=name)

@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
@@ -25,35 +24,10 @@ from gaudi_apps.cli.flag_rules import make_short_run
 from gaudi_apps.runtime.errors import ResumeError
 from gaudi_apps.runtime.session import CHECKPOINTS
 from gaudi_apps.training.application import Application
-from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
 
 STEPS = 6
 _STEP = re.compile(r"step (\d+)/")
-
-
-@dataclass(frozen=True)
-class ResumeReport:
-    """The result of a comparison.
-
-    Attributes:
-        steps: of each run.
-        kills: how many times the second run was ended; fewer than asked for where it came to its end before.
-        state: SHA-256 of weights and optimizer state at the end.
-        image_sequence: SHA-256 over the ids of all images in their order.
-    """
-
-    steps: int
-    kills: int
-    state: str
-    image_sequence: str
-
-    def describe(self) -> str:
-        """Return a few lines for the user."""
-        return (
-            f"{self.steps} steps, killed {self.kills} times: the same as without\n"
-            f"weights and optimizer state  {self.state}\n"
-            f"sequence of image ids        {self.image_sequence}"
-        )
 
 
 def verify_resume(app: Application) -> None:
@@ -61,10 +35,13 @@ def verify_resume(app: Application) -> None:
     run = app.settings
     steps = run.steps or max(STEPS, run.kills + 1)
     with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
-        print(compare_runs(app, Path(folder), steps=steps, kills=run.kills, seed=run.device.seed).describe())
+        end, kills = compare_runs(app, Path(folder), steps=steps, kills=run.kills, seed=run.device.seed)
+    print(f"{end.step} steps, killed {kills} times: the same as without")
+    print(f"weights and optimizer state  {end.sha256}")
+    print(f"sequence of image ids        {end.run_state.image_sequence}")
 
 
-def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed: int) -> ResumeReport:
+def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed: int) -> tuple[Checkpoint, int]:
     """Train twice, once with kills, and compare the ends bit for bit.
 
     Args:
@@ -74,10 +51,17 @@ def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed
         kills: how often the second run is ended, fewer than there are steps.
         seed: of the moments of the kills.
 
+    Returns:
+        the last checkpoint, and how many times the second run was ended: fewer than asked for where it came to its end
+        before.
+
     Raises:
         ResumeError: the ends differ, or a run failed.
     """
-    seconds = _train_whole(_command(app, folder / "whole", steps))
+    times: list[float] = []
+    _run(_command(app, folder / "whole", steps), lambda process, step: times.append(time.monotonic()))
+    # From one report of a step to the next, between them a checkpoint.
+    seconds = (times[-1] - times[0]) / max(len(times) - 1, 1) if times else 0.0
     drawn = random.Random(seed)
     command = _command(app, folder / "killed", steps)
     planned = [(step, drawn.uniform(0, seconds)) for step in sorted(drawn.sample(range(1, steps), kills))]
@@ -94,14 +78,14 @@ def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed
         ("state", "weights and optimizer state", first.sha256, second.sha256),
         (
             *("image_sequence", "sequence of image ids"),
-            *(first.metadata["image_sequence"], second.metadata["image_sequence"]),
+            *(first.run_state.image_sequence, second.run_state.image_sequence),
         ),
     ):
         if one != other:
             raise ResumeError(
                 f"verify-resume: {what} differ after {kills} kills: {one} without, {other} with them", field=field
             )
-    return ResumeReport(first.step, kills, first.sha256, first.metadata["image_sequence"])
+    return first, kills
 
 
 def _command(app: Application, model_dir: Path, steps: int) -> list[str]:
@@ -111,13 +95,6 @@ def _command(app: Application, model_dir: Path, steps: int) -> list[str]:
     path = model_dir.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return [sys.executable, *app.program, "--config", str(path)]
-
-
-def _train_whole(command: Sequence[str]) -> float:
-    """Run to the end; return the seconds from one report of a step to the next, between them a checkpoint."""
-    times: list[float] = []
-    _run(command, lambda process, step: times.append(time.monotonic()))
-    return (times[-1] - times[0]) / max(len(times) - 1, 1) if times else 0.0
 
 
 def _kill_after(command: Sequence[str], step: int, delay: float) -> bool:

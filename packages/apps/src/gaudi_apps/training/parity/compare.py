@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 from rich.console import Console
@@ -17,6 +17,9 @@ from gaudi_apps.training.parity.record import Array, Part, Recording, StepTensor
 from gaudi_distributed.errors import ConfigurationError
 
 _BLOCK = 1 << 20
+
+# Of each part, a and r: two tensors may differ by a + r x their largest absolute value.
+Tolerances: TypeAlias = Mapping[Part, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def require_comparable(settings: Mapping[str, Any], recording: Recording) -> Non
 
 
 def compare_step(
-    own: Sequence[StepTensor], recording: Recording, step: int, tolerances: Mapping[Part, Tolerance]
+    own: Sequence[StepTensor], recording: Recording, step: int, tolerances: Tolerances
 ) -> list[Difference]:
     """Compare the tensors of a step with the recorded ones.
 
@@ -95,7 +98,7 @@ def find_first(differences: Sequence[Difference]) -> int | None:
     return next((place for place, one in enumerate(differences) if one.is_beyond), None)
 
 
-def _compare(tensor: TensorMetadata, own: Array, other: Array, tolerances: Mapping[Part, Tolerance]) -> Difference:
+def _compare(tensor: TensorMetadata, own: Array, other: Array, tolerances: Tolerances) -> Difference:
     apart = largest = own_squares = other_squares = squares = 0.0
     own, other = own.reshape(-1), other.reshape(-1)
     for start in range(0, own.size, _BLOCK):
@@ -107,7 +110,8 @@ def _compare(tensor: TensorMetadata, own: Array, other: Array, tolerances: Mappi
             own_squares, other_squares = own_squares + float(a @ a), other_squares + float(b @ b)
             squares += float((a - b) @ (a - b))
     norm = math.sqrt(max(own_squares, other_squares))
-    bound = tolerances[tensor.part].bound(largest)
+    absolute, relative = tolerances[tensor.part]
+    bound = absolute + relative * largest
     return Difference(tensor, apart, math.sqrt(squares) / norm if norm else 0.0, bound)
 
 
@@ -122,18 +126,6 @@ START_ABSOLUTE = 1e-8
 ABSOLUTE = 1e-6
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """Bound differences by `absolute` + `relative` x the largest absolute value of two tensors."""
-
-    absolute: float
-    relative: float
-
-    def bound(self, largest: float) -> float:
-        """Return the bound for tensors of this largest absolute value."""
-        return self.absolute + self.relative * largest
-
-
 # Of outputs of a layer or a loss on equal inputs, and of gradients and updates, which depend on all layers. Measured on
 # SSD-ResNet34 and ResNet-50, bfloat16 against float32: .007 and .15.
 _FP32 = (1e-4, 1e-3)
@@ -141,10 +133,8 @@ _BF16 = (0.05, 0.3)
 _BACKWARD: tuple[Part, ...] = ("gradient", "update")
 
 
-def choose_tolerances(
-    precisions: Collection[str], rtol: float | None = None, atol: float | None = None
-) -> Mapping[Part, Tolerance]:
-    """Choose the tolerances of each part of a step by the precisions of both sides.
+def choose_tolerances(precisions: Collection[str], rtol: float | None = None, atol: float | None = None) -> Tolerances:
+    """Choose the tolerances of each part of a step, absolute and relative, by the precisions of both sides.
 
     Args:
         precisions: of both sides, ``"fp32"``, ``"bf16"`` and so on; more may follow after a space.
@@ -154,14 +144,11 @@ def choose_tolerances(
     exact = {precision.partition(" ")[0] for precision in precisions} == {"fp32"}
     forward, backward = _FP32 if exact else _BF16
     parts: tuple[Part, ...] = get_args(Part)
-    defaults = {part: Tolerance(ABSOLUTE, backward if part in _BACKWARD else forward) for part in parts}
-    defaults["weight"] = Tolerance(START_ABSOLUTE, START)
+    defaults = {part: (ABSOLUTE, backward if part in _BACKWARD else forward) for part in parts}
+    defaults["weight"] = (START_ABSOLUTE, START)
     return {
-        part: Tolerance(
-            one.absolute if atol is None else atol,
-            one.relative if rtol is None else rtol,
-        )
-        for part, one in defaults.items()
+        part: (absolute if atol is None else atol, relative if rtol is None else rtol)
+        for part, (absolute, relative) in defaults.items()
     }
 
 

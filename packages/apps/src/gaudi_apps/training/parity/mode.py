@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_apps.cli.flag_rules import list_per_side, list_settings
-from gaudi_apps.cli.flags import ParityFlags, find_other_side
+from gaudi_apps.cli.flags import RECORDED, ParityFlags, split_side_flag
 from gaudi_apps.runtime.errors import OtherSideError, ParityError
 from gaudi_apps.runtime.session import Session, list_start_metadata
 from gaudi_apps.training.checkpoint import ModelConfig, require_classes
@@ -159,22 +159,26 @@ def recorded_side(flags: ParityFlags, command: Sequence[str]) -> Iterator[Path |
     Raises:
         OtherSideError: the other side failed.
     """
-    other = find_other_side(flags)
-    if other is None:
+    given = dict(split_side_flag(entry) for entry in flags.parity_against)
+    if not given:
         yield None
-    elif other.recorded is not None:
-        yield Path(other.recorded)
+    elif RECORDED in given:
+        yield Path(given[RECORDED])
     else:
         with tempfile.TemporaryDirectory(prefix="parity-") as parent:
             folder = Path(parent) / "other"
-            _record([*command, *other_arguments(flags, folder)], other.text)
+            _record([*command, *other_arguments(flags, folder)], " ".join(flags.parity_against))
             yield folder
 
 
 def other_arguments(flags: ParityFlags, folder: Path) -> tuple[str, ...]:
     """Return the arguments that make the command of this side record the other side in a folder."""
-    other = find_other_side(flags)
-    return (*(other.arguments if other else ()), "--parity_against", f"--parity_output={folder}")
+    arguments = []
+    for name, value in map(split_side_flag, flags.parity_against):
+        switches = {"true": f"--{name}", "false": f"--no_{name}"}
+        if name != RECORDED:
+            arguments.append(switches.get(value, f"--{name}={value}"))
+    return (*arguments, "--parity_against", f"--parity_output={folder}")
 
 
 def _record(command: Sequence[str], text: str) -> None:
