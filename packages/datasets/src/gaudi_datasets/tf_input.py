@@ -106,6 +106,8 @@ def evaluation_batches(load: Callable[[Any], dict[str, Any]], num_images: int, o
     """
     positions = shard_indices(num_images, options)
     mine = positions[positions < num_images]
+    # No function of ours branches on tensors in Python, so AutoGraph's conversion would only take time.
+    load = tf.autograph.experimental.do_not_convert(load)
     dataset = tf.data.Dataset.from_tensor_slices(mine).map(load, num_parallel_calls=options.parallel_calls)
     padding = {
         name: tf.fill(spec.shape, tf.cast(PADDING_ID if name == "image_ids" else 0, spec.dtype))

@@ -66,7 +66,7 @@ class Classifier:
         self.class_names = tuple(class_names)
         self._model = model
         self._listed = min(LISTED, model.output_shape[-1])
-        self._answer = tf.function(self._compute, reduce_retracing=True)
+        self._answer = tf.function(self._compute, autograph=False, reduce_retracing=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Classifier:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +25,11 @@ from gaudi_datasets.sampling import InputOptions
 from gaudi_datasets.tf_input import read_batches
 from gaudi_distributed import Communicator
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 EVALUATION, IMAGES = "evaluation.json", "pictures"
+_COLUMNS = ("positions", "labels", "classes", "probabilities", "losses")
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +214,7 @@ def plot_accuracy(path: Path, confusion: Counts, shown: Counts, names: Sequence[
     """Plot a bar of accuracy for each class that is shown."""
     images = np.maximum(confusion.sum(axis=1), 1)
     accuracy = (np.diagonal(confusion) / images)[shown]
-    figure = Figure(figsize=(8, 1.5 + 0.25 * len(names)), dpi=120, layout="constrained")
+    figure = _make_figure(8, 1.5 + 0.25 * len(names))
     axes = figure.subplots()
     axes.barh(np.arange(len(names)), accuracy, color="C0")
     axes.set_yticks(np.arange(len(names)), names)
@@ -227,7 +229,7 @@ def plot_confusion(path: Path, confusion: Counts, names: Sequence[str]) -> None:
     """Plot the confusion matrix as shares of each row, with the numbers of images in the cells."""
     shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     side = 2.5 + 0.35 * len(names)
-    figure = Figure(figsize=(side, side), dpi=120, layout="constrained")
+    figure = _make_figure(side, side)
     axes = figure.subplots()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     places = np.arange(len(names))
@@ -262,7 +264,17 @@ def _order_by_accuracy(confusion: Counts) -> npt.NDArray[np.int64]:
     return np.argsort(accuracy, kind="stable")
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _make_figure(width: float, height: float) -> Figure:
+    """Make an empty figure, in inches."""
+    # Imported here: it takes half a second, and of several ranks one draws.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Figure, path: Path) -> None:
     with write_atomically(path) as temporary:
         figure.savefig(temporary, format="png")

@@ -50,7 +50,7 @@ class Detector:
 
     def __init__(self, model: Any, class_names: Sequence[str] = ()) -> None:
         self.class_names = tuple(class_names)
-        self._compute = tf.function(lambda images: find_boxes(model, images), reduce_retracing=True)
+        self._compute = tf.function(lambda images: find_boxes(model, images), autograph=False, reduce_retracing=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Detector:

@@ -133,9 +133,9 @@ class _ServedNetwork(tf.Module):
         def compute_pixels(images: Any) -> dict[str, Any]:
             return network.compute(network.prepare_pixels(images))
 
-        self.compute_encoded = tf.function(compute_encoded, input_signature=[ENCODED])
-        self.compute_pixels = tf.function(compute_pixels, input_signature=[PIXELS])
-        self.class_names = tf.function(lambda: tensors, input_signature=[])
+        self.compute_encoded = tf.function(compute_encoded, input_signature=[ENCODED], autograph=False)
+        self.compute_pixels = tf.function(compute_pixels, input_signature=[PIXELS], autograph=False)
+        self.class_names = tf.function(lambda: tensors, input_signature=[], autograph=False)
 
 
 def write_saved_model(network: ExportedNetwork, path: Path) -> None:
@@ -177,7 +177,7 @@ def write_onnx(network: ExportedNetwork, path: Path) -> None:
         return network.compute_onnx(network.prepare_pixels(tf.cast(images, tf.float32)))
 
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
-    traced = tf.function(compute, input_signature=[PIXELS])
+    traced = tf.function(compute, input_signature=[PIXELS], autograph=False)
     converted, _ = tf2onnx.convert.from_function(traced, input_signature=[PIXELS], opset=ONNX_OPSET)
     onnx.helper.set_model_props(converted, {"classes": json.dumps(network.list_classes())})
     onnx.checker.check_model(converted)
@@ -207,7 +207,7 @@ def write_tflite(network: ExportedNetwork, path: Path) -> None:
 
     side = network.image_size
     signature = tf.TensorSpec([None, side, side, 3], tf.float32, name="images")
-    traced = tf.function(compute, input_signature=[signature])
+    traced = tf.function(compute, input_signature=[signature], autograph=False)
     owner = tf.Module()  # of the variables alone: of a Keras model, every layer's own functions would be converted
     owner.weights = list(network.model.variables)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)

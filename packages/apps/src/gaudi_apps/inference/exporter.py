@@ -186,7 +186,7 @@ def export_format(
 
 
 def _compute(function: Any, images: Any) -> Arrays:
-    return {name: values.numpy() for name, values in tf.function(function)(images).items()}
+    return {name: values.numpy() for name, values in tf.function(function, autograph=False)(images).items()}
 
 
 def _reload(model: Any, path: Path) -> Any:

@@ -60,11 +60,13 @@ def train_dataset(
     order = SampleOrder(len(source), options)
     read_example = functools.cache(source.read) if options.cache_encoded else source.read
 
+    @tf.autograph.experimental.do_not_convert
     def samples_of(step: Any) -> Any:
         return tf.data.Dataset.from_tensor_slices(
             call_python(order.at_step, [step], [tf.int64, tf.int64], [[None], [None]])
         )
 
+    @tf.autograph.experimental.do_not_convert
     def read(indices: Any, epochs: Any) -> Any:
         def draw(indices: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> tuple[Any, ...]:
             examples = [read_example(index) for index in indices.tolist()]
@@ -72,6 +74,7 @@ def train_dataset(
 
         return call_python(draw, [indices, epochs], *_CROP_SIGNATURE)
 
+    @tf.autograph.experimental.do_not_convert
     def load(
         encoded: Any, window: Any, decoding: Any, flip: Any, colors: Any, label: Any, image_id: Any
     ) -> dict[str, Any]:

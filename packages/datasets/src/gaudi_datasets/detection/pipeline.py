@@ -31,6 +31,7 @@ def train_dataset(
     size = options.image_size
     shapes: list[list[int | None]] = [[size, size, 3], [spec.num_boxes], [spec.num_boxes, 4]]
 
+    @tf.autograph.experimental.do_not_convert
     def samples_of(step: Any) -> Any:
         indices, epochs = call_python(order.at_step, [step], [tf.int64, tf.int64], [[None], [None]])
         return tf.data.Dataset.from_tensor_slices((indices, epochs))
@@ -45,6 +46,7 @@ def train_dataset(
         image = finish_image(pixels, draws, options.image_size)
         return image, classes, offsets, np.int32(num_matched), np.int64(example.image_id)
 
+    @tf.autograph.experimental.do_not_convert
     def load(index: Any, epoch: Any) -> dict[str, Any]:
         image, *others = call_python(load_sample, [index, epoch], types, [*shapes, [], []])
         names = ("classes", "offsets", "num_matched", "image_ids")

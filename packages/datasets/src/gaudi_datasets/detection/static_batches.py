@@ -208,6 +208,7 @@ def static_dataset(
             )
         return content
 
+    @tf.autograph.experimental.do_not_convert
     def load(step: Any) -> dict[str, Any]:
         content = tf.ensure_shape(tf.numpy_function(read, [step], tf.string, stateful=False), [])
         features = tf.io.parse_single_example(content, {name: tf.io.FixedLenFeature([], tf.string) for name in tensors})
