@@ -55,32 +55,24 @@ def test_contradictions(
 
 def test_modules() -> None:
     assert module_environment(5, {}) == {"HLS_MODULE_ID": "5", "ID": "5"}
-    assert [module_environment(rank, {}, "HLS1-H")["HLS_MODULE_ID"] for rank in range(4)] == ["3", "0", "2", "1"]
-    for rank, environ, kind in (
-        (8, {}, "HLS1"),
-        (-1, {}, "HLS1"),
-        (4, {}, "HLS1-H"),
-        (0, {"HLS_MODULE_ID": "1"}, "HLS1"),
-    ):
+    for rank, environ in ((8, {}), (-1, {}), (0, {"HLS_MODULE_ID": "1"})):
         with pytest.raises(ConfigurationError):
-            module_environment(rank, environ, kind)  # type: ignore[arg-type]
+            module_environment(rank, environ)
 
 
 def test_hcl_config() -> None:
     assert json.loads(hcl_config(ONE)) == {"HCL_PORT": 5332, "HCL_TYPE": "HLS1", "HCL_COUNT": 8}
     ranks = ["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]
-    assert json.loads(hcl_config(TWO, port=6000)) == {"HCL_PORT": 6000, "HCL_TYPE": "HLS1", "HCL_RANKS": ranks}
-    assert json.loads(hcl_config(TWO, kind="HLS1-H", hierarchical=True))["HCL_COUNT"] == 2
+    assert json.loads(hcl_config(TWO)) == {"HCL_PORT": 5332, "HCL_TYPE": "HLS1", "HCL_RANKS": ranks}
+    assert json.loads(hcl_config(TWO, hierarchical=True))["HCL_COUNT"] == 2
 
 
 @pytest.mark.parametrize(
     ("cluster", "options", "words"),
     [
         (Cluster((Host("localhost", 9),)), {}, "HLS1 has 8"),
-        (ONE, {"kind": "HLS1-H"}, "HLS1-H has 4"),
         (Cluster((Host("a"), Host("b"))), {}, "host 'a': HCL"),
         (Cluster((Host("a", 1), Host("b", 2))), {"hierarchical": True}, "different numbers"),
-        (ONE, {"port": 80}, "port 80 of HCL"),
     ],
 )
 def test_wrong_hcl_configs(cluster: Cluster, options: dict[str, Any], words: str) -> None:

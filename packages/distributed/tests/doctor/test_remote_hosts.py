@@ -80,10 +80,10 @@ def test_each_trouble_has_its_remedy(remedy: str) -> None:
 
 
 def test_what_starts_ranks_is_asked_for() -> None:
-    assert MPIRUN.command == ("mpirun", "--version")
-    assert find_starter(replace(TWO, mpi_root="/opt/mpi"), "openmpi").command[0] == "/opt/mpi/bin/mpirun"
-    assert GUARD.command[:4] == ("/opt/python3", "-I", "-B", "-c")
-    assert GUARD.command[-1].endswith("guard.py")
+    assert MPIRUN == ("mpirun", "--version")
+    assert find_starter(replace(TWO, mpi_root="/opt/mpi"), "openmpi")[0] == "/opt/mpi/bin/mpirun"
+    assert GUARD[:4] == ("/opt/python3", "-I", "-B", "-c")
+    assert GUARD[-1].endswith("guard.py")
     python = RemoteHost("b", "", 0.0, 0.1, "3.11")
     assert check_remote_host(python, GUARD, "", Ssh()).level == "ok"
 

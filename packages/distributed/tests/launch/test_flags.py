@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from gaudi_distributed.errors import FlagError
+from gaudi_distributed.launch.choices import check_interface
 from gaudi_distributed.launch.flags import parse_flags, without_flags
 
 
@@ -69,3 +70,14 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     assert done.stdout.endswith("[]\n")
     for name in ("--hosts", "--backend", "--slurm_script", "habana-16-tcp"):
         assert name in done.stdout
+
+
+@pytest.mark.parametrize("text", ["eth0", "enp1s0f0", "br-lan.5", "10.0.0.0/24", "10.0.0.1/24"])
+def test_interfaces(text: str) -> None:
+    check_interface(text, "--interface")
+
+
+@pytest.mark.parametrize("text", ["", "-eth0", "eth0 eth1", "a" * 16, "10.0.0.0/33", "a/b", "$(x)", "eth0\n"])
+def test_no_interfaces(text: str) -> None:
+    with pytest.raises(FlagError, match="--interface"):
+        check_interface(text, "--interface")

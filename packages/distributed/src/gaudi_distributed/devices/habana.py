@@ -11,7 +11,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gaudi_distributed.cluster.hosts import Cluster
+from gaudi_distributed.cluster.hosts import DEVICES_PER_SERVER, Cluster
 from gaudi_distributed.errors import ConfigurationError, DeviceError, MissingProgramError
 
 # Between servers: over the Gaudis' own ports, over TCP on the hosts' interfaces, or over these by Horovod's
@@ -19,13 +19,8 @@ from gaudi_distributed.errors import ConfigurationError, DeviceError, MissingPro
 ScaleOut = Literal["gaudi", "tcp", "hierarchical"]
 SCALE_OUTS: tuple[ScaleOut, ...] = get_args(ScaleOut)
 
-ServerKind = Literal["HLS1", "HLS1-H"]
-SERVER_KINDS: tuple[ServerKind, ...] = get_args(ServerKind)
-HCL_PORT = 5332
-
+_HCL_PORT = 5332
 _SWITCHES = ("HCCL_OVER_TCP", "HCCL_OVER_OFI", "HOROVOD_HIERARCHICAL_ALLREDUCE")
-# By rank on the server: the module on its board, as the vendor's own programs deal them.
-_MODULES: dict[ServerKind, tuple[int, ...]] = {"HLS1": tuple(range(8)), "HLS1-H": (3, 0, 2, 1)}
 
 
 def hccl_environment(
@@ -74,46 +69,41 @@ def hccl_environment(
     return variables
 
 
-def module_environment(local_rank: int, environ: Mapping[str, str], kind: ServerKind = "HLS1") -> dict[str, str]:
-    """Return the variables that give a rank its Gaudi, before the vendor's module is loaded.
+def module_environment(local_rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that give a rank its Gaudi of an HLS1, before the vendor's module is loaded.
 
     Raises:
         ConfigurationError: the server has fewer Gaudis, or a variable names another one.
     """
-    modules = _MODULES[kind]
-    if not 0 <= local_rank < len(modules):
+    if not 0 <= local_rank < DEVICES_PER_SERVER:
         raise ConfigurationError(
-            f"rank {local_rank} on its host: an {kind} has {len(modules)} Gaudis",
-            remedy=f"run at most {len(modules)} ranks there",
+            f"rank {local_rank} on its host: an HLS1 has {DEVICES_PER_SERVER} Gaudis",
+            remedy=f"run at most {DEVICES_PER_SERVER} ranks there",
         )
-    variables = {"HLS_MODULE_ID": str(modules[local_rank]), "ID": str(local_rank)}
-    set_id = environ.get("HLS_MODULE_ID", variables["HLS_MODULE_ID"])
-    if set_id != variables["HLS_MODULE_ID"]:
+    module = str(local_rank)
+    if environ.get("HLS_MODULE_ID", module) != module:
         raise ConfigurationError(
-            f"HLS_MODULE_ID is {set_id!r}, and rank {local_rank} of an {kind} has {modules[local_rank]}",
+            f"HLS_MODULE_ID is {environ['HLS_MODULE_ID']!r}, and rank {local_rank} of an HLS1 has {module}",
             field="HLS_MODULE_ID",
             remedy="unset it",
         )
-    return variables
+    return {"HLS_MODULE_ID": module, "ID": module}
 
 
-def hcl_config(cluster: Cluster, *, kind: ServerKind = "HLS1", port: int = HCL_PORT, hierarchical: bool = False) -> str:
+def hcl_config(cluster: Cluster, *, hierarchical: bool = False) -> str:
     """Return the JSON that HCL_CONFIG_PATH points to, for SynapseAI before HCCL.
 
     Ranks are counted on one host, or within each with `hierarchical`; else each has the IPv4 address of its host.
 
     Raises:
-        ConfigurationError: a host has more ranks than Gaudis, differs from the others, or is no IPv4 address; or the
-            port is none.
+        ConfigurationError: a host has more ranks than Gaudis, differs from the others, or is no IPv4 address.
     """
-    if not 1024 <= port <= 65535:
-        raise ConfigurationError(f"port {port} of HCL", remedy="choose one of 1024 to 65535")
-    if cluster.most_slots > len(_MODULES[kind]):
+    if cluster.most_slots > DEVICES_PER_SERVER:
         raise ConfigurationError(
-            f"{cluster.most_slots} ranks on a host: an {kind} has {len(_MODULES[kind])} Gaudis",
-            remedy=f"run at most {len(_MODULES[kind])} there",
+            f"{cluster.most_slots} ranks on a host: an HLS1 has {DEVICES_PER_SERVER} Gaudis",
+            remedy=f"run at most {DEVICES_PER_SERVER} there",
         )
-    config: dict[str, Any] = {"HCL_PORT": port, "HCL_TYPE": kind}
+    config: dict[str, Any] = {"HCL_PORT": _HCL_PORT, "HCL_TYPE": "HLS1"}
     if len(cluster.hosts) == 1 or hierarchical:
         if len({host.slots for host in cluster.hosts}) > 1:
             raise ConfigurationError(

@@ -1,15 +1,20 @@
-"""Read what this machine has: processors, mounts, limits of control groups, and the library jemalloc."""
+"""Read what this machine has: processors, mounts, limits of control groups, the library jemalloc, and addresses."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
 import re
+import socket
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
+
+from gaudi_distributed.cluster.hosts import Cluster
+from gaudi_distributed.errors import ConfigurationError
 
 MAX_BYTES = 1 << 23  # of a file; /proc/cpuinfo of 2000 processors is smaller
 
@@ -267,3 +272,68 @@ def preload_jemalloc(environ: Mapping[str, str], root: Path = Path("/")) -> dict
     if found is None or "libjemalloc" in before:
         return {}
     return {"LD_PRELOAD": f"{found}:{before}" if before else str(found)}
+
+
+LOOPBACK = "127.0.0.1"
+
+
+def find_local_hosts(cluster: Cluster) -> frozenset[str]:
+    """Return the names of the hosts that are this machine: those with an address that can be listened on here."""
+    return frozenset(host.name for host in cluster.hosts if is_this_machine(host.name))
+
+
+def is_this_machine(name: str) -> bool:
+    """Return whether the host's address is one of this machine's; False for an unknown name."""
+    if name == "localhost":
+        return True
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, _, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
+def own_address(cluster: Cluster, local_hosts: frozenset[str], interface: str | None) -> str:
+    """Return the address by which the ranks reach this machine: that of the interface, or of the way to another host.
+
+    Raises:
+        ConfigurationError: the interface is not there, or no way leads to that host.
+    """
+    others = [host.name for host in cluster.hosts if host.name not in local_hosts]
+    if not others:
+        return LOOPBACK
+    if interface is not None and "/" not in interface:
+        address = find_address(interface)
+        if address is None:
+            raise ConfigurationError(
+                f"--interface {interface}: does not exist, or has no IPv4 address",
+                flag="--interface",
+                remedy="choose one that `ip address` lists",
+            )
+        return address
+    try:
+        return address_towards(others[0])
+    except OSError as error:
+        raise ConfigurationError(
+            f"host {others[0]}: is not reachable ({error})", remedy="correct its name or the network"
+        ) from error
+
+
+def address_towards(host: str) -> str:
+    """Return the address of this machine's interface on the way to a host; OSError if there is no way."""
+    (family, kind, _, _, address), *_ = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def find_address(name: str) -> str | None:
+    """Return the first IPv4 address of a network interface; None if it does not exist or has none."""
+    import psutil  # 15 ms, which --help does not need
+
+    addresses = psutil.net_if_addrs().get(name, [])
+    return next((each.address for each in addresses if each.family == socket.AF_INET), None)

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gaudi_distributed.cluster.hosts import find_cluster, find_local_hosts, own_address
+from gaudi_distributed.cluster.hosts import find_cluster
 from gaudi_distributed.comm.horovod_engine import DISTRIBUTIONS
-from gaudi_distributed.devices.machine import Machine, gather_processor
+from gaudi_distributed.devices.machine import Machine, find_local_hosts, gather_processor, own_address
 from gaudi_distributed.devices.selection import DEVICE_CHOICES
 from gaudi_distributed.doctor import accelerators, engines, network, storage, system
 from gaudi_distributed.doctor.findings import Finding, Request, exit_status, format_json, format_table

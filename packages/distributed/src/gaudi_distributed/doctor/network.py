@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gaudi_distributed.cluster.hosts import find_address
-from gaudi_distributed.devices.machine import Machine
+from gaudi_distributed.devices.machine import Machine, find_address
 from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.findings import (
     Finding,
@@ -167,15 +166,6 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Starter:
-    """The program that starts ranks on another host: its name, the command that asks for it, and a remedy."""
-
-    name: str
-    command: tuple[str, ...]
-    remedy: str
-
-
-@dataclass(frozen=True)
 class RemoteHost:
     """The answers of a host.
 
@@ -184,8 +174,8 @@ class RemoteHost:
         error_message: why it could not be reached; empty if it could.
         skew: seconds that its clock is ahead of this one's; None if it did not tell.
         uncertainty: seconds that the skew may be off.
-        starter: what the starter says of its version.
-        starter_error_message: why that does not start there.
+        starter: what the program that starts ranks there says of its version.
+        starter_error_message: why that does not start.
     """
 
     name: str
@@ -196,19 +186,16 @@ class RemoteHost:
     starter_error_message: str = ""
 
 
-def find_starter(request: Request, backend: Backend) -> Starter:
-    """Return what starts ranks on another host: Open MPI, or Python with gaudi-run's guard."""
+def find_starter(request: Request, backend: Backend) -> tuple[str, ...]:
+    """Return the command that asks what starts ranks on another host: Open MPI, or Python with gaudi-run's guard."""
     if backend == "openmpi":
         # Its daemon, which tells no version, lies beside mpirun.
-        program = "mpirun" if request.mpi_root is None else f"{request.mpi_root}/bin/mpirun"
-        remedy = "install the same Open MPI there, so that a shell without login finds it, or give --mpi_root"
-        return Starter(program, (program, "--version"), remedy)
-    command = (request.remote_python, "-I", "-B", "-c", _ASK_GUARD, guard.__file__)
-    return Starter(f"{request.remote_python} with gaudi-distributed", command, "install it there, where it lies here")
+        return ("mpirun" if request.mpi_root is None else f"{request.mpi_root}/bin/mpirun", "--version")
+    return (request.remote_python, "-I", "-B", "-c", _ASK_GUARD, guard.__file__)
 
 
-def gather_remote_hosts(machine: Machine, request: Request, starter: Starter) -> list[RemoteHost]:
-    """Ask each host that is not this machine, several at once, each twice: for its time, and for the starter."""
+def gather_remote_hosts(machine: Machine, request: Request, starter: tuple[str, ...]) -> list[RemoteHost]:
+    """Ask each host that is not this machine, several at once, each twice: for its time, and by `find_starter`."""
     if not request.others:
         return []
     if shutil.which("ssh", path=machine.environ.get("PATH", "")) is None:
@@ -221,30 +208,35 @@ def gather_remote_hosts(machine: Machine, request: Request, starter: Starter) ->
         answer = reach(("date", "+%s.%N"))
         if answer.status != 0:
             return RemoteHost(name, answer.error_message)
-        said = reach(starter.command)
+        said = reach(starter)
         return RemoteHost(name, "", *measure_skew(answer), said.output.partition("\n")[0], said.error_message)
 
     with ThreadPoolExecutor(min(_AT_ONCE, len(request.others))) as pool:
         return list(pool.map(ask_host, request.others))
 
 
-def check_remote_host(host: RemoteHost, starter: Starter, mpi_version: str, ssh: Ssh) -> Finding:
+def check_remote_host(host: RemoteHost, starter: tuple[str, ...], mpi_version: str, ssh: Ssh) -> Finding:
     """Check the way to a host, and what is there; `mpi_version` is what mpirun says of its own here."""
     check = f"host {host.name}"
+    is_mpi = starter[-1] == "--version"
+    name = starter[0] if is_mpi else f"{starter[0]} with gaudi-distributed"
+    remedy = "install it there, where it lies here"
+    if is_mpi:
+        remedy = "install the same Open MPI there, so that a shell without login finds it, or give --mpi_root"
     measured = {"skew": host.skew, "uncertainty": host.uncertainty, "starter": host.starter}
     if host.error_message:
         by_hand = f"try ssh -p {ssh.port} by hand, and look at sshd there"
-        remedy = next((text for words, text in _REMEDIES.items() if words in host.error_message), by_hand)
-        return fault(check, f"cannot be reached by ssh: {host.error_message}", remedy, **measured)
+        way = next((text for words, text in _REMEDIES.items() if words in host.error_message), by_hand)
+        return fault(check, f"cannot be reached by ssh: {host.error_message}", way, **measured)
     text = "reached by ssh"
     if host.starter_error_message:
-        return fault(check, f"{text}; no {starter.name}: {host.starter_error_message}", starter.remedy, **measured)
-    if starter.command[-1] == "--version" and host.starter != mpi_version:
-        return fault(check, f"{text}; it has {host.starter}, and here is {mpi_version}", starter.remedy, **measured)
+        return fault(check, f"{text}; no {name}: {host.starter_error_message}", remedy, **measured)
+    if is_mpi and host.starter != mpi_version:
+        return fault(check, f"{text}; it has {host.starter}, and here is {mpi_version}", remedy, **measured)
     if host.skew is None:
         return warning(check, f"{text}; it does not report its time", "look at `date` there", **measured)
     direction = "ahead" if host.skew > 0 else "behind"
-    text += f"; {starter.name} is there; its clock is {abs(host.skew):.2f} s {direction}, ±{host.uncertainty:.2f} s"
+    text += f"; {name} is there; its clock is {abs(host.skew):.2f} s {direction}, ±{host.uncertainty:.2f} s"
     if abs(host.skew) - host.uncertainty > _SKEW:
         return warning(check, text, "synchronise both clocks, by chrony or systemd-timesyncd", **measured)
     return ok(check, text, **measured)

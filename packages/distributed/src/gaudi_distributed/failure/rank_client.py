@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from gaudi_distributed.cluster.hosts import LOOPBACK, address_towards
 from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.comm.communicator import Communicator
+from gaudi_distributed.devices.machine import LOOPBACK, address_towards
 from gaudi_distributed.errors import ConfigurationError, MessageError, PeerLostError
 from gaudi_distributed.failure.coordinator import COORDINATOR, TOKEN, Coordinator
 from gaudi_distributed.failure.messages import (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from gaudi_distributed.cluster.hosts import Cluster, check_interface, find_cluster
+from gaudi_distributed.cluster.hosts import Cluster, find_cluster, name_source
 from gaudi_distributed.devices.habana import ScaleOut, check_hcl_config, hccl_environment, hcl_config
 from gaudi_distributed.devices.machine import (
     Binding,
@@ -24,6 +26,7 @@ from gaudi_distributed.launch.flags import Options
 from gaudi_distributed.launch.presets import Accelerator, Preset, find_preset
 from gaudi_distributed.launch.processes import CONTAINER_SSH_PORT, SSH_PORT, Backend, Ssh
 
+_INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", re.ASCII)
 # They name hosts, and may say how many ranks each has.
 _HOST_VARIABLES = ("MULTI_HLS_IPS", "SLURM_JOB_NODELIST", "OMPI_MCA_orte_default_hostfile")
 
@@ -129,6 +132,25 @@ def choose_interface(flag: str | None, environ: Mapping[str, str]) -> str | None
             f"--interface is {flag}, MPI_TCP_INCLUDE {variable}", flag="--interface", remedy="give one"
         )
     return variable if flag is None else flag
+
+
+def check_interface(text: str, source: str) -> None:
+    """Raise FlagError unless it is an interface's name, or an IPv4 network like 10.0.0.0/24."""
+    if "/" in text:
+        try:
+            ipaddress.IPv4Interface(text)
+        except ValueError as error:
+            raise FlagError(
+                f"{source} {text!r}: is not a network ({error})",
+                **name_source(source),
+                remedy="write one like 10.0.0.0/24",
+            ) from None
+    elif _INTERFACE.fullmatch(text) is None:
+        raise FlagError(
+            f"{source} {text!r}: is not an interface",
+            **name_source(source),
+            remedy="write a name like eth0, or a network like 10.0.0.0/24",
+        )
 
 
 def choose_ssh(port: int | None, config: str | None, source: str, environ: Mapping[str, str]) -> Ssh:

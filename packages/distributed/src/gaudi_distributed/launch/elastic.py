@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gaudi_distributed.cluster.elastic import HOROVOD_SCOPE, SCOPE
-from gaudi_distributed.cluster.hosts import LOOPBACK, RankAssignment, is_this_machine, parse_hosts
+from gaudi_distributed.cluster.hosts import RankAssignment, parse_hosts
 from gaudi_distributed.cluster.rendezvous import Rendezvous, RendezvousServer
+from gaudi_distributed.devices.machine import LOOPBACK, is_this_machine
 from gaudi_distributed.errors import ConfigurationError, FlagError, RunEndedError
 from gaudi_distributed.failure.messages import CONTINUE, LOST, read_timeouts
 from gaudi_distributed.launch.flags import Options

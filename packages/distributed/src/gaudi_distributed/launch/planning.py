@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gaudi_distributed.cluster.hosts import LOOPBACK, find_local_hosts, join_port, own_address
+from gaudi_distributed.cluster.hosts import join_port
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE, Engine
+from gaudi_distributed.devices.machine import LOOPBACK, find_local_hosts, own_address
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError, UnsafeError
 from gaudi_distributed.launch import choices, guard
 from gaudi_distributed.launch.containers import (

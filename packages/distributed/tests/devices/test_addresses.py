@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gaudi_distributed.cluster.hosts import (
-    Cluster,
-    Host,
-    check_interface,
-    find_local_hosts,
-    is_this_machine,
-    own_address,
-)
-from gaudi_distributed.errors import ConfigurationError, FlagError
+from gaudi_distributed.cluster.hosts import Cluster, Host
+from gaudi_distributed.devices.machine import find_local_hosts, is_this_machine, own_address
+from gaudi_distributed.errors import ConfigurationError
 
 HERE, ELSEWHERE = Host("127.0.0.1"), Host("nowhere.invalid")
 
@@ -38,14 +32,3 @@ def test_the_address_of_an_interface() -> None:
 def test_a_host_that_no_way_leads_to_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.invalid"):
         own_address(Cluster((ELSEWHERE,)), frozenset(), None)
-
-
-@pytest.mark.parametrize("text", ["eth0", "enp1s0f0", "br-lan.5", "10.0.0.0/24", "10.0.0.1/24"])
-def test_interfaces(text: str) -> None:
-    check_interface(text, "--interface")
-
-
-@pytest.mark.parametrize("text", ["", "-eth0", "eth0 eth1", "a" * 16, "10.0.0.0/33", "a/b", "$(x)", "eth0\n"])
-def test_no_interfaces(text: str) -> None:
-    with pytest.raises(FlagError, match="--interface"):
-        check_interface(text, "--interface")
