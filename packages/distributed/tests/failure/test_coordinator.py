@@ -15,7 +15,6 @@ from gaudi_distributed.failure.messages import (
     Hello,
     Left,
     State,
-    Welcome,
     decode_message,
     encode_message,
 )
@@ -82,7 +81,7 @@ def test_welcome_says_the_bounds() -> None:
     with Coordinator(1, timeouts=PATIENT) as coordinator, connect(coordinator) as connection:
         connection.sendall(hello(coordinator))
         line = connection.makefile("rb").readline()
-        assert decode_message(line) == Welcome(2 * SECONDS, 60, 0.2)
+        assert decode_message(line) == PATIENT
 
 
 @pytest.mark.parametrize("rank", [-1, 2, 2**40])

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from gaudi_distributed.failure.coordinator import FailureDetector
 from gaudi_distributed.failure.messages import Timeouts
 
-TIMEOUTS = Timeouts(stall_seconds=10, heartbeat_seconds=1, settle_seconds=0.5)
+TIMEOUTS = Timeouts(stall_seconds=10, heartbeat_seconds=1)
 
 
 def make_detector(size: int = 3) -> FailureDetector:
-    detector = FailureDetector(TIMEOUTS, 0.0)
+    detector = FailureDetector(TIMEOUTS, 0.5, 0.0)
     for rank in range(size):
         assert detector.on_join(rank, f"host{rank}", 0.0)
     return detector

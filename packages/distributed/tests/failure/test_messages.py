@@ -18,7 +18,7 @@ from gaudi_distributed.failure.messages import (
     Message,
     State,
     Stop,
-    Welcome,
+    Timeouts,
     decode_message,
     encode_message,
     show,
@@ -28,7 +28,7 @@ texts = st.text(max_size=3000)
 numbers = st.integers(-(2**53), 2**53)
 messages = st.one_of(
     st.builds(Hello, texts, numbers, texts),
-    st.builds(Welcome, *[st.floats(0, 1e6)] * 3),
+    st.builds(Timeouts, *[st.floats(0, 1e6)] * 3),
     st.builds(State, numbers, texts, numbers),
     st.builds(Failed, numbers, texts, st.booleans()),
     st.builds(Left, numbers, texts),

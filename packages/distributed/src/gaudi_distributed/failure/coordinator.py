@@ -26,7 +26,6 @@ from gaudi_distributed.failure.messages import (
     State,
     Stop,
     Timeouts,
-    Welcome,
     decode_message,
     encode_message,
 )
@@ -46,6 +45,7 @@ class Coordinator:
         size: number of ranks.
         address: of the interface to listen on; the loopback interface reaches this machine's ranks only.
         timeouts: see `Timeouts`; ranks are told them.
+        settle_seconds: time that an uncertain error waits for the failure that it may follow from.
         on_cause: called once with the cause, from the coordinator's thread, after the ranks were told; not if the ranks
             took this process for lost, and reported that themselves.
 
@@ -59,13 +59,15 @@ class Coordinator:
         *,
         address: str = "127.0.0.1",
         timeouts: Timeouts | None = None,
+        settle_seconds: float = 1.0,
         on_cause: Callable[[FailureCause], None] = lambda cause: None,
     ) -> None:
         self.token = secrets.token_hex(32)
         self._size, self._address, self._timeouts, self._on_cause = size, address, timeouts or Timeouts(), on_cause
         self._cause: FailureCause | None = None
         self._over = threading.Event()
-        self._detector = FailureDetector(self._timeouts, time.monotonic())
+        self._settle_seconds = settle_seconds
+        self._detector = FailureDetector(self._timeouts, settle_seconds, time.monotonic())
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._strangers = 0
         self._loop = asyncio.new_event_loop()
@@ -175,10 +177,7 @@ class Coordinator:
             return -1
         if not 0 <= hello.rank < self._size or not self._detector.on_join(hello.rank, hello.host, time.monotonic()):
             return -1
-        timeouts = self._timeouts
-        writer.write(
-            encode_message(Welcome(timeouts.stall_seconds, timeouts.leave_seconds, timeouts.heartbeat_seconds))
-        )
+        writer.write(encode_message(self._timeouts))
         self._writers[hello.rank] = writer
         if self._cause is not None:
             writer.write(encode_message(self._cause))
@@ -192,7 +191,7 @@ class Coordinator:
             self._detector.on_heartbeat(rank, message.step, message.phase, message.reports, now)
         elif isinstance(message, Failed):
             self._detector.on_failure(rank, message.status, message.text, now, certain=message.certain)
-            self._loop.call_later(self._timeouts.settle_seconds, self._decide)
+            self._loop.call_later(self._settle_seconds, self._decide)
         elif isinstance(message, Left):
             self._detector.on_leave(rank, message.status, message.text)
         else:
@@ -247,6 +246,7 @@ class FailureDetector:
 
     Args:
         timeouts: see `Timeouts`.
+        settle_seconds: see `Coordinator`.
         now: the time.
 
     Attributes:
@@ -254,8 +254,8 @@ class FailureDetector:
         was_given_up: whether this process was stopped for so long that ranks took it for lost.
     """
 
-    def __init__(self, timeouts: Timeouts, now: float) -> None:
-        self._timeouts = timeouts
+    def __init__(self, timeouts: Timeouts, settle_seconds: float, now: float) -> None:
+        self._timeouts, self._settle_seconds = timeouts, settle_seconds
         self._ranks: dict[int, _Rank] = {}
         self._looked = now
         self._certain: FailureCause | None = None
@@ -325,7 +325,7 @@ class FailureDetector:
             self._certain = self._find_silent(now) or self._find_still(now)
         if self._certain is None and self._doubtful is not None and not self._is_any_quiet(now):
             since, cause = self._doubtful
-            self._certain = cause if now - since >= self._timeouts.settle_seconds else None
+            self._certain = cause if now - since >= self._settle_seconds else None
         return self._certain
 
     def conclude(self) -> FailureCause | None:

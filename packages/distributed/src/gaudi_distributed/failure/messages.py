@@ -25,12 +25,19 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Welcome:
-    """The answer to `Hello`: the timeouts in force."""
+class Timeouts:
+    """Timeouts of a run, in seconds; the coordinator's answer to `Hello`.
 
-    stall_seconds: float
-    leave_seconds: float
-    heartbeat_seconds: float
+    Attributes:
+        stall_seconds: without a heartbeat of a rank, or progress of any rank, for this long the run is over. By default
+            all processes have ended within a minute.
+        leave_seconds: time for a rank to leave by itself once the run is over; then its process is killed.
+        heartbeat_seconds: between two heartbeats.
+    """
+
+    stall_seconds: float = 40.0
+    leave_seconds: float = 5.0
+    heartbeat_seconds: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -100,9 +107,10 @@ class FailureCause:
         return f"rank {self.rank} on {self.host} at step {self.step} ({self.phase}): {self.text}"
 
 
-Message = Hello | Welcome | State | Failed | Left | Heartbeat | Stop | FailureCause
+Message = Hello | Timeouts | State | Failed | Left | Heartbeat | Stop | FailureCause
 _KINDS: dict[str, type[Any]] = {
-    **{kind.__name__: kind for kind in (Hello, Welcome, State, Failed, Left, Heartbeat, Stop)},
+    **{kind.__name__: kind for kind in (Hello, State, Failed, Left, Heartbeat, Stop)},
+    "Welcome": Timeouts,
     "End": FailureCause,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
@@ -154,24 +162,6 @@ def _checked(value: object, kind: type) -> object:
 
 
 STALL, LEAVE = "GAUDI_RUN_STALL_SECONDS", "GAUDI_RUN_LEAVE_SECONDS"
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """Timeouts of a run, in seconds.
-
-    Attributes:
-        stall_seconds: without a heartbeat of a rank, or progress of any rank, for this long the run is over. By default
-            all processes have ended within a minute.
-        leave_seconds: time for a rank to leave by itself once the run is over; then its process is killed.
-        heartbeat_seconds: between two heartbeats.
-        settle_seconds: time that an uncertain error waits for the failure that it may follow from.
-    """
-
-    stall_seconds: float = 40.0
-    leave_seconds: float = 5.0
-    heartbeat_seconds: float = 1.0
-    settle_seconds: float = 1.0
 
 
 def read_timeouts(environ: Mapping[str, str]) -> Timeouts:

@@ -28,7 +28,7 @@ from gaudi_distributed.failure.messages import (
     Left,
     State,
     Stop,
-    Welcome,
+    Timeouts,
     decode_message,
     encode_message,
     read_timeouts,
@@ -209,7 +209,7 @@ def exit_now(status: int) -> None:
     os._exit(status)
 
 
-def _connect(info: CoordinatorInfo, hello: Hello) -> tuple[socket.socket, BinaryIO, Welcome]:
+def _connect(info: CoordinatorInfo, hello: Hello) -> tuple[socket.socket, BinaryIO, Timeouts]:
     """Connect, and try again while others on the same port are in the way."""
     limit = time.monotonic() + _CONNECT_SECONDS
     while True:
@@ -218,9 +218,9 @@ def _connect(info: CoordinatorInfo, hello: Hello) -> tuple[socket.socket, Binary
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(encode_message(hello))
             lines = connection.makefile("rb")
-            welcome = decode_message(lines.readline(MAX_BYTES + 1))
-            if isinstance(welcome, Welcome):
-                return connection, lines, welcome
+            answer = decode_message(lines.readline(MAX_BYTES + 1))
+            if isinstance(answer, Timeouts):
+                return connection, lines, answer
             fault = "says no welcome"
         except (OSError, MessageError) as error:
             fault = f"{error.strerror or error}" if isinstance(error, OSError) else "closed the connection"
