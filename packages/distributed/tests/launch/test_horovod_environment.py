@@ -26,7 +26,7 @@ def test_an_environment_tells_what_it_holds(make_environment: MakeEnvironment) -
         {"tensorflow-cpu": "2.15.1", "mxnet": "1.9.1", "numpy": "1.23.5"},
         "0.28.0",
     )
-    assert environment.find("tensorflow") == ("tensorflow-cpu", "2.15.1")
+    assert environment.find_version("tensorflow") == "2.15.1"
 
 
 def test_modules_beside_the_user_are_not_run(

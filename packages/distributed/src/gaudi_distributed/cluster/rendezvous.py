@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from gaudi_distributed.cluster.elastic import ADDRESS, PORT
 from gaudi_distributed.cluster.hosts import RankAssignment, assign_ranks
 
 
@@ -128,7 +129,7 @@ class RendezvousServer(ThreadingHTTPServer):
     def environment(self) -> dict[str, str]:
         """Return the environment variables by which Horovod finds it."""
         host, port = self.server_address[:2]
-        return {"HOROVOD_GLOO_RENDEZVOUS_ADDR": str(host), "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+        return {ADDRESS: str(host), PORT: str(port)}
 
     def __enter__(self) -> RendezvousServer:
         self._thread.start()

@@ -89,6 +89,14 @@ def check_root(root: int, size: int) -> None:
         raise ValueError(f"root is {root}; the ranks are 0 to {size - 1}")
 
 
+def check_group(group_size: int, size: int) -> None:
+    """Raise ConfigurationError unless groups of `group_size` can be made of `size` ranks."""
+    if group_size < 1 or size % group_size:
+        raise ConfigurationError(
+            f"groups of {group_size} ranks cannot be made of {size}", remedy=f"choose a size that divides {size}"
+        )
+
+
 SumOfGroup = Callable[[Sequence[Any]], list[Any]]
 
 
@@ -101,14 +109,10 @@ def allreduce_within(communicator: Communicator, group_size: int) -> SumOfGroup:
     Raises:
         ConfigurationError: `group_size` does not divide the number of ranks.
     """
-    size = communicator.size
-    if group_size < 1 or size % group_size:
-        raise ConfigurationError(
-            f"groups of {group_size} ranks cannot be made of {size}", remedy=f"choose a size that divides {size}"
-        )
+    check_group(group_size, communicator.size)
     if group_size == 1:
         return list
-    if group_size == size:
+    if group_size == communicator.size:
         return partial(communicator.allreduce, average=False)
     return partial(_sum_rows, communicator, group_size)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gaudi_distributed.cluster.rank_info import RankInfo
-from gaudi_distributed.comm.communicator import check_root
+from gaudi_distributed.comm.communicator import check_group, check_root
 from gaudi_distributed.comm.horovod_engine import HorovodRank
 from gaudi_distributed.errors import ConfigurationError
 
@@ -62,11 +62,7 @@ class HorovodMXNetCommunicator(HorovodRank):
         """
         import mxnet as mx
 
-        if group_size < 1 or self.size % group_size:
-            raise ConfigurationError(
-                f"groups of {group_size} ranks cannot be made of {self.size}",
-                remedy=f"choose a size that divides {self.size}",
-            )
+        check_group(group_size, self.size)
         group, groups = self.rank // group_size, self.size // group_size
 
         def add(array: Any, name: str) -> Any:

@@ -61,10 +61,9 @@ class Environment:
     versions: Mapping[str, str] = field(default_factory=dict)
     horovod: str = ""
 
-    def find(self, framework: Framework) -> tuple[str, str]:
-        """Return name and version of the distribution that owns a framework; two empty strings without one."""
-        found = [name for name in DISTRIBUTIONS[framework] if name in self.versions]
-        return (found[0], self.versions[found[0]]) if found else ("", "")
+    def find_version(self, framework: Framework) -> str:
+        """Return the version of the distribution that owns a framework; empty without one."""
+        return next((self.versions[name] for name in DISTRIBUTIONS[framework] if name in self.versions), "")
 
 
 def inspect_environment(python: Path) -> Environment:
@@ -118,7 +117,7 @@ def choose_frameworks(environment: Environment, wanted: Mapping[Framework, bool 
     """
     chosen = {}
     for framework in FRAMEWORKS:
-        _, version = environment.find(framework)
+        version = environment.find_version(framework)
         if wanted.get(framework) and not version:
             raise ConfigurationError(
                 f"--with_{framework}: {environment.python} has no {TITLES[framework]}",

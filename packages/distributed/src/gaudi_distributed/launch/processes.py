@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from gaudi_distributed.cluster.elastic import WORKER
+from gaudi_distributed.cluster.elastic import ADDRESS, PORT, WORKER
 from gaudi_distributed.cluster.hosts import Cluster, RankAssignment, is_ipv6
 from gaudi_distributed.cluster.rank_info import write_tf_config
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
@@ -63,8 +63,6 @@ def _is_plain(text: str) -> bool:
 
 Backend = Literal["openmpi", "gloo", "multi_worker"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-
-RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,9 @@ def plan_gloo(plan: LaunchPlan) -> list[Process]:
         )
     interface = "lo" if plan.is_local else plan.interface
     gloo = _gloo_variables(interface)
-    return _plan(plan, lambda assigned: {**assigned.variables, "HOROVOD_HOSTNAME": assigned.host, **gloo}, RENDEZVOUS)
+    return _plan(
+        plan, lambda assigned: {**assigned.variables, "HOROVOD_HOSTNAME": assigned.host, **gloo}, (ADDRESS, PORT)
+    )
 
 
 def _gloo_variables(interface: str | None) -> dict[str, str]:
@@ -217,7 +217,7 @@ def plan_worker(plan: LaunchPlan, host: str, worker: int, *, is_here: bool) -> P
         argv=plan.command,
         environment={**plan.environment, **variables},
         forwarded=plan.list_forwarded(is_here=is_here),
-        made=RENDEZVOUS,
+        made=(ADDRESS, PORT),
         reach=() if is_here else plan.ssh.reach(host, plan.guard),
         rank=worker,
     )
