@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.mxnet.async_evaluation import BackgroundScoring
+from gaudi_apps.inference.scores import Score
+from gaudi_apps.mxnet.evaluation import BackgroundScoring, MXNetEvaluator
 from gaudi_apps.runtime.errors import BackgroundError
 from gaudi_apps.training.checkpoint import Checkpoint
+from gaudi_datasets.sampling import InputOptions
+from gaudi_distributed import SingleProcess
 
 
 def open_scoring(gate: Path) -> Callable[[Mapping[str, Any]], Any]:
@@ -99,3 +102,27 @@ def test_closing_ends_what_is_being_scored(make_gate: Callable[[str], Any]) -> N
     first, second = (result for _, result in scoring.take(wait=True))
     assert isinstance(first.exception(), BackgroundError)
     assert second.done()
+
+
+class Images(list[int]):
+    """Stand for a data set."""
+
+    fingerprint, categories = "five", ()
+
+
+class ValueEvaluator(MXNetEvaluator):
+    """Take a number as the result."""
+
+    def summarize(self, result: Any) -> Score:
+        """Return the number as the score."""
+        return Score(result, {}, "")
+
+
+def test_the_result_of_another_process_is_not_computed_again() -> None:
+    parts: Any = (Images([1] * 5), InputOptions(1), None, (), SingleProcess())
+    detector: Any = None
+    evaluator = ValueEvaluator(*parts, open_detector=detector, layout="NCHW", num_images=None)
+    evaluator.set_result(5, 0.25)  # type: ignore[arg-type]
+    assert evaluator.score(None, 5).value == 0.25
+    evaluator.set_result(6, 0.5)  # type: ignore[arg-type]
+    assert evaluator.score(None, 6).value == 0.5

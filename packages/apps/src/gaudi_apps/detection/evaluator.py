@@ -26,8 +26,6 @@ from gaudi_distributed import Communicator
 Detection = dict[str, Any]
 # Detects in a batch: boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1), labels [batch, n], 0 for padding, and scores.
 Detect: TypeAlias = Callable[[Any], tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]]
-# Reads batches of the first images of a source, as `gaudi_datasets.detection.batches.eval_batches` does.
-ReadBatches: TypeAlias = Callable[[DetectionSource, InputOptions, int], Iterable[Batch]]
 Scored: TypeAlias = tuple[CocoScores, list[Detection]]
 
 EVALUATION, DETECTIONS, IMAGES = "evaluation.json", "detections.json", "pictures"
@@ -46,8 +44,6 @@ class DetectionEvaluator(Evaluator[Scored]):
         categories: of the detectors.
         communicator: of the processes that evaluate together.
         num_images: evaluate the first images only; None: all.
-        open_detector: makes a detector of the model of a task; None: one of TensorFlow.
-        read: reads the batches; None: TensorFlow's pipeline.
 
     Raises:
         DataError: the source has other classes.
@@ -62,26 +58,19 @@ class DetectionEvaluator(Evaluator[Scored]):
         communicator: Communicator,
         *,
         num_images: int | None = None,
-        open_detector: Callable[[Any], Detect] | None = None,
-        read: ReadBatches | None = None,
     ) -> None:
         super().__init__(source, options, folder, communicator, num_images=num_images)
-        self._open_detector, self._read = open_detector, read
         if source.categories != categories:
             raise DataError(f"{source.name}: has other classes than the model or the training data; convert both alike")
 
     def open_network(self, model: Any) -> Detect:
         """Make a detector of a model."""
-        if self._open_detector is not None:
-            return self._open_detector(model)
         from gaudi_apps.detection.detector import Detector
 
         return Detector(model).detect
 
     def read_batches(self, num_images: int) -> Iterable[Batch]:
         """Read the images of this rank."""
-        if self._read is not None:
-            return self._read(self._source, self._options, num_images)
         from gaudi_datasets.detection.pipeline import eval_dataset
         from gaudi_datasets.tf_input import read_batches
 

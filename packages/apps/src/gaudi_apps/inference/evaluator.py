@@ -57,10 +57,6 @@ class Evaluator(ABC, Generic[Result]):
         """Call a function at the beginning of each phase: "evaluation" for each batch, then "scoring"."""
         self._begin = begin
 
-    def set_result(self, step: int, result: Result | None) -> None:
-        """Take the result of a step that was computed elsewhere; only rank 0 has it."""
-        self._latest = step, result
-
     def score(self, task: Any, step: int) -> Score:
         """Evaluate a task after a step, with the average of its weights if one is kept.
 

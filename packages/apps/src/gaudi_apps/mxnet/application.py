@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gaudi_apps.detection.data import read_categories
 from gaudi_apps.mxnet.config import SSDMXNetConfig, find_traced
 from gaudi_apps.mxnet.data import input_options, open_source, open_training_data
+from gaudi_apps.mxnet.evaluation import AsyncEvaluation, MXNetEvaluator
 from gaudi_apps.mxnet.framework import MXNet
 from gaudi_apps.mxnet.plan import make_plan
 from gaudi_apps.runtime.settings import DeviceSettings, Distribution, RunSettings
@@ -23,7 +24,6 @@ from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
 from gaudi_distributed import Communicator, SingleProcess
 
 if TYPE_CHECKING:
-    from gaudi_apps.detection.evaluator import DetectionEvaluator
     from gaudi_apps.training.run_dir import RunFolder
     from gaudi_models.weights import WeightsFile
 
@@ -113,32 +113,25 @@ class SSDMXNetApplication(Application):
 
     def open_evaluator(
         self, folder: RunFolder, model_config: ModelConfig, communicator: Communicator
-    ) -> DetectionEvaluator:
+    ) -> MXNetEvaluator:
         """Open the evaluation on the validation images, which computes COCO's figures."""
-        from gaudi_apps.detection.evaluator import DetectionEvaluator
-        from gaudi_datasets.detection.batches import eval_batches
-
         data, source = self.config.data, open_source(self.config, "val")
         self._num_scored = min(len(source), data.eval_dataset_size or len(source))
-        return DetectionEvaluator(
+        return MXNetEvaluator(
             source,
             input_options(self.config, self.settings, data.eval_batch_size),
             folder,
             read_categories(model_config),
             communicator,
-            num_images=data.eval_dataset_size,
             open_detector=self._open_detector,
-            read=lambda source, options, count: eval_batches(
-                source, options, num_images=count, layout=self._mxnet.layout
-            ),
+            layout=self._mxnet.layout,
+            num_images=data.eval_dataset_size,
         )
 
     def make_callbacks(self, callbacks: Sequence[Callback], plan: Plan) -> list[Callback]:
         """Add MLPerf's log on rank 0, and score in a process of its own, if the flags ask for it."""
         made = list(callbacks)
         if self.config.validation.async_val:
-            from gaudi_apps.mxnet.async_evaluation import AsyncEvaluation
-
             (heartbeat,) = (one for one in made if isinstance(one, Heartbeat))
             (saver,) = (one for one in made if isinstance(one, Checkpoints))
             open_process = partial(open_scoring, self.config)

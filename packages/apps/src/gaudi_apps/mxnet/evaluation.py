@@ -1,4 +1,4 @@
-"""Evaluate in a process beside the training, which goes on meanwhile."""
+"""Evaluate in MXNet, in this process or in another one while training continues."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+from gaudi_apps.detection.evaluator import Detect, DetectionEvaluator, Scored
+from gaudi_apps.inference.evaluator import Batch
 from gaudi_apps.runtime.errors import BackgroundError, warn
 from gaudi_apps.training.callbacks import Evaluation, Heartbeat
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
+from gaudi_datasets.detection.batches import Layout, eval_batches
 
 Score: TypeAlias = Callable[[Mapping[str, Any]], Any]  # scores weights
 OpenScoring: TypeAlias = Callable[[], Score]  # called in the process that scores; can be pickled
@@ -115,11 +118,40 @@ def _end_with_parent() -> None:
         os._exit(0)
 
 
+class MXNetEvaluator(DetectionEvaluator):
+    """Evaluate detectors in MXNet on batches that need no TensorFlow.
+
+    Args:
+        arguments: those of `DetectionEvaluator`.
+        open_detector: makes a detector of the model of a task.
+        layout: of the images.
+        num_images: evaluate the first images only; None: all.
+    """
+
+    def __init__(
+        self, *arguments: Any, open_detector: Callable[[Any], Detect], layout: Layout, num_images: int | None
+    ) -> None:
+        super().__init__(*arguments, num_images=num_images)
+        self._open_detector, self._layout = open_detector, layout
+
+    def open_network(self, model: Any) -> Detect:
+        """Make a detector of a model."""
+        return self._open_detector(model)
+
+    def read_batches(self, num_images: int) -> Iterable[Batch]:
+        """Read the images of this rank."""
+        return eval_batches(self._source, self._options, num_images=num_images, layout=self._layout)
+
+    def set_result(self, step: int, result: Scored | None) -> None:
+        """Take the result of a step that was computed in another process; only rank 0 has it."""
+        self._latest = step, result
+
+
 class AsyncEvaluation(Evaluation):
     """Score the model in a process beside the training; scores come in the order of their steps.
 
     Args:
-        evaluation: the callback that this one replaces.
+        evaluation: the callback that this one replaces; its evaluator is an `MXNetEvaluator`.
         checkpoints: of the run; the last one is written again when all scores are there.
         heartbeat: reports progress while the end of training waits for scores.
         open_scoring: returns, in that process, the function that scores weights of a model's configuration; can be
@@ -160,7 +192,7 @@ class AsyncEvaluation(Evaluation):
             return
         self._heartbeat.report("scoring")
         self._take_scores(wait=True)
-        self.evaluator.set_result(step, self._latest_result)
+        cast("MXNetEvaluator", self.evaluator).set_result(step, self._latest_result)
         checkpoint = self.trainer.make_checkpoint()
         if self.trainer.is_root:
             self._checkpoints.save(step, checkpoint.tensors, checkpoint.metadata)
