@@ -291,10 +291,7 @@ class Trainer:
             NonFiniteError: a tensor holds NaN or infinity.
         """
         tensors = self.task.read_state()
-        # An update may overflow where loss and gradient do not.
-        for name, tensor in tensors.items():
-            if not np.isfinite(tensor).all():
-                raise NonFiniteError(f"{name} is no longer finite. {_REMEDY}", step=self.step, field=name)
+        require_finite_state(tensors, self.step)
         epoch, image = divmod(self.step * self.plan.global_batch, self.data.num_images)
         state = replace(
             self.state, step=self.step, epoch=epoch, image=image, image_sequence=self._images.join(self.communicator)
@@ -379,3 +376,10 @@ def require_finite(done: int, rate: float, scalars: Mapping[str, Any], image_ids
             step=done,
             is_own=not bool(scalars.get("own_finite", False)),
         )
+
+
+def require_finite_state(tensors: Tensors, step: int) -> None:
+    """Raise NonFiniteError if a tensor holds NaN or infinity: an update may overflow where loss and gradient don't."""
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise NonFiniteError(f"{name} is no longer finite. {_REMEDY}", step=step, field=name)
