@@ -134,10 +134,10 @@ class Record:
 
 
 class Faults:
-    """Parses lists of records, remembers the first thousand faults and counts all.
+    """Remembers the first thousand faults of a file or a folder, and counts all.
 
     Args:
-        path: of the file that holds the records.
+        path: of the file or the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -157,15 +157,16 @@ class Faults:
                     raise RecordError(f"is {shorten(record)}; it must be an object")
                 yield parse(Record(record))
             except RecordError as fault:
-                self.count += 1
-                if self.count <= _REMEMBERED:
-                    called = f"{name}[{position}]"
-                    if isinstance(record, Mapping) and record.get("id") is not None:
-                        called = f"{kind} {shorten(record['id'])} ({called})"
-                    message = str(fault.args[0])
-                    self.errors.append(
-                        DataError(message, path=self.path, record=called, field=fault.field, remedy=fault.remedy)
-                    )
+                called = f"{name}[{position}]"
+                if isinstance(record, Mapping) and record.get("id") is not None:
+                    called = f"{kind} {shorten(record['id'])} ({called})"
+                self.add(str(fault.args[0]), record=called, field=fault.field, remedy=fault.remedy)
+
+    def add(self, message: str, **fields: Any) -> None:
+        """Note a fault; see `DataError` for the fields."""
+        self.count += 1
+        if self.count <= _REMEMBERED:
+            self.errors.append(DataError(message, path=self.path, **fields))
 
     def raise_any(self) -> None:
         """Raise FaultyRecordsError about the first fault, saying how many there are."""

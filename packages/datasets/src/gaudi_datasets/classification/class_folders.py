@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_datasets.classification.listed_files import FileList, ListedSource
-from gaudi_datasets.documents import shorten
+from gaudi_datasets.documents import Faults, shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.split_folders import find_record_file
 
@@ -45,8 +45,13 @@ class FolderSource(ListedSource):
 
 def list_folders(root: Path, class_names: Sequence[str] | None = None) -> FileList:
     """List the files in the folders of a folder, named with their folder; see `FolderSource`."""
-    faults = _Faults(root)
-    folders = sorted(faults.folders(root))
+    faults = Faults(root)
+    folders = []
+    for folder, entry in _list_entries(root, root, faults):
+        if entry.is_dir():
+            folders.append(folder)
+        else:
+            faults.add(f"{shorten(folder)} is no folder; only a folder for each class may be here: move it away")
     label_of_class = {name: label for label, name in enumerate(class_names or folders)}
     names: list[bytes] = []
     labels: list[int] = []
@@ -54,11 +59,13 @@ def list_folders(root: Path, class_names: Sequence[str] | None = None) -> FileLi
     for folder in folders:
         if folder not in label_of_class:
             known = shorten(list(label_of_class))
-            faults.add(folder, f"is none of the classes {known}; rename it, move it away, or name it as a class")
+            faults.add(
+                f"{shorten(folder)} is none of the classes {known}; rename it, move it away, or name it as a class"
+            )
             continue
-        found = sorted(faults.files(root / folder))
+        found = _list_files(root / folder, root, faults)
         if not found:
-            faults.add(folder, "has no images; add some or remove the folder")
+            faults.add(f"{shorten(folder)} has no images; add some or remove the folder")
         names += [f"{folder}/{name}".encode() for name, *_ in found]
         labels += [label_of_class[folder]] * len(found)
         stats += [(size, time_ns) for _, size, time_ns in found]
@@ -78,8 +85,8 @@ def list_flat(root: Path) -> list[tuple[str, int, int]]:
     Raises:
         DataError: as by `FolderSource`.
     """
-    faults = _Faults(root)
-    found = sorted(faults.files(root))
+    faults = Faults(root)
+    found = _list_files(root, root, faults)
     faults.raise_any()
     return found
 
@@ -98,59 +105,36 @@ def check_folder(path: Path, content: str) -> Path:
     return path
 
 
-class _Faults:
-    """Goes through folders, remembers the first fault, and counts all."""
+def _list_files(folder: Path, root: Path, faults: Faults) -> list[tuple[str, int, int]]:
+    """List name, size and time of change of each file in a folder, which should hold nothing else, by their names."""
+    found = []
+    for name, entry in _list_entries(folder, root, faults):
+        if entry.is_file():
+            status = entry.stat()
+            found.append((entry.name, status.st_size, status.st_mtime_ns))
+        else:
+            kind = "a folder" if entry.is_dir() else "no plain file"
+            faults.add(f"{shorten(name)} is {kind}; only images may be here: move it away")
+    return found
 
-    def __init__(self, root: Path) -> None:
-        self._root, self._real_root = root, root.resolve()
-        self._first, self._count = "", 0
 
-    def add(self, name: str, what: str) -> None:
-        """Note a fault of the file or folder of this name below the root."""
-        self._count += 1
-        self._first = self._first or f"{shorten(name)} {what}"
+def _list_entries(folder: Path, root: Path, faults: Faults) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield the visible entries of a folder in the order of their names, with their names below the root."""
+    real_root = root.resolve()
+    with os.scandir(folder) as entries:
+        visible = sorted((each for each in entries if not each.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in visible:
+        name = str(Path(entry.path).relative_to(root))
+        if not entry.name.isprintable():  # nor are the stand-ins for bytes that are not UTF-8
+            faults.add(f"{shorten(name)} has a name that is not printable text in UTF-8; rename it")
+        elif entry.is_symlink() and not _is_inside(Path(entry.path), real_root):
+            faults.add(f"{shorten(name)} is a link that leads to nothing below {root}; put the file itself there")
+        else:
+            yield name, entry
 
-    def raise_any(self) -> None:
-        """Raise DataError about the first fault, saying how many there are."""
-        if self._count:
-            more = f" (1 of {self._count} faults)" if self._count > 1 else ""
-            raise DataError(self._first + more, path=self._root)
 
-    def folders(self, path: Path) -> Iterator[str]:
-        """Yield the names of the folders in a folder, which should hold nothing else."""
-        for name, entry in self._entries(path):
-            if entry.is_dir():
-                yield entry.name
-            else:
-                self.add(name, "is no folder; only a folder for each class may be here: move it away")
-
-    def files(self, path: Path) -> Iterator[tuple[str, int, int]]:
-        """Name, size and time of change of each file in a folder, which should hold nothing else."""
-        for name, entry in self._entries(path):
-            if entry.is_file():
-                status = entry.stat()
-                yield entry.name, status.st_size, status.st_mtime_ns
-            else:
-                kind = "a folder" if entry.is_dir() else "no plain file"
-                self.add(name, f"is {kind}; only images may be here: move it away")
-
-    def _entries(self, path: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """Yield the visible entries of a folder in the order of their names, with their names below the root."""
-        with os.scandir(path) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-        for entry in found:
-            name = str(Path(entry.path).relative_to(self._root))
-            if entry.name.startswith("."):
-                continue
-            if not entry.name.isprintable():  # nor are the stand-ins for bytes that are not UTF-8
-                self.add(name, "has a name that is not printable text in UTF-8; rename it")
-            elif entry.is_symlink() and not self._is_inside(Path(entry.path)):
-                self.add(name, f"is a link that leads to nothing below {self._root}; put the file itself there")
-            else:
-                yield name, entry
-
-    def _is_inside(self, path: Path) -> bool:
-        try:
-            return path.resolve(strict=True).is_relative_to(self._real_root)
-        except (OSError, RuntimeError):  # it leads nowhere, or in a circle
-            return False
+def _is_inside(path: Path, real_root: Path) -> bool:
+    try:
+        return path.resolve(strict=True).is_relative_to(real_root)
+    except (OSError, RuntimeError):  # it leads nowhere, or in a circle
+        return False
