@@ -9,7 +9,7 @@ import pytest
 
 from gaudi_distributed.cluster.hosts import Cluster, Host
 from gaudi_distributed.devices.machine import Machine
-from gaudi_distributed.doctor.findings import ProgramOutput, Request
+from gaudi_distributed.doctor.findings import Request
 from gaudi_distributed.doctor.network import (
     RemoteHost,
     check_remote_host,
@@ -49,7 +49,7 @@ SSH_ERRORS = {
 def test_clocks_are_compared_at_the_middle_of_question_and_answer(
     said: str, skew: float | None, uncertainty: float
 ) -> None:
-    assert measure_skew(ProgramOutput(0, said, "", 1000.0, 1002.0)) == (skew, uncertainty)
+    assert measure_skew(said, 1000.0, 1002.0) == (skew, uncertainty)
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,8 @@ def check_gpu(machine: Machine, device: DeviceKind) -> Finding:
     program = shutil.which("nvidia-smi", path=machine.environ.get("PATH", ""))
     if driver is not None and program is not None:
         query = ["--query-gpu=name,memory.total", "--format=csv,noheader"]
-        answer = run_program([program, *query], machine.environ, _SECONDS)
-        error_message = answer.error_message
-        listed = answer.output.splitlines() if answer.status == 0 else None
+        output, error_message = run_program([program, *query], machine.environ, _SECONDS)
+        listed = None if error_message else output.splitlines()
     measured = {"cards": cards, "driver": driver, "models": models, "nvidia_smi": listed}
     wanted = device == "gpu"
     if driver is None:

@@ -80,8 +80,8 @@ def gather_mpi(machine: Machine, root: str | None) -> Mpi:
     path = shutil.which("mpirun", path=folders)
     if path is None:
         return Mpi(None)
-    answer = run_program([path, "--version"], machine.environ, _MPI_SECONDS)
-    return Mpi(path, next(iter(answer.output.splitlines()), ""), answer.error_message)
+    output, error_message = run_program([path, "--version"], machine.environ, _MPI_SECONDS)
+    return Mpi(path, output.partition("\n")[0], error_message)
 
 
 def gather_horovod(environ: Mapping[str, str]) -> Horovod:
@@ -102,9 +102,10 @@ def gather_horovod(environ: Mapping[str, str]) -> Horovod:
         return measured
     needed = [_find_file(owners[usable][0], library) for library in FRAMEWORKS[usable][1]]
     paths = [*filter(None, needed), _find_file(name, f"horovod/{usable}/mpi_lib*.so")]
-    answer = run_program([sys.executable, "-I", "-B", "-c", _PROBE, *map(str, paths)], environ, _LOAD_SECONDS)
-    parts = {key: value is True for key, value in _parse_object(answer.output).items()}
-    return replace(measured, parts=parts, error_message=answer.error_message)
+    command = [sys.executable, "-I", "-B", "-c", _PROBE, *map(str, paths)]
+    output, error_message = run_program(command, environ, _LOAD_SECONDS)
+    parts = {key: value is True for key, value in _parse_object(output).items()}
+    return replace(measured, parts=parts, error_message=error_message)
 
 
 def choose_backend(request: Request, mpi: Mpi) -> Backend:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,43 +121,25 @@ def _plain(text: str) -> str:
 _MAX_LINE = 300
 
 
-@dataclass(frozen=True)
-class ProgramOutput:
-    """The output of a program.
+def run_program(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> tuple[str, str]:
+    """Run a program, and return its standard output, stripped, and a line that says what went wrong.
 
-    Attributes:
-        status: its exit status; None if it could not be started or did not end in time.
-        output: its standard output, stripped.
-        error_message: a line that says what went wrong; empty with status 0.
-        began, ended: seconds since 1970.
+    The line is empty where the program ended with 0.
     """
-
-    status: int | None
-    output: str
-    error_message: str
-    began: float
-    ended: float
-
-
-def run_program(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> ProgramOutput:
-    """Run a program and return what it says; whatever goes wrong is part of the answer."""
-    began = time.time()
     try:
         done = subprocess.run(
             list(argv), env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        return ProgramOutput(None, "", f"no answer within {seconds:.0f} s", began, time.time())
+        return "", f"no answer within {seconds:.0f} s"
     except OSError as error:
-        return ProgramOutput(None, "", str(error.strerror), began, time.time())
-    ended = time.time()
+        return "", str(error.strerror)
     output, errors = (text.decode(errors="replace").strip() for text in (done.stdout, done.stderr))
-    error_message = ""
-    if done.returncode:
-        # Some programs complain on standard output.
-        lines = (errors or output).splitlines()
-        error_message = lines[-1].strip()[:_MAX_LINE] if lines else f"status {done.returncode}"
-    return ProgramOutput(done.returncode, output, error_message, began, ended)
+    if not done.returncode:
+        return output, ""
+    # Some programs complain on standard output.
+    lines = (errors or output).splitlines()
+    return output, lines[-1].strip()[:_MAX_LINE] if lines else f"status {done.returncode}"
 
 
 @dataclass(frozen=True)

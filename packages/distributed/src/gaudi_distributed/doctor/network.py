@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import shutil
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -14,7 +15,6 @@ from gaudi_distributed.devices.machine import Machine, find_address
 from gaudi_distributed.devices.selection import DeviceKind
 from gaudi_distributed.doctor.findings import (
     Finding,
-    ProgramOutput,
     Request,
     fault,
     ok,
@@ -202,14 +202,14 @@ def gather_remote_hosts(machine: Machine, request: Request, starter: tuple[str, 
         return [RemoteHost(name, "ssh is not installed here") for name in request.others]
 
     def ask_host(name: str) -> RemoteHost:
-        def reach(command: tuple[str, ...]) -> ProgramOutput:
-            return run_program(request.ssh.reach(name, command), machine.environ, _SECONDS)
-
-        answer = reach(("date", "+%s.%N"))
-        if answer.status != 0:
-            return RemoteHost(name, answer.error_message)
-        said = reach(starter)
-        return RemoteHost(name, "", *measure_skew(answer), said.output.partition("\n")[0], said.error_message)
+        began = time.time()
+        date = request.ssh.reach(name, ("date", "+%s.%N"))
+        said, error_message = run_program(date, machine.environ, _SECONDS)
+        if error_message:
+            return RemoteHost(name, error_message)
+        skew, uncertainty = measure_skew(said, began, time.time())
+        version, error_message = run_program(request.ssh.reach(name, starter), machine.environ, _SECONDS)
+        return RemoteHost(name, "", skew, uncertainty, version.partition("\n")[0], error_message)
 
     with ThreadPoolExecutor(min(_AT_ONCE, len(request.others))) as pool:
         return list(pool.map(ask_host, request.others))
@@ -242,15 +242,15 @@ def check_remote_host(host: RemoteHost, starter: tuple[str, ...], mpi_version: s
     return ok(check, text, **measured)
 
 
-def measure_skew(answer: ProgramOutput) -> tuple[float | None, float]:
+def measure_skew(said: str, began: float, ended: float) -> tuple[float | None, float]:
     """Return the seconds that a clock is ahead, and how far that may be off, from what `date +%s.%N` said.
 
-    The middle of question and answer is taken for the moment that the clock was read at. Where `date` knows no %N, the
-    second that it says may have lasted up to a whole one.
+    `began` and `ended` are the seconds since 1970 of question and answer, whose middle is taken for the moment that
+    the clock was read at. Where `date` knows no %N, the second that it says may have lasted up to a whole one.
     """
-    found = re.fullmatch(r"([0-9]{1,11})(?:\.([0-9]{9}))?.*", answer.output)
+    found = re.fullmatch(r"([0-9]{1,11})(?:\.([0-9]{9}))?.*", said)
     if found is None:
         return None, 0.0
-    half = (answer.ended - answer.began) / 2
-    said = int(found[1]) + (int(found[2]) / 1e9 if found[2] else 0.5)
-    return said - (answer.began + half), half + (0.0 if found[2] else 0.5)
+    half = (ended - began) / 2
+    there = int(found[1]) + (int(found[2]) / 1e9 if found[2] else 0.5)
+    return there - (began + half), half + (0.0 if found[2] else 0.5)
