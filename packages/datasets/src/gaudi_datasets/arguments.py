@@ -82,13 +82,19 @@ def _read_flag(
     The value of a switch is a bool, that of another flag what stands behind its `=`.
     """
     word = split_word(argv[place])
-    option, is_negated = (None, False) if word is None else find_option(word[0], options)
-    if word is None or option is None:
+    if word is None:
         return None, None, place + 1
+    name, value = word
+    option, prefix = options.get(name), ""
+    if option is None:  # a switch may be turned off as `noclean` and `no_clean` do
+        prefix = "no_" if name.startswith("no_") and name[3:] in options else "no"
+        option = options.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        if option is None or option.default is None:
+            return None, None, place + 1
     if option.default is None:
-        return option, word[1], place + 1
-    state, taken = read_switch(argv[place], word[1], argv[place + 1 : place + 2])
-    return option, state != is_negated, place + 1 + taken
+        return option, value, place + 1
+    state, taken = read_switch(argv[place], value, argv[place + 1 : place + 2])
+    return option, state != bool(prefix), place + 1 + taken
 
 
 def read_switch(argument: str, value: str | None, following: Sequence[str]) -> tuple[bool, int]:
@@ -163,17 +169,6 @@ def walk_groups(annotation: Any) -> Iterator[tuple[type, list[tuple[Field[Any], 
         if not inner:
             own.append((field, hint))
     yield group, own
-
-
-def find_option(name: str, options: Mapping[str, Option]) -> tuple[Option | None, bool]:
-    """Return the flag of a name, and whether the name says that a switch is off, as `noclean` and `no_clean` do."""
-    if name in options:
-        return options[name], False
-    for prefix in ("no_", "no"):
-        option = options.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
-        if option is not None and option.default is not None:
-            return option, True
-    return None, False
 
 
 ON, OFF = "on", "off"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -134,7 +133,9 @@ def measure_reading(
         The rate, and the indices that were read.
     """
     for path in dict.fromkeys(map(source.path, order)):
-        forget_file(path)
+        if hasattr(os, "posix_fadvise"):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     left, lock = iter(order), Lock()
     done: list[int] = []
     num_bytes = 0
@@ -192,14 +193,3 @@ def measure_input(
     finally:
         if isinstance(iterator, Generator):  # threads of its own end with it
             iterator.close()
-
-
-def forget_file(path: Path) -> None:
-    """Ask the system to drop what it holds of a file in memory, where it can be asked; others may read it again."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)

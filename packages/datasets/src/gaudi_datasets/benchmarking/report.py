@@ -67,36 +67,29 @@ def print_benchmark(benchmark: Benchmark, verdict: Verdict, console: Console | N
         soft_wrap=True,
     )
     console.print()
-    console.print(_tabulate_rates(benchmark))
+    rates = _make_table("rates", "threads", "images/s", "MB/s")
+    named = [*(("whole input", rate) for rate in reversed(benchmark.inputs)), ("reading alone", benchmark.reading)]
+    for name, rate in named:
+        rates.add_row(name, str(rate.threads), f"{rate.images_per_second:,.1f}", f"{rate.megabytes_per_second:,.1f}")
+    console.print(rates)
     console.print()
-    console.print(_tabulate_stages(benchmark))
+    stages = _make_table("work on an image", "processor ms", "share")
+    stages.add_column("")
+    total, longest = benchmark.total_milliseconds, max(benchmark.stages.values())
+    for name, milliseconds in benchmark.stages.items():
+        bar = Text("█" * round(_BAR * milliseconds / longest), style="cyan")
+        stages.add_row(name, f"{milliseconds:.2f}", f"{milliseconds / total:.0%}", bar)
+    stages.add_row("together", f"{total:.2f}", "", "")
+    stages.add_row("whole input", f"{benchmark.inputs[-1].processor_milliseconds:.2f}", "", Text("with batches", "dim"))
+    console.print(stages)
     console.print()
     console.print(Text.assemble((f"Bound by {_BOUNDS[verdict.bound]}", "bold"), f": {verdict.text}."), soft_wrap=True)
     for what, text in verdict.changes:
         console.print(Text.assemble("- ", (what, "bold"), f": {text}"), soft_wrap=True)
 
 
-def _tabulate_rates(benchmark: Benchmark) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("rates")
-    for name in ("threads", "images/s", "MB/s"):
+def _make_table(first: str, *numbers: str) -> Table:
+    table = Table(first, box=None, pad_edge=False, header_style="bold")
+    for name in numbers:
         table.add_column(name, justify="right")
-    named = [*(("whole input", rate) for rate in reversed(benchmark.inputs)), ("reading alone", benchmark.reading)]
-    for name, rate in named:
-        table.add_row(name, str(rate.threads), f"{rate.images_per_second:,.1f}", f"{rate.megabytes_per_second:,.1f}")
-    return table
-
-
-def _tabulate_stages(benchmark: Benchmark) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("work on an image")
-    for name in ("processor ms", "share"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    total, longest = benchmark.total_milliseconds, max(benchmark.stages.values())
-    for name, milliseconds in benchmark.stages.items():
-        bar = Text("█" * round(_BAR * milliseconds / longest), style="cyan")
-        table.add_row(name, f"{milliseconds:.2f}", f"{milliseconds / total:.0%}", bar)
-    table.add_row("together", f"{total:.2f}", "", "")
-    table.add_row("whole input", f"{benchmark.inputs[-1].processor_milliseconds:.2f}", "", Text("with batches", "dim"))
     return table
