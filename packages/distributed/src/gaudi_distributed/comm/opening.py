@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from gaudi_distributed.cluster.elastic import ADDRESS as GLOO_ADDRESS
 from gaudi_distributed.cluster.elastic import CYCLE_VARIABLE, FUSION_VARIABLE
+from gaudi_distributed.cluster.hosts import FIRST_PORT
 from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank, write_tf_config
 from gaudi_distributed.comm.communicator import BYTES_PER_MB, DEFAULT_MB, BucketConfig, Communicator, SingleProcess
 from gaudi_distributed.errors import ConfigurationError
@@ -19,7 +20,6 @@ Engine = Literal["single", "horovod", "horovod_mxnet", "multi_worker", "hpu"]
 Compression = Literal["none", "fp16", "bf16"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
-FIRST_PORT = 2410
 # What gaudi-run tells the processes that it starts: the engine that they are started for.
 ENGINE_VARIABLE = "GAUDI_RUN_ENGINE"
 PROCESSOR_CYCLE_MS = 25

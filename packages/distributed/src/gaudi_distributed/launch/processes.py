@@ -158,8 +158,7 @@ def plan_gloo(plan: LaunchPlan) -> list[Process]:
             flag="--interface",
             remedy="give one like eth0",
         )
-    interface = "lo" if plan.is_local else plan.interface
-    gloo = _gloo_variables(interface)
+    gloo = _gloo_variables("lo" if plan.is_local else plan.interface)
     return _plan(
         plan, lambda assigned: {**assigned.variables, "HOROVOD_HOSTNAME": assigned.host, **gloo}, (ADDRESS, PORT)
     )
