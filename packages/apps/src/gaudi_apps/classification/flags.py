@@ -10,8 +10,7 @@ from tyro.conf import arg
 
 from gaudi_apps.cli import flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, resume_safe
-from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, check_modes
-from gaudi_apps.runtime.profiler import parse_step_range
+from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, check_modes, parse_step_range
 from gaudi_apps.runtime.settings import Distribution, RunSettings, ThreadFlag, make_device_settings
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError

@@ -12,11 +12,11 @@ from gaudi_apps.cli.launch import LaunchReport
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     DROP_FACTORS,
-    Needs,
     Plan,
     TrainingSet,
     count_steps,
     describe_large_batch,
+    describe_needs,
     list_plan,
     print_json,
     print_tables,
@@ -163,11 +163,15 @@ def _describe_plan(
         names as in Plan, with optimizer, data set, disk (bytes) and memory (bytes); and the rows.
     """
     learning, kept = config.learning, config.run.keep_checkpoints
-    needs = None
+    needs: dict[str, Any] = {}
+    needs_rows: list[tuple[str, str]] = []
     if config.model in RESNETS:
         size = measure_classifier(RESNETS[config.model], training_set.num_classes, config.flags.data.image_size)
         bytes_per_value = BYTES_PER_VALUE[config.run.device.dtype]
-        needs = Needs(plan, size, kept, bytes_per_value, averages=learning.ema_decay > 0)
+        averages = learning.ema_decay > 0
+        needs, needs_rows = describe_needs(
+            plan, size, keep_checkpoints=kept, bytes_per_value=bytes_per_value, averages=averages
+        )
     names = ("optimizer", "label_smoothing", "weight_decay", "momentum", "decay_form", "momentum_form")
     document = {
         **plan.as_json(),
@@ -180,7 +184,7 @@ def _describe_plan(
     rows = [
         ("images", f"{training_set.images}"),
         ("classes", f"{training_set.num_classes}"),
-        ("network", config.model if needs is None else f"{config.model}, {needs.size.parameters} parameters"),
+        ("network", f"{config.model}, {needs['parameters']} parameters" if needs else config.model),
         ("optimizer", optimizer),
     ]
     if learning.optimizer != "LARS":
@@ -192,7 +196,4 @@ def _describe_plan(
     if plan.lr_schedule == "polynomial":
         document["decay_steps"] = decay_steps(plan.total_steps, plan.warmup_steps)
         rows.append(("decay", f"over {document['decay_steps']} steps"))
-    if needs is not None:
-        document |= needs.as_json()
-        rows += needs.list_rows()
-    return document, rows
+    return document | needs, rows + needs_rows

@@ -7,6 +7,7 @@ those of the group.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -217,6 +218,23 @@ class DistributionFlags(HorovodFlags):
     def to_distribution(self) -> DistributionFlags:
         """Return these flags."""
         return self
+
+
+def parse_step_range(text: str, flag: str = "profile") -> range:
+    """Parse the steps of a flag such as `--profile a,b`, counted from 1; the range is empty for ``0,0``.
+
+    Raises:
+        FlagError: it is not two numbers of at least 1, the smaller one first.
+    """
+    match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", text, re.ASCII)
+    if match is None:
+        raise FlagError(f"--{flag} {text!r}: must be two steps as in 100,110, or 0,0 for none", flag=f"--{flag}")
+    first, last = int(match[1]), int(match[2])
+    if first == last == 0:
+        return range(0)
+    if not 1 <= first <= last:
+        raise FlagError(f"--{flag} {text}: must be steps of at least 1, the smaller one first", flag=f"--{flag}")
+    return range(first, last + 1)
 
 
 USING = ("predict", "export")  # modes that need no training or validation images

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from gaudi_apps.cli.flags import parse_step_range
 from gaudi_apps.detection.config import SSDConfig, find_checkpoint
 from gaudi_apps.detection.data import input_options, open_source, open_training_data, read_categories
 from gaudi_apps.detection.plan import make_plan
-from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import Distribution, RunSettings, make_device_settings
 from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored

@@ -19,8 +19,8 @@ from gaudi_apps.cli.flags import (
     TensorFlowRunFlags,
     UseFlags,
     check_modes,
+    parse_step_range,
 )
-from gaudi_apps.runtime.profiler import parse_step_range
 from gaudi_apps.runtime.settings import ThreadFlag
 from gaudi_datasets.arguments import ON, FormerFlag
 from gaudi_datasets.errors import FlagError

@@ -16,13 +16,13 @@ from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     CURRENT,
     DROP_FACTORS,
-    Needs,
     Plan,
     TrainingSet,
     count_steps,
     describe_large_batch,
     describe_late_drops,
     describe_long_warmup,
+    describe_needs,
     find_version_in,
     list_plan,
     print_json,
@@ -147,19 +147,25 @@ def describe_plan(
         names as in Plan, with the data set, rates, disk (bytes) and memory (bytes); and the rows.
     """
     size = measure_ssd(training_set.num_classes)
-    needs = Needs(plan, size, keep_checkpoints, bytes_per_value, record_bytes=training_set.record_bytes)
+    needs, needs_rows = describe_needs(
+        plan,
+        size,
+        keep_checkpoints=keep_checkpoints,
+        bytes_per_value=bytes_per_value,
+        record_bytes=training_set.record_bytes,
+    )
     document = {
         **plan.as_json(),
         "weight_decay": weight_decay,
         "data": asdict(training_set),
         "checkpoints_kept": plan.count_checkpoints(keep_checkpoints),
-        **needs.as_json(),
+        **needs,
     }
     rows = [("images", _format_share(training_set.images, training_set.images_found))]
     if training_set.boxes is not None:
         rows.append(("boxes", _format_share(training_set.boxes, training_set.boxes_found)))
     rows += [("classes", f"{training_set.num_classes}"), *list_plan(plan, keep_checkpoints)]
-    return document, [*rows, ("optimizer", f"SGD, weight decay {weight_decay:g}"), *needs.list_rows()]
+    return document, [*rows, ("optimizer", f"SGD, weight decay {weight_decay:g}"), *needs_rows]
 
 
 def _format_share(kept: int, found: int | None) -> str:

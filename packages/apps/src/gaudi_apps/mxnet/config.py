@@ -14,7 +14,6 @@ from gaudi_apps.cli import flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, list_per_side, per_rank, resume_safe
 from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, check_parity
 from gaudi_apps.detection.config import DecayFlags, ImageFlags, LengthFlags
-from gaudi_apps.runtime.profiler import StepRange
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.elastic import is_elastic
@@ -315,15 +314,15 @@ def validate(config: SSDMXNetConfig) -> None:
     find_traced(config)
 
 
-def find_traced(config: SSDMXNetConfig) -> StepRange | None:
-    """Return the steps to trace; None if there are none.
+def find_traced(config: SSDMXNetConfig) -> range:
+    """Return the steps to trace, counted from 1.
 
     Raises:
         FlagError: only one of the two flags is given, or they are no range.
     """
     first, last = config.report.profile_start, config.report.profile_stop
     if first is None and last is None:
-        return None
+        return range(0)
     if first is None or last is None:
         raise FlagError("--profile_start and --profile_stop: give both or none", flag="--profile_start")
     if not 1 <= first <= last:
@@ -331,7 +330,7 @@ def find_traced(config: SSDMXNetConfig) -> StepRange | None:
             f"--profile_start {first}, --profile_stop {last}: must be at least 1, the smaller one first",
             flag="--profile_start",
         )
-    return StepRange(first, last)
+    return range(first, last + 1)
 
 
 def _check_data(run: RunFlags, data: DataFlags) -> None:

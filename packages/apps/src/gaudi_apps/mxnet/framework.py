@@ -9,10 +9,8 @@ import contextlib
 import itertools
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from gaudi_apps.runtime.profiler import StepRange
 from gaudi_apps.runtime.settings import DeviceSettings
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_distributed import apply_environment, polling_environment
@@ -100,9 +98,26 @@ class MXNet:
 
         return replay_steps
 
-    def open_tracer(self, folder: Path, steps: StepRange | None) -> MXNetTracer:
-        """Open a tracer around MXNet's profiler."""
-        return MXNetTracer(folder, steps)
+    def start_trace(self, folder: Path) -> None:
+        """Start MXNet's profiler, which writes `trace.json` into a folder."""
+        from mxnet import profiler
+
+        folder.mkdir(parents=True, exist_ok=True)
+        # Continuous dumping can end in an error when a process traces twice.
+        profiler.set_config(profile_all=True, continuous_dump=False, filename=str(folder / "trace.json"))
+        profiler.set_state("run")
+
+    def trace_step(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """Mark nothing: MXNet's trace has no numbers of steps."""
+        return contextlib.nullcontext()
+
+    def stop_trace(self) -> None:
+        """Write the trace."""
+        import mxnet as mx
+
+        mx.nd.waitall()  # the last step may still be running on its device
+        mx.profiler.set_state("stop")
+        mx.profiler.dump()
 
 
 def require_support(device: Any, precision: Precision, layout: Layout) -> None:
@@ -143,49 +158,3 @@ def _find_fault(device: Any, precision: Precision, layout: Layout) -> str:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return lines[-1].removeprefix("MXNetError: ").rpartition("] ")[2] if lines else "no reason given"
     return ""
-
-
-TRACE = "trace.json"
-
-
-class MXNetTracer:
-    """Trace the steps of a range, or none, into `trace.json`, which is written when the range or the run ends."""
-
-    def __init__(self, folder: Path, steps: StepRange | None) -> None:
-        self._path, self._steps, self._is_tracing = folder / TRACE, steps, False
-
-    def before_step(self, step: int) -> None:
-        """Begin the trace before its first step; steps are counted from 1."""
-        if self._steps is None or step not in self._steps or self._is_tracing:
-            return
-        from mxnet import profiler
-
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Continuous dumping can end in an error when a process traces twice.
-        profiler.set_config(profile_all=True, continuous_dump=False, filename=str(self._path))
-        profiler.set_state("run")
-        self._is_tracing = True
-
-    def after_step(self, step: int) -> None:
-        """End the trace after its last step."""
-        if self._steps is not None and step == self._steps.last:
-            self.close()
-
-    def close(self) -> None:
-        """Write the trace, if one was begun."""
-        if not self._is_tracing:
-            return
-        import mxnet as mx
-
-        self._is_tracing = False
-        mx.nd.waitall()  # the last step may still be running on its device
-        mx.profiler.set_state("stop")
-        mx.profiler.dump()
-
-    def __enter__(self) -> MXNetTracer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from gaudi_apps.runtime.profiler import StepRange
 from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.comm.opening import CommunicationOptions
 from gaudi_distributed.devices.machine import count_processors
@@ -107,7 +106,7 @@ class RunSettings:
     checkpoint_minutes: float
     log_every: int
     summary_every: int
-    traced: StepRange | None
+    traced: range
     draws_input: bool
     weights: str | None
     target: float

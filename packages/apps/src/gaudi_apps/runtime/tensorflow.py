@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gaudi_apps.runtime.profiler import Profiler, StepRange
 from gaudi_apps.runtime.settings import DeviceSettings
 from gaudi_apps.runtime.threads import find_threads
 from gaudi_distributed import (
@@ -67,9 +66,25 @@ class TensorFlow:
 
         return replay_steps
 
-    def open_tracer(self, folder: Path, steps: StepRange | None) -> Profiler:
-        """Open TensorFlow's profiler."""
-        return Profiler(folder, steps)
+    def start_trace(self, folder: Path) -> None:
+        """Start TensorFlow's profiler, which writes into `plugins/profile` below a folder."""
+        import tensorflow as tf
+
+        folder.mkdir(parents=True, exist_ok=True)
+        tf.profiler.experimental.start(str(folder))
+
+    def trace_step(self, step: int) -> Any:
+        """Mark a step in the trace, by which TensorBoard finds the time that a step takes."""
+        import tensorflow as tf
+
+        return tf.profiler.experimental.Trace("train", step_num=step, _r=1)
+
+    def stop_trace(self) -> None:
+        """Write the trace."""
+        import tensorflow as tf
+
+        tf.test.experimental.sync_devices()  # the last step may still be running on its device
+        tf.profiler.experimental.stop()
 
 
 def start_tensorflow(settings: DeviceSettings) -> Precision:

@@ -14,7 +14,6 @@ from gaudi_apps.training.plan import CURRENT
 if TYPE_CHECKING:
     from gaudi_apps.cli.flags import ProgramConfig
     from gaudi_apps.inference.evaluator import Evaluator
-    from gaudi_apps.runtime.profiler import StepRange
     from gaudi_apps.runtime.settings import DeviceSettings, RunSettings
     from gaudi_apps.training.checkpoint import ModelConfig
     from gaudi_apps.training.parity.record import ReplaySteps
@@ -35,16 +34,6 @@ class Restored:
     task: TrainableTask
     model_config: ModelConfig
     step: int
-
-
-class Tracer(Protocol):
-    """Traces some steps."""
-
-    def before_step(self, step: int) -> None:
-        """Call before the step of this number, counted from 1."""
-
-    def after_step(self, step: int) -> None:
-        """Call after that step."""
 
 
 class Framework(Protocol):
@@ -77,8 +66,14 @@ class Framework(Protocol):
     def replay_steps(self) -> ReplaySteps:
         """Return the function that trains and yields the tensors of each step, for `gaudi_apps.training.parity`."""
 
-    def open_tracer(self, folder: Path, steps: StepRange | None) -> AbstractContextManager[Tracer]:
-        """Open a trace of a range of steps, which is written into the folder; None traces no step."""
+    def start_trace(self, folder: Path) -> None:
+        """Start a trace, which goes into a folder."""
+
+    def trace_step(self, step: int) -> AbstractContextManager[Any]:
+        """Return a context that marks the number of a step in the trace."""
+
+    def stop_trace(self) -> None:
+        """Wait for the device, and write the trace."""
 
 
 class Application(ABC):

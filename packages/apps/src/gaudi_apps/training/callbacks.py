@@ -20,8 +20,7 @@ from gaudi_apps.inference.scores import Score
 from gaudi_apps.runtime.errors import RanksChangedError, warn
 from gaudi_apps.runtime.failure_reporting import FailureReporter, StopRequest
 from gaudi_apps.runtime.process_group import broadcast_from_rank0
-from gaudi_apps.runtime.profiler import StepRange
-from gaudi_apps.training.application import Framework, Tracer
+from gaudi_apps.training.application import Framework
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunState
 from gaudi_apps.training.trainer import Callback
 from gaudi_datasets.errors import FlagError
@@ -59,43 +58,49 @@ class Heartbeat(Callback):
 
 
 class ProfilerTrace(Callback):
-    """Trace a range of steps for TensorBoard's profiler.
+    """Trace a range of steps with the profiler of the framework.
+
+    The trace is written when the range or the run ends, whichever is first. A run that is continued within the range
+    traces the rest of it.
 
     Args:
         framework: traces.
         folder: gets the trace.
-        steps: which ones; None: none.
+        steps: to trace, counted from 1; maybe none.
         register: called once the trace is there.
     """
 
-    def __init__(
-        self, framework: Framework, folder: Path, steps: StepRange | None, register: Callable[[], None]
-    ) -> None:
+    def __init__(self, framework: Framework, folder: Path, steps: range, register: Callable[[], None]) -> None:
         self._framework, self._folder, self._steps, self._register = framework, folder, steps, register
-        self._files = contextlib.ExitStack()
-        self._tracer: Tracer
+        self._is_tracing = False
+        self._mark = contextlib.ExitStack()  # of the step that is being traced
 
     def is_due(self, step: int) -> bool:
         """Return whether the trace begins or ends after a step."""
-        return self._steps is not None and step in (self._steps.first - 1, self._steps.last)
-
-    def on_train_begin(self) -> None:
-        """Open the profiler."""
-        self._tracer = self._files.enter_context(self._framework.open_tracer(self._folder, self._steps))
+        return bool(self._steps) and step in (self._steps[0] - 1, self._steps[-1])
 
     def on_step_begin(self, step: int) -> None:
         """Begin the trace, if the step is in the range."""
-        self._tracer.before_step(step)
+        if step not in self._steps:
+            return
+        if not self._is_tracing:
+            self._framework.start_trace(self._folder)
+            self._is_tracing = True
+        self._mark.enter_context(self._framework.trace_step(step))
 
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
         """End the trace after the last step of the range."""
-        self._tracer.after_step(step)
-        if self._steps is not None and step == self._steps.last:
+        self._mark.close()
+        if self._steps and step == self._steps[-1]:
+            self.close()
             self._register()
 
     def close(self) -> None:
         """Write what is traced so far."""
-        self._files.close()
+        self._mark.close()
+        if self._is_tracing:
+            self._is_tracing = False
+            self._framework.stop_trace()
 
 
 class EarlyStopping(Callback):

@@ -194,8 +194,15 @@ class TrainingSet:
     record_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class Needs:
+def describe_needs(
+    plan: Plan,
+    size: NetworkSize,
+    *,
+    keep_checkpoints: int,
+    bytes_per_value: int,
+    averages: bool = False,
+    record_bytes: int | None = None,
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Estimate the disk and memory that a plan needs.
 
     Args:
@@ -205,42 +212,22 @@ class Needs:
         bytes_per_value: of the values that the forward pass keeps.
         averages: an average of the weights is kept, too.
         record_bytes: of records that are there.
+
+    Returns:
+        parameters, disk (bytes) and memory (bytes, of one process, about) by name; and the rows of a table.
     """
-
-    plan: Plan
-    size: NetworkSize
-    keep_checkpoints: int
-    bytes_per_value: int
-    averages: bool = False
-    record_bytes: int | None = None
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Return the bytes of a checkpoint."""
-        return self.size.checkpoint_bytes(averages=self.averages)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return the bytes that one process needs, about."""
-        return self.size.training_bytes(self.plan.own_batch, self.bytes_per_value, averages=self.averages)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return parameters, disk (bytes) and memory (bytes) by name."""
-        return {
-            "parameters": self.size.parameters,
-            "checkpoint_bytes": self.checkpoint_bytes,
-            "estimated_memory_bytes": self.memory_bytes,
-            "estimated_memory_covers": MEMORY_COVERS,
-        }
-
-    def list_rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the rows of a table."""
-        kept = self.plan.count_checkpoints(self.keep_checkpoints)
-        disk = f"{format_bytes(kept * self.checkpoint_bytes)} of checkpoints"
-        if self.record_bytes is not None:
-            disk += f"; {format_bytes(self.record_bytes)} of records are there"
-        yield "disk", disk
-        yield "memory", f"about {format_bytes(self.memory_bytes)}: {MEMORY_COVERS}"
+    checkpoint_bytes = size.checkpoint_bytes(averages=averages)
+    memory_bytes = size.training_bytes(plan.own_batch, bytes_per_value, averages=averages)
+    document = {
+        "parameters": size.parameters,
+        "checkpoint_bytes": checkpoint_bytes,
+        "estimated_memory_bytes": memory_bytes,
+        "estimated_memory_covers": MEMORY_COVERS,
+    }
+    disk = f"{format_bytes(plan.count_checkpoints(keep_checkpoints) * checkpoint_bytes)} of checkpoints"
+    if record_bytes is not None:
+        disk += f"; {format_bytes(record_bytes)} of records are there"
+    return document, [("disk", disk), ("memory", f"about {format_bytes(memory_bytes)}: {MEMORY_COVERS}")]
 
 
 def print_json(document: Mapping[str, Any], launch: LaunchReport | None = None, console: Console | None = None) -> None:
