@@ -19,7 +19,7 @@ LEAST = 0.95
 
 def run(budget_seconds: float) -> Iterator[Figure]:
     """Measure the share of the step's own speed."""
-    from gaudi_apps.detection.task import SSDTask
+    from gaudi_apps.detection.detector import SSDTask
     from gaudi_datasets.detection.pipeline import train_dataset
     from gaudi_distributed import SingleProcess
 

@@ -40,7 +40,7 @@ def measure(dtype: str, budget_seconds: float) -> Iterator[Figure]:
 
 def build_ours(dtype: str, batch: int) -> tuple[Callable[[], float], float]:
     """Make the step of ssd_train, a function that waits for its end, and count its operations per image."""
-    from gaudi_apps.detection.task import SSDTask
+    from gaudi_apps.detection.detector import SSDTask
     from gaudi_distributed import SingleProcess
 
     task = SSDTask(CLASSES, keras_policy=POLICIES[dtype], weight_decay=WEIGHT_DECAY, communicator=SingleProcess())

@@ -39,7 +39,7 @@ IMPORTS = {
     (
         "apps",
         "tensorflow-cpu",
-    ): "gaudi_apps.training.run, gaudi_apps.detection.task, gaudi_apps.classification.task",
+    ): "gaudi_apps.training.run, gaudi_apps.detection.detector, gaudi_apps.classification.task",
     ("apps", "export"): "onnx, onnxruntime",
     ("apps", "mxnet"): "gaudi_apps.training.run, gaudi_apps.mxnet.task",
     ("apps", "mlperf"): "mlperf_logging.mllog",

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gaudi_apps.classification.flags import LearningConfig
 from gaudi_apps.classification.task import ClassificationTask
-from gaudi_apps.detection.task import SSDTask
+from gaudi_apps.detection.detector import SSDTask
 from gaudi_apps.training.keras_task import KerasTask
 from gaudi_distributed import SingleProcess
 from gaudi_models.classifiers import build_classifier

@@ -17,7 +17,7 @@ from gaudi_datasets.detection.coco import read_coco
 from gaudi_datasets.detection.records import write_records
 
 if TYPE_CHECKING:
-    from gaudi_apps.detection.task import SSDTask
+    from gaudi_apps.detection.detector import SSDTask
     from gaudi_apps.runtime.settings import DeviceSettings
 
 SMALL_PROGRAM = Path(__file__).with_name("small_ssd.py")
@@ -66,7 +66,7 @@ def records(image_dir: Path, annotation_file: Path, tmp_path_factory: pytest.Tem
 @pytest.fixture(scope="session")
 def task() -> SSDTask:
     """Build the network for two classes, as it is at the start; tests that change its weights set them back."""
-    from gaudi_apps.detection.task import SSDTask
+    from gaudi_apps.detection.detector import SSDTask
     from gaudi_distributed import SingleProcess
     from gaudi_ops.tf.keras_api import keras
 
@@ -185,6 +185,6 @@ def ssd_train(
         return Precision("fp32", "float32")
 
     monkeypatch.setattr("gaudi_apps.runtime.tensorflow.start_tensorflow", start_tensorflow)
-    monkeypatch.setattr("gaudi_apps.detection.task.build_ssd", small_network)
+    monkeypatch.setattr("gaudi_apps.detection.detector.build_ssd", small_network)
 
     return lambda *argv: run_main(program.main, argv)

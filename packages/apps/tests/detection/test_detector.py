@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.detector import Detector
-from gaudi_apps.detection.task import SSDTask
+from gaudi_apps.detection.detector import Detector, SSDTask
 from gaudi_apps.inference.visualizer import decode_image
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.detection.pipeline import prepare_image

@@ -35,7 +35,7 @@ def original_rate(step: int, images: int, batch: int, k: float) -> float:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, small_network: Callable[..., Any]) -> None:
-    monkeypatch.setattr("gaudi_apps.detection.task.build_ssd", small_network)
+    monkeypatch.setattr("gaudi_apps.detection.detector.build_ssd", small_network)
 
 
 def open_app(*flags: str, workers: int = 1) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gaudi_apps.detection.task import SSDTask
+from gaudi_apps.detection.detector import SSDTask
 from gaudi_apps.training.trainer import count_votes
 from gaudi_datasets.detection.pipeline import synthetic_dataset, train_dataset
 from gaudi_datasets.detection.sources import RecordSource
@@ -79,7 +79,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(task: SSDTask)
 @pytest.fixture
 def make_small(small_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., SSDTask]:
     """Make a task with the small network."""
-    monkeypatch.setattr("gaudi_apps.detection.task.build_ssd", small_network)
+    monkeypatch.setattr("gaudi_apps.detection.detector.build_ssd", small_network)
 
     def make(ema_decay: float = 0.0) -> SSDTask:
         return SSDTask(3, keras_policy="float32", weight_decay=5e-4, communicator=SingleProcess(), ema_decay=ema_decay)

@@ -194,7 +194,7 @@ def test_bfloat16_is_within_its_tolerance() -> None:
 
 @pytest.mark.slow
 def test_the_detector_in_bfloat16_is_within_its_tolerance() -> None:
-    from gaudi_apps.detection.task import SSDTask
+    from gaudi_apps.detection.detector import SSDTask
     from gaudi_datasets.detection.pipeline import synthetic_dataset
     from gaudi_datasets.sampling import InputOptions
     from gaudi_ops.tf.keras_api import keras

@@ -429,7 +429,7 @@ def test_the_average_of_the_weights_is_what_is_scored(
         built.append(small_network(*arguments, **options))
         return built[-1]
 
-    monkeypatch.setattr("gaudi_apps.detection.task.build_ssd", build)
+    monkeypatch.setattr("gaudi_apps.detection.detector.build_ssd", build)
     scored: Scored = CocoScores(dict.fromkeys(FIGURES, 0.5), (), 5, 5, 0), []
     monkeypatch.setattr(DetectionEvaluator, "evaluate", evaluate)
     monkeypatch.setattr(DetectionEvaluator, "compute", lambda *given: scored)

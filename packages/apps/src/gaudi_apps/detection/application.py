@@ -73,7 +73,7 @@ class SSDApplication(Application):
         reduce_statistics: ReduceStatistics | None,
     ) -> TrainableTask:
         """Build a detector of a configuration."""
-        from gaudi_apps.detection.task import SSDTask
+        from gaudi_apps.detection.detector import SSDTask
 
         return SSDTask(
             len(read_categories(model_config)) + 1,
