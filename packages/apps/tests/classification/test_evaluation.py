@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from gaudi_apps.classification.classifier import Classifier
-from gaudi_apps.classification.data import open_split
 from gaudi_apps.classification.evaluator import AccuracyEvaluator, Predictions, as_json, draw_report, print_figures
 from gaudi_apps.inference.evaluator import pack_arrays, unpack_arrays
 from gaudi_apps.training.run_dir import RunFolder
+from gaudi_datasets.classification.sources import open_split
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
 

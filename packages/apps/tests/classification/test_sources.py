@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.classification.data import DecodedSource, JoinedSource, encode_bitmap, open_source, open_split
+from gaudi_apps.classification.data import DecodedSource, JoinedSource, encode_bitmap, open_source
+from gaudi_datasets.classification.sources import open_split
 from gaudi_datasets.errors import DataError, MissingInputError
 
 

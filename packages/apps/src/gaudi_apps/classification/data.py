@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, TrainConfig
 from gaudi_apps.inference.media import keep_if_it_fits
-from gaudi_apps.inference.visualizer import add_title, enlarge, write_image
+from gaudi_apps.inference.visualizer import Image, add_title, enlarge, write_first_images
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
@@ -50,23 +49,18 @@ def open_training_data(config: TrainConfig) -> TrainingData:
         MissingInputError: the data is not there.
         DataError: the data is damaged.
     """
-    if config.flags.data.folder is None:
-        from gaudi_datasets.classification.pipeline import synthetic_dataset
-
-        def make_batches(first_step: int) -> Batches:
-            return iter(synthetic_dataset(input_options(config), num_classes=IMAGENET_CLASSES))
-
-        names = [str(number) for number in range(1, IMAGENET_CLASSES + 1)]
-        return TrainingData(make_class_config(names), IMAGENET_TRAIN_IMAGES, "random images", make_batches)
-    return _open_images(config)
-
-
-def _open_images(config: TrainConfig) -> TrainingData:
     from gaudi_datasets.classification.augmentation import ColorRange, CropRange
-    from gaudi_datasets.classification.pipeline import train_dataset
+    from gaudi_datasets.classification.pipeline import synthetic_dataset, train_dataset
     from gaudi_datasets.tf_input import read_batches
 
     data, options = config.flags.data, input_options(config)
+    if data.folder is None:
+
+        def draw_batches(first_step: int) -> Batches:
+            return iter(synthetic_dataset(options, num_classes=IMAGENET_CLASSES))
+
+        names = [str(number) for number in range(1, IMAGENET_CLASSES + 1)]
+        return TrainingData(make_class_config(names), IMAGENET_TRAIN_IMAGES, "random images", draw_batches)
     source = open_source(data.folder, data.train_splits)
     if data.training_dataset_cache:
         options = keep_if_it_fits(source.num_bytes, options, config.run.distribution.rank_info.local_size)
@@ -77,14 +71,11 @@ def _open_images(config: TrainConfig) -> TrainingData:
     crops = CropRange(min_area=config.min_crop_area)
     colors = ColorRange(data.color_jitter, data.gray_probability)
 
-    def batches(first_step: int) -> Batches:
+    def read_images(first_step: int) -> Batches:
         dataset = train_dataset(source, options, first_step=first_step, crop_range=crops, color_range=colors)
         return read_batches(dataset, source)
 
-    return TrainingData(make_class_config(source.class_names), len(source), source.fingerprint, batches)
-
-
-__all__ = ["JoinedSource", "open_source", "open_split"]
+    return TrainingData(make_class_config(source.class_names), len(source), source.fingerprint, read_images)
 
 
 def open_source(
@@ -218,21 +209,14 @@ def draw_training_input(
     """
     from gaudi_datasets.classification.pipeline import MEAN_RGB
 
-    output_dir.mkdir(parents=True, exist_ok=True)
-    for earlier in output_dir.iterdir():
-        if re.fullmatch(r"\d{4}-image-\d+\.png", earlier.name):
-            earlier.unlink()
-    paths: list[Path] = []
-    for batch in batches:
-        for image, label, image_id in zip(
-            *(np.asarray(batch[n]) for n in ("images", "labels", "image_ids")), strict=True
-        ):
-            pixels = np.rint(np.clip(np.asarray(image, np.float32) + MEAN_RGB, 0, 255)).astype(np.uint8)
-            paths.append(output_dir / f"{len(paths) + 1:04d}-image-{image_id}.png")
-            write_image(paths[-1], add_title(enlarge(pixels), class_names[label]))
-            if len(paths) == num_images:
-                return paths
-    return paths
+    def draw() -> Iterator[tuple[int, Image]]:
+        for batch in batches:
+            columns = (np.asarray(batch[name]) for name in ("images", "labels", "image_ids"))
+            for image, label, image_id in zip(*columns, strict=True):
+                pixels = np.rint(np.clip(np.asarray(image, np.float32) + MEAN_RGB, 0, 255)).astype(np.uint8)
+                yield int(image_id), add_title(enlarge(pixels), class_names[label])
+
+    return write_first_images(output_dir, draw(), num_images)
 
 
 MODEL_CONFIG_NAMES = ("classes", "model", "padding", "image_size")

@@ -32,7 +32,8 @@ def run_export(
 ) -> list[ExportReport]:
     """Export a classifier in some formats, each into a folder of its name, and compare each with the network.
 
-    See `gaudi_apps.inference.exporter.write_exports`; ``export.json`` has the step and the configuration of the model.
+    See `gaudi_apps.inference.exporter`, whose errors it raises. ``export.json`` has the step and
+    the configuration of the model.
 
     Args:
         model: from `gaudi_models.classifiers.build_classifier`; it is exported in float32 whatever its precision.
@@ -42,14 +43,8 @@ def run_export(
         formats: see `ClassifierExport`.
         step: of the checkpoint that the model is from.
         with_features: export the network up to its pooled features, too, into ``<format>-features``.
-
-    Raises:
-        MissingExtraError: a converter is not installed.
-        UnsafeError: a folder to replace holds files that are not of an export.
-        ExportError: an export cannot be run, or differs from the network by more than 1e-3.
-        OSError: an export cannot be written.
     """
-    require_possible(output_dir, formats)
+    require_possible(output_dir, formats, ("", "-features") if with_features else ("",))
     classifier = to_float32(model)
     networks: dict[str, ExportedNetwork] = {"": ClassifierExport(classifier, PROBABILITIES, model_config)}
     if with_features:

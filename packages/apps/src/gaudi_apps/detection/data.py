@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,7 @@ from gaudi_apps.cli.launch import share_batch
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.plan import COCO_TRAIN_IMAGES
 from gaudi_apps.inference.media import keep_if_it_fits
-from gaudi_apps.inference.visualizer import Image, draw_detections, write_image
+from gaudi_apps.inference.visualizer import Image, draw_detections, write_first_images
 from gaudi_apps.runtime.settings import RunSettings
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.trainer import Batches, TrainingData
@@ -41,12 +40,34 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
         MissingInputError: the data is not there.
         DataError: the data is damaged.
     """
+    from gaudi_datasets.detection.pipeline import synthetic_dataset, train_dataset
+    from gaudi_datasets.detection.static_batches import open_static_batches, static_dataset
+    from gaudi_datasets.tf_input import read_batches
+
     options = input_options(config, run)
     if config.data.use_fake_data:
-        return _open_synthetic(options)
+
+        def draw_batches(first_step: int) -> Batches:
+            return iter(synthetic_dataset(options, num_classes=len(COCO_CATEGORIES) + 1))
+
+        model_config = make_category_config(COCO_CATEGORIES)
+        return TrainingData(model_config, COCO_TRAIN_IMAGES, "random images", draw_batches)
     if config.data.static:
-        return _open_static(config, options)
-    return _open_images(config, options, run.distribution.rank_info.local_size)
+        static = open_static_batches(Path(config.data.data_dir or ""), options)
+
+        def read_static(first_step: int) -> Batches:
+            return read_batches(static_dataset(static, options, first_step=first_step))
+
+        model_config = make_category_config(static.categories)
+        return TrainingData(model_config, static.num_images, static.fingerprint, read_static)
+    source = open_source(config, "train")
+    if config.data.cache == "auto":
+        options = keep_if_it_fits(source.num_bytes, options, run.distribution.rank_info.local_size)
+
+    def read_images(first_step: int) -> Batches:
+        return read_batches(train_dataset(source, options, first_step=first_step), source)
+
+    return TrainingData(make_category_config(source.categories), len(source), source.fingerprint, read_images)
 
 
 def open_source(config: SSDConfig, split: Split) -> DetectionSource:
@@ -62,20 +83,14 @@ def open_source(config: SSDConfig, split: Split) -> DetectionSource:
     data = config.data
     if data.data_dir is not None:
         return RecordSource(data.data_dir, split)
-    annotations, images = find_files(config, split)
+    annotations, images = data.train_annotations, data.train_images
+    if split == "val":
+        annotations, images = data.val_annotations, data.val_images
     if annotations is None or images is None:
         raise MissingInputError(
             f"--data_dir, --{split}_annotations: not given; one of them must name the {split} images"
         )
     return CocoSource(read_coco(annotations), images, keep_empty=split == "val")
-
-
-def find_files(config: SSDConfig, split: Split) -> tuple[str | None, str | None]:
-    """Return annotation file and image folder of a split that is read without records."""
-    data = config.data
-    if split == "train":
-        return data.train_annotations, data.train_images
-    return data.val_annotations, data.val_images
 
 
 def input_options(config: SSDConfig, run: RunSettings) -> InputOptions:
@@ -110,41 +125,6 @@ def make_category_config(categories: Sequence[Category]) -> ModelConfig:
     return {"categories": [asdict(category) for category in categories]}
 
 
-def _open_images(config: SSDConfig, options: InputOptions, processes: int) -> TrainingData:
-    from gaudi_datasets.detection.pipeline import train_dataset
-    from gaudi_datasets.tf_input import read_batches
-
-    source = open_source(config, "train")
-    if config.data.cache == "auto":
-        options = keep_if_it_fits(source.num_bytes, options, processes)
-
-    def batches(first_step: int) -> Batches:
-        return read_batches(train_dataset(source, options, first_step=first_step), source)
-
-    return TrainingData(make_category_config(source.categories), len(source), source.fingerprint, batches)
-
-
-def _open_static(config: SSDConfig, options: InputOptions) -> TrainingData:
-    from gaudi_datasets.detection.static_batches import open_static_batches, static_dataset
-    from gaudi_datasets.tf_input import read_batches
-
-    static = open_static_batches(Path(config.data.data_dir or ""), options)
-
-    def batches(first_step: int) -> Batches:
-        return read_batches(static_dataset(static, options, first_step=first_step))
-
-    return TrainingData(make_category_config(static.categories), static.num_images, static.fingerprint, batches)
-
-
-def _open_synthetic(options: InputOptions) -> TrainingData:
-    from gaudi_datasets.detection.pipeline import synthetic_dataset
-
-    def batches(first_step: int) -> Batches:
-        return iter(synthetic_dataset(options, num_classes=len(COCO_CATEGORIES) + 1))
-
-    return TrainingData(make_category_config(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", batches)
-
-
 NUM_IMAGES = 16
 SAME_BOX = 1e-3  # of the image: boxes decoded from the offsets of one object differ by rounding only
 
@@ -172,19 +152,16 @@ def draw_training_input(
     Returns:
         the PNG files, by their place in the order of training and the id of the image.
     """
-    output_dir.mkdir(parents=True, exist_ok=True)
-    for earlier in output_dir.iterdir():
-        if re.fullmatch(r"\d{4}-image-\d+\.png", earlier.name):
-            earlier.unlink()
     names = [category.name for category in categories]
-    numbers = range(1, num_images + 1)  # first in zip, so that no image is taken after the last number
-    paths = []
-    for number, (image, classes, offsets, image_id) in zip(numbers, _list_images(batches), strict=False):
-        boxes, labels = find_objects(classes, offsets, spec)
-        path = output_dir / f"{number:04d}-image-{image_id}.png"
-        write_image(path, draw_detections(to_pixels(image), boxes, labels, None, names))
-        paths.append(path)
-    return paths
+
+    def draw() -> Iterator[tuple[int, Image]]:
+        for batch in batches:
+            columns = (np.asarray(batch[name]) for name in ("images", "classes", "offsets", "image_ids"))
+            for image, classes, offsets, image_id in zip(*columns, strict=True):
+                boxes, labels = find_objects(classes, offsets, spec)
+                yield int(image_id), draw_detections(to_pixels(image), boxes, labels, None, names)
+
+    return write_first_images(output_dir, draw(), num_images)
 
 
 def to_pixels(image: npt.ArrayLike) -> Image:
@@ -216,11 +193,3 @@ def find_objects(
         same = (labels[left] == labels[first]) & (np.abs(boxes[left] - boxes[first]).max(axis=1) <= SAME_BOX)
         left = left[~same]
     return boxes[chosen], labels[chosen]
-
-
-def _list_images(batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Any, Any, Any, int]]:
-    """Yield image, classes, offsets and image id of each image, as arrays."""
-    for batch in batches:
-        columns = (np.asarray(batch[name]) for name in ("images", "classes", "offsets", "image_ids"))
-        for image, classes, offsets, image_id in zip(*columns, strict=True):
-            yield image, classes, offsets, int(image_id)

@@ -38,7 +38,8 @@ def run_export(
 ) -> list[ExportReport]:
     """Export a detector in some formats, each into a folder of its name, and compare each with the network.
 
-    See `gaudi_apps.inference.exporter.write_exports`; ``export.json`` has the step, the pool padding and the classes.
+    See `gaudi_apps.inference.exporter`, whose errors it raises. ``export.json`` has the step, the
+    pool padding and the classes.
 
     Args:
         model: from `gaudi_models.ssd.build_ssd`; it is exported in float32 whatever its precision.
@@ -48,12 +49,6 @@ def run_export(
         formats: see `DetectorExport`.
         step: of the checkpoint that the model is from.
         pool_padding: of the model, see `gaudi_models.ssd.build_ssd`.
-
-    Raises:
-        MissingExtraError: a converter is not installed.
-        UnsafeError: a folder to replace holds files that are not of an export.
-        ExportError: an export cannot be run, or differs from the network by more than 1e-3.
-        OSError: an export cannot be written.
     """
     require_possible(output_dir, formats)
     network = DetectorExport(to_float32(model), categories, pool_padding)

@@ -118,26 +118,6 @@ class ExportedNetwork(ABC):
         """Compare outputs with those of the network on the same images."""
 
 
-class _ServedNetwork(tf.Module):
-    def __init__(self, network: ExportedNetwork, classes_file: Path) -> None:
-        super().__init__()
-        # The variables and not the model, because Keras would save every layer's own functions.
-        self.weights = list(network.model.variables)
-        self.classes_file = tf.saved_model.Asset(str(classes_file))
-        tensors = network.class_tensors()
-        prepared = tf.TensorSpec([network.image_size, network.image_size, 3], tf.float32)
-
-        def compute_encoded(encoded: Any) -> dict[str, Any]:
-            return network.compute(tf.map_fn(network.prepare_encoded, encoded, fn_output_signature=prepared))
-
-        def compute_pixels(images: Any) -> dict[str, Any]:
-            return network.compute(network.prepare_pixels(images))
-
-        self.compute_encoded = tf.function(compute_encoded, input_signature=[ENCODED], autograph=False)
-        self.compute_pixels = tf.function(compute_pixels, input_signature=[PIXELS], autograph=False)
-        self.class_names = tf.function(lambda: tensors, input_signature=[], autograph=False)
-
-
 def write_saved_model(network: ExportedNetwork, path: Path) -> None:
     """Write a SavedModel that needs TensorFlow only, for any batch size, with the classes as JSON among its assets.
 
@@ -151,13 +131,25 @@ def write_saved_model(network: ExportedNetwork, path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     classes_file = path / CLASSES_FILE
     write_json(classes_file, network.list_classes())
-    served = _ServedNetwork(network, classes_file)
+    tensors = network.class_tensors()
+    prepared = tf.TensorSpec([network.image_size, network.image_size, 3], tf.float32)
+
+    def compute_encoded(encoded: Any) -> dict[str, Any]:
+        return network.compute(tf.map_fn(network.prepare_encoded, encoded, fn_output_signature=prepared))
+
+    def compute_pixels(images: Any) -> dict[str, Any]:
+        return network.compute(network.prepare_pixels(images))
+
+    owner = _own_variables(network.model)
+    owner.classes_file = tf.saved_model.Asset(str(classes_file))
     signatures = {
-        "serving_default": served.compute_encoded,
-        "images": served.compute_pixels,
-        "class_names": served.class_names,
+        "serving_default": tf.function(compute_encoded, input_signature=[ENCODED], autograph=False),
+        "images": tf.function(compute_pixels, input_signature=[PIXELS], autograph=False),
+        "class_names": tf.function(lambda: tensors, input_signature=[], autograph=False),
     }
-    tf.saved_model.save(served, str(path), signatures=signatures)
+    for name, function in signatures.items():
+        setattr(owner, name, function)
+    tf.saved_model.save(owner, str(path), signatures=signatures)
     classes_file.unlink()  # a copy is in assets/
 
 
@@ -208,10 +200,16 @@ def write_tflite(network: ExportedNetwork, path: Path) -> None:
     side = network.image_size
     signature = tf.TensorSpec([None, side, side, 3], tf.float32, name="images")
     traced = tf.function(compute, input_signature=[signature], autograph=False)
-    owner = tf.Module()  # of the variables alone: of a Keras model, every layer's own functions would be converted
-    owner.weights = list(network.model.variables)
+    owner = _own_variables(network.model)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)
     path.write_bytes(converter.convert())
+
+
+def _own_variables(model: Any) -> Any:
+    """Make a module of the variables alone: of a Keras model, every layer's own functions would be exported."""
+    owner = tf.Module()
+    owner.weights = list(model.variables)
+    return owner
 
 
 def run_saved_model(path: Path, encoded_images: Sequence[bytes], folder: Path) -> tuple[Arrays, Arrays]:

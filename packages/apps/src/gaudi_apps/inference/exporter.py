@@ -86,8 +86,8 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
     return [source.read(index).encoded for index in _spread(len(source))]
 
 
-def require_possible(output_dir: Path, formats: Sequence[str]) -> None:
-    """Check, before a network is run, that its exports can be written.
+def require_possible(output_dir: Path, formats: Sequence[str], suffixes: Sequence[str] = ("",)) -> None:
+    """Check, before networks are run, that their exports can be written; suffixes are those of `write_exports`.
 
     Raises:
         MissingExtraError: a converter is not installed.
@@ -95,8 +95,9 @@ def require_possible(output_dir: Path, formats: Sequence[str]) -> None:
     """
     if "onnx" in formats:
         require_onnx()
-    for name in formats:
-        refuse_foreign(output_dir / name)
+    for suffix in suffixes:
+        for name in formats:
+            refuse_foreign(output_dir / f"{name}{suffix}")
 
 
 def write_exports(
@@ -113,18 +114,14 @@ def write_exports(
     Args:
         networks: in float32, by the suffix of their folders: ``<format><suffix>``.
         encoded_images: JPEG or PNG, to compare on.
-        output_dir: made when it is not there.
+        output_dir: made when it is not there; what is to be replaced there has passed `require_possible`.
         formats: to write.
         metadata: JSON values by name.
 
     Raises:
-        UnsafeError: a folder to replace holds files that are not of an export.
         ExportError: an export cannot be run, or differs from the network by more than 1e-3.
         OSError: an export cannot be written.
     """
-    names = [f"{name}{suffix}" for suffix in networks for name in formats]
-    for name in names:
-        refuse_foreign(output_dir / name)
     reports = []
     with staging_folder(output_dir) as staging:
         scratch = staging / "scratch"
@@ -151,15 +148,7 @@ def write_exports(
 def export_format(
     name: ExportFormat, network: ExportedNetwork, encoded_images: Sequence[bytes], folder: Path, scratch: Path
 ) -> Agreement:
-    """Write a network in one format, and compare the export with the network.
-
-    Args:
-        name: of the format.
-        network: in float32.
-        encoded_images: to compare on.
-        folder: to write into.
-        scratch: folder for temporary files.
-    """
+    """Write a network in one format into a folder, and compare the export with the network on encoded images."""
     pixels = [decode_pixels(encoded) for encoded in encoded_images]
     from_pixels = np.stack([network.prepare_pixels(one) for one in pixels])
     if name == "onnx":
@@ -174,28 +163,19 @@ def export_format(
     if name == "safetensors":
         write_weights(network.model, folder / "weights.safetensors", metadata=network.metadata)
         restored = copy.copy(network)
-        restored.model = _reload(network.model, folder / "weights.safetensors")
+        restored.model = to_float32(network.model)
+        for variable in restored.model.variables:  # zeros where the file has no weights
+            variable.assign(np.zeros(variable.shape, np.float32))
+        assign_weights(restored.model, read_weights(folder / "weights.safetensors"))
         return network.compare(reference, _compute(restored.compute, from_encoded))
     write_saved_model(network, folder)
     of_encoded, of_pixels = run_saved_model(folder, encoded_images, scratch)
-    both = [
-        network.compare(reference, of_encoded),
-        network.compare(_compute(network.compute, from_pixels), of_pixels),
-    ]
-    return find_worst(both)
+    others = network.compare(_compute(network.compute, from_pixels), of_pixels)
+    return find_worst([network.compare(reference, of_encoded), others])
 
 
 def _compute(function: Any, images: Any) -> Arrays:
     return {name: values.numpy() for name, values in tf.function(function, autograph=False)(images).items()}
-
-
-def _reload(model: Any, path: Path) -> Any:
-    """Copy a model with the weights of a file, and zeros where the file has none."""
-    restored = to_float32(model)
-    for variable in restored.variables:
-        variable.assign(np.zeros(variable.shape, np.float32))
-    assign_weights(restored, read_weights(path))
-    return restored
 
 
 def _spread(count: int) -> list[int]:
@@ -204,7 +184,7 @@ def _spread(count: int) -> list[int]:
 
 
 def _write_manifest(folder: Path, metadata: Mapping[str, Any], images: int, agreement: Agreement) -> None:
-    files = {_relative(path, folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in _list_files(folder)}
+    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in _list_files(folder)}
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -225,7 +205,7 @@ def refuse_foreign(folder: Path) -> None:
         known = {MANIFEST, *manifest["sha256"]} if manifest["format"] == FORMAT else set()
     except (OSError, ValueError, KeyError, TypeError):
         known = set()
-    present = [_relative(path, folder) for path in _list_files(folder)] if folder.is_dir() else [folder.name]
+    present = _list_files(folder) if folder.is_dir() else [folder.name]
     foreign = [name for name in present if name not in known]
     if foreign:
         raise UnsafeError(
@@ -236,9 +216,5 @@ def refuse_foreign(folder: Path) -> None:
         )
 
 
-def _list_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _relative(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix()
+def _list_files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

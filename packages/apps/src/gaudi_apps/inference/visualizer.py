@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,28 @@ def write_image(path: Path, image: Image) -> None:
         raise ValueError(f"{path}: OpenCV cannot write {path.suffix} files; use .png or .jpg")
     with write_atomically(path) as temporary:
         temporary.write_bytes(encoded.tobytes())
+
+
+def write_first_images(folder: Path, images: Iterable[tuple[int, Image]], num_images: int) -> list[Path]:
+    """Write the first of some images by place and image id, in place of those of an earlier call.
+
+    Args:
+        folder: made when it is not there.
+        images: image id and pixels; no more of them are taken than are written.
+        num_images: how many to write.
+
+    Returns:
+        the PNG files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for earlier in folder.iterdir():
+        if re.fullmatch(r"\d{4}-image-\d+\.png", earlier.name):
+            earlier.unlink()
+    paths = []
+    for number, (image_id, image) in enumerate(itertools.islice(images, num_images), 1):
+        paths.append(folder / f"{number:04d}-image-{image_id}.png")
+        write_image(paths[-1], image)
+    return paths
 
 
 def decode_image(encoded: bytes) -> Image:
