@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from gaudi_apps.detection.detector import PREPROCESSOR, Detector
-from gaudi_apps.detection.predict import DetectionResults, predict
+from gaudi_apps.detection.predict import DetectionResults
 from gaudi_apps.inference.media import VideoWriter, read_frames
+from gaudi_apps.inference.predictor import predict_files
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.scoring import score_detections
 from gaudi_datasets.errors import DataError
@@ -21,10 +22,17 @@ CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
 def run(network: Any, files: Sequence[Path], folder: Path, **options: Any) -> tuple[DetectionResults, list[str]]:
     lines: list[str] = []
-    detect, show = Detector(network).detect, lines.append
-    return predict(
-        detect, files, CATEGORIES, folder, prepare=PREPROCESSOR, write_line=show, **{"batch_size": 2, **options}
-    ), lines
+    score_threshold = options.pop("score_threshold", 0.3)
+    results = predict_files(
+        Detector(network).detect,
+        files,
+        PREPROCESSOR,
+        lambda draft: DetectionResults(draft, CATEGORIES, score_threshold),
+        folder,
+        write_line=lines.append,
+        **{"batch_size": 2, "strict": False, **options},
+    )
+    return results, lines
 
 
 def read(path: Path) -> Any:
@@ -160,14 +168,13 @@ def test_files_of_one_name_are_kept_apart_and_earlier_results_replaced(
 def test_large_frames_make_small_batches(
     oracle: Callable[..., Any], image_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = []
-    detector = Detector(oracle({}))
+    sizes, detect = [], Detector.detect
 
-    def detect(images: Any) -> Any:
+    def watched(self: Detector, images: Any) -> Any:
         sizes.append(len(images))
-        return detector.detect(images)
+        return detect(self, images)
 
+    monkeypatch.setattr(Detector, "detect", watched)
     monkeypatch.setattr("gaudi_apps.inference.predictor.PIXEL_BYTES_PER_BATCH", 2 * 120 * 150 * 3)
-    files = sorted(image_dir.iterdir())
-    predict(detect, files, CATEGORIES, tmp_path, prepare=PREPROCESSOR, batch_size=4)
+    run(oracle({}), sorted(image_dir.iterdir()), tmp_path, batch_size=4)
     assert sizes == [3, 2]

@@ -155,21 +155,22 @@ class ClassificationApplication(Application):
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Classify the user's images and videos."""
-        from gaudi_apps.classification.classifier import Classifier, predict
+        from gaudi_apps.classification.classifier import Classifier, ClassResults, make_preprocessor
         from gaudi_apps.inference.media import find_files
+        from gaudi_apps.inference.predictor import predict_files
 
         use = self.train_config.flags.use
         files = find_files(use.inference)
         restored = restore()
+        names = read_class_names(restored.model_config)
         output_dir = Path(use.output_dir or self.settings.model_dir / "predictions")
-        results = predict(
-            Classifier(restored.task.model),
+        results = predict_files(
+            Classifier(restored.task.model).classify,
             files,
-            read_class_names(restored.model_config),
+            make_preprocessor(restored.model_config["image_size"]),
+            lambda folder: ClassResults(folder, names, use.top),
             output_dir,
-            image_size=restored.model_config["image_size"],
             batch_size=self.train_config.own_batch,
-            top=use.top,
             strict=use.strict,
         )
         print(results.describe(output_dir))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from gaudi_apps.inference.predictor import (
     ImageInput,
     Results,
     assign_all,
-    predict_files,
     prepare_batches,
     read_trained,
 )
@@ -128,53 +127,17 @@ class Classifier:
 PREDICTIONS = "predictions.json"
 
 
-def predict(
-    classifier: Classifier,
-    files: Sequence[Path],
-    class_names: Sequence[str],
-    output_dir: Path,
-    *,
-    image_size: int,
-    batch_size: int,
-    top: int,
-    strict: bool,
-    write_line: Callable[[str], None] = print,
-) -> ClassResults:
-    """Classify every image and every frame of the files.
+class ClassResults(Results):
+    """Collect the most likely classes of each image, and write the first one above it.
 
-    `output_dir` gets, all at the end or nothing: a PNG of each image and a video of each video under its most likely
-    class, and ``predictions.json``, whose ``images`` say the classes and probabilities of each, and whose
-    ``bad_files`` say what was skipped. Files of the same names from an earlier run are replaced.
+    The folder gets a PNG of each image, a video of each video, and ``predictions.json``, whose ``images`` say the
+    classes and probabilities of each, and whose ``bad_files`` say what was skipped.
 
     Args:
-        classifier: the trained network.
-        files: from `gaudi_apps.inference.media.find_files`.
+        folder: to write into.
         class_names: in the order of the labels.
-        output_dir: made when it is not there.
-        image_size: that the network takes.
-        batch_size: images at once, at most.
         top: classes to list of an image, 5 at most.
-        strict: raise an error for the first bad file, instead of skipping it.
-        write_line: gets a line for each image: file, then classes with their probabilities.
-
-    Raises:
-        DataError: no file can be used, or `strict` is set and a file is bad.
-        OSError: the results cannot be written.
     """
-    return predict_files(
-        classifier.classify,
-        files,
-        make_preprocessor(image_size),
-        lambda folder: ClassResults(folder, class_names, top),
-        output_dir,
-        batch_size=batch_size,
-        strict=strict,
-        write_line=write_line,
-    )
-
-
-class ClassResults(Results):
-    """Collect the most likely classes of each image, and write the first one above it."""
 
     tables = (PREDICTIONS,)
 

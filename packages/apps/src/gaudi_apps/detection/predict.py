@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gaudi_apps.detection.config import ImageFlags
 from gaudi_apps.detection.data import read_categories
-from gaudi_apps.detection.evaluator import DRAWN_PER_IMAGE, DRAWN_SCORE, Detect, Detection, to_records
+from gaudi_apps.detection.evaluator import DRAWN_PER_IMAGE, Detect, Detection, to_records
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
 from gaudi_apps.inference.predictor import Results, predict_files
 from gaudi_apps.inference.visualizer import draw_detections
@@ -30,76 +30,39 @@ def predict_by_flags(
     batch_size: int,
     prepare: Preprocessor,
 ) -> None:
-    """Detect on the images that flags name, and print the result, see `predict`.
+    """Detect on each image and frame that flags name, and print the results, see `DetectionResults`.
 
     The network is restored once the images are found, and `open_detector` makes its detector.
     """
     files = find_files(flags.inference)
     restored = restore()
     output_dir = Path(flags.output_dir or model_dir / "predictions")
-    detect, categories = open_detector(restored.task.model), read_categories(restored.model_config)
-    results = predict(
-        detect,
+    categories = read_categories(restored.model_config)
+    results = predict_files(
+        open_detector(restored.task.model),
         files,
-        categories,
+        prepare,
+        lambda folder: DetectionResults(folder, categories, flags.score_threshold),
         output_dir,
-        prepare=prepare,
         batch_size=batch_size,
-        score_threshold=flags.score_threshold,
         strict=flags.strict,
     )
     print(results.describe(output_dir, f", {len(results.detections)} detections"))
 
 
-def predict(
-    detect: Detect,
-    files: Sequence[Path],
-    categories: Sequence[Category],
-    output_dir: Path,
-    *,
-    prepare: Preprocessor,
-    batch_size: int = 16,
-    score_threshold: float = DRAWN_SCORE,
-    strict: bool = False,
-    write_line: Callable[[str], None] = print,
-) -> DetectionResults:
-    """Detect on every image and every frame of the files.
+class DetectionResults(Results):
+    """Collect the detections of each image as COCO results, and draw the best of them.
 
-    `output_dir` gets, all at the end or nothing: a PNG of each image and a video of each video with at most 10 boxes
-    drawn; ``detections.json``, a COCO results list; and ``files.json``, a COCO document without annotations whose
-    ``images`` have file, frame and drawn image of each image id, and whose ``bad_files`` are those that were skipped.
-    Files of the same names from an earlier run are replaced.
+    The folder gets a PNG of each image and a video of each video with at most 10 boxes drawn; ``detections.json``, a
+    COCO results list; and ``files.json``, a COCO document without annotations whose ``images`` have file, frame and
+    drawn image of each image id, and whose ``bad_files`` are those that were skipped.
 
     Args:
-        detect: detects in a batch by the trained network.
-        files: from `gaudi_apps.inference.media.find_files`.
+        folder: to write into.
         categories: the classes, label 1 first.
-        output_dir: made when it is not there.
-        prepare: preprocessing of the detector.
-        batch_size: images at once, at most.
-        score_threshold: of detections that are drawn and printed; the results file has all above .05.
-        strict: raise an error for the first bad file, instead of skipping it.
-        write_line: gets a line for each detection that is drawn: file, score, class, and left, top, right, bottom in
-            pixels.
-
-    Raises:
-        DataError: no file can be used, or `strict` is set and a file is bad.
-        OSError: the results cannot be written.
+        score_threshold: of detections that are drawn and printed, each in a line with file, score, class, and left,
+            top, right, bottom in pixels; the results file has all above .05.
     """
-    return predict_files(
-        detect,
-        files,
-        prepare,
-        lambda folder: DetectionResults(folder, categories, score_threshold),
-        output_dir,
-        batch_size=batch_size,
-        strict=strict,
-        write_line=write_line,
-    )
-
-
-class DetectionResults(Results):
-    """Collect the detections of each image as COCO results, and draw the best of them."""
 
     tables = ("detections.json", "files.json")
 

@@ -123,7 +123,7 @@ def predict_files(
     *,
     batch_size: int,
     strict: bool,
-    write_line: Callable[[str], None],
+    write_line: Callable[[str], None] = print,
 ) -> AnyResults:
     """Predict on each image and each frame of the files; `output_dir` gets all results at the end, or nothing.
 
