@@ -80,12 +80,8 @@ class AccuracyEvaluator(Evaluator[Predictions]):
     """Evaluate classifiers by their accuracy.
 
     Args:
-        source: images and ground truth.
-        options: batch size, threads, rank and number of ranks.
-        folder: of the run, to write metrics and images into.
+        source, options, folder, communicator, num_images: see `Evaluator`.
         class_names: of the classifiers.
-        communicator: of the processes that evaluate together.
-        num_images: evaluate the first images only; None: all.
 
     Raises:
         DataError: the source has other classes.

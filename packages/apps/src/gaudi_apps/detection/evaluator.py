@@ -38,12 +38,8 @@ class DetectionEvaluator(Evaluator[Scored]):
     """Evaluate detectors of given classes by COCO's rules.
 
     Args:
-        source: images and ground truth.
-        options: batch size, threads, rank and number of ranks.
-        folder: of the run, to write metrics and images into.
+        source, options, folder, communicator, num_images: see `Evaluator`.
         categories: of the detectors.
-        communicator: of the processes that evaluate together.
-        num_images: evaluate the first images only; None: all.
 
     Raises:
         DataError: the source has other classes.
@@ -180,13 +176,7 @@ def _format_figure(value: float | None) -> str:
 
 
 def write_evaluation(path: Path, scores: CocoScores, **metadata: Any) -> None:
-    """Write the scores as JSON, after the metadata.
-
-    Args:
-        path: of the file.
-        scores: from `gaudi_datasets.detection.scoring.score_detections`.
-        **metadata: JSON values by name, such as the step.
-    """
+    """Write the scores as JSON, after metadata such as the step."""
     write_json(path, {**metadata, **scores.as_json()})
 
 
