@@ -57,7 +57,7 @@ WORDS = (
     FormerWord(r"_?Numbers|_?Descent", "arguments of MXNetTask"),
     FormerWord(r"(?i)(?<![a-z])aside(?![a-z]| from)", "async_eval, in the background", prose=True),
     FormerWord(r"_?adopt\w*", "set_result"),
-    FormerWord(r"_?Detects|_?Found|_?Answers", "DetectorProtocol, Detections, Predictions"),
+    FormerWord(r"_?Detects|_?Found|_?Answers", "Detector, ObjectDetections, Predictions"),
     FormerWord(r"_?Preparation|_?from_root", "Preprocessor, broadcast_from_rank0"),
     FormerWord(r"(?i)rehears", "dry run", prose=True),
     # Caches of recipes are Habana's, pruning recipes SparseML's; files of runs hold a recipe_version.

@@ -64,53 +64,68 @@ def test_resnext_is_its_own_config() -> None:
     assert resnext_config.find_mode(parse_flags(CLASSES["resnext"], ["--eval_only"], prog="x")) == "eval"
 
 
+# By program: flags that are refused beside --data_dir, the first one by name, and a part of the error.
+REFUSED = {
+    "resnet": {
+        "--batch_size 0": "at least 1",
+        "--image_size 16": "at least 32",
+        "--model resnet51": "is none of",
+        "--fine_tune": "--pretrained_filepath",
+        "--base_learning_rate .1 --lr_schedule cyclical": "--maximal_learning_rate",
+        "--base_learning_rate 0": "above 0",
+        "--maximal_learning_rate 1e-5": "above",
+        "--label_smoothing 1": "below 1",
+        "--pruning_end_step 0": "--pruning_begin_step",
+        "--pruning_method polynomial_decay --ema_decay .9": "--ema_decay",
+        "--least_crop_area 0": "above 0",
+        "--color_jitter 1.5": "in 0..1",
+        "--top 6": "in 1..5",
+        "--profile_steps 5": "two steps",
+        "--stop_threshold .7 --skip_eval": "--skip_eval",
+        "--checkpoint best": "--mode eval",
+        "--kills 3 --mode verify-resume --train_steps 3": "at least 1",
+    },
+    "resnext": {
+        "--least_crop_area 1.1": "at most 1",
+        "--gray_probability -1": "in 0..1",
+        "--resnet_size 34": "a resnext has",
+        "--eval_only --mode export": "--mode export",
+        "--warmup_epochs nan": "at least 0",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "named"), [(program, *case) for program, cases in REFUSED.items() for case in cases.items()]
+)
+def test_a_bad_value_is_refused_by_its_flag(program: str, flags: str, named: str) -> None:
+    refuse(program, f"--data_dir x {flags}", flags.split()[0], named)
+
+
 @pytest.mark.parametrize(
     ("program", "flags", "flag", "named"),
     [
         ("resnet", "", "--mode", "--data_dir"),
         ("resnet", "--data_dir x --use_synthetic_data", "--use_synthetic_data", "--data_dir x"),
         ("resnet", "--jpeg_data_dir x --use_synthetic_data", "--use_synthetic_data", "--jpeg_data_dir x"),
-        ("resnet", "--data_dir x --batch_size 0", "--batch_size", "at least 1"),
-        ("resnet", "--data_dir x --image_size 16", "--image_size", "at least 32"),
-        ("resnet", "--data_dir x --model resnet51", "--model", "is none of"),
-        ("resnet", "--data_dir x --fine_tune", "--fine_tune", "--pretrained_filepath"),
-        (
-            "resnet",
-            "--data_dir x --lr_schedule cyclical --base_learning_rate .1",
-            "--base_learning_rate",
-            "--maximal_learning_rate",
-        ),
-        ("resnet", "--data_dir x --base_learning_rate 0", "--base_learning_rate", "above 0"),
-        ("resnet", "--data_dir x --maximal_learning_rate 1e-5", "--maximal_learning_rate", "above"),
-        ("resnet", "--data_dir x --label_smoothing 1", "--label_smoothing", "below 1"),
-        ("resnet", "--data_dir x --pruning_end_step 0", "--pruning_end_step", "--pruning_begin_step"),
-        ("resnet", "--data_dir x --pruning_method polynomial_decay --ema_decay .9", "--pruning_method", "--ema_decay"),
-        ("resnet", "--data_dir x --least_crop_area 0", "--least_crop_area", "above 0"),
-        ("resnext", "--data_dir x --least_crop_area 1.1", "--least_crop_area", "at most 1"),
-        ("resnet", "--data_dir x --color_jitter 1.5", "--color_jitter", "in 0..1"),
-        ("resnext", "--data_dir x --gray_probability -1", "--gray_probability", "in 0..1"),
-        ("resnet", "--data_dir x --top 6", "--top", "in 1..5"),
-        ("resnet", "--data_dir x --profile_steps 5", "--profile_steps", "two steps"),
         ("resnet", "--use_synthetic_data --mode eval", "--mode", "random images"),
         ("resnet", "--mode predict", "--mode", "--inference"),
         ("resnet", "--data_dir x --epochs_between_evals 0 --patience 3", "--stop_threshold", "--epochs_between_evals"),
-        ("resnet", "--data_dir x --skip_eval --stop_threshold .7", "--stop_threshold", "--skip_eval"),
         ("resnext", "--data_dir x --disable_eval --patience 3", "--stop_threshold", "--disable_eval"),
         ("resnext", "--use_synthetic_data --stop_threshold .7", "--stop_threshold", "--use_synthetic_data"),
-        ("resnet", "--data_dir x --checkpoint best", "--checkpoint", "--mode eval"),
-        ("resnet", "--data_dir x --mode verify-resume --train_steps 3", "--kills", "at least 1"),
         (
             "resnet",
             "--use_synthetic_data --enable_checkpoint_and_export",
             "--enable_checkpoint_and_export",
             "--data_dir",
         ),
-        ("resnext", "--data_dir x -rs 34", "--resnet_size", "a resnext has"),
-        ("resnext", "--data_dir x --eval_only --mode export", "--eval_only", "--mode export"),
-        ("resnext", "--data_dir x --warmup_epochs nan", "--warmup_epochs", "at least 0"),
     ],
 )
 def test_what_contradicts_itself_is_refused(program: str, flags: str, flag: str, named: str) -> None:
+    refuse(program, flags, flag, named)
+
+
+def refuse(program: str, flags: str, flag: str, named: str) -> None:
     with pytest.raises(FlagError) as caught:
         config_of(program, *flags.split())
     assert caught.value.flag == flag
