@@ -14,7 +14,7 @@ import tensorflow as tf
 from gaudi_apps.detection.export import run_export
 from gaudi_apps.inference import exporter
 from gaudi_apps.inference.converters import Agreement, ExportedNetwork, write_tflite
-from gaudi_apps.inference.exporter import ExportFormat, ExportReport, choose_images, refuse_foreign
+from gaudi_apps.inference.exporter import ExportFormat, choose_images, describe_export, refuse_foreign
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.sources import RecordSource
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
 
-def run(network: Any, noise_images: list[bytes], folder: Path, *formats: ExportFormat) -> list[ExportReport]:
+def run(network: Any, noise_images: list[bytes], folder: Path, *formats: ExportFormat) -> dict[Path, Agreement]:
     return run_export(network, CATEGORIES, noise_images, folder, formats, step=12, pool_padding="same")
 
 
@@ -35,20 +35,20 @@ def test_exports_are_made_checked_and_described(
     detector_network: Any, noise_images: list[bytes], tmp_path: Path
 ) -> None:
     folder = tmp_path / "new" / "export"
-    reports = run(detector_network, noise_images, folder, "saved_model", "tflite", "safetensors")
-    assert [report.path for report in reports] == [folder / name for name in ("saved_model", "tflite", "safetensors")]
-    for report in reports:
-        assert report.agreement.is_close
-        assert report.agreement.compared > 20
-        assert report.images == 3
-        assert report.describe().startswith(f"{report.path}: {report.agreement.compared} ")
-        manifest = json.loads((report.path / "export.json").read_text())
-        assert (manifest["kind"], manifest["step"], manifest["pool_padding"]) == (report.format, 12, "same")
+    agreements = run(detector_network, noise_images, folder, "saved_model", "tflite", "safetensors")
+    assert [*agreements] == [folder / name for name in ("saved_model", "tflite", "safetensors")]
+    for path, agreement in agreements.items():
+        assert agreement.is_close
+        assert agreement.compared > 20
+        assert describe_export(path, 3, agreement).startswith(f"{path}: {agreement.compared} ")
+        manifest = json.loads((path / "export.json").read_text())
+        assert (manifest["kind"], manifest["step"], manifest["pool_padding"]) == (path.name, 12, "same")
+        assert manifest["check"]["pictures"] == 3
         assert [one["name"] for one in manifest["classes"]] == ["red", "blue"]
-        files = {path for path in report.path.rglob("*") if path.is_file() and path.name != "export.json"}
-        assert {report.path / name for name in manifest["sha256"]} == files
+        files = {file for file in path.rglob("*") if file.is_file() and file.name != "export.json"}
+        assert {path / name for name in manifest["sha256"]} == files
         for name, sha256 in manifest["sha256"].items():
-            assert hashlib.sha256((report.path / name).read_bytes()).hexdigest() == sha256
+            assert hashlib.sha256((path / name).read_bytes()).hexdigest() == sha256
     assert (folder / "tflite" / "model.tflite").is_file()
     weights = read_weights(folder / "safetensors" / "weights.safetensors")
     assert weights.pool_padding == "same"

@@ -515,9 +515,9 @@ def test_a_checkpoint_is_used(
     exports: list[Any] = []
 
     # The network's answers are ties, of which any one is right: too little to compare exports by.
-    def run_export(*given: Any, **options: Any) -> list[Any]:
+    def run_export(*given: Any, **options: Any) -> dict[Path, Any]:
         exports.append((given, options))
-        return []
+        return {}
 
     monkeypatch.setattr(export, "run_export", run_export)
     use = ("--model_dir", run, "--checkpoint", 2, "--output_dir", tmp_path / "out")

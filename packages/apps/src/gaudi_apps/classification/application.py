@@ -183,18 +183,19 @@ class ClassificationApplication(Application):
     def _export(self, restored: Restored, output_dir: Path, formats: tuple[ExportFormat, ...]) -> None:
         from gaudi_apps.classification.data import open_source
         from gaudi_apps.classification.export import run_export
-        from gaudi_apps.inference.exporter import choose_images
+        from gaudi_apps.inference.exporter import choose_images, describe_export
 
         use, data = self.train_config.flags.use, self.train_config.flags.data
         source = open_source(data.folder, [data.eval_split]) if data.folder else None
-        reports = run_export(
+        encoded_images = choose_images(use.inference, source)
+        agreements = run_export(
             restored.task.model,
             restored.model_config,
-            choose_images(use.inference, source),
+            encoded_images,
             output_dir,
             formats,
             step=restored.step,
             with_features=use.export_features,
         )
-        for report in reports:
-            print(report.describe())
+        for path, agreement in agreements.items():
+            print(describe_export(path, len(encoded_images), agreement))

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gaudi_apps.classification.data import MODEL_CONFIG_NAMES, read_class_names
 from gaudi_apps.inference.converters import Agreement, Arrays, ExportedNetwork, to_float32
-from gaudi_apps.inference.exporter import ExportFormat, ExportReport, require_possible, write_exports
+from gaudi_apps.inference.exporter import ExportFormat, require_possible, write_exports
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
 from gaudi_models.classifiers import feature_extractor
@@ -29,7 +29,7 @@ def run_export(
     *,
     step: int,
     with_features: bool,
-) -> list[ExportReport]:
+) -> dict[Path, Agreement]:
     """Export a classifier in some formats, each into a folder of its name, and compare each with the network.
 
     See `gaudi_apps.inference.exporter`, whose errors it raises. ``export.json`` has the step and

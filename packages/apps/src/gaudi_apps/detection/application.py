@@ -123,13 +123,13 @@ class SSDApplication(Application):
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the detector, checked on images of the user's or of the validation images."""
         from gaudi_apps.detection.export import run_export
-        from gaudi_apps.inference.exporter import choose_images
+        from gaudi_apps.inference.exporter import choose_images, describe_export
 
         use = self.config.use
         has_images = self.config.data.data_dir or self.config.data.val_annotations
         encoded_images = choose_images(use.inference, open_source(self.config, "val") if has_images else None)
         restored = restore()
-        reports = run_export(
+        agreements = run_export(
             restored.task.model,
             read_categories(restored.model_config),
             encoded_images,
@@ -138,8 +138,8 @@ class SSDApplication(Application):
             step=restored.step,
             pool_padding=restored.model_config.get("pool_padding", "same"),
         )
-        for report in reports:
-            print(report.describe())
+        for path, agreement in agreements.items():
+            print(describe_export(path, len(encoded_images), agreement))
 
 
 def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:

@@ -15,7 +15,6 @@ from gaudi_apps.detection.detector import SCORE_THRESHOLD, detect_combined_nms, 
 from gaudi_apps.inference.converters import TOLERANCE, Agreement, Arrays, ExportedNetwork, to_float32
 from gaudi_apps.inference.exporter import (
     ExportFormat,
-    ExportReport,
     require_possible,
     write_exports,
 )
@@ -35,7 +34,7 @@ def run_export(
     *,
     step: int,
     pool_padding: PoolPadding,
-) -> list[ExportReport]:
+) -> dict[Path, Agreement]:
     """Export a detector in some formats, each into a folder of its name, and compare each with the network.
 
     See `gaudi_apps.inference.exporter`, whose errors it raises. ``export.json`` has the step, the

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,23 +44,6 @@ MANIFEST = "export.json"
 CHECKED_IMAGES = 8
 
 
-@dataclass(frozen=True)
-class ExportReport:
-    """One export: its format, its folder, the number of images it was compared on, and the result."""
-
-    format: str
-    path: Path
-    images: int
-    agreement: Agreement
-
-    def describe(self) -> str:
-        """Describe the comparison in one line."""
-        compared = self.agreement.compared
-        if not compared:
-            return f"{self.path}: nothing was detected on {self.images} images to compare; check it on other images"
-        return f"{self.path}: {compared} outputs on {self.images} images agree with the network ({self.agreement})"
-
-
 def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
     """Choose up to eight encoded images to check an export on, evenly spaced.
 
@@ -86,6 +68,13 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
     return [source.read(index).encoded for index in _spread(len(source))]
 
 
+def describe_export(path: Path, images: int, agreement: Agreement) -> str:
+    """Describe the comparison of an export on a number of images in one line."""
+    if not agreement.compared:
+        return f"{path}: nothing was detected on {images} images to compare; check it on other images"
+    return f"{path}: {agreement.compared} outputs on {images} images agree with the network ({agreement})"
+
+
 def require_possible(output_dir: Path, formats: Sequence[str], suffixes: Sequence[str] = ("",)) -> None:
     """Check, before networks are run, that their exports can be written; suffixes are those of `write_exports`.
 
@@ -106,7 +95,7 @@ def write_exports(
     output_dir: Path,
     formats: Sequence[ExportFormat],
     metadata: Mapping[str, Any],
-) -> list[ExportReport]:
+) -> dict[Path, Agreement]:
     """Write each network in each format, all or nothing: an earlier export is replaced only if all agree.
 
     Each folder has an ``export.json`` with the metadata, the result of the comparison, and the SHA-256 of the files.
@@ -118,11 +107,14 @@ def write_exports(
         formats: to write.
         metadata: JSON values by name.
 
+    Returns:
+        the comparison of each export, by its folder.
+
     Raises:
         ExportError: an export cannot be run, or differs from the network by more than 1e-3.
         OSError: an export cannot be written.
     """
-    reports = []
+    agreements: dict[Path, Agreement] = {}
     with staging_folder(output_dir) as staging:
         scratch = staging / "scratch"
         scratch.mkdir()
@@ -137,12 +129,12 @@ def write_exports(
                         f"({agreement}); nothing is exported"
                     )
                 _write_manifest(folder, metadata, len(encoded_images), agreement)
-                reports.append(ExportReport(folder.name, output_dir / folder.name, len(encoded_images), agreement))
-        for report in reports:
-            if report.path.exists():
-                os.replace(report.path, scratch / report.format)
-            os.replace(staging / report.format, report.path)
-    return reports
+                agreements[output_dir / folder.name] = agreement
+        for path in agreements:
+            if path.exists():
+                os.replace(path, scratch / path.name)
+            os.replace(staging / path.name, path)
+    return agreements
 
 
 def export_format(
