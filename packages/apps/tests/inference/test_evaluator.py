@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pytest
 
 from gaudi_apps.inference.evaluator import Evaluator, find_order, pack_arrays, unpack_arrays
-from gaudi_apps.inference.scores import Score
 from gaudi_apps.training.run_dir import RunFolder
+from gaudi_apps.training.trainer import Score
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 from gaudi_distributed import ConfigurationError, SingleProcess

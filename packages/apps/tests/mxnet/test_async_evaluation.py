@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.inference.scores import Score
 from gaudi_apps.mxnet.evaluation import BackgroundScoring, MXNetEvaluator
 from gaudi_apps.runtime.errors import BackgroundError
 from gaudi_apps.training.checkpoint import Checkpoint
+from gaudi_apps.training.trainer import Score
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
 

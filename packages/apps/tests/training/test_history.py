@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gaudi_apps.inference.scores import Score
 from gaudi_apps.training.reports import History, read_history
+from gaudi_apps.training.trainer import Score
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from gaudi_apps.classification.classifier import Classifier
 from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator
-from gaudi_apps.inference.scores import Score
 from gaudi_apps.inference.visualizer import add_title, decode_image, enlarge, write_image
 from gaudi_apps.training.run_dir import RunFolder
+from gaudi_apps.training.trainer import Score
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.classification.pipeline import eval_dataset
 from gaudi_datasets.errors import DataError

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator
-from gaudi_apps.inference.scores import Score
 from gaudi_apps.inference.visualizer import compare_images, decode_image, draw_detections, write_image
 from gaudi_apps.training.run_dir import RunFolder
+from gaudi_apps.training.trainer import Score
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.scoring import CocoScores, score_detections
 from gaudi_datasets.detection.sources import DetectionSource, ground_truth

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gaudi_apps.inference.scores import Score
 from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_apps.training.plan import Plan
-from gaudi_apps.training.trainer import Callback
+from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.detection.augmentation import PROPOSALS_PER_PASS
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_distributed.launch.planning import CACHES_CLEARED

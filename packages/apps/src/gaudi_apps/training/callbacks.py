@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gaudi_apps.inference.scores import Score
 from gaudi_apps.runtime.errors import RanksChangedError, warn
 from gaudi_apps.runtime.failure_reporting import FailureReporter, StopRequest
 from gaudi_apps.runtime.process_group import broadcast_from_rank0
 from gaudi_apps.training.application import Framework
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunState
-from gaudi_apps.training.trainer import Callback
+from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.errors import FlagError
 
 if TYPE_CHECKING:

@@ -27,14 +27,13 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-from gaudi_apps.training.trainer import Callback
+from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.output_files import write_atomically
 from gaudi_datasets.records.tfrecords import frame_record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from gaudi_apps.inference.scores import Score
 
 RECENT_UPDATES = 20
 

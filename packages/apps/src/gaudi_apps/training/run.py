@@ -32,13 +32,12 @@ from gaudi_apps.training.callbacks import (
 from gaudi_apps.training.checkpoint import Checkpoint, ModelConfig, RunState, load_checkpoint, require_classes
 from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.reports import History, ProgressBar, TensorBoard, plot_curves, read_history
-from gaudi_apps.training.trainer import Callback, TrainableTask, Trainer, TrainingData, require_finite
+from gaudi_apps.training.trainer import Callback, Score, TrainableTask, Trainer, TrainingData, require_finite
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
 
 if TYPE_CHECKING:
     from gaudi_apps.inference.evaluator import Evaluator
-    from gaudi_apps.inference.scores import Score
     from gaudi_apps.training.application import Application
     from gaudi_models.weights import WeightsFile
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.inference.scores import Score
 from gaudi_apps.runtime.errors import NonFiniteError
 from gaudi_apps.training.checkpoint import Checkpoint, ModelConfig, RunState
 from gaudi_apps.training.plan import Plan
@@ -87,6 +86,21 @@ class TrainingData:
     num_images: int
     fingerprint: str
     batches: Callable[[int], Batches]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Hold the metrics of an evaluation.
+
+    Attributes:
+        value: the metric that training is to raise, in 0..1.
+        figures: all metrics by name.
+        text: the metrics in a line.
+    """
+
+    value: float
+    figures: Mapping[str, float]
+    text: str
 
 
 class StepLogs(Mapping[str, float]):
