@@ -7,9 +7,12 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 
+from gaudi_apps.mxnet.application import make_settings
 from gaudi_apps.mxnet.config import NetworkFlags, SSDMXNetConfig
 from gaudi_apps.mxnet.framework import MXNet, require_support
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_datasets.errors import MissingExtraError
+from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.errors import DeviceError
 from gaudi_models.mxnet import Layout, Precision
 
@@ -55,6 +58,13 @@ def test_only_float16_scales_the_loss(precision: Precision, factor: float) -> No
     framework = MXNet(SSDMXNetConfig(network=NetworkFlags(precision=precision)))
     framework.precision = precision
     assert framework.loss_scale == factor
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_settings_say_if_a_process_is_a_rank(size: int) -> None:
+    """Ranks on processors ask each other less often what is ready."""
+    settings = make_settings(SSDMXNetConfig(), Distribution(RankInfo(size=size)))
+    assert settings.device.is_rank == (size > 1)
 
 
 def test_without_mxnet_the_program_names_the_extra(tmp_path: Path) -> None:

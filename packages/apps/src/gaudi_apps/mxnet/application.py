@@ -217,15 +217,10 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
     return RunSettings(
         device=DeviceSettings(
             device=config.device.device,
-            use_hpu=False,
             dtype=config.network.precision,
-            recipe_cache=None,
-            intra_threads=0,
-            inter_threads=0,
-            max_cpus=0,
             seed=run.seed,
-            deterministic=False,
             local_rank=distribution.rank_info.local_rank,
+            is_rank=distribution.rank_info.size > 1,
         ),
         model_dir=Path(run.model_dir),
         clean=run.clean,
@@ -238,11 +233,9 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
         draws_input=report.vis_dataloader,
         weights=config.network.pretrained_backbone,
         target=validation.target_map / 100,
-        patience=0,
         scores=validates,
         reports=validates,
         steps=run.steps,
-        kills=0,
         distribution=distribution,
         callbacks=config.run.callbacks,
     )

@@ -38,13 +38,13 @@ class DeviceSettings:
 
     Attributes:
         device: ``"auto"``, ``"cpu"``, ``"gpu"`` or ``"hpu"``.
-        use_hpu: whether ``"auto"`` may take a Gaudi.
         dtype: precision by name, see `gaudi_distributed.choose_precision`.
+        seed: of weights, order and augmentation.
+        use_hpu: whether ``"auto"`` may take a Gaudi.
         recipe_cache: folder of compiled graphs on Gaudi.
         intra_threads: within an operation; 0: as many as usable processors; ``"auto"``: the fastest.
         inter_threads: between operations; the same.
         max_cpus: processors the program may use at most; 0: all.
-        seed: of weights, order and augmentation.
         deterministic: whether every operation has to give the same bits at every run.
         local_rank: of this process on its machine, which says which device is its own.
         is_rank: whether it is one of several processes.
@@ -52,14 +52,14 @@ class DeviceSettings:
     """
 
     device: str
-    use_hpu: bool
     dtype: str
-    recipe_cache: str | None
-    intra_threads: ThreadFlag
-    inter_threads: ThreadFlag
-    max_cpus: int
     seed: int
-    deterministic: bool
+    use_hpu: bool = False
+    recipe_cache: str | None = None
+    intra_threads: ThreadFlag = 0
+    inter_threads: ThreadFlag = 0
+    max_cpus: int = 0
+    deterministic: bool = False
     local_rank: int = 0
     is_rank: bool = False
     checks_shapes: bool = False
@@ -88,10 +88,10 @@ class RunSettings:
         draws_input: whether images of the training input are wanted.
         weights: file to begin with.
         target: the score that ends training; 0: none.
-        patience: evaluations in a row without a better score that end training; 0: never.
         scores: whether training is scored, while it lasts or at its end.
         reports: whether a report of scores is wanted at the end of training.
         steps: of the run, where they are given; 0: they follow from epochs.
+        patience: evaluations in a row without a better score that end training; 0: never.
         kills: how often verify-resume kills its run.
         steps_per_call: steps that are computed in one call.
         callbacks: import paths of the user's callbacks, see `gaudi_apps.training.callbacks.load_callbacks`.
@@ -110,11 +110,11 @@ class RunSettings:
     draws_input: bool
     weights: str | None
     target: float
-    patience: int
     scores: bool
     reports: bool
     steps: int
-    kills: int
+    patience: int = 0
+    kills: int = 0
     steps_per_call: int = 1
     callbacks: tuple[str, ...] = ()
     distribution: Distribution = field(default_factory=Distribution)
