@@ -19,6 +19,8 @@ import pytest
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PORT = 3022
+# ssd_train with a network that costs next to nothing.
+SMALL_SSD = str(Path(__file__).parents[2] / "packages/apps/tests/small_ssd.py")
 SECONDS = 1800.0  # ends a test that would never end
 # Sets the name of the host it is on, then becomes the command behind it.
 NAMED = ("unshare", "--uts", "bash", "-c", 'hostname "$0" && exec "$@"')
@@ -111,7 +113,7 @@ def test_ranks_of_both_hosts_talk(hosts: TwoHosts, tmp_path: Path, backend: str)
 
 
 def test_a_detector_trains_on_two_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "gaudi_apps.ssd_train", "--use_horovod", "--use_fake_data", "--no_evaluate"]
+    program = [sys.executable, SMALL_SSD, "--use_horovod", "--use_fake_data", "--no_evaluate"]
     program += ["--batch_size", "1", "--steps", "10", "--dtype", "fp32", "--model_dir", "run"]
     done = launch(hosts, tmp_path, ["--backend", "openmpi"], program)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Real ranks of ssd_mxnet_train train, score and go on together as one process does alone, with the real network."""
+"""Real ranks of ssd_mxnet_train train, score and go on together as one process does alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ import pytest
 
 from gaudi_apps.training.checkpoint import CheckpointFolder
 
-PROGRAM = "gaudi_apps.ssd_mxnet_train"
+REAL = ("-m", "gaudi_apps.ssd_mxnet_train")
+# The same program with a network that costs next to nothing: what is tested of it is how ranks work together.
+SMALL = (str(Path(__file__).parents[2] / "packages/apps/tests/small_ssd_mxnet.py"),)
+# A program of a test becomes the same by this.
+SHRINK = f"import runpy; runpy.run_path({SMALL[0]!r}, run_name='__mp_main__')\n"
 STEPS, GLOBAL_BATCH = 3, 4
 
 StartRanks = Callable[..., str]
@@ -39,20 +43,24 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def alone(flags: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train in one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    run_alone(*flags, "--batch-size", GLOBAL_BATCH, "--model_dir", folder)
+    return run_alone(tmp_path_factory.mktemp("alone"), *REAL, *flags)
+
+
+@pytest.fixture(scope="module")
+def small_alone(flags: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train the small network in one process."""
+    return run_alone(tmp_path_factory.mktemp("small"), *SMALL, *flags)
+
+
+def run_alone(folder: Path, *words: str) -> Path:
+    command = [sys.executable, *words, "--batch-size", str(GLOBAL_BATCH), "--model_dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
-def run_alone(*words: object) -> str:
-    done = subprocess.run([sys.executable, "-m", PROGRAM, *map(str, words)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def run_together(start_ranks: StartRanks, way: str, *words: object) -> str:
-    arguments = ["-m", PROGRAM, *map(str, words), "--batch-size", str(GLOBAL_BATCH // 2), "--bn-group", "2"]
-    return start_ranks(way, 2, arguments)
+    return start_ranks(way, 2, [*map(str, words), "--batch-size", str(GLOBAL_BATCH // 2), "--bn-group", "2"])
 
 
 def load(folder: Path) -> Any:
@@ -78,14 +86,26 @@ def assert_same_training(folder: Path, alone: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "more"),
-    [("gloo", ("--gradient-predivide-factor", "2")), ("mpi", ("--horovod-num-groups", "3"))],
-    ids=["gloo", "mpi"],
+    ("network", "way", "more"),
+    [
+        ("small", "gloo", ("--gradient-predivide-factor", "2")),
+        ("small", "mpi", ("--horovod-num-groups", "3")),
+        ("real", "gloo", ("--horovod-num-groups", "3", "--gradient-predivide-factor", "2")),
+    ],
+    ids=["small-gloo", "small-mpi", "real-gloo"],
 )
 def test_two_ranks_train_as_one_process(
-    flags: tuple[str, ...], alone: Path, start_ranks: StartRanks, tmp_path: Path, way: str, more: tuple[str, ...]
+    request: pytest.FixtureRequest,
+    flags: tuple[str, ...],
+    start_ranks: StartRanks,
+    tmp_path: Path,
+    network: str,
+    way: str,
+    more: tuple[str, ...],
 ) -> None:
-    output = run_together(start_ranks, way, *flags, *more, "--model_dir", tmp_path)
+    program, name = {"real": (REAL, "alone"), "small": (SMALL, "small_alone")}[network]
+    alone = request.getfixturevalue(name)
+    output = run_together(start_ranks, way, *program, *flags, *more, "--model_dir", tmp_path)
     assert_equal_ranks(output, tmp_path)
     assert_same_training(tmp_path, alone)
     assert "5/5 images" in output  # each rank scored a part
@@ -96,13 +116,13 @@ def test_two_ranks_train_as_one_process(
 
 
 def test_a_run_of_two_ranks_goes_on_and_validates_in_the_background(
-    flags: tuple[str, ...], alone: Path, start_ranks: StartRanks, tmp_path: Path
+    flags: tuple[str, ...], small_alone: Path, start_ranks: StartRanks, tmp_path: Path
 ) -> None:
-    run_together(start_ranks, "gloo", *flags, "--steps", "2", "--mode", "train", "--model_dir", tmp_path)
-    output = run_together(start_ranks, "gloo", *flags, "--async-val", "--model_dir", tmp_path)
+    run_together(start_ranks, "gloo", *SMALL, *flags, "--steps", "2", "--mode", "train", "--model_dir", tmp_path)
+    output = run_together(start_ranks, "gloo", *SMALL, *flags, "--async-val", "--model_dir", tmp_path)
     assert "continuing after step 2" in output
     assert_equal_ranks(output, tmp_path)
-    assert_same_training(tmp_path, alone)
+    assert_same_training(tmp_path, small_alone)
     rows = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [STEPS]
 
@@ -111,7 +131,7 @@ def test_ranks_that_are_not_alike_do_not_begin(flags: tuple[str, ...], start_ran
     """Each rank has a rate of its own."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, sys\n"
+        SHRINK + "import os, sys\n"
         "from gaudi_apps.ssd_mxnet_train import main\n"
         "main([*sys.argv[1:], '--lr', f\"0.00{5 + int(os.environ['HOROVOD_RANK'])}\"])\n"
     )
@@ -123,12 +143,12 @@ def test_ranks_that_are_not_alike_do_not_begin(flags: tuple[str, ...], start_ran
 
 @pytest.mark.parametrize(("backend", "lost"), [("gloo", 1), ("openmpi", 0)])
 def test_a_lost_rank_ends_the_run_which_then_goes_on(
-    flags: tuple[str, ...], alone: Path, tmp_path: Path, backend: str, lost: int
+    flags: tuple[str, ...], small_alone: Path, tmp_path: Path, backend: str, lost: int
 ) -> None:
     """It is lost in the last step, while the other waits for its gradients, and after a checkpoint."""
     program, model_dir = tmp_path / "program.py", tmp_path / "run"
     program.write_text(
-        "import os, signal, sys, threading\n"
+        SHRINK + "import os, signal, sys, threading\n"
         "from gaudi_apps.ssd_mxnet_train import main\n"
         "from gaudi_distributed.failure import RankClient\n"
         "report = RankClient.set_progress\n"
@@ -136,6 +156,7 @@ def test_a_lost_rank_ends_the_run_which_then_goes_on(
         "    report(self, step, phase)\n"
         f"    if (phase, step) == ('step', {STEPS - 1}):\n"
         "        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGKILL]).start()\n"
+        "        threading.Event().wait()\n"
         f"if os.environ.get('HOROVOD_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '{lost}':\n"
         "    RankClient.set_progress = at\n"
         "main(sys.argv[1:])\n"
@@ -149,5 +170,5 @@ def test_a_lost_rank_ends_the_run_which_then_goes_on(
     assert f"rank {lost} on " in cause
     assert f" at step {STEPS - 1} (step): " in cause
     assert "killed or crashed" in cause
-    subprocess.run([*launcher, "-m", PROGRAM, *words], check=True, capture_output=True, timeout=1800)
-    assert_same_training(model_dir, alone)
+    subprocess.run([*launcher, *SMALL, *words], check=True, capture_output=True, timeout=1800)
+    assert_same_training(model_dir, small_alone)

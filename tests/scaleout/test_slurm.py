@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 SECONDS = 1800  # ends a test that would never end
+# ssd_train with a network that costs next to nothing.
+SMALL_SSD = str(Path(__file__).parents[2] / "packages/apps/tests/small_ssd.py")
 SHOW = """
 import json, os, sys
 from gaudi_distributed.cluster.rank_info import detect_rank
@@ -71,7 +73,7 @@ def test_the_status_of_a_rank_is_that_of_the_job(slurm: dict[str, str], tmp_path
 
 
 def test_a_detector_trains_in_a_job(slurm: dict[str, str], tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "gaudi_apps.ssd_train", "--use_horovod", "--use_fake_data", "--no_evaluate"]
+    program = [sys.executable, SMALL_SSD, "--use_horovod", "--use_fake_data", "--no_evaluate"]
     program += ["--batch_size", "1", "--steps", "5", "--dtype", "fp32", "--model_dir", "run"]
     status, log = submit(slurm, tmp_path, ["--np", "2", "--backend", "openmpi"], program)
     assert status == 0, log

@@ -28,23 +28,26 @@ MIRRORED = ("--distribution_strategy", "mirrored", "--num_gpus", "2")
 STEPS = 5
 GLOBAL_BATCH = 4
 SSD = ("-m", "gaudi_apps.ssd_train")
-# The same program with a network that costs next to nothing: what is tested of it is how ranks work together.
-SMALL_SSD = (str(Path(__file__).parents[2] / "packages/apps/tests/small_ssd.py"),)
 RESNET = ("-m", "gaudi_apps.resnet_train")
+# The same programs with networks that cost next to nothing: what is tested of them is how ranks work together. Not
+# where a program starts the ranks, which are then of the real program.
+SMALL_SSD = (str(Path(__file__).parents[2] / "packages/apps/tests/small_ssd.py"),)
+SMALL_RESNET_PROGRAM = str(Path(__file__).with_name("failing_program.py"))
+SMALL_RESNET = (SMALL_RESNET_PROGRAM, "{}", "small")
 COMMON = ("--dtype", "fp32", "--deterministic")
 BATCH = ("--global_batch_size", str(GLOBAL_BATCH))
 ALL_TOGETHER = ("--distributed_bn",)
+PROGRAMS = {"ssd": SSD, "small_ssd": SMALL_SSD, "resnet": RESNET, "small_resnet": SMALL_RESNET}
 FLAGS = {"ssd": "scenes", "resnet": "classes"}
 STATE = re.compile(r"step (\d+): state ([0-9a-f]{64})")
 # resnet_train on a machine of its own, as far as files go: arguments are a folder, and then its flags.
-OWN_MACHINE = """
-import os, sys
+OWN_MACHINE = f"""
+import os, runpy, sys
 from gaudi_distributed.cluster.rank_info import detect_rank
-folder = os.path.join(sys.argv[1], f"machine_{detect_rank(os.environ).rank}")
+folder = os.path.join(sys.argv[1], f"machine_{{detect_rank(os.environ).rank}}")
 os.makedirs(folder, exist_ok=True)
 os.chdir(folder)
-from gaudi_apps.resnet_train import main
-main(sys.argv[2:])
+runpy.run_path({SMALL_RESNET_PROGRAM!r})["main"]({{}}, "small", sys.argv[2:])
 """
 OWN_SEED = """
 import os, sys
@@ -105,9 +108,17 @@ def small_ssd_alone(scenes: tuple[str, ...], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def resnet_alone(classes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train in one process, with checkpoints of steps 3 and 5."""
+    """Train in one process."""
     folder = tmp_path_factory.mktemp("resnet") / "alone"
     run(*RESNET, *classes, *BATCH, "--train_steps", STEPS, "--skip_eval", "--model_dir", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small_resnet_alone(classes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train the small network in one process, with checkpoints of steps 3 and 5."""
+    folder = tmp_path_factory.mktemp("resnet") / "small"
+    run(*SMALL_RESNET, *classes, *BATCH, "--train_steps", STEPS, "--skip_eval", "--model_dir", folder)
     return folder
 
 
@@ -161,7 +172,7 @@ def find_difference(one: Checkpoint, other: Checkpoint) -> float:
 
 @pytest.mark.parametrize(
     ("network", "way", "size"),
-    [("real", "mpi", 2), *(("small", way, size) for way in WAYS for size in (2, 4))],
+    [("ssd", "mpi", 2), *(("small_ssd", way, size) for way in WAYS for size in (2, 4))],
 )
 def test_ssd(
     request: pytest.FixtureRequest,
@@ -172,49 +183,55 @@ def test_ssd(
     way: str,
     size: int,
 ) -> None:
-    program, alone = {"real": (SSD, "ssd_alone"), "small": (SMALL_SSD, "small_ssd_alone")}[network]
     flags = ("--steps", str(STEPS), "--no_evaluate", "--model_dir", str(tmp_path))
-    output = start_ranks(way, size, [*program, *scenes, *BATCH, *flags, *WAYS[way], *ALL_TOGETHER])
+    output = start_ranks(way, size, [*PROGRAMS[network], *scenes, *BATCH, *flags, *WAYS[way], *ALL_TOGETHER])
     assert_equal_states(output, tmp_path, size)
-    assert_same_training(load(tmp_path), load(request.getfixturevalue(alone)))
+    assert_same_training(load(tmp_path), load(request.getfixturevalue(f"{network}_alone")))
     assert output.count(f"step {STEPS}/{STEPS}") == 1  # others than rank 0 show nothing
     owned = json.loads((tmp_path / "run.json").read_text())["files"]
     assert {f"worker_{rank}/log.txt" for rank in range(1, size)} <= {*owned}
 
 
 @pytest.mark.parametrize(
-    ("start", "size"),
-    [("openmpi", 2), ("openmpi", 4), ("gloo", 2), ("gloo", 4), ("mirrored", 2), ("multi_worker", 4)],
+    ("network", "start", "size"),
+    [
+        ("resnet", "gloo", 2),
+        ("resnet", "mirrored", 2),
+        *(("small_resnet", start, size) for start in ("openmpi", "gloo") for size in (2, 4)),
+        ("small_resnet", "multi_worker", 4),
+    ],
 )
-def test_resnet_with_lars(classes: tuple[str, ...], resnet_alone: Path, tmp_path: Path, start: str, size: int) -> None:
+def test_resnet_with_lars(
+    request: pytest.FixtureRequest, classes: tuple[str, ...], tmp_path: Path, network: str, start: str, size: int
+) -> None:
     """Started by gaudi-run, which tells the program what its ranks talk by, or, mirrored, by the program itself."""
     flags: tuple[object, ...] = (*classes, *ALL_TOGETHER, "--train_steps", STEPS, "--model_dir", tmp_path)
     if start == "mirrored":
-        command = [*RESNET, *flags, *MIRRORED, "--batch_size", GLOBAL_BATCH]
+        command = [*PROGRAMS[network], *flags, *MIRRORED, "--batch_size", GLOBAL_BATCH]
     else:
-        command = [*list_launch(start, size), *RESNET, *flags, *BATCH]
+        command = [*list_launch(start, size), *PROGRAMS[network], *flags, *BATCH]
     output = run(*command)
     assert_equal_states(output, tmp_path, size)
-    assert_same_training(load(tmp_path), load(resnet_alone))
+    assert_same_training(load(tmp_path), load(request.getfixturevalue(f"{network}_alone")))
     # Scored at the end, each rank a part.
     assert "11/11 images" in output
 
 
-def test_batch_norm_over_groups(classes: tuple[str, ...], resnet_alone: Path, tmp_path: Path) -> None:
+def test_batch_norm_over_groups(classes: tuple[str, ...], small_resnet_alone: Path, tmp_path: Path) -> None:
     """Over groups of two among four ranks it is that of two ranks by themselves, which have as many images."""
-    three = (*RESNET, *classes, *BATCH, "--train_steps", 3, "--skip_eval", "--model_dir")
+    three = (*SMALL_RESNET, *classes, *BATCH, "--train_steps", 3, "--skip_eval", "--model_dir")
     run(*list_launch("gloo", 4), *three, tmp_path / "groups", *ALL_TOGETHER, "--bn_group", 2)
     run(*list_launch("gloo", 2), *three, tmp_path / "alone")
     groups, alone = load(tmp_path / "groups", 3), load(tmp_path / "alone", 3)
     assert groups.metadata["batch_norm_images"] == 2
     assert_same_training(groups, alone)
-    over_all = load_checkpoint(CheckpointFolder(resnet_alone / "checkpoints").path(3))
+    over_all = load_checkpoint(CheckpointFolder(small_resnet_alone / "checkpoints").path(3))
     assert over_all.metadata["batch_norm_images"] == 4
     assert find_difference(groups, over_all) > 1e-2
 
 
 def test_a_run_goes_on_with_other_ranks_which_have_no_files(
-    classes: tuple[str, ...], resnet_alone: Path, tmp_path: Path
+    classes: tuple[str, ...], small_resnet_alone: Path, tmp_path: Path
 ) -> None:
     """Each rank has a machine of its own; rank 0's has the checkpoints, and the others get logs."""
     program = tmp_path / "program.py"
@@ -228,7 +245,7 @@ def test_a_run_goes_on_with_other_ranks_which_have_no_files(
         folder = tmp_path / f"machine_{rank}" / "run"
         assert [path.name for path in folder.iterdir()] == [f"worker_{rank}"]
         assert STATE.findall((folder / f"worker_{rank}" / "log.txt").read_text())[-1] == STATE.findall(output)[-1]
-    assert_same_training(load(tmp_path / "machine_0" / "run"), load(resnet_alone))
+    assert_same_training(load(tmp_path / "machine_0" / "run"), load(small_resnet_alone))
 
 
 @pytest.mark.parametrize(
@@ -247,7 +264,7 @@ def test_several_ranks_score_as_one(
     folders = [tmp_path / name for name in ("alone", "together")]
     for folder in folders:
         shutil.copytree(trained, folder)
-    score = (*{"ssd": SSD, "resnet": RESNET}[program], *data, "--mode", "eval", "--model_dir")
+    score = (*PROGRAMS[program], *data, "--mode", "eval", "--model_dir")
     run(*score, folders[0], "--global_batch_size", 2)
     output = run(*score, folders[1], "--global_batch_size", 4, *flags)
     evaluations = [json.loads((folder / "evaluation.json").read_text()) for folder in folders]
@@ -273,7 +290,7 @@ def endless(classes: tuple[str, ...], tmp_path: Path) -> Iterator[list[subproces
         config = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-u", *RESNET, *classes, *flags],
+                [sys.executable, "-u", *SMALL_RESNET, *classes, *flags],
                 env={**os.environ, "TF_CONFIG": config},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
