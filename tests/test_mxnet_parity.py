@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,28 +174,15 @@ def test_detections_and_figures_are_the_same(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("sources", [pytest.param("photographs", marks=REAL)], indirect=True)
-def test_figures_of_what_was_trained_are_the_same(tmp_path: Path, sources: dict[str, CocoSource]) -> None:
+def test_figures_of_what_was_trained_are_the_same(trained_on_photographs: Any, sources: dict[str, CocoSource]) -> None:
     """The checkpoint of ssd_train, read as it is, and the annotations of people."""
-    folder = FOLDER / "coco_ccby"
-    for split in ("train", "val"):
-        files: list[str | Path] = ["--annotations", folder / "annotations" / f"instances_{split}2017.json"]
-        files += ["--images", folder / f"{split}2017", "--output_dir", tmp_path / "records", "--split", split]
-        run("gaudi_datasets", "convert", "coco", *files)
-    paths: list[str | Path] = ["--data_dir", tmp_path / "records", "--model_dir", tmp_path / "run"]
-    schedule = ["--batch_size", "4", "--steps", "12", "--base_lr", "0.032", "--lr_warmup_steps", "4"]
-    run("gaudi_apps.ssd_train", *paths, *schedule, "--dtype", "fp32", "--no_evaluate")
-
-    weights = read_weights(CheckpointFolder(tmp_path / "run" / "checkpoints").path(12))
+    weights = read_weights(CheckpointFolder(trained_on_photographs.model_dir / "checkpoints").path(12))
     net, model = build(81, "same")
     for report in (assign_weights(net, weights), assign_keras_weights(model, weights)):
         assert report.initial == ()
     ours, theirs = find_both(Pair(net, model, **sources))
     assert_same_detections(ours, theirs)
     assert_same_figures(ground_truth(sources["val"]), ours, theirs)
-
-
-def run(module: str, *arguments: str | Path) -> None:
-    subprocess.run([sys.executable, "-m", module, *map(str, arguments)], check=True, capture_output=True, timeout=600)
 
 
 def find_both(pair: Pair) -> tuple[list[Detection], list[Detection]]:

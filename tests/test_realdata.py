@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,18 +38,9 @@ def read_losses(model_dir: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in lines]
 
 
-def test_blood_cells_are_learnt(tmp_path: Path) -> None:
-    voc: list[str | Path] = ["--voc_dir", FOLDER / "bccd" / "BCCD", "--output_dir", tmp_path / "records"]
-    for split, sets, told in [
-        ("train", ["train", "val"], "train: kept 292 of 292 images and 3941 of 3943 boxes"),
-        ("val", ["test"], "val: kept 72 of 72 images and 945 of 945 boxes"),
-    ]:
-        assert told in run("gaudi_datasets", "convert", "voc", *voc, "--split", split, "--image_sets", *sets)
-
-    model_dir = tmp_path / "run"
-    schedule = ["--batch_size", "4", "--steps", "12", "--base_lr", "0.016", "--lr_warmup_steps", "4"]
-    out = run("gaudi_apps.ssd_train", "--data_dir", tmp_path / "records", "--model_dir", model_dir, *schedule)
-    assert "72/72 images" in out
+def test_blood_cells_are_learnt(trained_on_blood_cells: Any) -> None:
+    model_dir = trained_on_blood_cells.model_dir
+    assert "72/72 images" in trained_on_blood_cells.output
     losses = read_losses(model_dir)
     assert len(losses) == 12
     assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
@@ -69,9 +62,8 @@ def test_a_resnext_begins_to_learn_clothes(tmp_path: Path) -> None:
     assert sum(losses[-10:]) < sum(losses[:10]) - 0.5
 
 
-def test_numbers_that_are_none_end_a_training(tmp_path: Path) -> None:
-    voc: list[str | Path] = ["--voc_dir", FOLDER / "bccd" / "BCCD", "--output_dir", tmp_path / "records"]
-    run("gaudi_datasets", "convert", "voc", *voc, "--split", "train", "--image_sets", "train", "val")
+def test_numbers_that_are_none_end_a_training(blood_cells: Path, tmp_path: Path) -> None:
+    shutil.copytree(blood_cells, tmp_path / "records")
     train: list[str | Path] = ["--data_dir", tmp_path / "records", "--batch_size", "4", "--steps", "3", "--no_evaluate"]
     train += ["--model_dir", tmp_path / "run"]
     error = run_into_error(70, *train, "--base_lr", "inf")
@@ -111,21 +103,10 @@ def spoil_boxes(records: Path, image_id: str) -> int:
     raise AssertionError(f"no record has the image {image_id}")
 
 
-def test_photographs_of_coco_are_trained_on(tmp_path: Path) -> None:
-    folder = FOLDER / "coco_ccby"
-    for split, told in [
-        ("train", "train: kept 79 of 80 images and 770 of 770 boxes"),
-        ("val", "val: kept 57 of 57 images and 517 of 517 boxes"),
-    ]:
-        files: list[str | Path] = ["--annotations", folder / "annotations" / f"instances_{split}2017.json"]
-        files += ["--images", folder / f"{split}2017", "--output_dir", tmp_path / "records", "--split", split]
-        assert told in run("gaudi_datasets", "convert", "coco", *files)
-
-    paths: list[str | Path] = ["--data_dir", tmp_path / "records", "--model_dir", tmp_path / "run"]
-    out = run("gaudi_apps.ssd_train", *paths, "--batch_size", "4", "--steps", "3", "--lr_warmup_steps", "2")
-    assert "57/57 images" in out
-    assert len(read_losses(tmp_path / "run")) == 3
-    evaluation = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+def test_photographs_of_coco_are_trained_on(trained_on_photographs: Any) -> None:
+    assert "57/57 images" in trained_on_photographs.output
+    assert len(read_losses(trained_on_photographs.model_dir)) == 12
+    evaluation = json.loads((trained_on_photographs.model_dir / "evaluation.json").read_text())
     assert len(evaluation["classes"]) == 80
 
 

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-FOLDER = Path(os.environ.get("REAL_DATA", ""))
-BCCD, COCO = FOLDER / "bccd" / "BCCD", FOLDER / "coco_ccby"
-# One image; sizes that divide 72, 57 and neither; a power of two, and the next size.
-BATCH_SIZES = (1, 4, 7, 16, 17, 19)
 
 pytestmark = [
     pytest.mark.realdata,
@@ -24,23 +16,15 @@ pytestmark = [
 ]
 
 
-def convert_bccd(split: str) -> list[str | Path]:
-    return ["convert", "voc", "--voc_dir", BCCD, "--image_sets", "train" if split == "train" else "test"]
-
-
-def convert_coco(split: str) -> list[str | Path]:
-    annotations = COCO / "annotations" / f"instances_{split}2017.json"
-    return ["convert", "coco", "--annotations", annotations, "--images", COCO / f"{split}2017"]
-
-
-def run(module: str, *arguments: str | Path) -> None:
-    subprocess.run([sys.executable, "-m", module, *map(str, arguments)], check=True, capture_output=True, timeout=600)
-
-
-@pytest.mark.parametrize(("convert", "images"), [(convert_bccd, 72), (convert_coco, 57)])
+@pytest.mark.parametrize(
+    ("trained", "images", "batch_sizes"),
+    [("trained_on_blood_cells", 72, (1, 4, 7, 16)), ("trained_on_photographs", 57, (1, 17, 19))],
+    ids=["blood_cells", "photographs"],
+)
 def test_figures_do_not_depend_on_the_batch_size(
-    convert: Callable[[str], list[str | Path]], images: int, tmp_path: Path
+    request: pytest.FixtureRequest, tmp_path: Path, trained: str, images: int, batch_sizes: tuple[int, ...]
 ) -> None:
+    """They are those of one image at a time; other sizes divide the number of images, or leave some over."""
     from gaudi_apps.detection.evaluator import DetectionEvaluator
     from gaudi_apps.training.checkpoint import CheckpointFolder
     from gaudi_apps.training.run_dir import RunFolder
@@ -49,26 +33,20 @@ def test_figures_do_not_depend_on_the_batch_size(
     from gaudi_distributed import SingleProcess
     from gaudi_models.ssd import build_ssd
 
-    records, model_dir = tmp_path / "records", tmp_path / "run"
-    for split in ("train", "val"):
-        run("gaudi_datasets", *convert(split), "--output_dir", records, "--split", split)
-    schedule = ["--batch_size", "4", "--steps", "8", "--base_lr", "0.032", "--lr_warmup_steps", "2"]
-    others = ["--dtype", "fp32", "--no_evaluate"]
-    run("gaudi_apps.ssd_train", "--data_dir", records, "--model_dir", model_dir, *schedule, *others)
-
-    source = RecordSource(records, "val")
+    run = request.getfixturevalue(trained)
+    source = RecordSource(run.records, "val")
     model = build_ssd(len(source.categories) + 1)
-    tensors = CheckpointFolder(model_dir / "checkpoints").load_newest().tensors
+    tensors = CheckpointFolder(run.model_dir / "checkpoints").load_newest().tensors
     for variable in model.variables:
         variable.assign(tensors[variable.name.removesuffix(":0")])
     task = SimpleNamespace(model=model)
     figures = {}
-    for batch_size in BATCH_SIZES:
+    for batch_size in batch_sizes:
         evaluator = DetectionEvaluator(
-            source, InputOptions(batch_size), RunFolder(model_dir), source.categories, SingleProcess()
+            source, InputOptions(batch_size), RunFolder(tmp_path), source.categories, SingleProcess()
         )
         scores, _ = evaluator.join([evaluator.evaluate(task)])
         assert (scores.images, scores.images_total) == (images, images)
         figures[batch_size] = {name: value for name, value in scores.figures.items() if value is not None}
-    for batch_size in BATCH_SIZES:
+    for batch_size in batch_sizes:
         assert figures[batch_size] == pytest.approx(figures[1], abs=1e-6), batch_size

@@ -49,7 +49,10 @@ class Lane:
 LANES = (
     Lane(
         "scaleout",
-        (*SOURCES, "tests/scaleout", "packages/apps/tests/small_ssd.py", "packages/apps/tests/small_ssd_mxnet.py"),
+        (
+            *(*SOURCES, "tests/conftest.py", "tests/scaleout"),
+            *("packages/apps/tests/small_ssd.py", "packages/apps/tests/small_ssd_mxnet.py"),
+        ),
         debian=("openmpi-bin", "openssh-server", "slurm-wlm", "libjemalloc2"),
     ),
     Lane("minimums", ("packages",)),
@@ -57,7 +60,7 @@ LANES = (
     Lane("slow", (".",)),
     Lane("current", ("packages",), newest=True),
     Lane("packages", ("packages",)),
-    Lane("gaudi_contract", (*SOURCES, "tests/gaudi_contract")),
+    Lane("gaudi_contract", (*SOURCES, "tests/conftest.py", "tests/gaudi_contract")),
     Lane("torch_weights", ("packages/ops", "packages/models")),
 )
 
