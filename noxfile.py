@@ -218,9 +218,12 @@ def build(session: nox.Session) -> None:
 @nox.session(default=False)
 def scaleout(session: nox.Session) -> None:
     """Test several ranks for real; Open MPI comes from the system, Horovod is built where it is not cached."""
-    install_everything(session)
+    install(session, EXTRAS, XDIST)
     install_horovod(session)
-    session.run("pytest", "tests/scaleout", *session.posargs)
+    # Two files at a time, also beside other sessions, for ranks wait for each other more than they compute; in the
+    # order of their names, because the file with the fewest tests, which xdist would start last, is the longest.
+    by_file = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+    session.run("pytest", "tests/scaleout", *(session.posargs or by_file))
 
 
 @nox.session(default=False, python="3.10")
