@@ -108,7 +108,7 @@ class SSDApplication(Application):
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Detect on the user's images and videos."""
         from gaudi_apps.detection.detector import PREPROCESSOR, Detector
-        from gaudi_apps.detection.predict import predict_by_flags
+        from gaudi_apps.detection.evaluator import predict_by_flags
 
         batch_size, folder = self.config.data.batch_size, self.settings.model_dir
         predict_by_flags(
