@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gaudi_apps.training.parity.compare import (
+from gaudi_apps.training.parity.mode import (
     Difference,
     choose_tolerances,
     compare_step,

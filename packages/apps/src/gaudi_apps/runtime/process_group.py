@@ -1,19 +1,14 @@
-"""Share results, errors and state of rank 0 with the other ranks."""
+"""Share results and errors of rank 0 with the other ranks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from gaudi_apps.runtime.errors import RootError
 from gaudi_datasets.program import describe_error, exit_status_of
 from gaudi_distributed import Communicator
-
-if TYPE_CHECKING:
-    from gaudi_apps.training.trainer import TrainableTask
 
 Value = TypeVar("Value")
 
@@ -40,11 +35,3 @@ def broadcast_from_rank0(communicator: Communicator, compute: Callable[[], Value
         raise
     communicator.gather(json.dumps({"value": value}).encode())
     return value
-
-
-def share_state(communicator: Communicator, task: TrainableTask) -> None:
-    """Give the networks of all ranks, which are built alike, the state that rank 0's has."""
-    if communicator.size > 1:
-        state = task.read_state()
-        tensors = communicator.broadcast(list(state.values()))
-        task.write_state(dict(zip(state, map(np.asarray, tensors), strict=True)))

@@ -12,10 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gaudi_apps.cli.flag_rules import list_flags, list_per_rank
 from gaudi_apps.runtime.errors import RanksChangedError, warn
 from gaudi_apps.runtime.failure_reporting import FailureReporter
-from gaudi_apps.runtime.process_group import broadcast_from_rank0, share_state
+from gaudi_apps.runtime.process_group import broadcast_from_rank0
 from gaudi_apps.runtime.threads import find_version
 from gaudi_apps.training.application import Application, Framework, Restored
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, ModelConfig, load_checkpoint
@@ -282,3 +284,11 @@ def hash_code() -> str:
             content = path.read_bytes()
             digest.update(f"{package}/{path.relative_to(folder)} {len(content)}\n".encode() + content)
     return digest.hexdigest()
+
+
+def share_state(communicator: Communicator, task: TrainableTask) -> None:
+    """Give the networks of all ranks, which are built alike, the state that rank 0's has."""
+    if communicator.size > 1:
+        state = task.read_state()
+        tensors = communicator.broadcast(list(state.values()))
+        task.write_state(dict(zip(state, map(np.asarray, tensors), strict=True)))

@@ -17,8 +17,8 @@ from rich.console import Console
 from gaudi_apps.cli.flag_rules import list_flags, list_per_command, list_settings
 from gaudi_apps.runtime.errors import StoppedError, warn
 from gaudi_apps.runtime.failure_reporting import StopRequest
-from gaudi_apps.runtime.process_group import broadcast_from_rank0, share_state
-from gaudi_apps.runtime.session import SUMMARIES, Session
+from gaudi_apps.runtime.process_group import broadcast_from_rank0
+from gaudi_apps.runtime.session import SUMMARIES, Session, share_state
 from gaudi_apps.training.callbacks import (
     Checkpoints,
     EarlyStopping,
