@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from gaudi_apps.inference.media import Preprocessor
 from gaudi_apps.inference.predictor import ImageInput, assign_all, prepare_batches, read_trained
-from gaudi_apps.training.application import ReduceStatistics
 from gaudi_apps.training.keras_task import Batch, KerasTask
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_distributed import Communicator
@@ -21,6 +20,9 @@ from gaudi_models.padding import PoolPadding
 from gaudi_models.ssd import build_ssd
 from gaudi_ops.tf import MomentumSGD, decode_boxes, non_max_suppression, ssd_loss
 from gaudi_ops.tf.losses import Implementation
+
+if TYPE_CHECKING:
+    from gaudi_apps.training.application import ReduceStatistics
 
 MOMENTUM = 0.9
 SCORE_THRESHOLD = 0.05

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from gaudi_apps.runtime.errors import NonFiniteError
 from gaudi_apps.training.checkpoint import Checkpoint, ModelConfig, RunState
-from gaudi_apps.training.plan import Plan
 from gaudi_distributed import Communicator, SingleProcess
 
 if TYPE_CHECKING:
+    from gaudi_apps.training.plan import Plan
     from gaudi_models.weights import LoadReport, WeightsFile
 
 Batch = Mapping[str, Any]
