@@ -25,6 +25,9 @@ from gaudi_apps.runtime.settings import ThreadFlag
 from gaudi_datasets.arguments import ON, FormerFlag
 from gaudi_datasets.errors import FlagError
 
+# Of the training images of COCO 2017 that have boxes.
+COCO_TRAIN_IMAGES, COCO_CLASSES = 117266, 80
+
 Mode: TypeAlias = Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"]
 
 

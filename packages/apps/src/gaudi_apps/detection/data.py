@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.cli.launch import share_batch
-from gaudi_apps.detection.config import SSDConfig
-from gaudi_apps.detection.plan import COCO_TRAIN_IMAGES
+from gaudi_apps.detection.config import COCO_TRAIN_IMAGES, SSDConfig
 from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, draw_detections, write_first_images
 from gaudi_apps.runtime.settings import RunSettings

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from gaudi_apps.cli.launch import LaunchReport, share_batch
-from gaudi_apps.detection.config import SSDConfig
+from gaudi_apps.detection.config import COCO_CLASSES, COCO_TRAIN_IMAGES, SSDConfig
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     CURRENT,
@@ -106,10 +106,6 @@ def _list_warnings(
         if drop_steps[0] < warmup_steps:
             found.append(f"the rate drops at step {drop_steps[0]}, within the warm-up of {warmup_steps} steps")
     return found
-
-
-COCO_TRAIN_IMAGES = 117266
-COCO_CLASSES = 80
 
 
 def print_plan(

@@ -9,9 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from gaudi_apps.cli.launch import LaunchReport
+from gaudi_apps.detection.config import COCO_CLASSES, COCO_TRAIN_IMAGES
 from gaudi_apps.detection.plan import (
-    COCO_CLASSES,
-    COCO_TRAIN_IMAGES,
     IMAGES_OF_BASE_RATE,
     describe_annotations,
     describe_plan,
