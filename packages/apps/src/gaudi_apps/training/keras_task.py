@@ -253,7 +253,7 @@ class GuardedFunction:
         signature = dict(_list_tensors(arguments))
         expected = self._signature or signature
         self._signature = expected
-        for name in expected.keys() | signature.keys():
+        for name in {**expected, **signature}:
             if signature.get(name) != expected.get(name):
                 raise ShapeError(
                     f"step {self._calls + 1} of this start: tensor {name} is {signature.get(name, 'missing')} and was "
