@@ -146,6 +146,17 @@ def test_a_resumed_run_may_change_the_flags_that_are_declared_so(run: tuple[str,
     )
 
 
+def test_a_run_goes_on_where_a_release_has_added_a_flag(tmp_path: Path) -> None:
+    name = "ssd_train cosine"
+    config, folder = parse(name), RunFolder(tmp_path)
+    settings, defaults = list_settings_of(name, config), dict(list_flags(type(config)()))
+    folder.begin({key: value for key, value in settings.items() if key != "weight_decay"}, files=(), folders=())
+    assert folder.validate(settings, files=(), folders=(), defaults=defaults)
+    with pytest.raises(RunChangedError) as refused:
+        folder.validate(settings | {"weight_decay": 0.9}, files=(), folders=(), defaults=defaults)
+    assert refused.value.field == "weight_decay"
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_ranks_may_differ_in_the_flags_that_are_declared_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Neither depends on flags, and both take a while.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -113,7 +113,7 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     session.require_equal_start(data.fingerprint)
     settings = list_run_settings(app, data, plan)
     if not run.clean:
-        broadcast_from_rank0(communicator, partial(session.folder.validate, settings, **_list_outputs(app)))
+        broadcast_from_rank0(communicator, partial(session.folder.validate, settings, **_describe_run(app)))
     # Before anything is written or removed: a wrong file of weights leaves all as it was.
     batch_norm_images = plan.global_batch // communicator.size * run.distribution.batch_norm_group
     task, model_config, state = _load_or_initialize(session, data, batch_norm_images)
@@ -196,16 +196,17 @@ def list_run_settings(app: Application, data: TrainingData, plan: Plan) -> dict[
     return {"data": data.fingerprint, **flags, **version_setting(app.recipe_version)}
 
 
-def _list_outputs(app: Application) -> dict[str, Sequence[str]]:
-    """List the files and folders that are the run's own, see `RunFolder.validate`."""
-    return {"files": (*FILES, *app.files), "folders": (*FOLDERS, *app.folders)}
+def _describe_run(app: Application) -> dict[str, Any]:
+    """Name the files and folders that are the run's own, and the defaults of its flags, see `RunFolder.validate`."""
+    defaults = dict(list_flags(type(app.config)()))
+    return {"files": (*FILES, *app.files), "folders": (*FOLDERS, *app.folders), "defaults": defaults}
 
 
 def _begin_folder(session: Session, trainer: Trainer) -> None:
     """Begin or continue the run in its folder, and print the warnings of the plan."""
     if session.settings.clean:
         print(f"{session.model_dir}: removed {session.folder.clean()} files of the run, and its checkpoints")
-    session.folder.begin(trainer.state.settings, **_list_outputs(session.app))
+    session.folder.begin(trainer.state.settings, **_describe_run(session.app))
     # The effective configuration, as a file that --config takes.
     config = session.app.config
     left_out = list_per_command(type(config))

@@ -35,14 +35,22 @@ class RunFolder:
         self._checkpoint_folders = checkpoint_folders
         self._record_path = folder / RUN_FILE
 
-    def validate(self, settings: Mapping[str, Any], *, files: Sequence[str], folders: Sequence[str]) -> bool:
+    def validate(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        files: Sequence[str],
+        folders: Sequence[str],
+        defaults: Mapping[str, Any] | None = None,
+    ) -> bool:
         """See whether a run can begin here, or go on; nothing is changed.
 
         Args:
             settings: what decides the result of the run, JSON values by name.
             files: names of files that the run will write, which are its own once it has begun.
-            folders: names of folders that it will write into; of what is in them, only what `own` is told is its own.
-                None of the files and folders may be there before a run begins.
+            folders: names of folders that it will write into; of what is in them, only what `register_files` is told
+                is its own. None of the files and folders may be there before a run begins.
+            defaults: values of settings that the run here may lack, because a release since then added them.
 
         Returns:
             whether there is a run already.
@@ -53,7 +61,10 @@ class RunFolder:
             DataError: ``run.json`` cannot be read.
         """
         if self._record_path.exists():
-            _require_same(self._record_path, self._read()["settings"], settings)
+            # A release since the run began may have added settings, which the run had at their defaults.
+            before = self._read()["settings"]
+            added = {name: value for name, value in (defaults or {}).items() if name in settings and name not in before}
+            _require_same(self._record_path, before, settings, added)
             return True
         taken = [name for name in (*self._checkpoint_folders, *files, *folders) if os.path.lexists(self.folder / name)]
         if taken:
@@ -64,9 +75,16 @@ class RunFolder:
             )
         return False
 
-    def begin(self, settings: Mapping[str, Any], *, files: Sequence[str], folders: Sequence[str]) -> bool:
-        """Begin a run here, or go on with the one that is here; arguments, result and exceptions are as of `look`."""
-        if self.validate(settings, files=files, folders=folders):
+    def begin(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        files: Sequence[str],
+        folders: Sequence[str],
+        defaults: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Begin a run here, or go on with the one that is here; the rest is as of `validate`."""
+        if self.validate(settings, files=files, folders=folders, defaults=defaults):
             return True
         self.folder.mkdir(parents=True, exist_ok=True)
         record = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "files": sorted(files)}
@@ -151,10 +169,10 @@ class RunFolder:
             ) from None
 
 
-def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], added: Mapping[str, Any]) -> None:
     # Through JSON, where a tuple is a list.
-    now = json.loads(json.dumps(now))
-    changed = [name for name in {*before, *now} if before.get(name) != now.get(name)]
+    now, known = json.loads(json.dumps(now)), {**json.loads(json.dumps(added)), **before}
+    changed = [name for name in {*before, *now} if known.get(name) != now.get(name)]
     if changed:
         # What only one of the two has follows from another change.
         changed.sort(key=lambda name: (name not in before or name not in now, name))
