@@ -78,8 +78,23 @@ class Environment:
     def install(self, dist: Path, *requirements: str, dry: bool = False) -> str:
         """Install requirements, ours from the folder of wheels; returns what uv says. `dry`: only resolve them."""
         flags = ["--dry-run"] if dry else ["--quiet"]
+        # uv keeps wheels of a folder by their names alone, so one of an earlier run would be taken for the new one.
+        flags += [f"--refresh-package=gaudi-{name}" for name in NAMES]
         arguments = ("-p", str(self.folder), "--find-links", str(dist), "-c", str(CONSTRAINTS))
-        return uv("pip", "install", *flags, *arguments, *requirements)
+        said = uv("pip", "install", *flags, *arguments, *requirements)
+        for wheel in dist.glob("gaudi_*.whl"):
+            record = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info/RECORD"
+            for installed in self.folder.glob(f"lib/python*/site-packages/{record}"):
+                self.compare_record(installed, wheel)
+        return said
+
+    def compare_record(self, installed: Path, wheel: Path) -> None:
+        """Raise CheckError if what was installed is not what the wheel holds."""
+        own = f"{installed.parent.name}/RECORD"
+        with zipfile.ZipFile(wheel) as archive:
+            held = set(archive.read(own).decode().splitlines()) - {f"{own},,"}
+        if missing := held - set(installed.read_text(encoding="utf-8").splitlines()):
+            raise CheckError(f"{self.folder} holds another build than {wheel}: {', '.join(sorted(missing)[:3])}")
 
     def list_names(self) -> set[str]:
         """List the distributions that it holds."""
