@@ -29,7 +29,8 @@ class Flag:
     """Rules of one flag.
 
     Attributes:
-        resume_safe: a resumed run may change it, because the weights do not depend on it.
+        resume_safe: a resumed run may change it: the weights do not depend on it, or only by rounding and by the
+            devices and ranks that compute them.
         per_rank: the ranks of a run may have different values.
         per_side: the two sides of ``--mode parity`` may have different values.
         length: it sets the length of training; where the learning rate depends on the last step, it is not resume-safe.
@@ -84,7 +85,7 @@ class Flag:
 
 # The weights depend on it.
 fixed = partial(Flag, resume_safe=False, per_rank=False)
-# The weights do not depend on it, and all ranks do the same.
+# A resumed run may change it, and all ranks do the same.
 resume_safe = partial(Flag, resume_safe=True, per_rank=False)
 # It belongs to the machine: where its data is, and how many of its processors are used.
 per_rank = partial(Flag, resume_safe=True, per_rank=True)

@@ -50,7 +50,7 @@ CHECKPOINT_SCORES = "checkpoint_scores.json"
 
 @contextmanager
 def open_training(session: Session) -> Iterator[Trainer]:
-    """Prepare a training within a context, on all ranks together; at its end, evaluate and export.
+    """Prepare a training on all ranks together, for the block; after it draw the curves, evaluate and export.
 
     Raises:
         StoppedError: somebody asked the run to stop; it has saved.

@@ -199,7 +199,7 @@ class Trainer:
     Attributes:
         state: how far the run was when this start began.
         step: steps that are done.
-        should_stop: ends training after this step; to be set on all ranks alike, see `request_stop` otherwise.
+        should_stop: ends training after this step; set it on all ranks alike; one rank alone calls `request_stop`.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Trainer:
         return self.step
 
     def is_due(self, step: int, every: int) -> bool:
-        """Return whether something that is done every so many steps is due; 0 is the end of training only."""
+        """Return whether something that is done every `every` steps is due; with 0, only the last step is."""
         return step == self.plan.total_steps or (every > 0 and step % every == 0)
 
     def request_stop(self) -> None:
