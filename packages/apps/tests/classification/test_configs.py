@@ -147,7 +147,7 @@ def test_the_original_profiler_hook_traces_steps(flags: str, steps: tuple[int, i
     config: Any = parse_flags(CLASSES["resnext"], ["--use_synthetic_data", *flags.split()], prog="x")
     resnext_config.validate(config)
     found = resnext_config.make_train_config(config)
-    assert found.run.traced == (range(0) if steps is None else range(steps[0], steps[1] + 1))
+    assert found.run.profiled_steps == (range(0) if steps is None else range(steps[0], steps[1] + 1))
     # Proving that a run resumes traces nothing.
     short = make_short_run(config, 3)
     assert (short["hooks"], short["profile_steps"]) == ("LoggingTensorHook", "0,0")

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_apps.cli.flags import ExportFormat
 from gaudi_apps.detection.export import run_export
 from gaudi_apps.inference import exporter
 from gaudi_apps.inference.converters import Agreement, ExportedNetwork, write_tflite
-from gaudi_apps.inference.exporter import ExportFormat, choose_images, describe_export, refuse_foreign
+from gaudi_apps.inference.exporter import choose_images, describe_export, refuse_foreign
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.sources import RecordSource

@@ -9,7 +9,7 @@ import pytest
 from gaudi_apps.classification.resnet import ResNetConfig, make_train_config
 from gaudi_apps.cli.flag_rules import check_bounds
 from gaudi_apps.cli.flags import DistributionFlags, check_distribution
-from gaudi_apps.cli.launch import complete_flags, count_workers, find_distribution, share_batch
+from gaudi_apps.cli.launch import count_workers, fill_distribution_flags, find_distribution, share_batch
 from gaudi_apps.detection import config as ssd_config
 from gaudi_apps.detection.plan import make_plan
 from gaudi_apps.runtime.settings import Distribution
@@ -103,7 +103,7 @@ def test_without_a_flag_the_engine_is_what_gaudi_run_started_the_process_for(
     text: str, engine: str | None, device: DeviceKind, expected: str
 ) -> None:
     environ = {} if engine is None else {"GAUDI_RUN_ENGINE": engine}
-    assert complete_flags(read(text), environ, lambda: device) == read(expected)
+    assert fill_distribution_flags(read(text), environ, lambda: device) == read(expected)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_without_a_flag_the_engine_is_what_gaudi_run_started_the_process_for(
 )
 def test_an_engine_that_contradicts_the_launch_is_named(text: str, engine: str, subject: str, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named) as caught:
-        complete_flags(read(text), {"GAUDI_RUN_ENGINE": engine}, cpu)
+        fill_distribution_flags(read(text), {"GAUDI_RUN_ENGINE": engine}, cpu)
     assert (caught.value.flag or caught.value.field) == subject
 
 

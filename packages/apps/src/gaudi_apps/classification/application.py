@@ -26,8 +26,7 @@ from gaudi_models.architectures import RESNETS
 
 if TYPE_CHECKING:
     from gaudi_apps.classification.evaluator import AccuracyEvaluator
-    from gaudi_apps.cli.flags import ProgramConfig
-    from gaudi_apps.inference.exporter import ExportFormat
+    from gaudi_apps.cli.flags import ExportFormat, ProgramConfig
     from gaudi_apps.training.run_dir import RunFolder
     from gaudi_models.weights import WeightsFile
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from gaudi_apps.classification.data import MODEL_CONFIG_NAMES, read_class_names
 from gaudi_apps.inference.converters import Agreement, Arrays, ExportedNetwork, to_float32
-from gaudi_apps.inference.exporter import ExportFormat, require_possible, write_exports
+from gaudi_apps.inference.exporter import require_possible, write_exports
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
 from gaudi_models.classifiers import feature_extractor
 from gaudi_models.weights import WeightsMetadata
+
+if TYPE_CHECKING:
+    from gaudi_apps.cli.flags import ExportFormat
 
 PROBABILITIES, FEATURES = "probabilities", "features"
 

@@ -50,7 +50,7 @@ def make_plan(config: TrainConfig, num_images: int) -> Plan:
         warmup_steps=warmup_steps,
         drop_steps=drop_steps,
         checkpoint_steps=checkpoint_steps,
-        evaluation_steps=count_steps(config.eval_epochs, steps_per_epoch) if config.run.scores else 0,
+        evaluation_steps=count_steps(config.eval_epochs, steps_per_epoch) if config.run.evaluates else 0,
         learning_rate=make_schedule(rate, length if rate.fractional_decay else total_steps, warmup_steps, drop_steps),
         warnings=tuple(_list_warnings(config, num_images, total_steps, warmup_steps, drop_steps)),
         workers=config.run.distribution.rank_info.size,

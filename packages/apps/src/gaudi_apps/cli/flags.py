@@ -94,6 +94,9 @@ class EvaluationFlags:
     """Stop training after this number of evaluations without a better score; 0: never."""
 
 
+ExportFormat = Literal["saved_model", "onnx", "tflite", "safetensors"]
+
+
 @dataclass(frozen=True)
 class UseFlags:
     """Use of a trained network."""
@@ -110,9 +113,7 @@ class UseFlags:
 class ExportFlags(UseFlags):
     """Use of a trained network, and its export."""
 
-    export_format: Annotated[tuple[Literal["saved_model", "onnx", "tflite", "safetensors"], ...], resume_safe()] = (
-        "saved_model",
-    )
+    export_format: Annotated[tuple[ExportFormat, ...], resume_safe()] = ("saved_model",)
     """One or more formats to export to; onnx needs the extra gaudi-apps[export]."""
 
 

@@ -169,7 +169,7 @@ def _list_scale_out(flags: DistributionFlags, environ: Mapping[str, str], find_d
     return ("--accelerator", "hpu", *within_hosts)
 
 
-def complete_flags(flags: SomeFlags, environ: Mapping[str, str], find_device: FindDevice) -> SomeFlags:
+def fill_distribution_flags(flags: SomeFlags, environ: Mapping[str, str], find_device: FindDevice) -> SomeFlags:
     """Return the flags, with the engine that gaudi-run started this process for where they name none.
 
     So `gaudi-run --np 8 ssd_train` trains on 8 devices as if --use_horovod were given, too.

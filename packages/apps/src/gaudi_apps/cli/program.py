@@ -17,8 +17,8 @@ from gaudi_apps.cli.launch import (
     FindDevice,
     LaunchReport,
     check_elastic,
-    complete_flags,
     count_workers,
+    fill_distribution_flags,
     find_distribution,
     report_launch,
     start_processes,
@@ -89,7 +89,7 @@ class Program(ABC):
             elif is_elastic(os.environ):
                 self._compute_rounds(mode, config, reporter)
             else:
-                app = self.open(config, self._find_distribution(mode, config, arguments))
+                app = self.open(config, self._join_ranks(mode, config, arguments))
                 if mode == "parity":
                     self._compare_sides(config, arguments, app, reporter)
                 else:
@@ -105,7 +105,7 @@ class Program(ABC):
             description=self.description,
             former_flags=self.former_flags,
         )
-        completed = complete_flags(config.distribution, os.environ, _device_finder(config))
+        completed = fill_distribution_flags(config.distribution, os.environ, _device_finder(config))
         config = replace(config, distribution=completed)
         self.validate(config)
         return config
@@ -157,7 +157,7 @@ class Program(ABC):
                 _compute(mode, app, reporter, elastic)
                 is_done = True
 
-    def _find_distribution(self, mode: str, config: Any, arguments: Sequence[str]) -> Distribution:
+    def _join_ranks(self, mode: str, config: Any, arguments: Sequence[str]) -> Distribution:
         """Return the rank of this process; does not return where the process becomes the launcher of several."""
         flags, find_device = config.distribution.to_distribution(), _device_finder(config)
         if mode in TOGETHER:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +13,15 @@ import tensorflow as tf
 
 from gaudi_apps.detection.detector import SCORE_THRESHOLD, detect_combined_nms, find_boxes, find_raw
 from gaudi_apps.inference.converters import TOLERANCE, Agreement, Arrays, ExportedNetwork, to_float32
-from gaudi_apps.inference.exporter import (
-    ExportFormat,
-    require_possible,
-    write_exports,
-)
+from gaudi_apps.inference.exporter import require_possible, write_exports
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_models.padding import SSD_PADDINGS, PoolPadding
 from gaudi_models.weights import WeightsMetadata
 from gaudi_ops import SSD300
+
+if TYPE_CHECKING:
+    from gaudi_apps.cli.flags import ExportFormat
 
 
 def run_export(

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -36,7 +36,8 @@ from gaudi_datasets.image_files import read_image
 from gaudi_datasets.output_files import staging_folder, write_json
 from gaudi_models.weights import assign_weights, read_weights, write_weights
 
-ExportFormat = Literal["saved_model", "onnx", "tflite", "safetensors"]
+if TYPE_CHECKING:
+    from gaudi_apps.cli.flags import ExportFormat
 
 FORMAT = "gaudi-apps export"
 VERSION = 1
@@ -140,7 +141,11 @@ def write_exports(
 def export_format(
     name: ExportFormat, network: ExportedNetwork, encoded_images: Sequence[bytes], folder: Path, scratch: Path
 ) -> Agreement:
-    """Write a network in one format into a folder, and compare the export with the network on encoded images."""
+    """Write a network in one format into a folder, and compare the export with the network on encoded images.
+
+    Raises:
+        ValueError: a format of another name.
+    """
     pixels = [decode_pixels(encoded) for encoded in encoded_images]
     from_pixels = np.stack([network.prepare_pixels(one) for one in pixels])
     if name == "onnx":
@@ -160,6 +165,8 @@ def export_format(
             variable.assign(np.zeros(variable.shape, np.float32))
         assign_weights(restored.model, read_weights(folder / "weights.safetensors"))
         return network.compare(reference, _compute(restored.compute, from_encoded))
+    if name != "saved_model":
+        raise ValueError(f"{name!r} is no format of an export")
     write_saved_model(network, folder)
     of_encoded, of_pixels = run_saved_model(folder, encoded_images, scratch)
     others = network.compare(_compute(network.compute, from_pixels), of_pixels)

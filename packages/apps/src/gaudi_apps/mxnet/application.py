@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gaudi_apps.detection.data import read_categories
-from gaudi_apps.mxnet.config import SSDMXNetConfig, find_traced
+from gaudi_apps.mxnet.config import SSDMXNetConfig, find_profiled_steps
 from gaudi_apps.mxnet.data import input_options, open_source, open_training_data
 from gaudi_apps.mxnet.evaluation import AsyncEvaluation, MXNetEvaluator
 from gaudi_apps.mxnet.framework import MXNet
@@ -229,12 +229,12 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
         checkpoint_minutes=report.save_checkpoints_minutes,
         log_every=report.log_interval,
         summary_every=report.log_interval,
-        traced=find_traced(config),
+        profiled_steps=find_profiled_steps(config),
         draws_input=report.vis_dataloader,
         weights=config.network.pretrained_backbone,
         target=validation.target_map / 100,
-        scores=validates,
-        reports=validates,
+        evaluates=validates,
+        reports_scores=validates,
         steps=run.steps,
         distribution=distribution,
         callbacks=config.run.callbacks,

@@ -311,10 +311,10 @@ def validate(config: SSDMXNetConfig) -> None:
         )
     _check_processes(config.distribution)
     check_parity(config.parity, config.run.mode, list_per_side(SSDMXNetConfig))
-    find_traced(config)
+    find_profiled_steps(config)
 
 
-def find_traced(config: SSDMXNetConfig) -> range:
+def find_profiled_steps(config: SSDMXNetConfig) -> range:
     """Return the steps to trace, counted from 1.
 
     Raises:

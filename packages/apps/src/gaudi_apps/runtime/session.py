@@ -66,7 +66,7 @@ class Session:
         distribution = app.settings.distribution
         apply_environment(distribution.environment)
         apply_environment(communication_environment(distribution.communication, distribution.rank_info, os.environ))
-        # A process that has another rank than before keeps its device.
+        # In a later round of an elastic run the framework is started already, and stays.
         if elastic.framework is None:
             app.framework.start(app.settings.device)
             elastic.framework = app.framework

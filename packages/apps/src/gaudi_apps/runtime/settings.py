@@ -84,12 +84,12 @@ class RunSettings:
         checkpoint_minutes: between two checkpoints, besides those by steps; 0: none.
         log_every: steps between two reports to the user.
         summary_every: steps between two points in TensorBoard.
-        traced: steps to trace for TensorBoard's profiler.
+        profiled_steps: steps to trace for TensorBoard's profiler.
         draws_input: whether images of the training input are wanted.
         weights: file to begin with.
         target: the score that ends training; 0: none.
-        scores: whether training is scored, while it lasts or at its end.
-        reports: whether a report of scores is wanted at the end of training.
+        evaluates: whether training is scored, while it lasts or at its end.
+        reports_scores: whether a report of scores is wanted at the end of training.
         steps: of the run, where they are given; 0: they follow from epochs.
         patience: evaluations in a row without a better score that end training; 0: never.
         kills: how often verify-resume kills its run.
@@ -106,12 +106,12 @@ class RunSettings:
     checkpoint_minutes: float
     log_every: int
     summary_every: int
-    traced: range
+    profiled_steps: range
     draws_input: bool
     weights: str | None
     target: float
-    scores: bool
-    reports: bool
+    evaluates: bool
+    reports_scores: bool
     steps: int
     patience: int = 0
     kills: int = 0

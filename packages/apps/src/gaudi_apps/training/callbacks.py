@@ -304,9 +304,7 @@ def _load_callback(name: str) -> Callback:
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if not (isinstance(found, type) and issubclass(found, Callback)):
-        raise _refuse(
-            name, "is no subclass of gaudi_apps.training.trainer.Callback", "name a class that derives from it"
-        )
+        raise _refuse(name, "is no subclass of gaudi_apps.Callback", "name a class that derives from it")
     parameters = inspect.signature(found).parameters.values()
     if any(one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters):
         raise _refuse(name, "needs arguments", "give each of its parameters a default")

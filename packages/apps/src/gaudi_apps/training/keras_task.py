@@ -51,14 +51,15 @@ class KerasTask(ABC):
         self._communicator = communicator
         self._votes = tf.Variable(tf.zeros([2]), trainable=False, name="votes")
         # Nothing in a step is Python's control flow, so AutoGraph has nothing to translate.
-        self._step = tf.function(self._train_step, autograph=False, reduce_retracing=True)
-        self._steps = tf.function(self._train_steps, autograph=False, reduce_retracing=True)
+        self._compiled_step = tf.function(self._train_step, autograph=False, reduce_retracing=True)
+        self._compiled_steps = tf.function(self._train_steps, autograph=False, reduce_retracing=True)
         self._guarded = False
 
     def guard_shapes(self) -> None:
         """From now on, a dynamic shape or a second trace is a ShapeError, see `GuardedFunction`."""
         if not self._guarded:
-            self._step, self._guarded = GuardedFunction(self._step, [layer.name for layer in self.model.layers]), True
+            layers = [layer.name for layer in self.model.layers]
+            self._compiled_step, self._guarded = GuardedFunction(self._compiled_step, layers), True
 
     @abstractmethod
     def compute_loss(self, batch: Batch) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class KerasTask(ABC):
 
     def train_step(self, batch: Batch, learning_rate: float) -> Scalars:
         """Learn from a batch; see `gaudi_apps.training.trainer.TrainableTask`."""
-        scalars: Scalars = self._step(batch, tf.constant(learning_rate, tf.float32))
+        scalars: Scalars = self._compiled_step(batch, tf.constant(learning_rate, tf.float32))
         return scalars
 
     def train_steps(self, batches: Sequence[Batch], learning_rates: Sequence[float]) -> list[Scalars]:
@@ -74,14 +75,14 @@ class KerasTask(ABC):
         if self._guarded or hpu.has_hpu():
             return [self.train_step(*given) for given in zip(batches, learning_rates, strict=True)]
         stacked = {name: tf.stack([batch[name] for batch in batches]) for name in batches[0]}
-        scalars = self._steps(stacked, tf.constant(learning_rates, tf.float32))
+        scalars = self._compiled_steps(stacked, tf.constant(learning_rates, tf.float32))
         arrays = {name: values.numpy() for name, values in scalars.items()}
         return [{name: values[place] for name, values in arrays.items()} for place in range(len(batches))]
 
     def _train_steps(self, batches: Batch, learning_rates: Any) -> Scalars:
         # Traced before the loop, so that every variable is there: none may be made inside of it.
         batch = {name: tf.TensorSpec(values.shape[1:], values.dtype) for name, values in batches.items()}
-        outputs = self._step.get_concrete_function(batch, tf.TensorSpec([], tf.float32)).structured_outputs
+        outputs = self._compiled_step.get_concrete_function(batch, tf.TensorSpec([], tf.float32)).structured_outputs
         return tf.map_fn(
             lambda given: self._train_step(*given),
             (batches, learning_rates),

@@ -85,7 +85,7 @@ def open_training(session: Session) -> Iterator[Trainer]:
             raise StoppedError(
                 f"stopped by {name} after step {trainer.step}, which is saved", remedy=f"{command} continues"
             )
-    if evaluator is not None and run.reports:
+    if evaluator is not None and run.reports_scores:
         evaluator.report(trainer.task, trainer.step)
     session.reporter.at(trainer.step, "export")
     if session.is_root:
@@ -121,7 +121,7 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     if state.early_stop is not None:
         early_stopping.load(state.early_stop)
     # Opened before training, so that missing validation data is no surprise after hours.
-    evaluator = app.open_evaluator(session.folder, model_config, communicator) if run.scores else None
+    evaluator = app.open_evaluator(session.folder, model_config, communicator) if run.evaluates else None
     if evaluator is not None:
         evaluator.watch(session.reporter.begin)
     trainer = Trainer(
@@ -239,7 +239,7 @@ def _make_callbacks(
         progress,
         History(logs / HISTORY, logs / EVALUATIONS, run.log_every),
         TensorBoard(logs / SUMMARIES, progress, hparams, every=run.summary_every, register=register),
-        ProfilerTrace(framework, logs / SUMMARIES, run.traced, register),
+        ProfilerTrace(framework, logs / SUMMARIES, run.profiled_steps, register),
         early_stopping,
         Checkpoints(session.checkpoints, run.checkpoint_minutes),
     ]

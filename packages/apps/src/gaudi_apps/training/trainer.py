@@ -328,7 +328,8 @@ class Trainer:
             callback.on_step_end(self.step, logs)
         stop, save = self._wants_stop, self._wants_save
         if self.communicator.size > 1:
-            # What ranks voted before the step, which sent it. Time is rank 0's, and what is granted is not asked again.
+            # These votes were cast before this step, and travelled with its all-reduce. Only rank 0 asks to save, by
+            # its clock, and not again while a save is granted.
             stop, save = count_votes(scalars)
             self.task.vote(stop=self._wants_stop, save=self._wants_save and self.is_root and not save)
         self.should_stop |= stop
