@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.scaleout.ports import find_ports
 
 SECONDS = 1800  # ends a test that would never end
 BIN = Path(sys.executable).parent
@@ -74,7 +74,7 @@ def run_ranks(way: str, size: int, arguments: list[str], *, seconds: float = SEC
 
 def run_workers(size: int, arguments: list[str], seconds: float) -> str:
     """Run the workers of tf.distribute as processes of their own, each with its TF_CONFIG."""
-    workers = [f"localhost:{port}" for port in free_ports(size)]
+    workers = [f"localhost:{port}" for port in find_ports(size)]
     processes = []
     for index in range(size):
         config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
@@ -130,12 +130,3 @@ def run_server(command: Sequence[str], sign: str) -> Iterator[None]:
 def quiet_environment() -> dict[str, str]:
     """Return this process's variables, with one thread and few lines for each rank."""
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens at now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

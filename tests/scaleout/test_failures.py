@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.scaleout.ports import find_ports
 
 from gaudi_apps.training.checkpoint import CheckpointFolder, load_checkpoint
 
@@ -123,7 +123,7 @@ class Run:
         return {step: load_checkpoint(checkpoints.path(step)).sha256 for step in checkpoints.steps()}
 
     def start(self, fault: dict[str, Any], stall: float = PATIENT) -> subprocess.Popen[bytes]:
-        flags = ("--np", "2", "--backend", self.backend, "--first_port", str(find_port()))
+        flags = ("--np", "2", "--backend", self.backend, "--first_port", str(find_ports(2)[0]))
         gaudi_run = (sys.executable, "-m", "gaudi_distributed.launch", *flags)
         engine = ENGINE[self.backend]
         command = [
@@ -183,13 +183,6 @@ class Run:
     def left(self) -> list[int]:
         """List the processes that still belong to it."""
         return find_processes(self.folder)
-
-
-def find_port() -> int:
-    """Return the first of two ports, of which nothing listens at the first now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return min(int(free.getsockname()[1]), 65000)
 
 
 def find_processes(folder: Path) -> list[int]:

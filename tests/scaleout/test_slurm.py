@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.scaleout.ports import find_ports
 
 SECONDS = 1800  # ends a test that would never end
 # ssd_train with a network that costs next to nothing.
@@ -107,7 +108,7 @@ def open_cluster(serve: Serve) -> Iterator[dict[str, str]]:
 def write_configuration(folder: Path) -> None:
     """Write slurm.conf for this machine alone, on ports that are free now."""
     host = socket.gethostname().partition(".")[0]
-    control, daemon = find_ports()
+    control, daemon = find_ports(2)
     settings = {
         "ClusterName": "one",
         "SlurmctldHost": f"{host}(127.0.0.1)",
@@ -133,11 +134,3 @@ def write_configuration(folder: Path) -> None:
     lines.append(f"NodeName={host} NodeAddr=127.0.0.1 CPUs={max(2, os.cpu_count() or 2)} State=UNKNOWN")
     lines.append("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
     (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
-
-
-def find_ports() -> tuple[int, int]:
-    """Return two ports that nothing listens on."""
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]

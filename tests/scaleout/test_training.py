@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from tests.scaleout.ports import find_ports
 
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, load_checkpoint
 
@@ -131,10 +131,7 @@ def run(*words: object) -> str:
 
 def list_launch(backend: str, size: int) -> list[object]:
     """Return the beginning of a command that starts ranks by gaudi-run, as `run` takes it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = min(free.getsockname()[1], 65000)
-    spread = ("--cores_per_rank", 0, "--first_port", port)
+    spread = ("--cores_per_rank", 0, "--first_port", find_ports(size)[0])
     return ["-m", "gaudi_distributed.launch", "--np", size, "--backend", backend, *spread, "--", sys.executable]
 
 
@@ -280,10 +277,7 @@ def test_several_ranks_score_as_one(
 @pytest.fixture
 def endless(classes: tuple[str, ...], tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """Two ranks that train for long."""
-    with socket.socket() as one, socket.socket() as two:
-        for each in (one, two):
-            each.bind(("127.0.0.1", 0))
-        workers = [f"localhost:{each.getsockname()[1]}" for each in (one, two)]
+    workers = [f"localhost:{port}" for port in find_ports(2)]
     flags = (*BATCH, *WAYS["multi_worker"], "--train_steps", "100000", "--skip_eval", "--model_dir", str(tmp_path))
     processes = []
     for index in range(2):
