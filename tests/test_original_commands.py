@@ -564,7 +564,9 @@ def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
         return keras.Model(images, layers.Dense(num_classes, name="logits")(x), name=name)
 
     monkeypatch.setattr("gaudi_apps.runtime.tensorflow.start_tensorflow", start)
-    monkeypatch.setattr("gaudi_models.ssd.build_ssd", runpy.run_path(str(SMALL_SSD))["build_small_ssd"])
+    build_ssd = runpy.run_path(str(SMALL_SSD))["build_small_ssd"]
+    for name in ("gaudi_models.ssd.build_ssd", "gaudi_apps.detection.detector.build_ssd"):  # where it may be imported
+        monkeypatch.setattr(name, build_ssd)
     monkeypatch.setattr("gaudi_models.classifiers.build_classifier", build_classifier)
 
 
