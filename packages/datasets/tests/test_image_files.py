@@ -3,13 +3,23 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import CMYK_FIX, check_image, read_image, stat_image
+from gaudi_datasets.image_files import (
+    CMYK_FIX,
+    CONVERTED,
+    DEPTH_FIX,
+    TURN_FIX,
+    check_image,
+    read_image,
+    read_size,
+    stat_image,
+)
 
 
 def encode(mode: str, kind: str, **options: object) -> bytes:
@@ -89,13 +99,115 @@ def test_bytes_after_the_end_are_kept() -> None:
 
 
 @pytest.mark.parametrize("decode", [False, True])
-@pytest.mark.parametrize(("mode", "kind"), [("RGB", "BMP"), ("P", "GIF"), ("RGB", "TIFF"), ("RGB", "WEBP")])
-def test_other_images_are_to_be_converted(tmp_path: Path, mode: str, kind: str, decode: bool) -> None:
-    path = tmp_path / "x.jpg"
-    path.write_bytes(encode(mode, kind))
-    with pytest.raises(DataError, match=f"is a {kind} image") as caught:
-        read_image(path, decode=decode)
-    assert caught.value.path == str(path)
+@pytest.mark.parametrize(
+    ("mode", "kind", "made"),
+    [
+        ("RGB", "BMP", "png"),
+        ("P", "GIF", "png"),
+        ("RGB", "TIFF", "png"),
+        ("L", "PPM", "png"),
+        ("RGB", "WEBP", "jpeg"),
+        ("RGBA", "WEBP", "jpeg"),
+    ],
+)
+def test_other_formats_are_converted(mode: str, kind: str, made: str, decode: bool) -> None:
+    encoded = encode(mode, kind)
+    image = check_image(encoded, "x", decode=decode)
+    assert (image.format, image.height, image.width, image.stored_format) == (made, 40, 60, kind.lower())
+    assert image.fix == f"{kind} made {CONVERTED[kind]}"
+    found, wanted = (np.asarray(Image.open(io.BytesIO(one)).convert("RGB"), int) for one in (image.encoded, encoded))
+    assert np.abs(found - wanted).max() <= (0 if made == "png" else 40)
+    assert check_image(image.encoded, "x", decode=decode).fix == ""
+
+
+def test_of_an_animation_the_first_frame_is_taken() -> None:
+    buffer, frames = io.BytesIO(), [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue")]
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
+    image = check_image(buffer.getvalue(), "x")
+    assert np.asarray(Image.open(io.BytesIO(image.encoded)))[0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_the_upper_8_of_16_bits_are_kept(kind: str, decode: bool) -> None:
+    values, buffer = np.arange(2400, dtype=np.uint16).reshape(40, 60) * 27, io.BytesIO()
+    Image.fromarray(values).save(buffer, kind)
+    image = check_image(buffer.getvalue(), "x", decode=decode)
+    assert image.format == "png"
+    assert DEPTH_FIX in image.fix
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(image.encoded))), values >> 8)
+
+
+def test_floating_point_images_are_refused() -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(np.ones((4, 5), np.float32)).save(buffer, "TIFF")
+    with pytest.raises(DataError) as caught:
+        check_image(buffer.getvalue(), "x")
+    assert caught.value.remedy
+
+
+def test_postscript_is_not_interpreted() -> None:
+    """Pillow would run Ghostscript on it."""
+    with pytest.raises(DataError, match="cannot be decoded"):
+        check_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n", "x.jpg")
+
+
+CORNERS = np.zeros((32, 48, 3), np.uint8)
+CORNERS[:16, :16] = 255  # in an upright image, white at the top left, and green at the top right
+CORNERS[:16, 32:, 1] = 255
+
+
+def mark(kind: str, turn: int, xmp: bool) -> bytes:
+    """Return an image that shows CORNERS once it is turned by its mark."""
+    stored = Image.fromarray(CORNERS)
+    for method in {
+        1: (),
+        2: (Image.Transpose.FLIP_LEFT_RIGHT,),
+        3: (Image.Transpose.ROTATE_180,),
+        4: (Image.Transpose.FLIP_TOP_BOTTOM,),
+        5: (Image.Transpose.TRANSPOSE,),
+        6: (Image.Transpose.ROTATE_90,),
+        7: (Image.Transpose.TRANSVERSE,),
+        8: (Image.Transpose.ROTATE_270,),
+    }[turn]:
+        stored = stored.transpose(method)
+    options: dict[str, object] = {"quality": 95} if kind in ("JPEG", "WEBP") else {}
+    if xmp:
+        options["xmp"] = f'<x xmlns:tiff="t"><d tiff:Orientation="{turn}"/></x>'.encode()
+    else:
+        marks = Image.Exif()
+        marks[0x0112] = turn
+        options["exif"] = marks.tobytes()
+    buffer = io.BytesIO()
+    stored.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize(
+    ("kind", "xmp"), [("JPEG", False), ("PNG", False), ("WEBP", False), ("TIFF", False), ("JPEG", True)]
+)
+def test_images_are_turned_as_people_see_them(tmp_path: Path, kind: str, xmp: bool, turn: int, decode: bool) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(mark(kind, turn, xmp))
+    image = read_image(path, decode=decode)
+    assert (image.height, image.width, image.turn) == (32, 48, turn)
+    assert (TURN_FIX in image.fix) == (turn != 1)
+    assert image.stored_size == ((48, 32) if turn >= 5 else (32, 48))
+    assert read_size(path) == (32, 48)
+    pixels = np.asarray(Image.open(io.BytesIO(image.encoded)).convert("RGB"), int)
+    assert np.abs(pixels - CORNERS).mean() < 3
+    again = check_image(image.encoded, "x", decode=decode)
+    assert (again.fix, again.encoded) == ("", image.encoded)
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("turn", [3, 6])
+def test_records_are_not_turned(turn: int, decode: bool) -> None:
+    encoded = mark("JPEG", turn, xmp=False)
+    image = check_image(encoded, "x", decode=decode, upright=False)
+    assert (image.encoded, image.turn, image.fix) == (encoded, 1, "")
 
 
 @pytest.mark.parametrize("decode", [False, True])

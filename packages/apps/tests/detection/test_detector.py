@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.detector import Detector, SSDTask
+from gaudi_apps.detection.detector import PREPROCESSOR, Detector, SSDTask
+from gaudi_apps.inference.media import read_images
 from gaudi_apps.inference.visualizer import decode_image
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.detection.pipeline import prepare_image
@@ -98,3 +100,27 @@ def test_weights_of_a_part_of_a_detector_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         Detector.load(tmp_path / "x")
     assert caught.value.path == str(tmp_path / "x")
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_a_photo_gives_the_same_detections_in_each_orientation(
+    task: SSDTask, run_dir: Path, image_dir: Path, tmp_path: Path, turn: int
+) -> None:
+    """From a file, from bytes and as `--inference` reads it; a PNG, so that the pixels are the same."""
+    from PIL import Image, ImageOps
+
+    upright, marks = Image.open(image_dir / "1.png").convert("RGB"), Image.Exif()
+    marks[0x0112] = {6: 8, 8: 6}.get(turn, turn)  # what turns a photo upright, applied backwards
+    buffer = io.BytesIO()
+    upright.save(buffer, "PNG", exif=marks)
+    stored = ImageOps.exif_transpose(Image.open(buffer))
+    marks[0x0112] = turn
+    stored.save(tmp_path / "a.png", exif=marks)
+    detector = Detector.load(run_dir)
+    (expected,) = detector.predict([image_dir / "1.png"])
+    found = detector.predict([tmp_path / "a.png", (tmp_path / "a.png").read_bytes()])
+    for one in found:
+        np.testing.assert_array_equal(one.boxes_yxyx, expected.boxes_yxyx)
+        np.testing.assert_array_equal(one.scores, expected.scores)
+    (read,) = read_images([tmp_path / "a.png"], PREPROCESSOR, lambda *_: pytest.fail("it is a whole image"))
+    np.testing.assert_array_equal(read.pixels, np.asarray(upright))

@@ -24,7 +24,7 @@ _DASH = 10
 
 
 def decode_image(encoded: bytes) -> Image.Image:
-    """Decode a JPEG or PNG to RGB as training does: by its stored pixels, whatever EXIF says of turning it."""
+    """Decode a JPEG or PNG to RGB as training does, its pixels as they are stored; `check_image` has turned it."""
     with Image.open(io.BytesIO(encoded)) as image:
         return image.convert("RGB")
 

@@ -13,16 +13,37 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from gaudi_datasets.errors import DataError, MissingInputError
 
 CMYK_FIX = "CMYK JPEG made RGB"
+TURN_FIX = "turned upright by EXIF"
+DEPTH_FIX = "16 bits made 8"
+CONVERTED = {"WEBP": "JPEG", "BMP": "PNG", "DIB": "PNG", "GIF": "PNG", "PPM": "PNG", "TIFF": "PNG"}
+"""What other formats are made: the lossless ones PNG, of several frames the first."""
+IMAGE_ENDINGS = (".bmp", ".gif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""Endings by which images are looked for in folders, in lower case."""
 
 _FORMATS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}  # MPO: a JPEG with further images after it
+# Pillow runs Ghostscript on EPS, so it is not asked for more than these; as a JPEG it opens an MPO, too.
+_READ = ("JPEG", "PNG", *CONVERTED)
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # what makes an image of each EXIF orientation upright
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
 _FRAME_HEADERS = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, Huffman coded
+_EXIF, _XMP_TURN = b"Exif\0\0", b"tiff:Orientation"
+_PNG_MARKS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # names of texts that may hold EXIF and XMP
 _PIXELS_UNDECODED = 2**26  # larger ones are decoded, so that Pillow's guard against bombs of pixels sees them
 _JPEG_QUALITY = 95
 
@@ -31,7 +52,9 @@ _JPEG_QUALITY = 95
 class EncodedImage:
     """An image that TensorFlow decodes to RGB, its format ("jpeg" or "png"), and its size in pixels.
 
-    `fix` says what had to be done to the file for that, and is empty when the bytes are the file's.
+    `fix` says what had to be done to the file for that, and is empty when the bytes are the file's. `turn` is the EXIF
+    orientation that was applied, 2..8; 1: the pixels are as they were stored. `stored_format` is the format that it was
+    converted from, and empty when it was not.
     """
 
     encoded: bytes
@@ -39,6 +62,13 @@ class EncodedImage:
     height: int
     width: int
     fix: str = ""
+    turn: int = 1
+    stored_format: str = ""
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        """Return height and width of the pixels before the image was turned."""
+        return (self.width, self.height) if self.turn >= 5 else (self.height, self.width)
 
 
 def read_image(path: Path, *, decode: bool = True) -> EncodedImage:
@@ -58,39 +88,124 @@ def read_image(path: Path, *, decode: bool = True) -> EncodedImage:
     return check_image(encoded, path, decode=decode)
 
 
-def check_image(encoded: bytes, place: object, *, decode: bool = True) -> EncodedImage:
-    """Check that an image is whole and of a kind that TensorFlow decodes to RGB.
+def check_image(encoded: bytes, place: object, *, decode: bool = True, upright: bool = True) -> EncodedImage:
+    """Check that an image is whole, and make it one that TensorFlow decodes to RGB as people see it.
 
-    A JPEG in CMYK (or YCCK) is encoded anew in RGB, with quality 95. Without `decode`, an image is decoded only where
-    its structure leaves a doubt. `place` is its path, or the name of its record in messages.
+    A JPEG or PNG stays as it is where it can. These are encoded anew: what EXIF or XMP says is to be turned, unless
+    `upright` is false, as for records, whose boxes fit the pixels; JPEGs in CMYK (or YCCK); PNGs of 16 bits, of which
+    the upper 8 are kept; and the formats of `CONVERTED`. JPEGs are written with quality 95.
+
+    Args:
+        encoded: content of the file.
+        place: its path, or the name of its record in messages.
+        decode: decode it whole; without, it is decoded only where its structure leaves a doubt.
+        upright: turn it as EXIF says.
 
     Raises:
-        DataError: it is no image, cut off or damaged, or neither JPEG nor PNG.
+        DataError: it is no image, cut off or damaged, or of a format or depth that is not read.
     """
     if not decode:
         is_jpeg = encoded.startswith(_JPEG_START)
-        size = _walk_jpeg(encoded) if is_jpeg else _walk_png(encoded)
+        size = _walk_jpeg(encoded, upright) if is_jpeg else _walk_png(encoded, upright)
         if size is not None and 0 < size[0] * size[1] <= _PIXELS_UNDECODED:
             return EncodedImage(encoded, "jpeg" if is_jpeg else "png", *size)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(encoded)) as image:
+            with Image.open(io.BytesIO(encoded), formats=_READ) as image:
+                turn = _read_turn(image) if image.format == "TIFF" else 1  # Pillow turns it and unmarks it
                 image.load()
-                kind, mode, (width, height) = image.format, image.mode, image.size
+                turn = max(turn, _read_turn(image)) if upright else 1
+                return _convert(image, encoded, turn)
+    except _RefusedError as refused:
+        raise _refuse(place, *refused.args) from None
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if isinstance(error, UnidentifiedImageError):
-            reason = "it is no image that Pillow knows"
+            reason = "it is none of JPEG, PNG, WebP, BMP, TIFF, GIF and PPM"
         fault = f"cannot be decoded ({reason}, {len(encoded)} bytes)"
-        raise _refuse(place, fault, "fetch it again or leave it out") from None
+        raise _refuse(place, fault, "fetch or convert it again, or leave it out") from None
+
+
+def read_size(path: Path) -> tuple[int, int]:
+    """Read height and width in pixels of an image as people see it, from the head of the file.
+
+    Raises:
+        MissingInputError: there is no such file.
+        DataError: it is no image that is read.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path, formats=_READ) as image:
+                if image.format == "TIFF":  # by its version, Pillow tells the size before or after turning it
+                    image.load()
+                width, height = image.size
+                return (width, height) if _read_turn(image) >= 5 else (height, width)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except Exception:  # as in check_image
+        raise DataError("is no image that is read", path=path, remedy="fetch it again or leave it out") from None
+
+
+class _RefusedError(Exception):
+    """An image that is whole, but not of a kind that is read: the fault, and the remedy."""
+
+
+def _convert(image: Image.Image, encoded: bytes, turn: int) -> EncodedImage:
+    """Return an image that is loaded as its file is, if TensorFlow decodes it so; else encode it anew."""
+    kind, fixes = image.format or "", []
+    target = _FORMATS.get(kind) or CONVERTED[kind].lower()
     if kind not in _FORMATS:
-        raise _refuse(place, f"is a {kind} image", "convert it to JPEG or PNG")
-    if kind == "PNG" or mode in ("L", "RGB"):
-        return EncodedImage(encoded, _FORMATS[kind], height, width)
-    if mode != "CMYK":
-        raise _refuse(place, f"is a {mode} JPEG", "convert it to RGB")
-    return EncodedImage(to_rgb_jpeg(encoded), "jpeg", height, width, CMYK_FIX)
+        fixes.append(f"{kind} made {CONVERTED[kind]}")
+    if turn != 1:
+        fixes.append(TURN_FIX)
+        left = _read_turn(image)  # 1 for a TIFF that Pillow has turned
+        image = image.transpose(_TURNS[left]) if left != 1 else image
+    if image.mode.startswith("I") or (kind == "PNG" and _png_depth(encoded) == 16):
+        fixes.append(DEPTH_FIX)
+        image = _to_eight_bits(image)
+    if image.mode == "F":
+        raise _RefusedError(f"is a {kind} of floating-point numbers", "scale them to 0..255 and write a PNG")
+    if kind in ("JPEG", "MPO") and image.mode not in ("L", "RGB"):
+        if image.mode != "CMYK":
+            raise _RefusedError(f"is a {image.mode} JPEG", "convert it to RGB")
+        fixes.append(CMYK_FIX)
+    if fixes:
+        encoded = _encode(image, target)
+    stored_format = "" if kind in _FORMATS else kind.lower()
+    return EncodedImage(encoded, target, image.height, image.width, " and ".join(fixes), turn, stored_format)
+
+
+def _encode(image: Image.Image, target: str) -> bytes:
+    buffer = io.BytesIO()
+    if target == "jpeg":
+        image.convert("RGB").save(buffer, "JPEG", quality=_JPEG_QUALITY)
+    else:
+        image.convert("L" if image.mode in ("1", "L") else "RGB").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    """Keep the upper 8 of 16 bits, as TensorFlow's PNG decoder does; Pillow has done so for colours."""
+    if not image.mode.startswith("I"):
+        return image
+    values: npt.NDArray[np.int64] = np.clip(np.asarray(image).astype(np.int64), 0, 0xFFFF)
+    return Image.fromarray((values >> 8).astype(np.uint8))
+
+
+def _read_turn(image: Image.Image) -> int:
+    """Return the orientation that EXIF or XMP gives an image, 1..8; 1, as stored, when there is none or nonsense."""
+    try:
+        turn = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # of what is wrong with EXIF only; as different as with images
+        return 1
+    return turn if turn in range(1, 9) else 1
+
+
+def _png_depth(encoded: bytes) -> int:
+    """Return the bits of a sample, which the first chunk of a PNG has after its width and height."""
+    return encoded[24]
 
 
 def _refuse(place: object, fault: str, remedy: str) -> DataError:
@@ -101,10 +216,8 @@ def _refuse(place: object, fault: str, remedy: str) -> DataError:
 
 def to_rgb_jpeg(encoded: bytes) -> bytes:
     """Encode an image that Pillow decodes as a JPEG in RGB; equal bytes for equal ones, by the same Pillow."""
-    buffer = io.BytesIO()
-    with Image.open(io.BytesIO(encoded)) as image:
-        image.convert("RGB").save(buffer, "JPEG", quality=_JPEG_QUALITY)
-    return buffer.getvalue()
+    with Image.open(io.BytesIO(encoded), formats=_READ) as image:
+        return _encode(image, "jpeg")
 
 
 def stat_image(path: Path) -> os.stat_result:
@@ -115,10 +228,11 @@ def stat_image(path: Path) -> os.stat_result:
         raise _missing(path) from None
 
 
-def _walk_jpeg(encoded: bytes) -> tuple[int, int] | None:
+def _walk_jpeg(encoded: bytes, upright: bool) -> tuple[int, int] | None:
     """Read height and width of a JPEG of one or three components that ends where a JPEG ends (ITU T.81, annex B).
 
-    Data that is cut off does not end so: within a scan 0xff is followed by 0 or a restart marker only.
+    Data that is cut off does not end so: within a scan 0xff is followed by 0 or a restart marker only. None as well for
+    one that is to be turned `upright`.
     """
     if not encoded.endswith(_JPEG_END):
         return None
@@ -132,14 +246,33 @@ def _walk_jpeg(encoded: bytes) -> tuple[int, int] | None:
             if len(body) < 6 or body[0] != 8 or body[5] not in (1, 3):  # bits, and components
                 return None
             size = int.from_bytes(body[1:3], "big"), int.from_bytes(body[3:5], "big")
-        elif not (marker in (0xC4, 0xDB, 0xDD) or marker >= 0xE0) or length < 2:
+        elif (
+            not (marker in (0xC4, 0xDB, 0xDD) or marker >= 0xE0)
+            or length < 2
+            or (marker == 0xE1 and upright and _may_turn(encoded[position + 4 : position + 2 + length]))
+        ):
             return None
         position += 2 + length
     return None
 
 
-def _walk_png(encoded: bytes) -> tuple[int, int] | None:
-    """Read height and width of a PNG whose chunks all match their checksums, the last being the end."""
+def _may_turn(segment: bytes) -> bool:
+    """Return whether a segment of metadata may say that the image is to be turned."""
+    if not segment.startswith(_EXIF):
+        return _XMP_TURN in segment
+    marks = Image.Exif()
+    try:
+        marks.load(segment)
+    except Exception:  # of what is wrong with EXIF only; as different as with images
+        return False
+    return marks.get(ExifTags.Base.Orientation, 1) in range(2, 9)
+
+
+def _walk_png(encoded: bytes, upright: bool) -> tuple[int, int] | None:
+    """Read height and width of a PNG of at most 8 bits whose chunks all match their checksums, the last being the end.
+
+    None as well for one with metadata that may say that it is to be turned `upright`.
+    """
     if not encoded.startswith(_PNG_START):
         return None
     view, position, has_pixels = memoryview(encoded), len(_PNG_START), False
@@ -151,6 +284,10 @@ def _walk_png(encoded: bytes) -> tuple[int, int] | None:
             return None
         if kind == b"IHDR" and length == 13:
             height, width = (int.from_bytes(view[at : at + 4], "big") for at in (position + 12, position + 8))
+            if _png_depth(encoded) > 8:
+                return None
+        if upright and (kind == b"eXIf" or bytes(view[position + 8 : stop][:21]).startswith(_PNG_MARKS)):
+            return None
         has_pixels = has_pixels or kind == b"IDAT"
         position = stop + 4
         if kind == _PNG_END:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from gaudi_datasets.linting.rules import (
     OTHER_SIZE,
     OVERLAP,
     REENCODED,
-    ROTATED,
+    TURNED,
     UNREADABLE,
     Finding,
     Rule,
@@ -84,9 +85,10 @@ def test_a_truncated_image_is_unreadable(encode: Encode, kind: str, share: float
     assert f" {size}" in text
 
 
-@pytest.mark.parametrize("kind", ["GIF", "BMP", "WEBP", "TIFF"])
-def test_other_formats_are_unreadable(encode: Encode, kind: str) -> None:
-    assert say(stored(encode(1, kind), "a.jpg")) == [(UNREADABLE, f"place 0 {kind} JPEG PNG")]
+@pytest.mark.parametrize(("kind", "made"), [("GIF", "PNG"), ("BMP", "PNG"), ("WEBP", "JPEG"), ("TIFF", "PNG")])
+def test_other_formats_are_converted_and_told(encode: Encode, kind: str, made: str) -> None:
+    assert say(stored(encode(1, kind), f"a.{kind.lower()}", (60, 80))) == [(REENCODED, f"place 0 {kind} {made}")]
+    assert (MISLABELLED, f"place 0 {kind} JPEG") in say(stored(encode(1, kind), "a.jpg"))
 
 
 def test_what_cannot_be_read_is_named_once() -> None:
@@ -112,7 +114,7 @@ def test_oddities_lose_nothing(encode: Encode) -> None:
         (REENCODED, "place 0 CMYK JPEG RGB"),
         (MISLABELLED, "place 1 PNG JPEG"),
         (MISLABELLED, "place 2 JPEG PNG"),
-        (ROTATED, "place 3 EXIF 3"),
+        (TURNED, "place 3 EXIF 3"),
     ]
     assert not any(rule.loses for rule, _ in findings)
 
@@ -125,14 +127,29 @@ def test_no_turn_and_nonsense_in_exif_are_passed_over(turn: int) -> None:
 def test_another_size_than_annotated_is_a_loss(encode: Encode) -> None:
     assert say(
         stored(encode(1), "a.jpg", (60, 81)),
-        stored(turned(2, 6), "b.jpg", (80, 60)),
-        stored(turned(3, 6), "c.jpg", (60, 80)),
+        stored(turned(2, 6), "b.jpg", (80, 61)),
+        stored(turned(3, 3), "c.jpg", (80, 60)),
     ) == [
         (OTHER_SIZE, "place 0 60 80 60 81"),
-        (ROTATED, "place 1 EXIF 6"),
-        (OTHER_SIZE, "place 1 60 80 80 60 EXIF"),
-        (ROTATED, "place 2 EXIF 6"),
+        (TURNED, "place 1 EXIF 6"),
+        (OTHER_SIZE, "place 1 80 60 80 61"),
+        (TURNED, "place 2 EXIF 3"),
+        (OTHER_SIZE, "place 2 60 80 80 60"),
     ]
+
+
+@pytest.mark.parametrize(("size", "with_boxes"), [((80, 60), False), ((60, 80), True), (None, False)])
+def test_boxes_of_stored_pixels_are_told(size: tuple[int, int] | None, with_boxes: bool) -> None:
+    findings, _, sizes_hw = check_images(hold(stored(turned(1, 6), "a.jpg", size)))
+    assert [one.rule for one in findings] == [TURNED]
+    assert ("boxes" in findings[0].what) == with_boxes
+    assert sizes_hw.tolist() == [[80, 60]]
+
+
+def test_images_in_records_are_not_turned() -> None:
+    images = replace(hold(stored(turned(1, 6), "a.jpg", (60, 80))), upright=False)
+    findings, _, sizes_hw = check_images(images)
+    assert (findings, sizes_hw.tolist()) == ([], [[60, 80]])
 
 
 def test_equal_contents_are_found_within_a_set_and_between_two(encode: Encode) -> None:

@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import read_image
+from gaudi_datasets.image_files import IMAGE_ENDINGS, read_image
 from gaudi_datasets.memory import decide_cache
 from gaudi_datasets.sampling import InputOptions
 
-IMAGE_ENDINGS = (".jpeg", ".jpg", ".png")
 VIDEO_ENDINGS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
 
 

@@ -21,7 +21,7 @@ from gaudi_apps.inference.visualizer import Image, write_image
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_apps.training.run_dir import RUN_FILE
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import read_image
+from gaudi_datasets.image_files import check_image, read_image
 from gaudi_datasets.output_files import staging_folder
 from gaudi_datasets.program import describe_error
 from gaudi_models.weights import LoadReport, WeightsFile, WeightsMetadata, assign_weights, read_weights
@@ -304,7 +304,7 @@ def _prepare(image: ImageInput, prepare: Preprocessor) -> npt.NDArray[np.float32
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
             raise DataError(f"an image is {image.dtype} {list(image.shape)}; give uint8 [height, width, 3] in RGB")
         return np.asarray(prepare.from_pixels(image))
-    encoded = image if isinstance(image, bytes) else read_image(Path(image)).encoded
+    encoded = (check_image(image, "the image") if isinstance(image, bytes) else read_image(Path(image))).encoded
     try:
         return np.asarray(prepare.from_encoded(encoded))
     except prepare.errors as error:

@@ -87,7 +87,7 @@ def write_first_images(folder: Path, images: Iterable[tuple[int, Image]], num_im
 
 
 def decode_image(encoded: bytes) -> Image:
-    """Decode an image to uint8 [height, width, 3], RGB; orientation tags are not applied, as in training."""
+    """Decode an image to uint8 [height, width, 3], RGB, its pixels as they are stored; `check_image` has turned it."""
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)

@@ -91,7 +91,7 @@ def decode_example(content: bytes, num_classes: int, place: object, *, image_id:
     if "image/height" in features and "image/width" in features:
         height, width = features.one("int64", "image/height"), features.one("int64", "image/width")
     else:
-        image = check_image(encoded, place, decode=False)
+        image = check_image(encoded, place, decode=False, upright=False)
         height, width = image.height, image.width
     name = features.one("bytes", "image/filename", default=b"").decode(errors="replace")
     return ClassificationExample(image_id, encoded, height, width, label - 1, name)

@@ -119,7 +119,7 @@ def _make_source(
         offsets=np.array([offset for *_, offset in found], np.int64) if is_tar else None,
         in_class_folders=not flat,
     )
-    return ListedSource(files, only_jpeg=True)
+    return ListedSource(files, only_jpeg=True, upright=False)
 
 
 def _list_synset_tars(tar: Path) -> list[Member]:

@@ -100,12 +100,14 @@ class ListedSource:
     Args:
         files: all that are listed.
         only_jpeg: a PNG is encoded anew, as a JPEG.
+        upright: images are turned as EXIF says; the original's records of ImageNet have them as they are stored.
     """
 
-    def __init__(self, files: FileList, *, only_jpeg: bool = False) -> None:
+    def __init__(self, files: FileList, *, only_jpeg: bool = False, upright: bool = True) -> None:
         order = list(range(len(files)))
         random.Random(0).shuffle(order)  # the original's order
-        self.name, self.files, self.only_jpeg = str(files.root), files, only_jpeg
+        self.name, self.files = str(files.root), files
+        self.only_jpeg, self.upright = only_jpeg, upright
         self.rows = np.array(order, np.int64)  # of `files`, in the order of this source
         self.fingerprint = files.fingerprint()
 
@@ -139,7 +141,7 @@ class ListedSource:
     def read_image(self, index: int, *, decode: bool = False) -> EncodedImage:
         """Read the image alone, with its format and what was fixed in it; `decode` and errors as in `check_image`."""
         row = int(self.rows[index])
-        image = check_image(self.files.read(row), self.files.place(row), decode=decode)
+        image = check_image(self.files.read(row), self.files.place(row), decode=decode, upright=self.upright)
         if self.only_jpeg and image.format != "jpeg":
             return replace(image, encoded=to_rgb_jpeg(image.encoded), format="jpeg", fix=PNG_FIX)
         return image

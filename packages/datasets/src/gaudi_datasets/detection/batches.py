@@ -204,7 +204,7 @@ def cut_window(pixels: npt.NDArray[np.uint8], window: npt.NDArray[np.int32]) -> 
 
 def _decode_pixels(encoded: bytes, place: object) -> npt.NDArray[np.uint8]:
     # OpenCV fills up what is cut off, in silence.
-    image = check_image(encoded, place, decode=False)
+    image = check_image(encoded, place, decode=False, upright=False)
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     pixels: npt.NDArray[np.uint8] | None = cv2.imdecode(np.frombuffer(image.encoded, np.uint8), flags)
     if pixels is None:

@@ -71,7 +71,7 @@ def decode_example(content: bytes, label_of_category: Mapping[int, int], place: 
     if any(name in features for name in names):
         height, width = (features.one("int64", name) for name in names)
     else:
-        image = check_image(encoded, place, decode=False)
+        image = check_image(encoded, place, decode=False, upright=False)
         height, width = image.height, image.width
     count = len(features.many("float", f"image/object/bbox/{_SIDES[0]}"))
     columns = [features.many("float", f"image/object/bbox/{side}", count) for side in _SIDES]

@@ -72,7 +72,7 @@ def write_records(
             "boxes": {"kept": source.num_boxes, "of": boxes_total, "dropped": dropped},
             "categories": [asdict(category) for category in source.categories],
         },
-        fingerprint=f"{source.hash_state()} {decode}",
+        fingerprint=f"{source.hash_state()} {decode} upright",
         shards=shards or min(_MAX_SHARDS, -(-len(source) // _IMAGES_PER_SHARD)),
         processes=processes,
         overwrite=overwrite,

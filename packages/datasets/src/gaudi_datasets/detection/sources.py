@@ -7,11 +7,12 @@ import hashlib
 import json
 import operator
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category, CocoAnnotations, parse_category
 from gaudi_datasets.detection.examples import DetectionExample, decode_example
@@ -21,6 +22,10 @@ from gaudi_datasets.image_files import EncodedImage, read_image, stat_image
 from gaudi_datasets.records.record_sets import RecordSet
 
 __all__ = ["CocoSource", "DetectionExample", "DetectionSource", "RecordSource", "ground_truth"]
+
+
+# Annotations that say the size of the stored pixels were drawn on these.
+WITH_BOXES = "with its boxes"
 
 
 class DetectionSource(Protocol):
@@ -168,15 +173,17 @@ class CocoSource:
         return self.join(index, self.read_image(index))
 
     def read_image(self, index: int) -> EncodedImage:
-        """Read one image without its boxes.
+        """Read one image without its boxes, upright.
 
         Raises:
             MissingInputError: the file is not there.
-            DataError: it is damaged, no JPEG or PNG, or of another size than annotated.
+            DataError: it is damaged, no image, or of another size than annotated, both stored and upright.
         """
         path = self._image_dir / self._file_names[index]
         image = read_image(path, decode=self._decode)
         height, width = int(self._heights[index]), int(self._widths[index])
+        if (image.height, image.width) != (height, width) == image.stored_size:
+            return replace(image, fix=f"{image.fix} {WITH_BOXES}")
         if (image.height, image.width) != (height, width):
             raise DataError(
                 f"is {image.height} pixels high and {image.width} wide, annotated (image "
@@ -189,17 +196,30 @@ class CocoSource:
     def join(self, index: int, image: EncodedImage) -> DetectionExample:
         """Make the example of an image that `read_image` returned."""
         boxes = slice(self._box_splits[index], self._box_splits[index + 1])
+        boxes_yxyx = self._boxes_yxyx[boxes]
+        if (image.height, image.width) != (self._heights[index], self._widths[index]):  # annotated as it is stored
+            boxes_yxyx = turn_boxes(boxes_yxyx, image.turn)
         return DetectionExample(
             image_id=int(self._image_ids[index]),
             encoded=image.encoded,
             height=image.height,
             width=image.width,
-            boxes_yxyx=self._boxes_yxyx[boxes],
+            boxes_yxyx=boxes_yxyx,
             labels=self._labels[boxes],
             is_crowd=self._is_crowd[boxes],
             areas=self._areas[boxes],
             file_name=self._file_names[index],
         )
+
+
+def turn_boxes(boxes_yxyx: npt.NDArray[np.float32], turn: int) -> npt.NDArray[np.float32]:
+    """Turn boxes of stored pixels as an image of EXIF orientation 5..8 is turned: float32 [n, 4] in 0..1."""
+    y0, x0, y1, x1 = boxes_yxyx.T
+    if turn in (6, 7):  # what was at the bottom comes to the left
+        y0, y1 = 1 - y1, 1 - y0
+    if turn in (7, 8):  # what was at the right comes to the top
+        x0, x1 = 1 - x1, 1 - x0
+    return np.stack([x0, y0, x1, y1], axis=1)
 
 
 def ground_truth(source: DetectionSource) -> dict[str, list[dict[str, Any]]]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from gaudi_datasets.documents import load_yaml, shorten
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.image_files import IMAGE_ENDINGS, read_size
 
-# What the tools that read this format take for images; others than JPEG and PNG are refused when they are read.
-_IMAGE_SUFFIXES = {".bmp", ".dng", ".gif", ".heic", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"}
+# What the tools that read this format take for images; the last three are refused, by name, when they are read.
+_IMAGE_SUFFIXES = {*IMAGE_ENDINGS, ".dng", ".heic", ".pfm"}
 _FIELDS = "class cx cy w h"
 # Values are rounded to some four to six digits, so a corner this little past the edge, as a share of the image, is on
 # it: less than a tenth of a pixel of 640.
@@ -28,7 +26,8 @@ def read_yolo(data: str | Path, image_set: str) -> tuple[dict[str, list[dict[str
     Category ids are the class numbers plus 1, image ids 1..n by path. The YAML file gives `names` (a list, or an object
     by number) and for each set a folder, a text file that lists images, or several of these, relative to `path`, which
     is relative to the YAML file. The labels of images/a/b.jpg are labels/a/b.txt, a box a line: class, and centre and
-    size as shares of the image; without that file, or when it is empty, there are no boxes.
+    size as shares of the image as people see it, turned as EXIF says. Without that file, or when it is empty, there are
+    no boxes.
 
     Args:
         data: the YAML file.
@@ -48,7 +47,7 @@ def read_yolo(data: str | Path, image_set: str) -> tuple[dict[str, list[dict[str
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for image_id, path in enumerate(paths, 1):
-        width, height = _image_size(path)
+        height, width = read_size(path)
         images.append(
             {"id": image_id, "file_name": path.relative_to(folder).as_posix(), "height": height, "width": width}
         )
@@ -125,19 +124,6 @@ def _labels_of(image: Path) -> Path:
             parts[position] = "labels"
             break
     return Path(*parts).with_suffix(".txt")
-
-
-def _image_size(path: Path) -> tuple[int, int]:
-    """Read width and height from the head of the file."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(path) as image:
-                return image.size
-    except FileNotFoundError:
-        raise MissingInputError("there is no such image", path=path, remedy="fix the list that names it") from None
-    except Exception:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
-        raise DataError("is no image that Pillow knows", path=path, remedy="fetch it again or leave it out") from None
 
 
 def _read_boxes(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,10 +12,9 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image
 
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import check_image
+from gaudi_datasets.image_files import TURN_FIX, check_image
 from gaudi_datasets.linting.rules import (
     DUPLICATE,
     MISLABELLED,
@@ -25,7 +22,7 @@ from gaudi_datasets.linting.rules import (
     OTHER_SIZE,
     OVERLAP,
     REENCODED,
-    ROTATED,
+    TURNED,
     UNREADABLE,
     Finding,
     Rule,
@@ -37,7 +34,8 @@ Progress = Callable[[int, int], None]
 StoredImage: TypeAlias = tuple[bytes, str, tuple[int, int] | None]
 """An image as it is stored, the name of its file, and its annotated height and width in pixels, if there are any."""
 
-_FORMAT_OF_ENDING = {".jpg": "jpeg", ".jpeg": "jpeg", ".jpe": "jpeg", ".png": "png"}
+_FORMAT_OF_ENDING = {".jpg": "jpeg", ".jpeg": "jpeg", ".jpe": "jpeg", ".png": "png", ".tif": "tiff", ".tiff": "tiff"}
+_FORMAT_OF_ENDING |= {f".{name}": name for name in ("bmp", "gif", "webp")}
 _AT_ONCE = 1024  # results that wait; the images themselves are gone by then
 
 
@@ -49,11 +47,13 @@ class ImageSet:
         count: the number of images.
         where: gives the name of image `index` in messages: its file, or its record.
         read: reads one; MissingInputError, DataError or OSError when it cannot be.
+        upright: images are turned as EXIF says; those in records stay as they are stored.
     """
 
     count: int
     where: Callable[[int], str]
     read: Callable[[int], StoredImage]
+    upright: bool = True
 
 
 def check_images(
@@ -114,22 +114,23 @@ def _inspect(images: ImageSet, index: int) -> tuple[list[Finding], bytes, tuple[
     encoded, file_name, annotated = stored
     digest = hashlib.sha256(encoded).digest()
     try:
-        image = check_image(encoded, where)
+        image = check_image(encoded, where, upright=images.upright)
     except DataError as error:
         return [_fault(UNREADABLE, where, error)], digest, (0, 0)
-    findings, turn = [], _read_turn(encoded)
-    if image.fix:
+    findings, size_hw = [], (image.height, image.width)
+    if image.fix and image.fix != TURN_FIX:
         findings.append(Finding(REENCODED, where, image.fix))
-    said = _FORMAT_OF_ENDING.get(PurePath(file_name).suffix.lower(), image.format)
-    if said != image.format:
-        findings.append(Finding(MISLABELLED, where, f"is a {image.format.upper()}, named as a {said.upper()}"))
-    if turn != 1:
-        findings.append(Finding(ROTATED, where, f"has EXIF orientation {turn}"))
-    if annotated is not None and annotated != (image.height, image.width):
+    stored_format = image.stored_format or image.format
+    said = _FORMAT_OF_ENDING.get(PurePath(file_name).suffix.lower(), stored_format)
+    if said != stored_format:
+        findings.append(Finding(MISLABELLED, where, f"is a {stored_format.upper()}, named as a {said.upper()}"))
+    if image.turn != 1:
+        boxes = ", and its boxes with it" if annotated not in (None, size_hw) and annotated == image.stored_size else ""
+        findings.append(Finding(TURNED, where, f"has EXIF orientation {image.turn}{boxes}"))
+    if annotated not in (None, size_hw, image.stored_size):
         what = f"is {image.height} pixels high and {image.width} wide, annotated as {annotated[0]} and {annotated[1]}"
-        turned = turn >= 5 and annotated == (image.width, image.height)
-        findings.append(Finding(OTHER_SIZE, where, what + ", as EXIF would turn it" * turned))
-    return findings, digest, (image.height, image.width)
+        findings.append(Finding(OTHER_SIZE, where, what))
+    return findings, digest, size_hw
 
 
 def _read(images: ImageSet, index: int) -> StoredImage | Finding:
@@ -143,15 +144,3 @@ def _read(images: ImageSet, index: int) -> StoredImage | Finding:
 
 def _fault(rule: Rule, where: str, error: Exception) -> Finding:
     return Finding(rule, where, str(error).removeprefix(f"{where}: "))
-
-
-def _read_turn(encoded: bytes) -> int:
-    """Return the EXIF orientation of an image that decodes, 1..8; 1, as stored, when it has none or nonsense."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(encoded)) as image:
-                turn = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # of what is wrong with EXIF only; as different as with images
-        return 1
-    return turn if turn in range(1, 9) else 1

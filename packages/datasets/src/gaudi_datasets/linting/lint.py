@@ -103,7 +103,7 @@ def record_images(source: DetectionSource | ClassificationSource) -> ImageSet:
         size = (example.height, example.width)
         return example.encoded, example.file_name, size if all(size) else None
 
-    return ImageSet(len(source), lambda index: f"{source.name}: image {index}", read)
+    return ImageSet(len(source), lambda index: f"{source.name}: image {index}", read, upright=False)
 
 
 def annotations_of_records(source: DetectionSource) -> CocoAnnotations:

@@ -32,9 +32,9 @@ UNREADABLE = Rule("unreadable image", True, "ends a conversion; fetch it again, 
 OTHER_SIZE = Rule("size differs from annotation", True, "ends a conversion; the boxes may be of another image")
 NO_SIZE = Rule("box of no size", True, "left out; a loss of it would be NaN; fix or remove it")
 PAST_EDGE = Rule("box past the edge", True, "left out; clip it to the image, or fix it")
-REENCODED = Rule("re-encoded image", False, "stored as RGB JPEG, with nearly the same pixels")
+REENCODED = Rule("re-encoded image", False, "stored as JPEG or PNG of 8 bits in RGB, with nearly the same pixels")
 MISLABELLED = Rule("mislabelled image", False, "told by its content, so nothing is lost; rename it")
-ROTATED = Rule("rotated by EXIF", False, "pixels are used as stored; boxes must be of the stored image")
+TURNED = Rule("turned by EXIF", False, "turned upright, and its boxes where their image's size says so")
 DUPLICATE = Rule("duplicate image", False, "the same file content twice; keep one")
 SAME_BOX = Rule("duplicate box", False, "the same box and class twice in an image; keep one")
 OVERLAP = Rule("in both sets", False, "a score on an image that was trained on says nothing; keep it in one set")
@@ -42,7 +42,7 @@ NO_BOX = Rule("image without a box", False, "left out of training, kept in evalu
 UNUSED = Rule("class without boxes", False, "cannot be learned; leave it out, or add images of it")
 
 RULES = (
-    STRUCTURE, MISSING, UNREADABLE, OTHER_SIZE, NO_SIZE, PAST_EDGE, REENCODED, MISLABELLED, ROTATED, DUPLICATE,
+    STRUCTURE, MISSING, UNREADABLE, OTHER_SIZE, NO_SIZE, PAST_EDGE, REENCODED, MISLABELLED, TURNED, DUPLICATE,
     SAME_BOX, OVERLAP, NO_BOX, UNUSED,
 )  # fmt: skip
 

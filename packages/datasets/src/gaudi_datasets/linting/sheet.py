@@ -154,7 +154,7 @@ def _read_labels(source: Source, index: int) -> set[int]:
     """Return the classes that an image shows; none when it cannot be decoded."""
     try:
         example = source.read(index)
-        check_image(example.encoded, source.name)
+        check_image(example.encoded, source.name, upright=False)
     except (DataError, OSError):
         return set()
     return set(example.labels.tolist()) if isinstance(example, DetectionExample) else {example.label}

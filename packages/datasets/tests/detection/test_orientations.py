@@ -1,0 +1,134 @@
+"""One photo in the eight orientations of EXIF, annotated in each format, is one example."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gaudi_datasets.detection.coco import parse_coco, read_coco
+from gaudi_datasets.detection.records import describe_records, write_records
+from gaudi_datasets.detection.sources import CocoSource, RecordSource, turn_boxes
+from gaudi_datasets.detection.voc import read_voc
+from gaudi_datasets.detection.yolo import read_yolo
+from gaudi_datasets.image_files import TURN_FIX, check_image
+
+TURNS = range(1, 9)
+HEIGHT, WIDTH = 60, 80  # as people see it
+BOX_XYWH = (8.0, 6.0, 20.0, 12.0)  # of a bright rectangle at the top left
+BOX_YXYX = (0.1, 0.1, 0.3, 0.35)
+METHODS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+def write_photo(path: Path, turn: int) -> None:
+    """Write a photo that is seen upright only if its mark is obeyed."""
+    pixels = np.full((HEIGHT, WIDTH, 3), 30, np.uint8)
+    pixels[6:18, 8:28] = 220
+    stored, marks = Image.fromarray(pixels), Image.Exif()
+    if turn != 1:
+        stored = stored.transpose(METHODS[turn])
+    marks[0x0112] = turn
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stored.save(path, quality=95, exif=marks)
+
+
+def open_yolo(folder: Path, turn: int) -> CocoSource:
+    write_photo(folder / "images" / "a.jpg", turn)
+    (folder / "labels").mkdir()
+    x, y, width, height = BOX_XYWH
+    shares = (x + width / 2) / WIDTH, (y + height / 2) / HEIGHT, width / WIDTH, height / HEIGHT
+    (folder / "labels" / "a.txt").write_text(" ".join(["0", *map(str, shares)]))
+    (folder / "data.yaml").write_text("path: .\ntrain: images\nnames: [light]\n")
+    document, images = read_yolo(folder / "data.yaml", "train")
+    return CocoSource(parse_coco(document, folder / "data.yaml"), images, keep_empty=False)
+
+
+def open_voc(folder: Path, turn: int) -> CocoSource:
+    write_photo(folder / "JPEGImages" / "a.jpg", turn)
+    for name in ("Annotations", "ImageSets/Main"):
+        (folder / name).mkdir(parents=True)
+    (folder / "ImageSets" / "Main" / "train.txt").write_text("a\n")
+    x, y, width, height = BOX_XYWH
+    (folder / "Annotations" / "a.xml").write_text(
+        f"<annotation><filename>a.jpg</filename><size><width>{WIDTH}</width><height>{HEIGHT}</height></size>"
+        f"<object><name>light</name><bndbox><xmin>{x}</xmin><ymin>{y}</ymin><xmax>{x + width}</xmax>"
+        f"<ymax>{y + height}</ymax></bndbox></object></annotation>"
+    )
+    return CocoSource(parse_coco(read_voc(folder, ["train"]), folder), folder / "JPEGImages", keep_empty=False)
+
+
+def open_coco(
+    folder: Path, turn: int, size_hw: tuple[int, int] = (HEIGHT, WIDTH), box: tuple[float, ...] = BOX_XYWH
+) -> CocoSource:
+    write_photo(folder / "images" / "a.jpg", turn)
+    document = {
+        "images": [{"id": 1, "file_name": "a.jpg", "height": size_hw[0], "width": size_hw[1]}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": list(box)}],
+        "categories": [{"id": 1, "name": "light"}],
+    }
+    (folder / "a.json").write_text(json.dumps(document))
+    return CocoSource(read_coco(folder / "a.json"), folder / "images", keep_empty=False)
+
+
+@pytest.mark.parametrize("opener", [open_yolo, open_voc, open_coco])
+@pytest.mark.parametrize("turn", TURNS)
+def test_boxes_drawn_on_what_people_see_are_right(
+    tmp_path: Path, opener: Callable[[Path, int], CocoSource], turn: int
+) -> None:
+    check(opener(tmp_path, turn), turn)
+
+
+STORED_BOXES = {5: (6, 8, 12, 20), 6: (6, 52, 12, 20), 7: (42, 52, 12, 20), 8: (42, 8, 12, 20)}
+
+
+@pytest.mark.parametrize(("turn", "box"), STORED_BOXES.items())
+def test_boxes_of_stored_pixels_are_turned_and_counted(
+    tmp_path: Path, turn: int, box: tuple[float, float, float, float]
+) -> None:
+    source = open_coco(tmp_path, turn, (WIDTH, HEIGHT), box)
+    check(source, turn)
+    annotations = read_coco(tmp_path / "a.json")
+    manifest = write_records(annotations, tmp_path / "images", tmp_path / "records", "train", keep_empty=False)
+    assert manifest["fixed"] == {f"{TURN_FIX} with its boxes": 1}
+    assert TURN_FIX in describe_records(manifest)
+    example = RecordSource(tmp_path / "records", "train").read(0)
+    assert (example.height, example.width) == (HEIGHT, WIDTH)
+    np.testing.assert_array_equal(example.boxes_yxyx, source.read(0).boxes_yxyx)
+    assert example.encoded == source.read(0).encoded
+
+
+def check(source: CocoSource, turn: int) -> None:
+    example = source.read(0)
+    assert (example.height, example.width) == (HEIGHT, WIDTH)
+    np.testing.assert_allclose(example.boxes_yxyx, [BOX_YXYX], atol=1e-6)
+    pixels = np.asarray(Image.open(io.BytesIO(example.encoded)).convert("L"), int)
+    assert pixels.shape == (HEIGHT, WIDTH)
+    assert pixels[8:16, 10:26].min() > 200
+    outside = np.ones_like(pixels, bool)
+    outside[4:20, 6:30] = False
+    assert pixels[outside].max() < 60
+    assert check_image(example.encoded, "x").turn == 1
+
+
+def test_turning_keeps_boxes_whole() -> None:
+    corners = np.sort(np.random.default_rng(1).random((2, 1000, 2)).astype(np.float32), axis=0)
+    boxes = np.concatenate([corners[0], corners[1]], axis=1)
+    for turn in (5, 6, 7, 8):
+        turned = turn_boxes(boxes, turn)
+        assert turned.dtype == np.float32
+        assert ((turned[:, :2] >= 0) & (turned[:, :2] < turned[:, 2:]) & (turned[:, 2:] <= 1)).all()
+        back = turn_boxes(turned, {6: 8, 8: 6}.get(turn, turn))
+        np.testing.assert_allclose(back, boxes, atol=1e-6)
