@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ def test_the_first_fault_is_named_and_all_are_counted() -> None:
     assert (first.path, first.record, first.field) == ("x.json", "category 8 (categories[1])", "n")
     assert str(first).endswith("(1 of 2 faults)")
     assert [(one.record, one.field) for one in first.errors] == [(first.record, "n"), ("categories[2]", None)]
+    again = copy.copy(first)  # by the rule that sends it from process to process
+    assert (str(again), again.count, len(again.errors)) == (str(first), 2, 2)
 
 
 def test_long_values_are_cut() -> None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mxnet as mx
 import pytest
@@ -65,6 +67,21 @@ def test_settings_say_if_a_process_is_a_rank(size: int) -> None:
     """Ranks on processors ask each other less often what is ready."""
     settings = make_settings(SSDMXNetConfig(), Distribution(RankInfo(size=size)))
     assert settings.device.is_rank == (size > 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "bn_group", "expected"), [(1, 1, {}), (2, 1, {}), (2, 2, {"HOROVOD_CYCLE_TIME": "1"})]
+)
+def test_ranks_that_sum_within_layers_poll_often(
+    monkeypatch: pytest.MonkeyPatch, size: int, bn_group: Any, expected: dict[str, str]
+) -> None:
+    monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
+    config = SSDMXNetConfig()
+    config = replace(config, distribution=replace(config.distribution, bn_group=bn_group))
+    assert make_settings(config, Distribution(RankInfo(size=size))).distribution.environment == expected
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "7")
+    kept = dict.fromkeys(expected, "7")
+    assert make_settings(config, Distribution(RankInfo(size=size))).distribution.environment == kept
 
 
 def test_without_mxnet_the_program_names_the_extra(tmp_path: Path) -> None:

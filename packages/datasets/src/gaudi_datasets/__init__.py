@@ -1,6 +1,6 @@
 """Data sets for detection and classification: fetch, check, convert, read, augment and score.
 
-Names are loaded when they are first used, so that importing the package imports nothing else.
+Names are loaded when they are first used, so that importing the package imports no library.
 """
 
 from typing import TYPE_CHECKING

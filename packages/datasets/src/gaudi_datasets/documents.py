@@ -25,7 +25,7 @@ class RecordError(GaudiError):
 
 
 class FaultyRecordsError(DataError):
-    """Records of a file have faults.
+    """Records of a file, or entries of a folder, have faults.
 
     Its message and fields are those of the first fault; `errors` holds those of the first thousand.
 
@@ -45,7 +45,10 @@ class FaultyRecordsError(DataError):
             field=first.field,
             remedy=remedy and remedy + more,
         )
-        self.errors = errors
+        self.errors, self.count = errors, count
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.errors, self.count)
 
 
 def load_json(path: Path) -> Any:

@@ -47,7 +47,7 @@ def parse_flags(
     `gaudi_datasets.arguments` says how they may be written.
 
     Args:
-        config_class: a dataclass, or a union of them.
+        config_class: a dataclass, or a union of them, which type checkers must be told is of type Any.
         argv: the arguments, without the program's name.
         prog: the program's name for usage and errors.
         description: what stands at the top of the help text; the docstring of `config_class` when None.

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import select
@@ -270,3 +271,21 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path, processes: int) -> N
         assert program.returncode == 0, error
         used.append(int(out) / 1024)
     assert used[1] - used[0] < 8  # MiB, where the data grows by 90
+
+
+def _encode_number(index: int) -> tuple[bytes, str]:
+    return f"record {index}".encode(), ""
+
+
+def test_no_worker_goes_on_after_a_fault_in_this_process(tmp_path: Path) -> None:
+    """The exception is kept, and with it the frames that hold what they have opened."""
+
+    def fail(done: int, total: int) -> None:
+        raise RuntimeError(f"{done} of {total}")
+
+    with pytest.raises(RuntimeError) as kept:
+        write_shards(
+            _encode_number, 64, tmp_path, "train", manifest={}, fingerprint="x", shards=16, processes=2, progress=fail
+        )
+    assert kept.value.args == ("4 of 64",)
+    assert multiprocessing.active_children() == []

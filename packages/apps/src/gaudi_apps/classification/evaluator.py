@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EVALUATION, IMAGES = "evaluation.json", "pictures"
-_COLUMNS = ("positions", "labels", "classes", "probabilities", "losses")
 
 
 @dataclass(frozen=True, eq=False)

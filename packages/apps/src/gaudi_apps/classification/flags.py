@@ -86,7 +86,7 @@ class DataFlags(flags.DataFlags):
     @property
     def folder(self) -> str | None:
         """Return the folder of the images; None with random images."""
-        return self.data_dir or self.jpeg_data_dir
+        return self.data_dir or self.jpeg_data_dir or None
 
 
 @dataclass(frozen=True)

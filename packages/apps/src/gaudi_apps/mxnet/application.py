@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -22,6 +23,7 @@ from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
 from gaudi_distributed import Communicator, SingleProcess
+from gaudi_distributed.cluster.elastic import CYCLE_VARIABLE
 
 if TYPE_CHECKING:
     from gaudi_apps.training.run_dir import RunFolder
@@ -213,6 +215,10 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
     if distribution.rank_info.size > 1:
         communication = replace(distribution.communication, engine="horovod_mxnet")
         distribution = replace(distribution, communication=communication)
+        if config.distribution.bn_group > 1:
+            # Each of these layers waits for its sums, so ranks of processors poll Horovod as often as by default.
+            environment = {CYCLE_VARIABLE: os.environ.get(CYCLE_VARIABLE, "1"), **distribution.environment}
+            distribution = replace(distribution, environment=environment)
     validates = run.mode == "train_val" and not config.data.synthetic
     return RunSettings(
         device=DeviceSettings(

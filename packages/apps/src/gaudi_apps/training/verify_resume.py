@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from gaudi_apps.cli.flag_rules import make_short_run
+from gaudi_apps.cli.flag_rules import find_rules, make_short_run
 from gaudi_apps.runtime.errors import ResumeError
 from gaudi_apps.runtime.session import CHECKPOINTS
 from gaudi_apps.training.application import Application
@@ -68,9 +68,9 @@ def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed
     # Once a run has come to its end, there is nothing left to kill.
     kills = len(list(takewhile(lambda moment: _kill_after(command, *moment), planned)))
     if not kills:
-        raise ResumeError(
-            "verify-resume: the run ended before it could be killed", flag="--steps", remedy="give it more --steps"
-        )
+        flag = next(f"--{name}" for name, rules in find_rules(type(app.config)).items() if rules.length == "steps")
+        fault = "verify-resume: the run ended before it could be killed"
+        raise ResumeError(fault, flag=flag, remedy=f"give more {flag}")
     _run(command)
     first, second = (CheckpointFolder(folder / name / CHECKPOINTS).load_newest() for name in ("whole", "killed"))
     for field, what, one, other in (

@@ -32,12 +32,13 @@ def fetch_weights(name: str, output_dir: Path, display: FetchDisplay, *, mirror:
     Raises:
         DataError, MissingInputError, TransferError, UnsafeError: as `Fetcher.fetch`.
     """
+    mirror = mirror.rstrip("/")
     weights, fetcher = WEIGHTS[name], Fetcher(progress=display.transferred)
     folder, entries = output_dir / weights.folder, []
     with lock_folder(output_dir, display):
         for file in weights.files:
             path = folder / file.name
-            url = f"{mirror.rstrip('/')}{urlsplit(file.url).path}" if mirror else file.url
+            url = f"{mirror}{urlsplit(file.url).path}" if mirror else file.url
             check = None if file.sha256 else functools.partial(_check_content, file.name, folder)
             download = Download(url, path, file.sha256, file.size or None, check, _MOST_BYTES)
             state = "fetched" if fetcher.fetch(download) else "there already"

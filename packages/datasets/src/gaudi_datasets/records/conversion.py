@@ -7,6 +7,7 @@ written down before, so that this can be stopped at any time too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -17,7 +18,7 @@ import shutil
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -191,22 +192,25 @@ def _write_all(
         processes = min(len(os.sched_getaffinity(0)), count * len(missing) // shards // _RECORDS_WORTH_A_PROCESS)
     processes = min(processes, len(missing))
     done = sum(shard["records"] for shard in whole.values())
-    written = map(write, missing) if processes <= 1 else _write_in_workers(write, missing, processes)
-    for number, shard in zip(missing, written, strict=True):
-        # Here, so that the workers go on meanwhile.
-        with (staging / shard["name"]).open("rb") as file:
-            os.fsync(file.fileno())
-        write_json(notes[number], shard, durable=True)
-        whole[number] = shard
-        done += shard["records"]
-        if progress is not None:
-            progress(done, count)
+    with contextlib.ExitStack() as stack:
+        written: Iterable[dict[str, Any]] = map(write, missing)
+        if processes > 1:  # closed with the folder still locked, so that no worker of a conversion that failed goes on
+            written = stack.enter_context(contextlib.closing(_write_in_workers(write, missing, processes)))
+        for number, shard in zip(missing, written, strict=True):
+            # Here, so that the workers go on meanwhile.
+            with (staging / shard["name"]).open("rb") as file:
+                os.fsync(file.fileno())
+            write_json(notes[number], shard, durable=True)
+            whole[number] = shard
+            done += shard["records"]
+            if progress is not None:
+                progress(done, count)
     return [whole[number] for number in range(shards)]
 
 
 def _write_in_workers(
     write: Callable[[int], dict[str, Any]], numbers: Sequence[int], processes: int
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     # Spawned, because a fork of a process that has loaded TensorFlow may hang.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, _start_worker, (write,))

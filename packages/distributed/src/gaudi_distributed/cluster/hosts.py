@@ -353,7 +353,7 @@ def expand_task_counts(text: str, source: str = "SLURM_TASKS_PER_NODE") -> tuple
     """Return the ranks of each host from SLURM's short form: "2(x3),1" is 2, 2, 2, 1."""
     counts: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"([0-9]{1,4})(?:\(x([0-9]{1,4})\))?", part, re.ASCII)
+        found = re.fullmatch(r"([0-9]{1,4})(?:\(x([0-9]{1,6})\))?", part, re.ASCII)
         if found is None:
             raise _make_error(source, f"{text!r} is not a list of counts", remedy="it reads like 2(x3),1")
         counts += [read_slots(found[1], source)] * int(found[2] or 1)

@@ -83,11 +83,13 @@ class MomentumSGD(tf.Module):
         self.momentum = momentum
         self.rate_inside = rate_inside
         self.velocities = make_velocities(self.variables_trained)
-        decays = list(weight_decay) if isinstance(weight_decay, Sequence) else [weight_decay] * len(variables)
-        if len(decays) != len(variables):
-            raise ValueError(f"weight_decay has {len(decays)} values for {len(variables)} variables; give one for each")
+        count = len(self.variables_trained)
+        decays = list(weight_decay) if isinstance(weight_decay, Sequence) else [weight_decay] * count
+        if len(decays) != count:
+            raise ValueError(f"weight_decay has {len(decays)} values for {count} variables; give one for each")
         self._decays = [
-            0.0 if is_named(one, undecayed) else decay for one, decay in zip(variables, decays, strict=True)
+            0.0 if is_named(one, undecayed) else decay
+            for one, decay in zip(self.variables_trained, decays, strict=True)
         ]
 
     def apply(self, gradients: Sequence[Any], rate: Any) -> None:
