@@ -224,5 +224,5 @@ def select_part(document: Any, path: Path, max_images: int, names: Sequence[str]
 
 def _check_size(height: int, width: int, path: Path) -> None:
     image = read_image(path)
-    if (image.height, image.width) != (height, width):
+    if (height, width) not in ((image.height, image.width), image.stored_size):
         raise DataError(f"is {image.height}x{image.width}; the annotations say {height}x{width}", path=path)
