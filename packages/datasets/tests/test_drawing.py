@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gaudi_datasets.drawing import (
+    FALSE_ALARM,
+    HIT,
+    INK,
+    MISS,
     PAPER,
+    Outcomes,
     add_caption,
     class_colour,
     decode_image,
     draw_boxes,
+    draw_outcomes,
     fit_image,
     join_images,
     to_drawable,
@@ -131,3 +137,43 @@ def test_names_are_told_in_letters_that_the_font_has() -> None:
 def test_colours_of_neighbours_differ() -> None:
     colours = np.array([class_colour(label) for label in range(1, 40)], int)
     assert np.abs(np.diff(colours, axis=0)).sum(axis=1).min() > 150
+
+
+def make_outcomes() -> Outcomes:
+    """Return a hit and a false alarm above a miss, all apart."""
+    boxes = np.array([[0.1, 0.1, 0.4, 0.4], [0.1, 0.6, 0.4, 0.9]])
+    return Outcomes(
+        boxes,
+        np.array([1, 2]),
+        np.array([0.9, 0.8]),
+        np.array([True, False]),
+        np.array([[0.6, 0.1, 0.9, 0.4]]),
+        np.array([2]),
+    )
+
+
+def test_hits_are_green_false_alarms_red_and_misses_dashed() -> None:
+    drawn = pixels(draw_outcomes(paint(), make_outcomes(), NAMES))
+    for colour, row, columns in ((HIT, 256, slice(70, 250)), (FALSE_ALARM, 256, slice(390, 570))):
+        assert (drawn[row, columns] == colour).all()
+    dashed = (drawn[575, 64:256] == MISS).all(axis=1)
+    assert 0.4 < dashed.mean() < 0.6
+    assert make_outcomes().describe().split(", ") == ["1 hit", "1 false alarm", "1 miss"]
+
+
+def test_errors_come_first_where_the_number_of_boxes_is_bounded() -> None:
+    drawn = pixels(draw_outcomes(paint(), make_outcomes(), NAMES, max_boxes=2))
+    seen = [bool((drawn == colour).all(axis=2).sum() > 300) for colour in (HIT, FALSE_ALARM, MISS)]
+    assert seen == [False, True, True]
+    assert tuple(drawn[-1, -1]) == INK  # "+1 more"
+
+
+def test_the_number_of_boxes_that_are_not_drawn_is_written() -> None:
+    boxes = np.array([[0.05 * n, 0.05, 0.05 * n + 0.04, 0.2] for n in range(10)])
+    labels, scores = np.ones(10, int), np.linspace(0.9, 0.1, 10)
+    few = pixels(draw_boxes(paint(), boxes, labels, NAMES, scores=scores, max_boxes=3))
+    all_boxes = pixels(draw_boxes(paint(), boxes, labels, NAMES, scores=scores, max_boxes=10))
+    assert tuple(few[-1, -1]) == INK
+    assert tuple(all_boxes[-1, -1]) == GREY
+    counts = [(image == class_colour(1)).all(axis=2).sum() for image in (few, all_boxes)]
+    assert counts[0] < 0.5 * counts[1]

@@ -15,6 +15,7 @@ from gaudi_apps.inference.media import VideoWriter, read_frames
 from gaudi_apps.inference.predictor import predict_files
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.scoring import score_detections
+from gaudi_datasets.drawing import INK, PAPER, class_colour
 from gaudi_datasets.errors import DataError
 
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))
@@ -22,12 +23,12 @@ CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
 def run(network: Any, files: Sequence[Path], folder: Path, **options: Any) -> tuple[DetectionResults, list[str]]:
     lines: list[str] = []
-    score_threshold = options.pop("score_threshold", 0.3)
+    score_threshold, max_boxes = options.pop("score_threshold", 0.3), options.pop("max_boxes", 50)
     results = predict_files(
         Detector(network).detect,
         files,
         PREPROCESSOR,
-        lambda draft: DetectionResults(draft, CATEGORIES, score_threshold),
+        lambda draft: DetectionResults(draft, CATEGORIES, score_threshold, max_boxes),
         folder,
         write_line=lines.append,
         **{"batch_size": 2, "strict": False, **options},
@@ -65,11 +66,12 @@ def test_detections_are_listed_drawn_and_written(
     assert sorted(path.name for path in out.iterdir()) == names
 
     drawn = [cv2.imread(str(out / name)) for name in names[:3]]
-    # Enlarged four times: the frame of image 1 has its lower right corner at 271, and image 3 has none.
-    assert drawn[0].shape == (480, 600, 3)
-    frame = drawn[0][271, 100:260].astype(int)
+    # Below its caption, and enlarged four times: the frame of image 1 has its lower right corner at 271, image 3 none.
+    assert drawn[0].shape[1] == 600
+    assert (drawn[0][:4] == PAPER).all()
+    frame = drawn[0][-480:][271, 100:260].astype(int)
     assert np.abs(frame - 30).max(axis=1).min() > 60
-    assert np.abs(drawn[2][420:].astype(int) - 90).max() <= 1
+    assert np.abs(drawn[2][-60:].astype(int) - 90).max() <= 1
 
     detections = read(out / "detections.json")
     assert [(one["image_id"], one["category_id"]) for one in detections] == [(1, 9), (2, 7), (2, 7)]
@@ -84,18 +86,28 @@ def test_detections_are_listed_drawn_and_written(
     assert score_detections(table, detections).detections == 3
 
 
-def test_at_most_ten_are_drawn_best_first(oracle: Callable[..., Any], image_dir: Path, tmp_path: Path) -> None:
+def test_all_are_listed_and_those_that_are_not_drawn_are_counted(
+    oracle: Callable[..., Any], image_dir: Path, tmp_path: Path
+) -> None:
     rows = [
         ([0.2 * (n // 4), 0.2 * (n % 4), 0.2 * (n // 4) + 0.18, 0.2 * (n % 4) + 0.18], 1, 2 + n / 4) for n in range(12)
     ]
-    results, lines = run(oracle({5: rows}), [image_dir / "5.png"], tmp_path)
+    results, lines = run(oracle({5: rows}), [image_dir / "5.png"], tmp_path / "all")
     scores = [float(line.split()[1]) for line in lines]
-    assert len(scores) == 10
+    assert len(scores) == len(results.detections) == 12
     assert scores == sorted(scores, reverse=True)
     assert lines[0].split()[3:] == ["90", "48", "117", "70"]
-    assert len(results.detections) == 12
-    _, lines = run(oracle({5: rows}), [image_dir / "5.png"], tmp_path, score_threshold=0.985)
-    assert [float(line.split()[1]) >= 0.985 for line in lines] == [True] * len(lines) != [True] * 10
+    assert (results.boxes_left_out, results.images_cut) == (0, 0)
+    _, good = run(oracle({5: rows}), [image_dir / "5.png"], tmp_path / "good", score_threshold=0.985)
+    assert good == [line for line in lines if float(line.split()[1]) >= 0.985] != lines
+
+    # Fewer boxes are drawn, the best ones, and the number of the others is in the lower right corner.
+    few, cut_lines = run(oracle({5: rows}), [image_dir / "5.png"], tmp_path / "few", max_boxes=3)
+    assert (cut_lines, few.boxes_left_out, few.images_cut) == (lines, 9, 1)
+    full, cut = (cv2.imread(str(tmp_path / name / "5.png.png"))[-480:, :, ::-1] for name in ("all", "few"))
+    frames = [(image == class_colour(1)).all(axis=2) for image in (full, cut)]
+    assert 0 < frames[1].sum() < 0.4 * frames[0].sum()
+    assert cut[-1, -1].tolist() == list(INK) != full[-1, -1].tolist()
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])

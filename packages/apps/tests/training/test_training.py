@@ -116,12 +116,20 @@ def test_a_run_leaves_what_belongs_to_it(train: Program, tmp_path: Path) -> None
     assert done.status == 0, done.err
     assert "5/5 images" in done.out
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("checkpoints", "config.yaml", "curves.png", "dataloader", "detections.json", "evaluation.json"),
-        *("evaluations.jsonl", "history.jsonl", "pictures", "run.json", "summaries"),
+        *("analysis.json", "checkpoints", "config.yaml", "curves.png", "dataloader"),
+        *(
+            "detections.json",
+            "evaluation.json",
+            "evaluations.jsonl",
+            "history.jsonl",
+            "pictures",
+            "run.json",
+            "summaries",
+        ),
     ]
     assert [row["step"] for row in read_history(tmp_path / "history.jsonl")] == [1, 2, 3]
     assert json.loads((tmp_path / "evaluation.json").read_text())["step"] == 3
-    assert len(list((tmp_path / "pictures").iterdir())) == 5
+    assert len(list((tmp_path / "pictures").glob("*.png"))) == 5
     assert len(list((tmp_path / "dataloader").iterdir())) == 16
     assert list(tmp_path.rglob("*.xplane.pb")) != []
     # All but the checkpoints, which are known by their form, are in the record of the run.

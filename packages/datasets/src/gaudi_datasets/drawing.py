@@ -6,9 +6,10 @@ import bisect
 import colorsys
 import functools
 import io
+import itertools
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ Plate = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 SMALLEST_SIDE, LARGEST_SIDE = 640, 1280
 PAPER, INK, FAINT_INK = (255, 255, 255), (30, 30, 30), (110, 110, 110)
+HIT, FALSE_ALARM, MISS = (22, 163, 74), (220, 38, 38), (250, 204, 21)
 _MARGIN = 8
 _DASH = 10
 
@@ -27,6 +29,32 @@ def decode_image(encoded: bytes) -> Image.Image:
     """Decode a JPEG or PNG to RGB as training does, its pixels as they are stored; `check_image` has turned it."""
     with Image.open(io.BytesIO(encoded)) as image:
         return image.convert("RGB")
+
+
+class Outcomes(NamedTuple):
+    """Hold the detections in an image, compared with the truth.
+
+    Attributes:
+        boxes_yxyx: float [n, 4] in 0..1, of the detections.
+        labels: int [n], 1 for the first class.
+        scores: float [n].
+        is_hit: bool [n]: a detection found a box of its class; another one is a false alarm.
+        missed_yxyx, missed_labels: boxes [m, 4] of the truth that no detection found, and their labels [m].
+    """
+
+    boxes_yxyx: npt.NDArray[np.floating[Any]]
+    labels: npt.NDArray[np.integer[Any]]
+    scores: npt.NDArray[np.floating[Any]]
+    is_hit: npt.NDArray[np.bool_]
+    missed_yxyx: npt.NDArray[np.floating[Any]]
+    missed_labels: npt.NDArray[np.integer[Any]]
+
+    def describe(self) -> str:
+        """Return the numbers of hits, false alarms and misses in words."""
+        hits, misses = int(self.is_hit.sum()), len(self.missed_labels)
+        alarms = len(self.is_hit) - hits
+        words = ((hits, "hit", "hits"), (alarms, "false alarm", "false alarms"), (misses, "miss", "misses"))
+        return ", ".join(f"{number} {one if number == 1 else many}" for number, one, many in words)
 
 
 def draw_boxes(
@@ -39,6 +67,7 @@ def draw_boxes(
     scores: npt.NDArray[np.floating[Any]] | None = None,
     low: int = SMALLEST_SIDE,
     high: int | None = LARGEST_SIDE,
+    max_boxes: int | None = None,
 ) -> Image.Image:
     """Draw boxes with their class names; the image is brought to a readable size first.
 
@@ -51,32 +80,97 @@ def draw_boxes(
         scores: float [n], written after the names; the best is on top. Without them, small boxes are on top.
         low: of the longer side of the result, in pixels.
         high: likewise; None for no bound.
+        max_boxes: draw the first ones on top only, and write the number of the others; None: draw all.
     """
     canvas = fit_image(image, low, high)
-    pen, unit = ImageDraw.Draw(canvas), max(canvas.size) / SMALLEST_SIDE
-    height, width = canvas.height, canvas.width
-    corners = np.rint(np.clip(boxes_yxyx, 0, 1) * [height - 1, width - 1, height - 1, width - 1]).astype(int)
-    corners = corners.reshape(-1, 4)
+    corners = _to_corners(canvas, boxes_yxyx)
     crowd = np.zeros(len(corners), np.bool_) if is_crowd is None else is_crowd
     rank = -(corners[:, 2:] - corners[:, :2]).prod(axis=1) if scores is None else np.asarray(scores)
-    top_first = np.argsort(-rank, kind="stable")
-    for row in top_first[::-1]:
-        _draw_frame(pen, corners[row], class_colour(int(labels[row])), round(2 * unit), dashed=bool(crowd[row]))
-    font = _font(13 * unit)
-    ascent, descent = font.getmetrics()
-    tags: list[tuple[Plate, str, Colour]] = []
-    for row in top_first:
+    tags = []
+    for row in np.argsort(-rank, kind="stable"):
         label = int(labels[row])
         text = to_drawable(class_names[label - 1], label) + " (crowd)" * bool(crowd[row])
         text += "" if scores is None else f" {scores[row]:.2f}"
-        taken = [plate for plate, *_ in tags]
-        size = round(font.getlength(text)) + 6, ascent + descent
-        tags.append((_place_plate(canvas.size, corners[row], size, taken), text, class_colour(label)))
-    for (left, top, right, bottom), text, colour in tags[::-1]:
+        tags.append(_Tag(corners[row], text, class_colour(label), bool(crowd[row])))
+    _draw_tags(canvas, tags, max_boxes)
+    return canvas
+
+
+def draw_outcomes(
+    image: Image.Image,
+    outcomes: Outcomes,
+    class_names: Sequence[str],
+    *,
+    low: int = SMALLEST_SIDE,
+    high: int | None = LARGEST_SIDE,
+    max_boxes: int | None = None,
+) -> Image.Image:
+    """Draw hits green, false alarms red, and misses dashed in yellow, with class names and scores.
+
+    Errors are on top of hits, and the first to be drawn where `max_boxes` bounds the number; the other arguments are
+    those of `draw_boxes`.
+    """
+    canvas = fit_image(image, low, high)
+    found, missed = _to_corners(canvas, outcomes.boxes_yxyx), _to_corners(canvas, outcomes.missed_yxyx)
+
+    def name(label: int) -> str:
+        return to_drawable(class_names[label - 1], label)
+
+    hits: list[_Tag] = []
+    alarms: list[_Tag] = []
+    for row in np.argsort(-np.asarray(outcomes.scores), kind="stable"):
+        text = f"{name(int(outcomes.labels[row]))} {outcomes.scores[row]:.2f}"
+        if outcomes.is_hit[row]:
+            hits.append(_Tag(found[row], text, HIT, is_dashed=False))
+        else:
+            alarms.append(_Tag(found[row], text, FALSE_ALARM, is_dashed=False))
+    largest_first = np.argsort(-(missed[:, 2:] - missed[:, :2]).prod(axis=1), kind="stable")
+    misses = [
+        _Tag(missed[row], f"missed {name(int(outcomes.missed_labels[row]))}", MISS, is_dashed=True)
+        for row in largest_first
+    ]
+    errors = [tag for pair in itertools.zip_longest(misses, alarms) for tag in pair if tag is not None]
+    _draw_tags(canvas, [*errors, *hits], max_boxes)
+    return canvas
+
+
+class _Tag(NamedTuple):
+    """A box with its text; corners are int [4], top, left, bottom and right in pixels."""
+
+    corners: npt.NDArray[np.int_]
+    text: str
+    colour: Colour
+    is_dashed: bool
+
+
+def _to_corners(canvas: Image.Image, boxes_yxyx: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.int_]:
+    bottom, right = canvas.height - 1, canvas.width - 1
+    corners = np.clip(np.reshape(boxes_yxyx, (-1, 4)), 0, 1) * [bottom, right, bottom, right]
+    return np.rint(corners).astype(int)
+
+
+def _draw_tags(canvas: Image.Image, tags: Sequence[_Tag], max_boxes: int | None) -> None:
+    """Draw boxes, the first one on top, then their texts, and the number of those beyond `max_boxes`."""
+    pen, unit = ImageDraw.Draw(canvas), max(canvas.size) / SMALLEST_SIDE
+    shown = tags[:max_boxes]
+    for tag in shown[::-1]:
+        _draw_frame(pen, tag.corners, tag.colour, round(2 * unit), dashed=tag.is_dashed)
+    font = _font(13 * unit)
+    ascent, descent = font.getmetrics()
+    plates: list[tuple[Plate, str, Colour]] = []
+    if rest := len(tags) - len(shown):
+        text = f"+{rest} more"
+        width, height = round(font.getlength(text)) + 6, ascent + descent
+        corner = canvas.width - width, canvas.height - height, canvas.width, canvas.height
+        plates.append((corner, text, INK))
+    for tag in shown:
+        taken = [plate for plate, *_ in plates]
+        size = round(font.getlength(tag.text)) + 6, ascent + descent
+        plates.append((_place_plate(canvas.size, tag.corners, size, taken), tag.text, tag.colour))
+    for (left, top, right, bottom), text, colour in plates[::-1]:
         pen.rectangle((left, top, right - 1, bottom - 1), fill=colour)
         dark = float(np.dot(colour, (0.299, 0.587, 0.114))) <= 140
         pen.text((left + 3, top), text, (255, 255, 255) if dark else (0, 0, 0), font)
-    return canvas
 
 
 def add_caption(image: Image.Image, title: str, detail: str = "") -> Image.Image:
@@ -153,6 +247,7 @@ def _draw_frame(
         pen.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=(0, 0, 0))  # seen on any ground
         pen.rectangle((left, top, right, bottom), outline=colour, width=thickness)
         return
+    pen.rectangle((left, top, right, bottom), outline=(0, 0, 0), width=thickness)  # between the dashes, for the same
     for x in range(left, right, 2 * _DASH):
         for y in (top, bottom):
             pen.line((x, y, min(x + _DASH, right), y), colour, thickness)

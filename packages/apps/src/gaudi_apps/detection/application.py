@@ -96,7 +96,13 @@ class SSDApplication(Application):
         options = input_options(self.config, self.settings)
         limit = self.config.evaluation.eval_samples or None
         return DetectionEvaluator(
-            source, options, folder, read_categories(model_config), communicator, num_images=limit
+            source,
+            options,
+            folder,
+            read_categories(model_config),
+            communicator,
+            num_images=limit,
+            max_boxes=self.config.use.max_boxes,
         )
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:

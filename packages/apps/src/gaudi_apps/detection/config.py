@@ -37,6 +37,8 @@ class ImageFlags(UseFlags):
 
     score_threshold: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.3
     """Minimum score of a detection to draw and list it."""
+    max_boxes: Annotated[int, resume_safe(minimum=1)] = 50
+    """Maximum number of boxes to draw in an image, the best ones; the number of the others is written into it."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,15 +14,26 @@ from rich.console import Console
 from rich.table import Table
 
 from gaudi_apps.detection.data import read_categories
+from gaudi_apps.detection.error_analysis import analyse, match_image
 from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
 from gaudi_apps.inference.predictor import Results, predict_files
-from gaudi_apps.inference.visualizer import compare_images, decode_image, draw_detections, write_image
-from gaudi_apps.training.run_dir import RunFolder
+from gaudi_apps.inference.visualizer import (
+    add_title,
+    compare_images,
+    decode_image,
+    draw_detections,
+    draw_errors,
+    name_image,
+    write_image,
+    write_thumbnail,
+)
+from gaudi_apps.training.run_dir import ANALYSIS, RunFolder, write_analysis
 from gaudi_apps.training.trainer import Score
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.scoring import CocoScores, score_detections
-from gaudi_datasets.detection.sources import DetectionSource, ground_truth
+from gaudi_datasets.detection.sources import DetectionExample, DetectionSource, ground_truth
+from gaudi_datasets.drawing import Outcomes
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
 from gaudi_datasets.sampling import InputOptions
@@ -38,7 +50,8 @@ Scored: TypeAlias = tuple[CocoScores, list[Detection]]
 
 EVALUATION, DETECTIONS, IMAGES = "evaluation.json", "detections.json", "pictures"
 NUM_IMAGES = 8  # drawn after an evaluation
-DRAWN_PER_IMAGE = 10
+NUM_WORST = 24  # in the report
+DRAWN_PER_IMAGE = 50
 DRAWN_SCORE = 0.3
 
 
@@ -48,6 +61,7 @@ class DetectionEvaluator(Evaluator[Scored]):
     Args:
         source, options, folder, communicator, num_images: see `Evaluator`.
         categories: of the detectors.
+        max_boxes: that are drawn in an image.
 
     Raises:
         DataError: the source has other classes.
@@ -62,8 +76,10 @@ class DetectionEvaluator(Evaluator[Scored]):
         communicator: Communicator,
         *,
         num_images: int | None = None,
+        max_boxes: int = DRAWN_PER_IMAGE,
     ) -> None:
         super().__init__(source, options, folder, communicator, num_images=num_images)
+        self._max_boxes = max_boxes
         if source.categories != categories:
             raise DataError(f"{source.name}: has other classes than the model or the training data; convert both alike")
 
@@ -95,7 +111,12 @@ class DetectionEvaluator(Evaluator[Scored]):
         for image_id, size, boxes, labels, scores in rows:
             found = labels > 0
             detections += to_records(image_id, size, boxes[found], category_ids[labels[found]], scores[found])
-        return score_detections(ground_truth(self._source), detections, image_ids=image_ids), detections
+        return score_detections(self._truth, detections, image_ids=image_ids), detections
+
+    @functools.cached_property
+    def _truth(self) -> dict[str, Any]:
+        """Return the ground truth as a COCO document; to make it, all images are read."""
+        return ground_truth(self._source)
 
     def summarize(self, result: Scored) -> Score:
         """Return AP and the other metrics that are defined."""
@@ -110,11 +131,20 @@ class DetectionEvaluator(Evaluator[Scored]):
         model_dir = self._folder.folder
         write_json(model_dir / DETECTIONS, detections)
         write_evaluation(model_dir / EVALUATION, scores, step=step)
-        images = draw_comparisons(model_dir, self._source, detections, num_images=scores.images)
-        self._folder.register_files(*images)
+        images = TruthImages(self._source, self._truth, detections, self._max_boxes)
+        drawn = images.draw_comparisons(model_dir / IMAGES, scores.images)
+        image_ids = [image["id"] for image in self._truth["images"][: scores.images]]
+        analysis, errors = analyse(self._truth, detections, image_ids)
+        analysis["worst"] = images.draw_worst(model_dir / IMAGES, errors, analysis.get("threshold", DRAWN_SCORE))
+        write_analysis(model_dir, {"kind": "detection", "step": step, **analysis})
+        worst = [model_dir / one["image"] for one in analysis["worst"]]
+        self._folder.register_files(*drawn, *worst, model_dir / ANALYSIS)
         print_scores(scores)
         print(f"metrics: {model_dir / EVALUATION}")
-        print(f"images: {images[0].parent} ({len(images)}), {model_dir / 'curves.png'}")
+        print(
+            f"images: {model_dir / IMAGES} ({len(drawn)} of {scores.images} with their boxes, "
+            f"the {len(worst)} with the most errors), {model_dir / 'curves.png'}"
+        )
 
 
 def to_records(
@@ -188,47 +218,110 @@ def write_evaluation(path: Path, scores: CocoScores, **metadata: Any) -> None:
     write_json(path, {**metadata, **scores.as_json()})
 
 
-def draw_comparisons(
-    model_dir: Path, source: DetectionSource, detections: Sequence[Detection], *, num_images: int
-) -> list[Path]:
-    """Draw ground truth and predictions of a few images side by side, evenly spaced over those that were evaluated.
+class TruthImages:
+    """Draw evaluated images with their hits, false alarms and misses.
 
     Args:
-        model_dir: folder of the run.
         source: images and ground truth.
+        truth: the ground truth as a COCO document, its images in the order of the source.
         detections: of all evaluated images, as COCO results.
-        num_images: number of evaluated images, from the first.
-
-    Returns:
-        the PNG files, in the folder ``pictures``.
+        max_boxes: that are drawn in an image.
     """
-    folder = model_dir / IMAGES
-    folder.mkdir(parents=True, exist_ok=True)
-    by_image: dict[int, list[Detection]] = {}
-    for detection in detections:
-        by_image.setdefault(detection["image_id"], []).append(detection)
-    names = [category.name for category in source.categories]
-    label_of = {category.id: label for label, category in enumerate(source.categories, 1)}
-    paths = []
-    for index in np.unique(np.linspace(0, num_images - 1, NUM_IMAGES).astype(int)).tolist():
-        example = source.read(index)
-        image = decode_image(example.encoded)
-        found = [d for d in by_image.get(example.image_id, []) if d["score"] >= DRAWN_SCORE]
-        boxes = _to_yxyx([d["bbox"] for d in found], example.height, example.width)
-        labels = np.array([label_of[d["category_id"]] for d in found], np.int32)
-        scores = np.array([d["score"] for d in found], np.float32)
-        truth = draw_detections(image, example.boxes_yxyx, example.labels, None, names)
-        predicted = draw_detections(image, boxes, labels, scores, names)
-        path = folder / f"{example.image_id}.png"
-        write_image(path, compare_images(truth, predicted, left_title="truth", right_title="predicted"))
-        paths.append(path)
-    return paths
+
+    def __init__(
+        self,
+        source: DetectionSource,
+        truth: Mapping[str, Any],
+        detections: Sequence[Detection],
+        max_boxes: int = DRAWN_PER_IMAGE,
+    ) -> None:
+        self._source, self._max_boxes = source, max_boxes
+        self._places = {image["id"]: place for place, image in enumerate(truth["images"])}
+        self._annotations, self._detections = _group(truth["annotations"]), _group(detections)
+        self._names = [category.name for category in source.categories]
+        self._label_of = {category.id: label for label, category in enumerate(source.categories, 1)}
+
+    def draw_comparisons(self, folder: Path, num_images: int, threshold: float = DRAWN_SCORE) -> list[Path]:
+        """Draw a few images with the truth on the left and the outcomes on the right.
+
+        Args:
+            folder: made when it is not there.
+            num_images: number of evaluated images, from the first; those that are drawn are evenly spaced over them.
+            threshold: of the scores of the detections.
+
+        Returns:
+            the PNG files, named by the images' files.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        paths: list[Path] = []
+        for index in np.unique(np.linspace(0, num_images - 1, NUM_IMAGES).astype(int)).tolist():
+            example = self._source.read(index)
+            image = decode_image(example.encoded)
+            outcomes = self._match(example, threshold)
+            truth = draw_detections(
+                image, example.boxes_yxyx, example.labels, None, self._names, max_boxes=self._max_boxes
+            )
+            drawn = draw_errors(image, outcomes, self._names, max_boxes=self._max_boxes)
+            path = name_image(folder, example.file_name, example.image_id, ".png", paths)
+            found = f"score {threshold:.2f} and above: {outcomes.describe()}"
+            title = f"{_base_name(example)}: truth"
+            write_image(path, compare_images(truth, drawn, left_title=title, right_title=found))
+            paths.append(path)
+        return paths
+
+    def draw_worst(self, folder: Path, errors: Mapping[int, tuple[int, int]], threshold: float) -> list[dict[str, Any]]:
+        """Draw the images with the most errors, small, in place of those of an earlier evaluation.
+
+        Args:
+            folder: made when it is not there.
+            errors: false alarms and misses of images by their ids.
+            threshold: of the scores of the detections.
+
+        Returns:
+            a row for each image, the worst first: image id, file, counts, and the JPEG from the folder above.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        rows: list[dict[str, Any]] = []
+        paths: list[Path] = []
+        order = sorted(errors, key=lambda image_id: (-sum(errors[image_id]), self._places[image_id]))
+        for number, image_id in enumerate(order[:NUM_WORST], 1):
+            example = self._source.read(self._places[image_id])
+            outcomes = self._match(example, threshold)
+            path = name_image(folder, example.file_name, image_id, ".jpg", prefix=f"worst-{number:02}-")
+            drawn = draw_errors(decode_image(example.encoded), outcomes, self._names, max_boxes=self._max_boxes)
+            write_thumbnail(path, drawn)
+            paths.append(path)
+            false_alarms, misses = errors[image_id]
+            rows.append(
+                {
+                    "image_id": image_id,
+                    "file_name": example.file_name,
+                    "hits": int(outcomes.is_hit.sum()),
+                    "false_alarms": false_alarms,
+                    "misses": misses,
+                    "image": f"{folder.name}/{path.name}",
+                }
+            )
+        for stale in set(folder.glob("worst-??-*.jpg")) - set(paths):
+            stale.unlink()
+        return rows
+
+    def _match(self, example: DetectionExample, threshold: float) -> Outcomes:
+        found = [one for one in self._detections.get(example.image_id, ()) if one["score"] >= threshold]
+        size = example.height, example.width
+        return match_image(found, self._annotations.get(example.image_id, ()), size=size, label_of=self._label_of)
 
 
-def _to_yxyx(boxes_xywh: Sequence[Sequence[float]], height: int, width: int) -> npt.NDArray[np.float64]:
-    """Convert boxes [n, 4] in pixels to y0, x0, y1, x1 in 0..1."""
-    x, y, w, h = np.reshape(np.array(boxes_xywh, np.float64), (-1, 4)).T
-    return np.stack([y / height, x / width, (y + h) / height, (x + w) / width], axis=1)
+def _group(records: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
+    """Return annotations or detections by the id of their image."""
+    by_image: dict[int, list[Mapping[str, Any]]] = {}
+    for record in records:
+        by_image.setdefault(record["image_id"], []).append(record)
+    return by_image
+
+
+def _base_name(example: DetectionExample) -> str:
+    return example.file_name.rpartition("/")[2] or f"image {example.image_id}"
 
 
 def predict_by_flags(
@@ -252,18 +345,23 @@ def predict_by_flags(
         open_detector(restored.task.model),
         files,
         prepare,
-        lambda folder: DetectionResults(folder, categories, flags.score_threshold),
+        lambda folder: DetectionResults(folder, categories, flags.score_threshold, flags.max_boxes),
         output_dir,
         batch_size=batch_size,
         strict=flags.strict,
     )
     print(results.describe(output_dir, f", {len(results.detections)} detections"))
+    if results.boxes_left_out:
+        print(
+            f"{results.boxes_left_out} boxes in {results.images_cut} images and frames are listed and not drawn: "
+            f"--max_boxes {flags.max_boxes}"
+        )
 
 
 class DetectionResults(Results):
     """Collect the detections of each image as COCO results, and draw the best of them.
 
-    The folder gets a PNG of each image and a video of each video with at most 10 boxes drawn; ``detections.json``, a
+    The folder gets a PNG of each image and a video of each video with the boxes drawn; ``detections.json``, a
     COCO results list; and ``files.json``, a COCO document without annotations whose ``images`` have file, frame and
     drawn image of each image id, and whose ``bad_files`` are those that were skipped.
 
@@ -272,12 +370,24 @@ class DetectionResults(Results):
         categories: the classes, label 1 first.
         score_threshold: of detections that are drawn and printed, each in a line with file, score, class, and left,
             top, right, bottom in pixels; the results file has all above .05.
+        max_boxes: that are drawn in an image; the number of the others is written into it.
+
+    Attributes:
+        boxes_left_out: number of boxes that were not drawn.
+        images_cut: number of images and frames that they are of.
     """
 
     tables = ("detections.json", "files.json")
 
-    def __init__(self, folder: Path, categories: Sequence[Category], score_threshold: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        categories: Sequence[Category],
+        score_threshold: float,
+        max_boxes: int = DRAWN_PER_IMAGE,
+    ) -> None:
         super().__init__(folder)
+        self._max_boxes, self.boxes_left_out, self.images_cut = max_boxes, 0, 0
         self.detections: list[Detection] = []
         self._categories = categories
         self._names = [category.name for category in categories]
@@ -292,10 +402,16 @@ class DetectionResults(Results):
         self.detections += to_records(
             image.image_id, size, boxes_yxyx[found], self._category_ids[labels[found]], scores[found]
         )
-        shown = np.flatnonzero(found & (scores >= self._score_threshold))[:DRAWN_PER_IMAGE]
-        self.add_image(
-            image, draw_detections(image.pixels, boxes_yxyx[shown], labels[shown], scores[shown], self._names)
+        shown = np.flatnonzero(found & (scores >= self._score_threshold))
+        if len(shown) > self._max_boxes:
+            self.boxes_left_out += len(shown) - self._max_boxes
+            self.images_cut += 1
+        drawn = draw_detections(
+            image.pixels, boxes_yxyx[shown], labels[shown], scores[shown], self._names, max_boxes=self._max_boxes
         )
+        if image.frame is None:  # all frames of a video have one size
+            drawn = add_title(drawn, image.path.name, f"score {self._score_threshold:.2f} and above: {len(shown)}")
+        self.add_image(image, drawn)
         corners = boxes_yxyx[shown] * np.tile(size, 2)
         return [
             f"{image.name}: {scores[row]:.3f} {self._names[labels[row] - 1]} {x0:.0f} {y0:.0f} {x1:.0f} {y1:.0f}"

@@ -13,7 +13,7 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from gaudi_datasets.drawing import add_caption, draw_boxes, fit_image, join_images
+from gaudi_datasets.drawing import Outcomes, add_caption, draw_boxes, draw_outcomes, fit_image, join_images
 from gaudi_datasets.output_files import write_atomically
 
 Image = NDArray[np.uint8]
@@ -22,6 +22,8 @@ Labels = NDArray[np.integer[Any]]
 Scores = NDArray[np.floating[Any]]
 
 SMALLEST_SIDE = 600
+THUMBNAIL_SIDE = 640
+NAME_BYTES = 120
 
 
 def draw_detections(
@@ -30,6 +32,8 @@ def draw_detections(
     labels: Labels,
     scores: Scores | None,
     class_names: Sequence[str],
+    *,
+    max_boxes: int | None = None,
 ) -> Image:
     """Draw boxes with class name and score, the best score on top; a small image is enlarged first, to be readable.
 
@@ -39,12 +43,22 @@ def draw_detections(
         labels: int [n], 1 for the first of `class_names`.
         scores: float [n] in 0..1; None for ground truth.
         class_names: names in the order of the labels.
+        max_boxes: draw the best ones only, and write the number of the others; None: draw all.
 
     Returns:
         A new image, uint8 [h, w, 3], RGB, in the proportions of the given one.
     """
     given = PIL.Image.fromarray(image)
-    return np.array(draw_boxes(given, boxes_yxyx, labels, class_names, scores=scores, low=SMALLEST_SIDE, high=None))
+    drawn = draw_boxes(
+        given, boxes_yxyx, labels, class_names, scores=scores, low=SMALLEST_SIDE, high=None, max_boxes=max_boxes
+    )
+    return np.array(drawn)
+
+
+def draw_errors(image: Image, outcomes: Outcomes, class_names: Sequence[str], *, max_boxes: int | None = None) -> Image:
+    """Draw hits green, false alarms red and misses dashed, see `gaudi_datasets.drawing.draw_outcomes`."""
+    given = PIL.Image.fromarray(image)
+    return np.array(draw_outcomes(given, outcomes, class_names, low=SMALLEST_SIDE, high=None, max_boxes=max_boxes))
 
 
 def compare_images(left: Image, right: Image, *, left_title: str, right_title: str) -> Image:
@@ -62,6 +76,31 @@ def write_image(path: Path, image: Image) -> None:
         raise ValueError(f"{path}: OpenCV cannot write {path.suffix} files; use .png or .jpg")
     with write_atomically(path) as temporary:
         temporary.write_bytes(encoded.tobytes())
+
+
+def write_thumbnail(path: Path, image: Image) -> None:
+    """Write uint8 [height, width, 3] RGB as a small JPEG."""
+    with write_atomically(path) as temporary:
+        fit_image(PIL.Image.fromarray(image), 1, THUMBNAIL_SIDE).save(temporary, format="JPEG", quality=82)
+
+
+def name_image(
+    folder: Path, file_name: str, image_id: int, ending: str, taken: Sequence[Path] = (), *, prefix: str = ""
+) -> Path:
+    """Name the drawing of an image by the image's file, with letters that every disk takes.
+
+    Args:
+        folder: of the drawing.
+        file_name: of the image, which may have folders; the image id stands for one without a letter.
+        image_id: is added where the name is taken.
+        ending: of the new name, with its dot.
+        taken: names of other drawings.
+        prefix: of the new name.
+    """
+    stem = re.sub(r"[^\w.-]+", "_", file_name.rpartition("/")[2].rpartition(".")[0] or file_name).strip("._-")
+    stem = stem.encode()[:NAME_BYTES].decode(errors="ignore") or f"{image_id}"
+    path = folder / f"{prefix}{stem}{ending}"
+    return path if path not in taken else folder / f"{prefix}{stem}-{image_id}{ending}"
 
 
 def write_first_images(folder: Path, images: Iterable[tuple[int, Image]], num_images: int) -> list[Path]:
@@ -98,6 +137,9 @@ def enlarge(image: Image) -> Image:
     return np.array(fit_image(PIL.Image.fromarray(image), SMALLEST_SIDE, None))
 
 
-def add_title(image: Image, title: str) -> Image:
-    """Put a line of text above an image; letters that the font lacks are left out, and text without room is cut."""
-    return np.array(add_caption(PIL.Image.fromarray(image), title))
+def add_title(image: Image, title: str, detail: str = "") -> Image:
+    """Put a line of text above an image, with a fainter detail behind it; text without room is cut.
+
+    Letters that the font lacks are left out.
+    """
+    return np.array(add_caption(PIL.Image.fromarray(image), title, detail))

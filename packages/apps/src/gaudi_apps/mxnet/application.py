@@ -128,6 +128,7 @@ class SSDMXNetApplication(Application):
             open_detector=self._open_detector,
             layout=self._mxnet.layout,
             num_images=data.eval_dataset_size,
+            max_boxes=self.config.use.max_boxes,
         )
 
     def make_callbacks(self, callbacks: Sequence[Callback], plan: Plan) -> list[Callback]:

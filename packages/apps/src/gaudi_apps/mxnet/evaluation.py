@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias, cast
 
-from gaudi_apps.detection.evaluator import Detect, DetectionEvaluator, Scored
+from gaudi_apps.detection.evaluator import DRAWN_PER_IMAGE, Detect, DetectionEvaluator, Scored
 from gaudi_apps.inference.evaluator import Batch
 from gaudi_apps.runtime.errors import BackgroundError, warn
 from gaudi_apps.training.callbacks import Evaluation, Heartbeat
@@ -125,13 +125,18 @@ class MXNetEvaluator(DetectionEvaluator):
         arguments: those of `DetectionEvaluator`.
         open_detector: makes a detector of the model of a task.
         layout: of the images.
-        num_images: evaluate the first images only; None: all.
+        num_images, max_boxes: see `DetectionEvaluator`.
     """
 
     def __init__(
-        self, *arguments: Any, open_detector: Callable[[Any], Detect], layout: Layout, num_images: int | None
+        self,
+        *arguments: Any,
+        open_detector: Callable[[Any], Detect],
+        layout: Layout,
+        num_images: int | None,
+        max_boxes: int = DRAWN_PER_IMAGE,
     ) -> None:
-        super().__init__(*arguments, num_images=num_images)
+        super().__init__(*arguments, num_images=num_images, max_boxes=max_boxes)
         self._open_detector, self._layout = open_detector, layout
 
     def open_network(self, model: Any) -> Detect:

@@ -15,9 +15,10 @@ from typing import Any
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.errors import DataError, UnsafeError
-from gaudi_datasets.output_files import write_json
+from gaudi_datasets.output_files import write_atomically, write_json
 
 RUN_FILE = "run.json"
+ANALYSIS = "analysis.json"  # what the report tells besides the metrics of evaluation.json
 FORMAT = "gaudi-apps run"
 VERSION = 1
 
@@ -167,6 +168,12 @@ class RunFolder:
             raise DataError(
                 f"is no record of a run ({error})", path=self._record_path, remedy="give another --model_dir"
             ) from None
+
+
+def write_analysis(folder: Path, analysis: Mapping[str, Any]) -> None:
+    """Write what a report tells of an evaluation, as one line of JSON; its counts would fill thousands of lines."""
+    with write_atomically(folder / ANALYSIS) as temporary:
+        temporary.write_text(json.dumps(analysis, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], added: Mapping[str, Any]) -> None:
