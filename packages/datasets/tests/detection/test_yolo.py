@@ -98,7 +98,8 @@ def test_folders_are_found_as_tools_write_them(folder: Path, text: str) -> None:
         ("- a", r'data\.yaml: is \["a"\]'),
         ("names: [a]\ntrain: !!python/object/apply:os.getcwd []", r"data\.yaml: is not YAML of plain values"),
         ("train: images/train", "names is null"),
-        ("train: images/train\nnames: {1: ant}", r"names has the"),
+        ("train: images/train\nnames: {ant: 1}", r"names is \{"),
+        ("train: images/train\nnames: {-1: ant}", r"the key -1"),
         ("train: images/train\nnames: [1, 2]", r"names is \[1, 2\]"),
         ("train: images/train\nnames: [ant]\nnc: 2", "nc is 2, but names has 1"),
         ("names: [ant]", "train is null"),
@@ -173,7 +174,7 @@ def test_boxes_up_to_the_edge_stay_inside_however_they_are_rounded(data: st.Data
         fields += [f"{(start + stop) / 2 / side:.{digits}f}", f"{(stop - start) / side:.{digits}f}"]
         sides.append((start, stop))
     fields = [fields[0], fields[1], fields[3], fields[2], fields[4]]
-    _, (x, y, width, height) = _parse_line(fields, pixels[0], pixels[1], 1)
+    _, (x, y, width, height) = _parse_line(fields, pixels[0], pixels[1], [0])
     for (start, stop), first, extent, side in zip(sides, (x, y), (width, height), pixels, strict=True):
         assert first >= 0
         assert first + extent <= side

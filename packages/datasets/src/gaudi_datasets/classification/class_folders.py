@@ -11,6 +11,7 @@ import numpy as np
 from gaudi_datasets.classification.listed_files import FileList, ListedSource
 from gaudi_datasets.documents import Faults, shorten
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.split_folders import find_record_file
 
 
@@ -25,6 +26,8 @@ class FolderSource(ListedSource):
         root: the folder of the folders.
         class_names: classes in the order of their labels, such as those of the training data for the validation data;
             then a folder of another name is a fault, and a missing one is not.
+        left_out: takes the names of files that are no images by their ending, and of folders without an image, and the
+            images in folders of a class are taken; None: these are faults.
 
     Raises:
         MissingInputError: there is no such folder.
@@ -32,7 +35,9 @@ class FolderSource(ListedSource):
             within them, a link leads out of `root`, something is no file, or a name is not UTF-8.
     """
 
-    def __init__(self, root: str | Path, *, class_names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, root: str | Path, *, class_names: Sequence[str] | None = None, left_out: list[str] | None = None
+    ) -> None:
         root = check_folder(Path(root), "a folder for each class")
         if record := find_record_file(root):
             raise DataError(
@@ -40,18 +45,24 @@ class FolderSource(ListedSource):
                 path=root,
                 remedy="give a folder that holds a folder for each class",
             )
-        super().__init__(list_folders(root, class_names))
+        super().__init__(list_folders(root, class_names, left_out))
 
 
-def list_folders(root: Path, class_names: Sequence[str] | None = None) -> FileList:
+def list_folders(root: Path, class_names: Sequence[str] | None = None, left_out: list[str] | None = None) -> FileList:
     """List the files in the folders of a folder, named with their folder; see `FolderSource`."""
     faults = Faults(root)
     folders = []
     for folder, entry in _list_entries(root, root, faults):
         if entry.is_dir():
             folders.append(folder)
+        elif left_out is not None:
+            left_out.append(folder)
         else:
             faults.add(f"{shorten(folder)} is no folder; only a folder for each class may be here: move it away")
+    if left_out is not None:
+        bare = [folder for folder in folders if not _list_images(root / folder, root, faults, [])]
+        left_out += [f"{folder}/" for folder in bare]
+        folders = [folder for folder in folders if folder not in bare]
     label_of_class = {name: label for label, name in enumerate(class_names or folders)}
     names: list[bytes] = []
     labels: list[int] = []
@@ -63,7 +74,10 @@ def list_folders(root: Path, class_names: Sequence[str] | None = None) -> FileLi
                 f"{shorten(folder)} is none of the classes {known}; rename it, move it away, or name it as a class"
             )
             continue
-        found = _list_files(root / folder, root, faults)
+        if left_out is None:
+            found = _list_files(root / folder, root, faults)
+        else:
+            found = _list_images(root / folder, root, faults, left_out)
         if not found:
             faults.add(f"{shorten(folder)} has no images; add some or remove the folder")
         names += [f"{folder}/{name}".encode() for name, *_ in found]
@@ -115,6 +129,21 @@ def _list_files(folder: Path, root: Path, faults: Faults) -> list[tuple[str, int
         else:
             kind = "a folder" if entry.is_dir() else "no plain file"
             faults.add(f"{shorten(name)} is {kind}; only images may be here: move it away")
+    return found
+
+
+def _list_images(folder: Path, root: Path, faults: Faults, left_out: list[str]) -> list[tuple[str, int, int]]:
+    """List name below `folder`, size and time of change of each image in it and in its folders."""
+    found = []
+    for name, entry in _list_entries(folder, root, faults):
+        if entry.is_dir(follow_symlinks=False):
+            below = _list_images(Path(entry.path), root, faults, left_out)
+            found += [(f"{entry.name}/{inner}", size, time_ns) for inner, size, time_ns in below]
+        elif entry.is_file() and Path(entry.name).suffix.lower() in IMAGE_ENDINGS:
+            status = entry.stat()
+            found.append((entry.name, status.st_size, status.st_mtime_ns))
+        else:
+            left_out.append(name)
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -79,6 +79,27 @@ def read_coco(path: str | Path) -> CocoAnnotations:
             there is not, an image of no size, a file name that leaves the image folder.
     """
     return parse_coco(load_json(Path(path)), Path(path))
+
+
+def select_images(annotations: CocoAnnotations, rows: npt.NDArray[np.int64]) -> CocoAnnotations:
+    """Return the annotations of some images alone: int64 [images], their rows in rising order."""
+    counts = np.diff(annotations.box_splits)
+    boxes = np.isin(np.repeat(np.arange(len(counts)), counts), rows)
+    kept = set(annotations.image_ids[rows].tolist())
+    return replace(
+        annotations,
+        image_ids=annotations.image_ids[rows],
+        file_names=tuple(annotations.file_names[row] for row in rows.tolist()),
+        heights=annotations.heights[rows],
+        widths=annotations.widths[rows],
+        box_splits=np.concatenate([[0], np.cumsum(counts[rows])]).astype(np.int64),
+        annotation_ids=annotations.annotation_ids[boxes],
+        boxes_xywh=annotations.boxes_xywh[boxes],
+        category_ids=annotations.category_ids[boxes],
+        areas=annotations.areas[boxes],
+        is_crowd=annotations.is_crowd[boxes],
+        faults=tuple(fault for fault in annotations.faults if fault.image_id in kept),
+    )
 
 
 def parse_coco(document: object, path: Path) -> CocoAnnotations:

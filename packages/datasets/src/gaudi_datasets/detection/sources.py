@@ -148,6 +148,11 @@ class CocoSource:
         """Return the number of bytes of all encoded images."""
         return sum(stat_image(self._image_dir / name).st_size for name in self._file_names)
 
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """Return the file names of the images, in their order."""
+        return tuple(self._file_names)
+
     def path(self, index: int) -> Path:
         """Return the path of the file that holds image `index`."""
         return self._image_dir / self._file_names[index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, ParseError
 
 import defusedxml
@@ -52,26 +52,56 @@ def read_voc(
         raise MissingInputError(
             f"has no {missing}.xml, which an image set names", path=folder, remedy="add it or fix the set"
         )
-    trees = {stem: _parse(files[stem]) for stem in (chosen if class_names else files)}
-    class_names = class_names or sorted(
-        {_text(one, "name", files[stem]) for stem in trees for one in trees[stem].findall("object")}
-    )
+    trees = {stem: parse_xml(files[stem]) for stem in (chosen if class_names else files)}
+    class_names = class_names or sorted({name for stem in trees for name in list_classes(files[stem], trees[stem])})
+    images = [VocImage(image_ids[stem], files[stem], trees[stem], _name_image(trees[stem], stem)) for stem in chosen]
+    return make_document(images, class_names)
+
+
+class VocImage(NamedTuple):
+    """An image's annotation: its id, file and parsed content, the name of the image, and its size.
+
+    The size is height and width in pixels; None for that of the annotation.
+    """
+
+    id: int
+    path: Path
+    tree: Element
+    file_name: str
+    size: tuple[int, int] | None = None
+
+
+def make_document(images: Sequence[VocImage], class_names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Make a COCO annotation document of images and the classes in the order of their ids; raises as `read_voc`."""
     category_ids = {name: number for number, name in enumerate(class_names, 1)}
-    images: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for stem in chosen:
-        path, tree, image_id = files[stem], trees[stem], image_ids[stem]
-        height, width = (_number(tree, f"size/{side}", path) for side in ("height", "width"))
+    for image in images:
+        height, width = image.size or read_stated_size(image.tree, image.path)
         if height < 1 or width < 1:
             fault = f"size is {height:g} high and {width:g} wide; it must be at least 1"
-            raise DataError(fault, path=path, remedy="fix the annotation")
-        name = stem + (Path(tree.findtext("filename") or "").suffix or ".jpg")
-        images.append({"id": image_id, "file_name": name, "height": int(height), "width": int(width)})
-        for one in tree.findall("object"):
-            fields = _read_object(one, path, category_ids)
-            annotations.append({"id": len(annotations) + 1, "image_id": image_id, **fields})
+            raise DataError(fault, path=image.path, remedy="fix the annotation")
+        records.append({"id": image.id, "file_name": image.file_name, "height": height, "width": width})
+        for one in image.tree.findall("object"):
+            fields = _read_object(one, image.path, category_ids)
+            annotations.append({"id": len(annotations) + 1, "image_id": image.id, **fields})
     categories = [{"id": number, "name": name, "supercategory": ""} for name, number in category_ids.items()]
-    return {"images": images, "annotations": annotations, "categories": categories}
+    return {"images": records, "annotations": annotations, "categories": categories}
+
+
+def list_classes(path: Path, tree: Element) -> set[str]:
+    """List the classes of an annotation's objects."""
+    return {_text(one, "name", path) for one in tree.findall("object")}
+
+
+def read_stated_size(tree: Element, path: Path) -> tuple[int, int]:
+    """Read the height and width in pixels that an annotation states."""
+    height, width = (_number(tree, f"size/{side}", path) for side in ("height", "width"))
+    return int(height), int(width)
+
+
+def _name_image(tree: Element, stem: str) -> str:
+    return stem + (Path(tree.findtext("filename") or "").suffix or ".jpg")
 
 
 def _read_image_sets(root: Path, image_sets: Sequence[str]) -> list[str]:
@@ -85,7 +115,12 @@ def _read_image_sets(root: Path, image_sets: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(stems))
 
 
-def _parse(path: Path) -> Element:
+def parse_xml(path: Path) -> Element:
+    """Parse an XML file from outside.
+
+    Raises:
+        DataError: it is no XML, or uses entities.
+    """
     try:
         tree: Element = defusedxml.ElementTree.fromstring(path.read_bytes())
     except (ParseError, defusedxml.DefusedXmlException) as error:

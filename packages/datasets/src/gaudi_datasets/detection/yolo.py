@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gaudi_datasets.image_files import IMAGE_ENDINGS, read_size
 
 # What the tools that read this format take for images; the last three are refused, by name, when they are read.
 _IMAGE_SUFFIXES = {*IMAGE_ENDINGS, ".dng", ".heic", ".pfm"}
+_MAX_CLASSES = 10**6
 _FIELDS = "class cx cy w h"
 # Values are rounded to some four to six digits, so a corner this little past the edge, as a share of the image, is on
 # it: less than a tenth of a pixel of 640.
@@ -24,10 +26,10 @@ def read_yolo(data: str | Path, image_set: str) -> tuple[dict[str, list[dict[str
     """Read one set of images as a COCO annotation document, for `parse_coco`, and the folder of its file names.
 
     Category ids are the class numbers plus 1, image ids 1..n by path. The YAML file gives `names` (a list, or an object
-    by number) and for each set a folder, a text file that lists images, or several of these, relative to `path`, which
-    is relative to the YAML file. The labels of images/a/b.jpg are labels/a/b.txt, a box a line: class, and centre and
-    size as shares of the image as people see it, turned as EXIF says. Without that file, or when it is empty, there are
-    no boxes.
+    by number, which may have gaps) and for each set a folder, a text file that lists images, or several of these,
+    relative to `path`, which is relative to the YAML file. The labels of images/a/b.jpg are labels/a/b.txt, a box a
+    line: class, and centre and size as shares of the image as people see it, turned as EXIF says. Without that file, or
+    when it is empty, there are no boxes.
 
     Args:
         data: the YAML file.
@@ -38,46 +40,75 @@ def read_yolo(data: str | Path, image_set: str) -> tuple[dict[str, list[dict[str
         DataError: the YAML file or a line of labels breaks the format, or an image's size can't be read.
     """
     data = Path(data)
+    names, paths = read_yaml(data, image_set)
+    folder = Path(os.path.commonpath([path.parent for path in paths]))
+    return make_document(paths, folder, names), folder
+
+
+def read_yaml(data: Path, image_set: str, notes: list[str] | None = None) -> tuple[dict[int, str], list[Path]]:
+    """Read the classes by their numbers, and the images of a set, sorted; see `read_yolo`.
+
+    With `notes`, a `path` that is not there, as that of another machine, is the folder of the file, and noted.
+    """
     document = load_yaml(data)
     if not isinstance(document, dict):
         raise DataError(f"is {shorten(document)}; it must be an object with names, train and val", path=data)
-    names = _class_names(document, data)
-    paths = _find_images(document, data, image_set)
-    folder = Path(os.path.commonpath([path.parent for path in paths]))
+    return _class_names(document, data), _find_images(document, data, image_set, notes)
+
+
+def make_document(
+    paths: Sequence[Path],
+    folder: Path,
+    names: Mapping[int, str],
+    outlines: Counter[str] | None = None,
+    find_labels: Callable[[Path], Path] | None = None,
+) -> dict[str, list[dict[str, Any]]]:
+    """Make a COCO annotation document of images and the labels that belong to them.
+
+    Args:
+        paths: of the images, in the order of their ids.
+        folder: that file names are relative to.
+        names: the classes by their numbers.
+        outlines: counts the outlines of each image that are read as their boxes; None: an outline is a fault.
+        find_labels: returns the file of labels of an image, which need not be there; None: `labels_of`.
+
+    Raises:
+        MissingInputError, DataError: as by `read_yolo`.
+    """
+    find_labels = find_labels or labels_of
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for image_id, path in enumerate(paths, 1):
         height, width = read_size(path)
-        images.append(
-            {"id": image_id, "file_name": path.relative_to(folder).as_posix(), "height": height, "width": width}
-        )
-        for number, box in _read_boxes(_labels_of(path), width, height, names):
+        file_name = path.relative_to(folder).as_posix()
+        images.append({"id": image_id, "file_name": file_name, "height": height, "width": width})
+        for number, box in _read_boxes(find_labels(path), width, height, names, outlines):
             fields = {"category_id": number + 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
             annotations.append({"id": len(annotations) + 1, "image_id": image_id, **fields})
-    categories = [{"id": number, "name": name, "supercategory": ""} for number, name in enumerate(names, 1)]
-    return {"images": images, "annotations": annotations, "categories": categories}, folder
+    categories = [{"id": number + 1, "name": name, "supercategory": ""} for number, name in sorted(names.items())]
+    return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def _class_names(document: dict[str, Any], path: Path) -> list[str]:
+def _class_names(document: dict[str, Any], path: Path) -> dict[int, str]:
+    """Return the classes by their numbers, in rising order."""
     names = document.get("names")
-    if isinstance(names, dict):
-        if sorted(names, key=str) != sorted(range(len(names)), key=str):
-            raise DataError(
-                f"names has the keys {shorten(list(names))}; they must be 0, 1, 2 and so on", path=path, field="names"
-            )
-        names = [names[number] for number in range(len(names))]
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+    listed = dict(enumerate(names)) if isinstance(names, list) else names
+    texts = listed.values() if isinstance(listed, dict) else ()
+    if not isinstance(listed, dict) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise DataError(
             f"names is {shorten(names)}; it must be a list of the classes, each a text", path=path, field="names"
         )
-    if document.get("nc", len(names)) != len(names):
+    wrong = next((number for number in listed if type(number) is not int or not 0 <= number < _MAX_CLASSES), None)
+    if wrong is not None:
+        raise DataError(f"names has the key {shorten(wrong)}; it must be a number from 0", path=path, field="names")
+    if document.get("nc", len(listed)) not in (len(listed), max(listed) + 1):
         raise DataError(
-            f"nc is {shorten(document['nc'])}, but names has {len(names)}", path=path, remedy="fix one of the two"
+            f"nc is {shorten(document['nc'])}, but names has {len(listed)}", path=path, remedy="fix one of the two"
         )
-    return names
+    return {number: listed[number] for number in sorted(listed)}
 
 
-def _find_images(document: dict[str, Any], data: Path, image_set: str) -> list[Path]:
+def _find_images(document: dict[str, Any], data: Path, image_set: str, notes: list[str] | None) -> list[Path]:
     """List the images of a set, sorted, each once."""
     places = document.get(image_set)
     places = [places] if isinstance(places, str) else places
@@ -88,6 +119,9 @@ def _find_images(document: dict[str, Any], data: Path, image_set: str) -> list[P
     root = document.get("path") or "."
     if not isinstance(root, str):
         raise DataError(f"path is {shorten(root)}; it must be a folder", path=data, field="path")
+    if notes is not None and not (data.parent / root).is_dir():
+        notes.append(f"{data.name}: path {shorten(root)} is not there; the folder of the file was taken")
+        root = "."
     found: set[Path] = set()
     for place in places:
         named = folder = data.parent / root / place
@@ -101,8 +135,8 @@ def _find_images(document: dict[str, Any], data: Path, image_set: str) -> list[P
     paths = sorted(found)
     if not paths:
         raise DataError(f"{image_set} has no images", path=data, remedy="fix the folder")
-    if not any(_labels_of(path).exists() for path in paths):
-        raise MissingInputError("is not there, nor are the labels of any other image of it", path=_labels_of(paths[0]))
+    if not any(labels_of(path).exists() for path in paths):
+        raise MissingInputError("is not there, nor are the labels of any other image of it", path=labels_of(paths[0]))
     return paths
 
 
@@ -116,7 +150,7 @@ def _list_images(place: Path) -> Iterator[Path]:
             yield place.parent / line.strip()
 
 
-def _labels_of(image: Path) -> Path:
+def labels_of(image: Path) -> Path:
     """Return the path with labels/ in place of the last images/; beside the image when there is none."""
     parts = list(image.parts)
     for position in range(len(parts) - 2, -1, -1):
@@ -127,7 +161,7 @@ def _labels_of(image: Path) -> Path:
 
 
 def _read_boxes(
-    path: Path, width: int, height: int, names: Sequence[str]
+    path: Path, width: int, height: int, names: Container[int], outlines: Counter[str] | None
 ) -> Iterator[tuple[int, tuple[float, float, float, float]]]:
     """Read class number, and left, top, width and height in pixels, of each line."""
     if not path.exists():
@@ -135,19 +169,23 @@ def _read_boxes(
     for number, line in enumerate(_read_lines(path), 1):
         if line.strip():
             try:
-                yield _parse_line(line.split(), width, height, len(names))
+                fields = line.split()
+                if outlines is not None and len(fields) >= 7 and len(fields) % 2:
+                    fields = _enclose(fields)
+                    outlines[path.name] += 1
+                yield _parse_line(fields, width, height, names)
             except ValueError as fault:
                 raise DataError(f"{fault}", path=path, record=f"line {number}") from None
 
 
 def _parse_line(
-    fields: Sequence[str], width: int, height: int, num_classes: int
+    fields: Sequence[str], width: int, height: int, names: Container[int]
 ) -> tuple[int, tuple[float, float, float, float]]:
     if len(fields) != 5:
         polygon = ", as an outline has; turn outlines into boxes" if len(fields) > 6 else ""
         raise ValueError(f"has {len(fields)} fields{polygon}; a box has 5: {_FIELDS}")
-    if not fields[0].isascii() or not fields[0].isdigit() or int(fields[0][:9]) >= num_classes or len(fields[0]) > 9:
-        raise ValueError(f"class is {fields[0]!r}; it must be one of 0..{num_classes - 1}")
+    if read_class(fields[0]) not in names:
+        raise ValueError(f"class is {fields[0]!r}; it must be the number of a class")
     values = []
     for name, text in zip(_FIELDS.split()[1:], fields[1:], strict=True):
         try:
@@ -160,6 +198,22 @@ def _parse_line(
     left, box_width = _span(values[0], values[2], width)
     top, box_height = _span(values[1], values[3], height)
     return int(fields[0]), (left, top, box_width, box_height)
+
+
+def read_class(text: str) -> int:
+    """Return the class number that a line begins with; -1 when it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else -1
+
+
+def _enclose(fields: Sequence[str]) -> list[str]:
+    """Return the fields of the box around an outline, which are the class and then x and y of each point."""
+    try:
+        x, y = ([float(text) for text in fields[start::2]] for start in (1, 2))
+    except ValueError:
+        raise ValueError("has a coordinate that is no number") from None
+    spans = [(min(values), max(values)) for values in (x, y)]
+    centres = [(low + high) / 2 for low, high in spans]
+    return [fields[0], *map(repr, centres), *(repr(high - low) for low, high in spans)]
 
 
 def _span(centre: float, length: float, pixels: int) -> tuple[float, float]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gaudi_datasets.documents import Faults, load_json
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.records.conversion import JOB_IDENTITY, MANIFEST_FORMAT, MANIFEST_VERSION, unfinished_folder
 from gaudi_datasets.records.tfrecords import ExampleFeatures, RecordPlace, read_record, scan_records
 from gaudi_datasets.split_folders import SHARD_NAME, locate_records
@@ -21,6 +22,7 @@ from gaudi_datasets.split_folders import SHARD_NAME, locate_records
 RecordKind = Literal["detection", "classification"]
 
 _KINDS: tuple[RecordKind, ...] = ("detection", "classification")
+_SPLIT_NAMES = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
 _NAMED_SHARDS = 3  # of those that are missing, in a message
 _FILES_AT_ONCE = 8  # waited for, where the files are far away and not in memory
 
@@ -76,6 +78,11 @@ class RecordSet:
         """Return the number of bytes of all records together."""
         return int(self._places[:, 3].sum())
 
+    def keep(self, rows: npt.NDArray[np.int64]) -> None:
+        """Leave out all records but these, int64 [records], in this order."""
+        self._places = self._places[rows]
+        self.fingerprint = hashlib.sha256(self.fingerprint.encode() + rows.astype("<i8").tobytes()).hexdigest()
+
     def path(self, index: int) -> Path:
         """Return the path of the file that holds record `index`."""
         return self.paths[self._places[index, 0]]
@@ -95,6 +102,24 @@ def has_records(data_dir: Path, split: str) -> bool:
     """Tell whether there are records of a split, in the folder or in one of the split below it."""
     folder, split = locate_records(data_dir, split)
     return any(path.is_file() for path in folder.glob(f"{split}-*"))
+
+
+def find_splits(data_dir: Path, kind: RecordKind) -> dict[str, str]:
+    """Find the records of one kind in a folder: of "train", "val" and "test", the names that they have there.
+
+    Raises:
+        MissingInputError, DataError: as by `RecordSet`.
+    """
+    found = {}
+    for split, names in _SPLIT_NAMES.items():
+        for name in names:
+            folder, there = locate_records(data_dir, name)
+            paths = [path for path in folder.glob(f"{there}-*") if path.is_file()]
+            if any(SHARD_NAME.fullmatch(path.name) and path.suffix.lower() not in IMAGE_ENDINGS for path in paths):
+                if find_kind(data_dir, name) == kind:
+                    found[split] = name
+                break
+    return found
 
 
 def check_shards(data_dir: str | Path, split: str) -> None:

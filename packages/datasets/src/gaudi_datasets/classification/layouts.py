@@ -1,0 +1,217 @@
+"""Open data for classification as it is found: folders of classes or records, validation found or split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from gaudi_datasets.classification.class_folders import FolderSource, check_folder
+from gaudi_datasets.classification.examples import ClassificationSource
+from gaudi_datasets.classification.sources import RecordSource
+from gaudi_datasets.errors import DataError, FlagError
+from gaudi_datasets.image_files import IMAGE_ENDINGS
+from gaudi_datasets.layouts.inventory import SPLITS, count_names, split_of_path
+from gaudi_datasets.layouts.splitting import choose_validation, hash_files, hash_records
+from gaudi_datasets.records.record_sets import find_splits
+
+_DEPTH = 3  # folders that hold one folder alone, as archives have them
+
+
+@dataclass(frozen=True, eq=False)
+class ClassificationData:
+    """Images with classes for training, validation and test.
+
+    Attributes:
+        layout: what was recognised, on one line.
+        train: images of training.
+        val: images of validation; None only where nothing may be split.
+        test: images of the test set, if there is one.
+        notes: what was left out, changed or guessed, named and counted.
+        split: file names by "train" and "val" where they were split here; else empty.
+    """
+
+    layout: str
+    train: ClassificationSource
+    val: ClassificationSource | None = None
+    test: ClassificationSource | None = None
+    notes: tuple[str, ...] = ()
+    split: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Return the classes, the same for all splits; label l is class_names[l]."""
+        return self.train.class_names
+
+
+def open_data(path: str | Path, *, val_share: float = 0.2, seed: int = 0) -> ClassificationData:
+    """Open a folder of records, or of a folder for each class, with or without folders of splits above them.
+
+    Folders of splits are train/, val/ (valid/, validation/) and test/ (also as img_train/ and the like). Folders of
+    classes are read with the folders in them. Where there is no validation, a share of the training images is split
+    off: by class, with equal images on one side, the same for the same seed.
+
+    Args:
+        path: the folder.
+        val_share: share of the training images for validation, if there is none; 0: do without.
+        seed: of the split.
+
+    Raises:
+        MissingInputError: there is no such folder.
+        DataError: there are no classes, the classes of splits differ, or it is not clear what is a class.
+        FlagError: the share is not in 0..1.
+    """
+    if not 0 <= val_share < 1:
+        raise FlagError(f"--val_share is {val_share:g}; it must be at least 0 and below 1", flag="--val_share")
+    path = check_folder(Path(path), "a folder for each class")
+    if splits := find_splits(path, "classification"):
+        return _open_records(path, splits, val_share, seed)
+    return _open_folders(path, val_share, seed)
+
+
+def _open_records(path: Path, splits: Mapping[str, str], val_share: float, seed: int) -> ClassificationData:
+    sources = {split: RecordSource(path, name) for split, name in splits.items()}
+    if "train" not in sources:
+        raise _no_training(path, sources)
+    for split, source in sources.items():
+        _require_known(source.class_names, sources["train"].class_names, split, path)
+    split_names: dict[str, list[str]] = {}
+    if "val" not in sources and val_share:
+        rows = range(len(sources["train"]))
+        examples = [sources["train"].read(row) for row in rows]
+        in_val = choose_validation(
+            [[example.label] for example in examples],
+            [str(example.image_id) for example in examples],
+            hash_records([example.encoded for example in examples]),
+            share=val_share,
+            seed=seed,
+            name=str(path),
+        )
+        sources["val"] = RecordSource(path, splits["train"])
+        for split, kept in (("train", ~in_val), ("val", in_val)):
+            sources[split].keep(np.flatnonzero(kept))
+            split_names[split] = [examples[row].file_name or f"record {row}" for row in np.flatnonzero(kept)]
+    layout = f"records ({', '.join(splits.values())})"
+    notes = _note_split(split_names)
+    return ClassificationData(layout, sources["train"], sources.get("val"), sources.get("test"), notes, split_names)
+
+
+def _open_folders(path: Path, val_share: float, seed: int) -> ClassificationData:
+    root = _find_root(path)
+    notes: list[str] = []
+    folders = _find_splits(root, notes)
+    if folders and "train" not in folders:
+        raise _no_training(path, folders)
+    train = _open_classes(folders.get("train", root), None, "train", notes)
+    sources = {"train": train}
+    for split in ("val", "test"):
+        if split in folders:
+            sources[split] = _open_classes(folders[split], train.class_names, split, notes)
+    split_names: dict[str, list[str]] = {}
+    if "val" not in sources and val_share:
+        files = train.files
+        in_val = choose_validation(
+            files.labels.reshape(-1, 1).tolist(),
+            [files.name(row) for row in range(len(files))],
+            hash_files([files.path(row) for row in range(len(files))]),
+            share=val_share,
+            seed=seed,
+            name=str(path),
+        )
+        sources["val"] = _open_classes(folders.get("train", root), None, "val", [])
+        for split, kept in (("train", ~in_val), ("val", in_val)):
+            sources[split].keep(kept)
+            split_names[split] = [files.name(row) for row in np.flatnonzero(kept)]
+    where = ", ".join(f"{folders[split].name}/" for split in SPLITS if split in folders) or "not split"
+    layout = f"folders of {len(train.class_names)} classes ({where})"
+    notes += _note_split(split_names)
+    return ClassificationData(layout, train, sources.get("val"), sources.get("test"), tuple(notes), split_names)
+
+
+def _open_classes(folder: Path, class_names: Sequence[str] | None, split: str, notes: list[str]) -> FolderSource:
+    if class_names is not None:
+        there = [each.name for each in _list_folders(folder) if _has_images(each)]
+        _require_known(there, class_names, split, folder)
+        if lacking := [name for name in class_names if name not in there]:
+            notes.append(f"{split}: no image of {count_names(lacking, 'class')}")
+    left_out: list[str] = []
+    source = FolderSource(folder, class_names=class_names, left_out=left_out)
+    if left_out:
+        notes.append(f"{split}: left out {count_names(left_out, 'name', 'of no image')}")
+    return source
+
+
+def _find_root(path: Path) -> Path:
+    """Go down where a folder holds one folder alone that is no class, as archives have it."""
+    for _ in range(_DEPTH):
+        folders = _list_folders(path)
+        if len(folders) != 1 or not _list_folders(folders[0]) or split_of_path(f"{folders[0].name}/x"):
+            break
+        path = folders[0]
+    return path
+
+
+def _find_splits(root: Path, notes: list[str]) -> dict[str, Path]:
+    """Find the folders of splits; empty when the folders are those of classes.
+
+    Raises:
+        DataError: there are folders of both kinds, or two of one split.
+    """
+    folders = _list_folders(root)
+    named = {folder: split_of_path(f"{folder.name}/x") for folder in folders}
+    found: dict[str, Path] = {}
+    for folder, split in named.items():
+        if not split or not any(map(_has_images, _list_folders(folder))):
+            continue
+        if split in found:
+            raise DataError(
+                f"holds {found[split].name}/ and {folder.name}/, which are both for {split}",
+                path=root,
+                remedy="leave one of them there",
+            )
+        found[split] = folder
+    if not found:
+        return {}
+    others = [folder for folder in folders if folder not in found.values() and _has_images(folder)]
+    flat = [folder for folder in others if named[folder]]
+    classes = [folder for folder in others if not named[folder]]
+    if classes:
+        raise DataError(
+            f"holds the split {next(iter(found.values())).name}/ and {classes[0].name}/, which may be a class",
+            path=root,
+            remedy="give the folder that holds the classes, or move one of the two away",
+        )
+    if flat:
+        notes.append(f"left out {count_names([f'{folder.name}/' for folder in flat], 'folder', 'without classes')}")
+    return found
+
+
+def _list_folders(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith((".", "__MACOSX")))
+
+
+def _has_images(folder: Path) -> bool:
+    return any(path.suffix.lower() in IMAGE_ENDINGS and path.is_file() for path in folder.rglob("*"))
+
+
+def _require_known(names: Sequence[str], known: Sequence[str], split: str, path: Path) -> None:
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise DataError(
+            f"the classes of train and {split} differ (only in {split}: {', '.join(unknown)})",
+            path=path,
+            remedy="give both the same classes",
+        )
+
+
+def _note_split(split_names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    if not split_names:
+        return ()
+    return (f"split here: {len(split_names['train'])} images for training, {len(split_names['val'])} for validation",)
+
+
+def _no_training(path: Path, splits: Mapping[str, object]) -> DataError:
+    there = ", ".join(splits)
+    return DataError(f"has images for {there} and none for training", path=path, remedy="add a folder train/")

@@ -1,0 +1,191 @@
+"""Open data for detection as it is found: its layout recognised, and validation found or split from training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from gaudi_datasets.detection.coco import BOX_RULES, Category, CocoAnnotations, select_images
+from gaudi_datasets.detection.sources import CocoSource, DetectionSource, RecordSource
+from gaudi_datasets.errors import DataError, FlagError
+from gaudi_datasets.layouts.boxes import ALL, BoxSets
+from gaudi_datasets.layouts.inventory import SPLITS, count_names
+from gaudi_datasets.layouts.recognition import read_boxes
+from gaudi_datasets.layouts.splitting import choose_validation, hash_files, hash_records
+from gaudi_datasets.records.record_sets import find_splits
+
+
+@dataclass(frozen=True, eq=False)
+class DetectionData:
+    """Images with boxes for training, validation and test.
+
+    Attributes:
+        layout: what was recognised, on one line.
+        train: images with a box to learn from.
+        val: images of validation; None only where nothing may be split.
+        test: images of the test set, if there is one.
+        notes: what was left out, changed or guessed, named and counted.
+        split: file names by "train" and "val" where they were split here; else empty.
+        annotations: what the sources were made of, by split, with the folder of the images; empty for records.
+    """
+
+    layout: str
+    train: DetectionSource
+    val: DetectionSource | None = None
+    test: DetectionSource | None = None
+    notes: tuple[str, ...] = ()
+    split: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    annotations: Mapping[str, tuple[CocoAnnotations, Path]] = field(default_factory=dict)
+
+    @property
+    def categories(self) -> tuple[Category, ...]:
+        """Return the classes, the same for all splits, in id order."""
+        return self.train.categories
+
+
+def open_data(path: str | Path, *, val_share: float = 0.2, seed: int = 0) -> DetectionData:
+    """Open a data set as it is: a folder, a YAML file of YOLO or a JSON file of COCO.
+
+    Layouts are recognised by content. Where there is no validation, a share of the training images is split off: by
+    class, with equal images on one side, the same for the same seed. Batches of the sources are those of the records
+    that `write_records` makes of the same annotations.
+
+    Args:
+        path: the folder or file.
+        val_share: share of the training images for validation, if there is none; 0: do without.
+        seed: of the split.
+
+    Raises:
+        MissingInputError: there is no such path, or no image is where it should be.
+        DataError: nothing known is there, or several things are; it breaks its format, or the classes of splits differ.
+        FlagError: the share is not in 0..1.
+    """
+    path = Path(path)
+    if not 0 <= val_share < 1:
+        raise FlagError(f"--val_share is {val_share:g}; it must be at least 0 and below 1", flag="--val_share")
+    if path.is_dir() and (splits := find_splits(path, "detection")):
+        return _open_records(path, splits, val_share, seed)
+    return _open_boxes(path, read_boxes(path), val_share, seed)
+
+
+def _open_records(path: Path, splits: Mapping[str, str], val_share: float, seed: int) -> DetectionData:
+    layout = f"records ({', '.join(splits.values())})"
+    sources = {split: RecordSource(path, name) for split, name in splits.items()}
+    if "train" not in sources:
+        raise _no_training(path, sources)
+    require_equal_classes({split: [each.name for each in source.categories] for split, source in sources.items()}, path)
+    split_names: dict[str, list[str]] = {}
+    if "val" not in sources and val_share:
+        examples = [sources["train"].read(row) for row in range(len(sources["train"]))]
+        in_val = choose_validation(
+            [example.labels[~example.is_crowd].tolist() for example in examples],
+            [str(example.image_id) for example in examples],
+            hash_records([example.encoded for example in examples]),
+            share=val_share,
+            seed=seed,
+            name=str(path),
+        )
+        names = [example.file_name or str(example.image_id) for example in examples]
+        sources["val"] = RecordSource(path, splits["train"])
+        for split, kept in (("train", ~in_val), ("val", in_val)):
+            sources[split].keep(np.flatnonzero(kept))
+            split_names[split] = [names[row] for row in np.flatnonzero(kept)]
+    return DetectionData(
+        layout, sources["train"], sources.get("val"), sources.get("test"), note_split(split_names), split_names
+    )
+
+
+def _open_boxes(path: Path, boxes: BoxSets, val_share: float, seed: int) -> DetectionData:
+    sets, notes, split_names = dict(boxes.sets), list(boxes.notes), dict[str, list[str]]()
+    if ALL in sets:
+        sets["train"] = sets.pop(ALL)
+    if "train" not in sets:
+        raise _no_training(path, sets)
+    require_equal_classes(
+        {split: [f"{one.name} ({one.id})" for one in sets[split][0].categories] for split in sets}, path
+    )
+    if "val" not in sets and val_share:
+        annotations, image_dir = sets["train"]
+        in_val = choose_validation(
+            list_classes(annotations),
+            annotations.file_names,
+            hash_files([image_dir / name for name in annotations.file_names]),
+            share=val_share,
+            seed=seed,
+            name=str(path),
+        )
+        for split, kept in (("train", ~in_val), ("val", in_val)):
+            part = select_images(annotations, np.flatnonzero(kept))
+            sets[split] = part, image_dir
+            split_names[split] = list(part.file_names)
+    notes += note_split(split_names)
+    sources = {split: CocoSource(*sets[split], keep_empty=split != "train") for split in SPLITS if split in sets}
+    for split, source in sources.items():
+        notes += note_losses(split, sets[split][0], source)
+    return DetectionData(
+        boxes.layout, sources["train"], sources.get("val"), sources.get("test"), tuple(notes), split_names, sets
+    )
+
+
+def list_classes(annotations: CocoAnnotations) -> list[list[int]]:
+    """List the classes of each image's boxes that are no crowds."""
+    classes: list[list[int]] = []
+    for start, stop in zip(annotations.box_splits[:-1], annotations.box_splits[1:], strict=True):
+        classes.append(annotations.category_ids[start:stop][~annotations.is_crowd[start:stop]].tolist())
+    return classes
+
+
+def note_split(split_names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Note how many images were split."""
+    if not split_names:
+        return ()
+    return (f"split here: {len(split_names['train'])} images for training, {len(split_names['val'])} for validation",)
+
+
+def note_losses(split: str, annotations: CocoAnnotations, source: CocoSource) -> list[str]:
+    """Note the boxes and images of a split that are left out."""
+    notes = []
+    broken = Counter(fault.rule for fault in annotations.faults)
+    name_of = dict(zip(annotations.image_ids.tolist(), annotations.file_names, strict=True))
+    for rule in BOX_RULES:
+        if broken[rule]:
+            names = dict.fromkeys(name_of[fault.image_id] for fault in annotations.faults if fault.rule == rule)
+            boxes = f"{broken[rule]} box{'es' * (broken[rule] != 1)}"
+            notes.append(f"{split}: left out {boxes} {rule}, in {count_names(names, 'image')}")
+    kept = set(source.file_names)
+    empty = [name for name in annotations.file_names if name not in kept]
+    if empty:
+        notes.append(f"{split}: left out {count_names(empty, 'image', 'without a box to learn from')}")
+    return notes
+
+
+def require_equal_classes(names_of: Mapping[str, Sequence[str]], path: Path) -> None:
+    """Require that splits have the same classes in the same order.
+
+    Raises:
+        DataError: they differ; it names the classes that do.
+    """
+    train = names_of["train"]
+    for split, names in names_of.items():
+        if list(names) != list(train):
+            only = [
+                f"only in {where}: {', '.join(sorted(set(some) - set(others)))}"
+                for where, some, others in (("train", train, names), (split, names, train))
+                if set(some) - set(others)
+            ]
+            raise DataError(
+                f"the classes of train and {split} differ ({'; '.join(only) or 'in their order'})",
+                path=path,
+                remedy="give both the same classes",
+            )
+
+
+def _no_training(path: Path, splits: Mapping[str, object]) -> DataError:
+    there = ", ".join(splits)
+    return DataError(
+        f"has images for {there} and none for training", path=path, remedy="add them, or give one annotation file"
+    )

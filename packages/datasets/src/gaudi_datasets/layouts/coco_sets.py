@@ -1,0 +1,139 @@
+"""COCO annotation files as they are found, with the folders of their images."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from gaudi_datasets.detection.coco import CocoAnnotations, read_coco
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.layouts.boxes import (
+    ALL,
+    BoxSets,
+    Candidate,
+    describe_splits,
+    keep_present,
+    note_unused,
+    relate_used,
+)
+from gaudi_datasets.layouts.inventory import Inventory, count_names, split_of_file
+
+_SNIFFED = 2**16
+_TRIED = 64  # file names by which the folder of the images is found
+
+
+def find(inventory: Inventory, path: Path | None = None) -> list[Candidate]:
+    """List the way to read the annotation files of COCO in a folder, or one of them alone."""
+    if path is not None:
+        name = path.relative_to(inventory.root).as_posix()
+        return [Candidate("COCO", path, lambda: _read(inventory, {ALL: name}, []))] if _sniff(path) else []
+    files = {name: kind for name in inventory.list_files(".json") if (kind := _sniff(inventory.root / name))}
+    if not files:
+        return []
+    first = inventory.root / next(iter(files))
+    return [Candidate("COCO", first, lambda: _read(inventory, *_assign(inventory, files)))]
+
+
+def _sniff(path: Path) -> str:
+    """Tell by the beginning and the end of a file whether it has COCO's boxes ("boxes") or keypoints; "" for neither.
+
+    The files may have hundreds of megabytes.
+    """
+    with path.open("rb") as file:
+        head = file.read(_SNIFFED)
+        file.seek(max(file.tell(), path.stat().st_size - _SNIFFED))
+        text = head + file.read()
+    if not head.lstrip().startswith(b"{") or b'"shapes"' in head:
+        return ""
+    keys = set(re.findall(rb'"(images|annotations|categories|file_name|image_id|bbox|keypoints|caption)"\s*:', text))
+    if not ({b"images", b"file_name"} & keys and {b"annotations", b"image_id", b"bbox"} & keys) or b"caption" in keys:
+        return ""
+    return "keypoints" if b"keypoints" in keys else "boxes" if {b"categories", b"bbox"} & keys else ""
+
+
+def _assign(inventory: Inventory, files: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the file of each split, and notes."""
+    notes: list[str] = []
+    boxes = [name for name, kind in files.items() if kind == "boxes"]
+    if boxes and len(boxes) < len(files):
+        others = [name for name in files if name not in boxes]
+        notes.append(f"left out {count_names(others, 'file', 'with keypoints')}")
+    named: dict[str, list[str]] = {}
+    for name in boxes or files:
+        named.setdefault(split_of_file(name), []).append(name)
+    for split, names in named.items():
+        if len(names) > 1:
+            called = split or "all images"
+            raise DataError(
+                f"{names[0]} and {names[1]} may both be the annotations of {called}",
+                path=inventory.root,
+                remedy=f"give one of them, such as {inventory.root / names[0]}, or leave one there",
+            )
+    if ALL in named and len(named) > 1:
+        notes.append(f"left out {count_names(named.pop(ALL), 'file', 'named by no split')}")
+    return {split: names[0] for split, names in named.items()}, notes
+
+
+def _read(inventory: Inventory, files: dict[str, str], notes: list[str]) -> BoxSets:
+    sets = {}
+    for split, name in files.items():
+        annotations = read_coco(inventory.root / name)
+        image_dir = _find_image_dir(inventory, name, annotations)
+        sets[split] = keep_present(annotations, image_dir, notes, split), image_dir
+    if not (set(files) == {ALL} and len(inventory.list_files(".json")) > 1):  # others may name the other images
+        note_unused(inventory, relate_used(inventory, sets), notes)
+    listed = ", ".join(sorted(files.values()))
+    return BoxSets(f"COCO ({describe_splits(sets)}: {listed})", sets, tuple(notes))
+
+
+def _find_image_dir(inventory: Inventory, name: str, annotations: CocoAnnotations) -> Path:
+    """Find the folder that most file names are relative to, and of several the one named as the file."""
+    names = [file_name.replace("\\", "/") for file_name in annotations.file_names]
+    if not names:
+        raise DataError("images is empty; there must be at least one", path=annotations.path, field="images")
+    folders = _count_folders(inventory, _spread(names))
+    if not folders:
+        return inventory.root / PurePosixPath(name).parent
+    parent, split = PurePosixPath(name).parent.as_posix(), split_of_file(name)
+    all_names = set(inventory.images)
+
+    def rank(folder: str) -> tuple[int, ...]:
+        prefix = f"{folder}/" if folder != "." else ""
+        present = sum(prefix + each in all_names for each in names)
+        same_split = split_of_file(f"{folder}/x") == split
+        return present, folder == parent, same_split, PurePosixPath(folder).name in PurePosixPath(name).stem
+
+    ranks = {folder: rank(folder) for folder in folders}
+    best = [folder for folder in folders if ranks[folder] == max(ranks.values())]
+    if len(best) > 1:
+        raise DataError(
+            f"{best[0]} and {best[1]} both have the images that it names",
+            path=annotations.path,
+            remedy="put it beside its images",
+        )
+    return inventory.root / best[0]
+
+
+def _spread(names: Sequence[str]) -> list[str]:
+    """Return some names, evenly from all."""
+    rows = np.unique(np.linspace(0, len(names) - 1, min(_TRIED, len(names))).astype(int))
+    return [names[row] for row in rows]
+
+
+def _count_folders(inventory: Inventory, names: Sequence[str]) -> Counter[str]:
+    """Count how many of some file names there are below each folder."""
+    wanted: dict[str, list[str]] = {}
+    for name in names:
+        wanted.setdefault(PurePosixPath(name).name, []).append(name)
+    counts: Counter[str] = Counter()
+    for path in inventory.images:
+        for name in wanted.get(path.rpartition("/")[2], []):
+            if path == name:
+                counts["."] += 1
+            elif path.endswith(f"/{name}"):
+                counts[path[: -len(name) - 1]] += 1
+    return counts

@@ -1,0 +1,152 @@
+"""The files of a folder, listed once, and the images that annotations name found among them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.image_files import IMAGE_ENDINGS
+
+SPLITS = ("train", "val", "test")
+
+_SPLIT_OF_WORD = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_WORDS = "|".join(sorted(_SPLIT_OF_WORD, key=len, reverse=True))
+_SPLIT_FOLDER = re.compile(rf"(?:(?:img|images?)[_-])?({_WORDS})(?:[_-]?(?:images?|imgs?|set|data))?(?:[_-]?\d{{4}})?")
+_SPLIT_FILE = re.compile(rf"(?:^|[_.\- ])({_WORDS})(?:\d{{4}})?(?=$|[_.\- ])")
+_SHOWN = 3  # names in a note
+
+
+class Inventory:
+    """The files below a folder, without hidden ones, each named by its path from there, with slashes.
+
+    The order is that of the names, whatever the file system's is. Links to folders are not followed.
+
+    Args:
+        root: the folder.
+
+    Attributes:
+        root: the folder.
+        images: names with the ending of an image.
+        links: links to folders.
+
+    Raises:
+        MissingInputError: there is no such folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise MissingInputError("there is no such folder", path=root, remedy="give the folder of a data set")
+        self.root = root
+        self.images: list[str] = []
+        self.links: list[str] = []
+        self._by_ending: dict[str, list[str]] = defaultdict(list)
+        self._by_name: dict[str, list[str]] = defaultdict(list)
+        self._by_stem: dict[str, list[str]] = defaultdict(list)
+        names = []
+        for folder, folders, files in os.walk(root):
+            folders[:] = [name for name in folders if _is_visible(name)]
+            self.links += [_relate(folder, name, root) for name in folders if Path(folder, name).is_symlink()]
+            names += [_relate(folder, name, root) for name in files if _is_visible(name)]
+        for name in sorted(names, key=lambda name: name.split("/")):
+            ending = PurePosixPath(name).suffix.lower()
+            self._by_ending[ending].append(name)
+            if ending in IMAGE_ENDINGS:
+                self.images.append(name)
+                base = name.rpartition("/")[2]
+                self._by_name[base.casefold()].append(name)
+                self._by_stem[PurePosixPath(base).stem.casefold()].append(name)
+        self.links.sort()
+
+    def list_files(self, *endings: str) -> list[str]:
+        """List the files with one of these endings, such as ".xml"."""
+        return [name for ending in endings for name in self._by_ending.get(ending, [])]
+
+    def find_image(self, name: str, near: str) -> str | None:
+        """Find the image that an annotation file in the folder `near` calls `name`, whatever folder stands before it.
+
+        Raises:
+            DataError: several fit equally well.
+        """
+        name = name.replace("\\", "/")
+        return self._choose(self._by_name.get(name.rpartition("/")[2].casefold(), []), name, near)
+
+    def find_stem(self, stem: str, near: str) -> str | None:
+        """Find the image whose name without its ending is `stem`; raises as `find_image` does."""
+        return self._choose(self._by_stem.get(stem.rpartition("/")[2].casefold(), []), stem, near)
+
+    def _choose(self, names: Sequence[str], wanted: str, near: str) -> str | None:
+        """Choose by the end of the path, then by the way from the annotation file, then by the split."""
+        parts = PurePosixPath(wanted).parts[::-1]
+        ranks: list[Callable[[str], int]] = [
+            lambda name: _count_equal(PurePosixPath(name).parts[-2::-1], parts[1:]),
+            lambda name: PurePosixPath(name).parent == PurePosixPath(near),
+            lambda name: split_of_path(name) == split_of_path(f"{near}/x"),
+            lambda name: _count_equal(PurePosixPath(name).parts, PurePosixPath(near).parts),
+        ]
+        for rank in ranks:
+            if len(names) < 2:
+                break
+            best = max(map(rank, names))
+            names = [name for name in names if rank(name) == best]
+        if len(names) > 1:
+            raise DataError(
+                f"{names[0]} and {names[1]} may both be the image {wanted!r}",
+                path=self.root,
+                remedy="leave one of them there, or give the folder of one of them",
+            )
+        return names[0] if names else None
+
+
+def split_of_path(name: str) -> str:
+    """Tell the split that the nearest folder of a path is named by: "train", "val", "test", or "" for none."""
+    for part in PurePosixPath(name).parts[-2::-1]:
+        if match := _SPLIT_FOLDER.fullmatch(part.lower()):
+            return _SPLIT_OF_WORD[match[1]]
+    return ""
+
+
+def split_of_file(name: str) -> str:
+    """Tell the split that a file is named by, as `instances_train2017.json` is, or else a folder that it is in."""
+    found = {_SPLIT_OF_WORD[match[1]] for match in _SPLIT_FILE.finditer(PurePosixPath(name).stem.lower())}
+    return found.pop() if len(found) == 1 else split_of_path(name)
+
+
+def count_names(names: Iterable[str], what: str, state: str = "") -> str:
+    """Return "3 images without annotation: a.jpg, b.jpg, c.jpg", with the first names only where there are more."""
+    listed = list(names)
+    noun = what if len(listed) == 1 else f"{what}es" if what.endswith(("s", "x")) else f"{what}s"
+    counted = " ".join(filter(None, [str(len(listed)), noun, state]))
+    shown = ", ".join(show_name(name) for name in listed[:_SHOWN])
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return f"{counted}: {shown}{more}"
+
+
+def show_name(name: str) -> str:
+    """Return a name from outside as a terminal may show it."""
+    return name if name.isprintable() else ascii(name)
+
+
+def _is_visible(name: str) -> bool:
+    return not name.startswith(".") and name != "__MACOSX"
+
+
+def _relate(folder: str, name: str, root: Path) -> str:
+    return Path(folder, name).relative_to(root).as_posix()
+
+
+def _count_equal(first: Sequence[str], second: Sequence[str]) -> int:
+    """Count the equal elements that two sequences begin with."""
+    count = 0
+    for one, other in zip(first, second, strict=False):
+        if one.casefold() != other.casefold():
+            break
+        count += 1
+    return count

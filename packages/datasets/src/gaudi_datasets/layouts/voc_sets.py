@@ -1,0 +1,197 @@
+"""Pascal VOC annotations wherever they lie: beside their images, in annots/ or annotations/, with or without lists."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from xml.etree.ElementTree import Element
+
+from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
+from gaudi_datasets.detection.voc import VocImage, list_classes, make_document, parse_xml, read_stated_size
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.image_files import read_size
+from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
+from gaudi_datasets.layouts.inventory import Inventory, count_names, split_of_path
+
+_SNIFFED = 4096
+_LISTS = {
+    "train": "train",
+    "training": "train",
+    "trainval": "trainval",
+    "test": "test",
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+}
+
+
+def find(inventory: Inventory) -> list[Candidate]:
+    """List the way to read the annotations of single images, if there are any."""
+    names = [name for name in inventory.list_files(".xml") if _sniff(inventory.root / name)]
+    if not names:
+        return []
+    folder = inventory.root / PurePosixPath(names[0]).parent
+    return [Candidate("Pascal VOC", folder, lambda: _read(inventory, names))]
+
+
+def _sniff(path: Path) -> bool:
+    with path.open("rb") as file:
+        return re.search(rb"<annotation[\s>]", file.read(_SNIFFED)) is not None
+
+
+def _read(inventory: Inventory, names: Sequence[str]) -> BoxSets:
+    notes: list[str] = []
+    trees = {name: parse_xml(inventory.root / name) for name in names}
+    images = {name: _find_image(inventory, name, trees[name]) for name in names}
+    bare = [name for name in names if images[name] is None]
+    if len(bare) == len(names):
+        raise MissingInputError(
+            f"none of {len(names)} annotated images is there, such as that of {names[0]}",
+            path=inventory.root,
+            remedy="put the images beside their annotations, or give the folder that holds both",
+        )
+    if bare:
+        notes.append(f"left out {count_names(bare, 'annotation', 'whose image is not there')}")
+    files = {name: image for name, image in images.items() if image is not None}
+    _require_unique(inventory, files)
+    lists = _find_lists(inventory, names)
+    splits = _split_by_lists(inventory, lists, files, notes) if lists else _split_by_folders(files, notes)
+    classes = sorted({each for name, tree in trees.items() for each in list_classes(inventory.root / name, tree)})
+    if not classes:
+        raise DataError("has no objects in its annotations", path=inventory.root, remedy="annotate some images")
+    rows = {name: VocImage(row, inventory.root / name, trees[name], "") for row, name in enumerate(names, 1)}
+    unsized: list[str] = []
+    sets = {
+        split: _make_set(inventory, [(rows[name], files[name]) for name in chosen], classes, unsized)
+        for split, chosen in splits.items()
+    }
+    if unsized:
+        notes.append(f"read from the images the size that is not in {count_names(unsized, 'annotation')}")
+    note_unused(inventory, set(files.values()), notes)
+    folders = sorted({PurePosixPath(name).parent.as_posix() for name in names})
+    how = "by image sets" if lists else "by folders" if ALL not in sets else ""
+    detail = ", ".join(filter(None, [describe_splits(sets), how, f"XML in {count_names(folders, 'folder')}"]))
+    return BoxSets(f"Pascal VOC ({detail})", sets, tuple(notes))
+
+
+def _find_image(inventory: Inventory, name: str, tree: Element) -> str | None:
+    """Find the image of an annotation: by the annotation's own name, else by the name that it states."""
+    near = PurePosixPath(name).parent.as_posix()
+    stated = (tree.findtext("filename") or "").strip()
+    found = inventory.find_stem(name.removesuffix(PurePosixPath(name).suffix), near)
+    return found or (inventory.find_image(stated, near) if stated else None)
+
+
+def _require_unique(inventory: Inventory, files: Mapping[str, str]) -> None:
+    names_of: dict[str, list[str]] = defaultdict(list)
+    for name, image in files.items():
+        names_of[image].append(name)
+    for image, names in names_of.items():
+        if len(names) > 1:
+            raise DataError(
+                f"{names[0]} and {names[1]} both annotate {image}",
+                path=inventory.root,
+                remedy="leave one of them there, or give the folder of one of them",
+            )
+
+
+def _make_set(
+    inventory: Inventory, chosen: Sequence[tuple[VocImage, str]], classes: Sequence[str], unsized: list[str]
+) -> tuple[CocoAnnotations, Path]:
+    """Make the annotations of a split, in the order of its images."""
+    folder = os.path.commonpath([PurePosixPath(name).parent.as_posix() for _, name in chosen])
+    images = []
+    for row, name in chosen:
+        size = None
+        if not _is_sized(row):
+            unsized.append(row.path.name)
+            size = read_size(inventory.root / name)
+        file_name = PurePosixPath(name).relative_to(folder or ".").as_posix()
+        images.append(row._replace(file_name=file_name, size=size))
+    return parse_coco(make_document(images, classes), inventory.root), inventory.root / folder
+
+
+def _is_sized(image: VocImage) -> bool:
+    try:
+        return min(read_stated_size(image.tree, image.path)) >= 1
+    except DataError:
+        return False
+
+
+def _find_lists(inventory: Inventory, names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+    """Find the lists of images, such as ImageSets/Main/train.txt: by their folder, the stems of each split."""
+    stems = {PurePosixPath(name).stem for name in names}
+    found: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for name in inventory.list_files(".txt"):
+        split = _LISTS.get(PurePosixPath(name).stem.lower())
+        if split is None:
+            continue
+        lines = (inventory.root / name).read_text(encoding="utf-8", errors="replace").splitlines()
+        listed = [_stem_of_line(line) for line in lines if line.strip()]
+        if any(stem in stems for stem in listed):
+            found[PurePosixPath(name).parent.as_posix()][split] = list(dict.fromkeys(listed))
+    by_root: dict[str, list[str]] = defaultdict(list)
+    for folder in found:
+        by_root[_root_of_lists(folder)].append(folder)
+    chosen = {}
+    for root, folders in by_root.items():
+        main = [folder for folder in folders if PurePosixPath(folder).name == "Main"] or folders
+        if len(main) > 1:
+            raise DataError(
+                f"{main[0]} and {main[1]} both list images of training",
+                path=inventory.root / root,
+                remedy="leave one of them there",
+            )
+        chosen[root] = found[main[0]]
+    return chosen
+
+
+def _stem_of_line(line: str) -> str:
+    """Return the image that a line names, without its folder and its ending."""
+    name = line.split()[0].replace("\\", "/").rpartition("/")[2]
+    return re.sub(r"\.(jpe?g|png|xml|bmp|webp|tiff?)$", "", name, flags=re.IGNORECASE)
+
+
+def _root_of_lists(folder: str) -> str:
+    path = PurePosixPath(folder)
+    if "ImageSets" in path.parts:
+        return PurePosixPath(*path.parts[: path.parts.index("ImageSets")]).as_posix()
+    return path.as_posix()
+
+
+def _split_by_lists(
+    inventory: Inventory, lists: Mapping[str, Mapping[str, Sequence[str]]], files: Mapping[str, str], notes: list[str]
+) -> dict[str, list[str]]:
+    """Return the annotations of each split, in the order of the lists."""
+    splits: dict[str, list[str]] = defaultdict(list)
+    for root, sets in lists.items():
+        below = [name for name in files if root == "." or name.startswith(f"{root}/")]
+        name_of = {PurePosixPath(name).stem: name for name in below}
+        chosen = {split: list(stems) for split, stems in sets.items()}
+        both = chosen.pop("trainval", [])
+        if "train" not in chosen:
+            rest = {stem for stems in chosen.values() for stem in stems}
+            chosen["train"] = [stem for stem in both if stem not in rest]
+        unknown = [stem for stems in chosen.values() for stem in stems if stem not in name_of]
+        if unknown:
+            notes.append(f"left out {count_names(unknown, 'listed name', 'without image or annotation')}")
+        for split, stems in chosen.items():
+            splits[split] += [name_of[stem] for stem in stems if stem in name_of]
+    if not splits["train"]:
+        raise DataError("lists no image for training", path=inventory.root, remedy="add ImageSets/Main/train.txt")
+    listed = {name for names in splits.values() for name in names}
+    unlisted = [name for name in files if name not in listed]
+    if unlisted:
+        notes.append(f"left out {count_names(unlisted, 'annotation', 'in no image set')}")
+    return {split: names for split, names in splits.items() if names}
+
+
+def _split_by_folders(files: Mapping[str, str], notes: list[str]) -> dict[str, list[str]]:
+    """Return the annotations of each split, by the folder of the annotation or of its image."""
+    splits: dict[str, list[str]] = defaultdict(list)
+    for name, image in files.items():
+        splits[split_of_path(name) or split_of_path(image)].append(name)
+    if ALL in splits and len(splits) > 1:
+        notes.append(f"left out {count_names(splits.pop(ALL), 'annotation', 'in no folder of a split')}")
+    return dict(splits)

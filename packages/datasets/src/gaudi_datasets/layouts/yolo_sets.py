@@ -1,0 +1,170 @@
+"""YOLO data sets as they are found: by their YAML file, or by text files with a box a line."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
+from gaudi_datasets.detection.yolo import labels_of, make_document, read_class, read_yaml
+from gaudi_datasets.documents import load_yaml
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
+from gaudi_datasets.layouts.inventory import SPLITS, Inventory, count_names, split_of_path
+
+_NAME_FILES = ("classes.txt", "obj.names", "data.names", "class_names.txt", "labels.txt")
+_SNIFFED = 4096
+
+
+def find(inventory: Inventory) -> list[Candidate]:
+    """List the YAML files that name YOLO's classes and images; without any, the labels."""
+    paths = [inventory.root / name for name in inventory.list_files(".yaml", ".yml")]
+    candidates = [from_yaml(path) for path in paths if _is_yolo(path)]
+    if candidates:
+        return candidates
+    labels = [name for name in inventory.list_files(".txt") if _has_boxes(inventory.root / name)]
+    labelled = _pair(inventory, labels)
+    if not labelled:
+        return []
+    folder = inventory.root / PurePosixPath(labels[0]).parent
+    return [Candidate("YOLO labels", folder, lambda: _read_folder(inventory, labels))]
+
+
+def from_yaml(path: Path) -> Candidate:
+    """Return the way to read a YAML file."""
+    return Candidate("YOLO", path, lambda: _read_yaml(path))
+
+
+def _is_yolo(path: Path) -> bool:
+    try:
+        document = load_yaml(path)
+    except DataError:
+        return False
+    return isinstance(document, dict) and "names" in document and any(key in document for key in (*SPLITS, "valid"))
+
+
+def _read_yaml(path: Path) -> BoxSets:
+    document, notes = load_yaml(path), list[str]()
+    if not isinstance(document, dict):
+        raise DataError("is no YAML of a YOLO data set", path=path, remedy="give one with names, train and val")
+    keys = {"train": "train", "val": "val" if document.get("val") else "valid", "test": "test"}
+    sets, outlines = {}, Counter[str]()
+    images: dict[str, list[Path]] = {}
+    for split, key in keys.items():
+        if not document.get(key) and split != "train":
+            continue
+        try:
+            names, paths = read_yaml(path, key, notes)
+        except MissingInputError as missing:
+            if split != "test":
+                raise
+            notes.append(f"test: left out, because {missing.path} {missing.args[0]}")
+            continue
+        images[split] = paths
+        sets[split] = _parse(path, paths, Path(os.path.commonpath([each.parent for each in paths])), names, outlines)
+    for split, paths in images.items():
+        shared = set(paths) & set(images["train"]) if split != "train" else ()
+        if shared:
+            notes.append(f"{split}: {count_names(sorted(each.name for each in shared), 'image', 'of training, too')}")
+    bare = [each for paths in images.values() for each in paths if not labels_of(each).exists()]
+    _note_labels(bare, outlines, notes)
+    return BoxSets(f"YOLO by {path.name} ({describe_splits(sets)})", sets, tuple(dict.fromkeys(notes)))
+
+
+def _read_folder(inventory: Inventory, labels: Sequence[str]) -> BoxSets:
+    notes, outlines = list[str](), Counter[str]()
+    labelled = _pair(inventory, labels)
+    # Without a file of labels an image of the same folder shows nothing, as YOLO has it.
+    folders = {PurePosixPath(name).parent for name in labelled}
+    images = [name for name in inventory.images if PurePosixPath(name).parent in folders]
+    splits: dict[str, list[Path]] = {}
+    for name in images:
+        splits.setdefault(split_of_path(name), []).append(inventory.root / name)
+    if ALL in splits and len(splits) > 1:
+        left = splits.pop(ALL)
+        notes.append(f"left out {count_names([each.name for each in left], 'image', 'in no folder of a split')}")
+    names = _read_names(inventory, [inventory.root / name for name in set(labelled.values())], notes)
+    label_of = {inventory.root / name: inventory.root / label for name, label in labelled.items()}
+
+    def find_labels(image: Path) -> Path:
+        return label_of.get(image, image.with_suffix(".txt"))
+
+    sets = {}
+    for split, paths in splits.items():
+        folder = Path(os.path.commonpath([each.parent for each in paths]))
+        sets[split] = _parse(inventory.root, paths, folder, names, outlines, find_labels)
+    _note_labels([each for paths in splits.values() for each in paths if each not in label_of], outlines, notes)
+    orphans = sorted(set(labels) - set(labelled.values()))
+    if orphans:
+        notes.append(f"left out {count_names(orphans, 'file', 'of labels without an image')}")
+    note_unused(inventory, set(images), notes)
+    return BoxSets(f"YOLO labels without a YAML file ({describe_splits(sets)})", sets, tuple(notes))
+
+
+def _parse(
+    name: Path,
+    paths: Sequence[Path],
+    folder: Path,
+    names: Mapping[int, str],
+    outlines: Counter[str],
+    find_labels: Callable[[Path], Path] = labels_of,
+) -> tuple[CocoAnnotations, Path]:
+    return parse_coco(make_document(paths, folder, names, outlines, find_labels), name), folder
+
+
+def _note_labels(bare: Sequence[Path], outlines: Counter[str], notes: list[str]) -> None:
+    """Note images without a file of labels, and outlines."""
+    if bare:
+        notes.append(
+            f"took as showing nothing {count_names([path.name for path in bare], 'image', 'without a file of labels')}"
+        )
+    if outlines:
+        notes.append(f"made boxes of {sum(outlines.values())} outlines, in {count_names(outlines, 'file')}")
+
+
+def _pair(inventory: Inventory, labels: Sequence[str]) -> dict[str, str]:
+    """Return the file of labels of each image that has one."""
+    known, pairs = set(labels), {}
+    for name in inventory.images:
+        below, beside = labels_of(Path("/") / name).relative_to("/"), PurePosixPath(name).with_suffix(".txt")
+        label = next((each.as_posix() for each in (below, beside) if each.as_posix() in known), None)
+        if label is not None:
+            pairs[name] = label
+    return pairs
+
+
+def _has_boxes(path: Path) -> bool:
+    """Tell whether a text file begins with a line of a box or an outline, or is empty."""
+    with path.open("rb") as file:
+        lines = file.read(_SNIFFED).splitlines()[:1]
+    if not lines:
+        return path.name not in _NAME_FILES
+    fields = lines[0].decode("ascii", errors="replace").split()
+    if len(fields) < 5 or len(fields) % 2 == 0 or read_class(fields[0]) < 0:
+        return False
+    try:
+        return all(-1 <= float(field) <= 2 for field in fields[1:])
+    except ValueError:
+        return False
+
+
+def _read_names(inventory: Inventory, labels: Sequence[Path], notes: list[str]) -> dict[int, str]:
+    """Read the names of the classes from a file of them; without one, name them by their numbers."""
+    found = [name for name in inventory.list_files(".txt", ".names") if PurePosixPath(name).name in _NAME_FILES]
+    texts = {name: (inventory.root / name).read_text(encoding="utf-8", errors="replace") for name in found}
+    listed = {name: tuple(line.strip() for line in text.splitlines() if line.strip()) for name, text in texts.items()}
+    if len(set(listed.values())) > 1:
+        raise DataError(
+            f"{found[0]} and {found[1]} name different classes", path=inventory.root, remedy="leave one of them there"
+        )
+    if listed and (names := listed[found[0]]):
+        notes.append(f"classes named by {found[0]}")
+        return dict(enumerate(names))
+    numbers: set[int] = set()
+    for path in labels:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        numbers.update(read_class(line.split()[0]) for line in lines if line.strip())
+    notes.append(f"no file names the {len(numbers)} classes (classes.txt, or a YAML file); named by their numbers")
+    return {number: str(number) for number in sorted(numbers) if number >= 0}

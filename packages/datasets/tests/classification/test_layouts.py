@@ -1,0 +1,109 @@
+"""Folders of classes and records, opened as they are."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from gaudi_datasets.classification.class_folders import FolderSource
+from gaudi_datasets.classification.examples import ClassificationSource
+from gaudi_datasets.classification.layouts import open_data
+from gaudi_datasets.classification.records import write_records
+from gaudi_datasets.errors import DataError, FlagError, MissingInputError
+
+
+def make(root: Path, counts: Mapping[str, int]) -> None:
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            Image.effect_noise((16, 16), 50).convert("RGB").save(root / name / f"{number}.jpg")
+
+
+def labels_of(source: ClassificationSource) -> Counter[str]:
+    return Counter(source.class_names[source.read(row).label] for row in range(len(source)))
+
+
+@pytest.mark.parametrize("names", [("train", "val", "test"), ("Train", "valid", "testing"), ("img_train", "img_val")])
+@pytest.mark.parametrize("above", ["", "archive"])
+def test_splits_are_found(names: Sequence[str], above: str, tmp_path: Path) -> None:
+    for name in names:
+        make(tmp_path / above / name, {"ant": 3, "bee": 2})
+    data = open_data(tmp_path)
+    assert data.class_names == ("ant", "bee")
+    assert data.val is not None
+    assert labels_of(data.train) == labels_of(data.val) == {"ant": 3, "bee": 2}
+    assert (data.test is not None) == (len(names) == 3)
+    assert (data.split, data.notes) == ({}, ())
+
+
+def test_classes_are_split_in_their_shares(tmp_path: Path) -> None:
+    make(tmp_path, {"ant": 50, "bee": 10, "cat": 5})
+    data = open_data(tmp_path, seed=3)
+    assert data.val is not None
+    assert labels_of(data.val) == {"ant": 10, "bee": 2, "cat": 1}
+    assert labels_of(data.train) == {"ant": 40, "bee": 8, "cat": 4}
+    assert open_data(tmp_path, seed=3).split == data.split
+    assert open_data(tmp_path, seed=4).split != data.split
+    copy = shutil.copytree(tmp_path, tmp_path.with_name("copy"))
+    assert open_data(copy, seed=3).split == data.split
+    assert open_data(tmp_path, val_share=0).val is None
+
+
+def test_the_images_are_those_of_the_folders(tmp_path: Path) -> None:
+    make(tmp_path / "train", {"ant": 3, "bee": 2})
+    source, train = FolderSource(tmp_path / "train"), open_data(tmp_path).train
+    kept = [train.read(row) for row in range(len(train))]
+    whole = {example.file_name: example for example in (source.read(row) for row in range(len(source)))}
+    assert all(whole[each.file_name].encoded == each.encoded for each in kept)
+    assert [each.image_id for each in kept] == [whole[each.file_name].image_id for each in kept]
+
+
+def test_what_is_no_image_is_left_out_and_named(tmp_path: Path) -> None:
+    make(tmp_path / "train", {"ant": 3, "bee": 2, "bee/deep": 1, "empty": 0})
+    (tmp_path / "train" / "bee" / "notes.txt").write_text("x")
+    (tmp_path / "train" / "README.md").write_text("x")
+    make(tmp_path / "val", {"ant": 1})
+    (tmp_path / "test").mkdir()
+    shutil.copy(tmp_path / "val" / "ant" / "0.jpg", tmp_path / "test" / "0.jpg")
+    data = open_data(tmp_path)
+    assert labels_of(data.train) == {"ant": 3, "bee": 3}
+    left_out = " ".join(data.notes)
+    for name in ("bee/notes.txt", "README.md", "empty/", "val: no image of 1 class: bee", "test/"):
+        assert name in left_out
+
+
+def test_records_are_read_and_split(tmp_path: Path) -> None:
+    make(tmp_path / "data", {"ant": 10, "bee": 10})
+    write_records(FolderSource(tmp_path / "data"), tmp_path / "records", "train", shards=2)
+    data = open_data(tmp_path / "records", val_share=0.3)
+    assert data.val is not None
+    assert labels_of(data.val) == {"ant": 3, "bee": 3}
+    assert len(data.split["train"]) == len(data.train) == 14
+    write_records(FolderSource(tmp_path / "data"), tmp_path / "records", "validation")
+    assert (open_data(tmp_path / "records").split, len(open_data(tmp_path / "records").train)) == ({}, 20)
+
+
+def test_faults_are_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError):
+        open_data(tmp_path / "nowhere")
+    with pytest.raises(DataError):
+        open_data(tmp_path)
+    with pytest.raises(FlagError):
+        open_data(tmp_path, val_share=-0.1)
+    make(tmp_path / "a" / "val", {"ant": 1})
+    with pytest.raises(DataError, match="none for training"):
+        open_data(tmp_path / "a")
+    make(tmp_path / "a" / "train", {"bee": 1})
+    with pytest.raises(DataError, match="ant"):
+        open_data(tmp_path / "a")
+    make(tmp_path / "b", {"train/ant": 1, "bee": 1})
+    with pytest.raises(DataError, match="bee/"):
+        open_data(tmp_path / "b")
+    make(tmp_path / "c", {"train/ant": 1, "val/ant": 1, "valid/ant": 1})
+    with pytest.raises(DataError, match="valid/"):
+        open_data(tmp_path / "c")
