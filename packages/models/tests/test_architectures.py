@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-from gaudi_models.architectures import RESNETS, Unit, count_parameters, list_convolutions
+from gaudi_models.architectures import (
+    RESNETS,
+    SSD_BACKBONES,
+    SSDArchitecture,
+    Unit,
+    count_parameters,
+    list_convolutions,
+)
 
 # As published: torchvision's documentation of its models.
 PARAMETERS = {
@@ -37,6 +44,24 @@ def test_sizes_and_work() -> None:
     multiplications = sum(unit.count_weights(channels) * side**2 for unit, channels, side in convolutions)
     assert multiplications == pytest.approx(4.09e9, rel=0.01)  # of version 1.5, at 224 x 224
     assert next(side for unit, _, side in list_convolutions(RESNETS["resnext50"], 65) if unit.groups > 1) == 17
+
+
+def test_detectors_are_read_by_the_names_that_they_write() -> None:
+    for backbone in SSD_BACKBONES:
+        for image_size in (300, 512):
+            one = SSDArchitecture(backbone, image_size)
+            assert SSDArchitecture.from_name(one.name, one.image_size) == one
+            assert one.spec.image_size == image_size
+
+
+def test_files_without_the_names_are_of_the_first_detector() -> None:
+    assert SSDArchitecture.from_name("", 0) == SSDArchitecture() == SSDArchitecture("resnet34", 300)
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet50", 224), ("ssd_resnet101", 300), ("ssd_resnet34", 400)])
+def test_other_networks_are_no_detectors(name: str, size: int) -> None:
+    with pytest.raises(ValueError, match=r"resnet34|300, 512"):
+        SSDArchitecture.from_name(name, size)
 
 
 def test_needs_no_tensorflow() -> None:

@@ -9,6 +9,7 @@ import pytest
 from gaudi_models.classifiers import build_classifier
 from gaudi_models.errors import WeightsError
 from gaudi_models.ssd import build_ssd
+from gaudi_models.weights.assignment import assign_weights
 from gaudi_models.weights.contents import RawWeights, WeightsMetadata
 from gaudi_models.weights.names import translate_names
 
@@ -18,7 +19,7 @@ def name_variables(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def list_torchvision(depth: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of torchvision's resnet18 and resnet34, in its order."""
+    """Names and shapes of torchvision's resnet18, resnet34 and resnet50, in its order."""
 
     def norm(name: str, channels: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         for variable in ("weight", "bias", "running_mean", "running_var"):
@@ -28,19 +29,22 @@ def list_torchvision(depth: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "conv1.weight", (64, 3, 7, 7)
     yield from norm("bn1", 64)
     into = 64
-    for layer, blocks in enumerate({18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}[depth], 1):
+    for layer, blocks in enumerate({18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}[depth], 1):
         width = 32 << layer
+        out = 4 * width if depth == 50 else width
         for block in range(blocks):
             name = f"layer{layer}.{block}"
-            yield f"{name}.conv1.weight", (width, into, 3, 3)
-            yield from norm(f"{name}.bn1", width)
-            yield f"{name}.conv2.weight", (width, width, 3, 3)
-            yield from norm(f"{name}.bn2", width)
-            if into != width:
-                yield f"{name}.downsample.0.weight", (width, into, 1, 1)
-                yield from norm(f"{name}.downsample.1", width)
-            into = width
-    yield "fc.weight", (1000, 512)
+            convolutions = [(width, into, 3), (width, width, 3)]
+            if depth == 50:
+                convolutions = [(width, into, 1), (width, width, 3), (out, width, 1)]
+            for number, (filters, channels, side) in enumerate(convolutions, 1):
+                yield f"{name}.conv{number}.weight", (filters, channels, side, side)
+                yield from norm(f"{name}.bn{number}", filters)
+            if into != out:
+                yield f"{name}.downsample.0.weight", (out, into, 1, 1)
+                yield from norm(f"{name}.downsample.1", out)
+            into = out
+    yield "fc.weight", (1000, into)
     yield "fc.bias", (1000,)
 
 
@@ -53,7 +57,7 @@ def make_raw(shapes: Mapping[str, tuple[int, ...]], **fields: Any) -> RawWeights
     return RawWeights("test", {name: read(n, shape) for n, (name, shape) in enumerate(shapes.items())}, **fields)
 
 
-@pytest.mark.parametrize("depth", [18, 34])
+@pytest.mark.parametrize("depth", [18, 34, 50])
 def test_torchvision_has_all_that_the_classifier_has(depth: int) -> None:
     raw = make_raw(dict(list_torchvision(depth)))
     weights = translate_names("x", raw)
@@ -63,6 +67,27 @@ def test_torchvision_has_all_that_the_classifier_has(depth: int) -> None:
     counts = [name for name in raw.tensors if name.endswith("num_batches_tracked")]
     assert weights.skipped == dict.fromkeys(counts, "batch count")
     assert (weights.padding, weights.source) == ("symmetric", "x (test, torchvision's names)")
+
+
+@pytest.mark.parametrize(("depth", "variables"), [(18, 75), (34, 145), (50, 215)])
+def test_torchvision_has_the_whole_backbone_of_the_detector(depth: int, variables: int) -> None:
+    weights = translate_names("x", make_raw(dict(list_torchvision(depth))))
+    model = build_ssd(4, depth=depth, pool_padding=weights.pool_padding)
+    report = assign_weights(model, weights)
+    assert (len(report.loaded), dict(report.other_shape)) == (variables, {})
+    assert all(name.startswith(("extra", "class_head", "box_head")) for name in report.initial)
+    assert {name.partition("_")[0] for name, why in report.skipped.items() if why == "not in the model"} == {
+        "stage4",
+        "logits/kernel",
+        "logits/bias",
+    }
+
+
+@pytest.mark.parametrize(("of_file", "of_model"), [(34, 18), (50, 34), (18, 50)])
+def test_weights_of_another_backbone_are_refused(of_file: int, of_model: int) -> None:
+    weights = translate_names("x", make_raw(dict(list_torchvision(of_file))))
+    with pytest.raises(WeightsError, match="is of another network"):
+        assign_weights(build_ssd(4, depth=of_model, pool_padding="symmetric"), weights)
 
 
 def list_original() -> Iterator[tuple[str, tuple[int, ...]]]:

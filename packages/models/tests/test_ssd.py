@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
+from gaudi_models.padding import PoolPadding
 from gaudi_models.ssd import build_ssd
-from gaudi_ops import SSD300, DefaultBoxSpec, default_boxes_cyxhw
+from gaudi_ops import SSD300, SSD512, DefaultBoxSpec, default_boxes_cyxhw
 from gaudi_ops.tf.keras_api import keras
 
 
@@ -46,22 +47,36 @@ def test_number_of_trainable_parameters() -> None:
     assert count_trainable(build_ssd(81)) == stem + stage1 + stage2 + stage3 + extras + heads == 19_972_534
 
 
-def test_levels_are_those_of_the_default_boxes() -> None:
-    model = build_ssd(5)
-    assert model.get_layer("stage3_block6_relu2").output.shape[1:] == (38, 38, 256)
-    heads = [(model.get_layer(f"class_head{n}"), model.get_layer(f"box_head{n}")) for n in range(1, 7)]
-    assert tuple(head.input.shape[1] for head, _ in heads) == SSD300.feature_sizes
-    assert tuple(head.filters // 5 for head, _ in heads) == SSD300.boxes_per_cell
-    assert tuple(head.filters // 4 for _, head in heads) == SSD300.boxes_per_cell
+@pytest.mark.parametrize("pool_padding", ["same", "symmetric"])
+@pytest.mark.parametrize(("spec", "cells"), [(SSD300, 38), (SSD512, 64)])
+def test_levels_are_those_of_the_default_boxes(spec: DefaultBoxSpec, cells: int, pool_padding: PoolPadding) -> None:
+    model = build_ssd(5, spec=spec, pool_padding=pool_padding)
+    assert model.input_shape == (None, spec.image_size, spec.image_size, 3)
+    assert model.get_layer("stage3_block6_relu2").output.shape[1:] == (cells, cells, 256)
+    numbers = range(1, len(spec.feature_sizes) + 1)
+    heads = [(model.get_layer(f"class_head{n}"), model.get_layer(f"box_head{n}")) for n in numbers]
+    assert tuple(head.input.shape[1] for head, _ in heads) == spec.feature_sizes
+    assert tuple(head.filters // 5 for head, _ in heads) == spec.boxes_per_cell
+    assert tuple(head.filters // 4 for _, head in heads) == spec.boxes_per_cell
+    assert model.output_shape == ((None, spec.num_boxes, 5), (None, spec.num_boxes, 4))
 
 
-def teach_default_boxes(model: Any) -> list[npt.NDArray[Any]]:
+@pytest.mark.parametrize(
+    ("depth", "last", "filters"), [(18, "stage3_block2_relu2", 256), (50, "stage3_block6_relu3", 1024)]
+)
+def test_backbones_end_after_their_third_stage(depth: int, last: str, filters: int) -> None:
+    model = build_ssd(5, depth=depth)
+    assert model.get_layer(last).output.shape[1:] == (38, 38, filters)
+    assert model.get_layer("level1").input is model.get_layer(last).output
+
+
+def teach_default_boxes(model: Any, spec: DefaultBoxSpec) -> list[npt.NDArray[Any]]:
     """Weights and inputs of the heads by which both outputs should become the default boxes themselves.
 
     Each cell's input holds its own centre, which the heads pass on; the sizes of the cell's boxes are the biases.
     """
-    inputs, sizes = [], default_boxes_cyxhw()[:, 2:]
-    for level, (cells, boxes) in enumerate(zip(SSD300.feature_sizes, SSD300.boxes_per_cell, strict=True)):
+    inputs, sizes = [], default_boxes_cyxhw(spec)[:, 2:]
+    for level, (cells, boxes) in enumerate(zip(spec.feature_sizes, spec.boxes_per_cell, strict=True)):
         for name in (f"class_head{level + 1}", f"box_head{level + 1}"):
             head = model.get_layer(name)
             kernel = np.zeros(head.kernel.shape, np.float32)
@@ -69,18 +84,19 @@ def teach_default_boxes(model: Any) -> list[npt.NDArray[Any]]:
             bias = np.concatenate([np.zeros([boxes, 2]), sizes[:boxes]], axis=1)
             head.set_weights([kernel, bias.ravel()])
         sizes = sizes[cells * cells * boxes :]
-        centers = np.clip((np.arange(cells) + 0.5) * SSD300.steps[level] / SSD300.image_size, 0, 1)
+        centers = np.clip((np.arange(cells) + 0.5) * spec.steps[level] / spec.image_size, 0, 1)
         features = np.zeros([1, cells, cells, head.input.shape[-1]], np.float32)
         features[0, :, :, 0], features[0, :, :, 1] = centers[:, None], centers[None, :]
         inputs.append(features)
     return inputs
 
 
-def test_rows_are_in_the_order_of_the_default_boxes() -> None:
-    model = build_ssd(4, depth=18)  # as many classes as offsets, so that both outputs can be the boxes
-    head_inputs = [model.get_layer(f"box_head{number}").input for number in range(1, 7)]
-    for outputs in keras.Model(head_inputs, model.outputs)(teach_default_boxes(model)):
-        np.testing.assert_allclose(outputs[0], default_boxes_cyxhw(), atol=1e-6)
+@pytest.mark.parametrize("spec", [SSD300, SSD512])
+def test_rows_are_in_the_order_of_the_default_boxes(spec: DefaultBoxSpec) -> None:
+    model = build_ssd(4, depth=18, spec=spec)  # as many classes as offsets, so that both outputs can be the boxes
+    head_inputs = [model.get_layer(f"box_head{number}").input for number in range(1, len(spec.steps) + 1)]
+    for outputs in keras.Model(head_inputs, model.outputs)(teach_default_boxes(model, spec)):
+        np.testing.assert_allclose(outputs[0], default_boxes_cyxhw(spec), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])

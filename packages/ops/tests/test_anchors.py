@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gaudi_ops import SSD300, DefaultBoxSpec, default_boxes, default_boxes_cyxhw
+from gaudi_ops import SSD300, SSD512, DefaultBoxSpec, default_boxes, default_boxes_cyxhw
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "default_boxes.npz")
 
@@ -31,6 +33,41 @@ def test_ssd300_counts() -> None:
     assert SSD300.boxes_per_cell == (4, 6, 6, 6, 4, 4)
     assert SSD300.num_boxes == 8732 == len(default_boxes())
     assert default_boxes().dtype == default_boxes_cyxhw().dtype == np.float32
+
+
+def list_published_boxes_of_512() -> list[tuple[float, float, float, float]]:
+    """Default boxes of SSD512 by the formulas of the paper, box by box: centre, height and width in 0..1.
+
+    Section 2.2, with s_min .1 and s_max .9 of the levels after the first, and .04 for that (footnote of section 3.4).
+    """
+    levels, after_first = 7, 6
+    step = math.floor((0.9 - 0.1) * 100 / (levels - 2)) / 100  # the published configuration rounds it to percent
+    scales = [0.04, *(0.1 + step * k for k in range(after_first + 1))]
+    ratios = {0: (2,), 5: (2,), 6: (2,)}
+    boxes = []
+    for level, stride in enumerate((8, 16, 32, 64, 128, 256, 512)):
+        cells = 512 // stride
+        sizes = [(scales[level],) * 2, (math.sqrt(scales[level] * scales[level + 1]),) * 2]
+        for ratio in ratios.get(level, (2, 3)):
+            for one in (ratio, 1 / ratio):  # width over height
+                sizes.append((scales[level] / math.sqrt(one), scales[level] * math.sqrt(one)))
+        for row, column, (height, width) in itertools.product(range(cells), range(cells), sizes):
+            boxes.append(((row + 0.5) / cells, (column + 0.5) / cells, min(height, 1.0), min(width, 1.0)))
+    return boxes
+
+
+def test_ssd512_has_the_published_default_boxes() -> None:
+    expected = list_published_boxes_of_512()
+    assert len(expected) == 24564
+    np.testing.assert_allclose(default_boxes_cyxhw(SSD512), expected, rtol=0, atol=1e-6)
+
+
+def test_ssd512_counts() -> None:
+    counts = [size * size * boxes for size, boxes in zip(SSD512.feature_sizes, SSD512.boxes_per_cell, strict=True)]
+    assert SSD512.feature_sizes == (64, 32, 16, 8, 4, 2, 1)
+    assert SSD512.boxes_per_cell == (4, 6, 6, 6, 6, 4, 4)
+    assert counts == [16384, 6144, 1536, 384, 96, 16, 4]
+    assert SSD512.num_boxes == sum(counts) == 24564 == len(default_boxes(SSD512))
 
 
 def test_a_small_spec_by_hand() -> None:

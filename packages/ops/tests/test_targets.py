@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gaudi_ops import decode_boxes, default_boxes, encode_targets
+from gaudi_ops import SSD300, SSD512, DefaultBoxSpec, decode_boxes, default_boxes, encode_targets
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "targets.npz")
 
@@ -21,12 +21,14 @@ def test_targets_are_the_originals(case: int) -> None:
     assert [str(part.dtype) for part in (classes, offsets, num_matched)] == ["int32", "float32", "int32"]
 
 
-def test_matched_rows_decode_to_their_object() -> None:
+@pytest.mark.parametrize("spec", [SSD300, SSD512])
+def test_matched_rows_decode_to_their_object(spec: DefaultBoxSpec) -> None:
     boxes = np.array([[0.1, 0.1, 0.5, 0.6], [0.4, 0.5, 0.9, 0.8]], np.float32)
-    classes, offsets, num_matched = encode_targets(boxes, [3, 7])
+    classes, offsets, num_matched = encode_targets(boxes, [3, 7], spec)
+    assert classes.shape == (spec.num_boxes,)
     assert set(classes) == {0, 3, 7}
     assert num_matched == np.count_nonzero(classes)
-    decoded = decode_boxes(offsets)
+    decoded = decode_boxes(offsets, spec)
     for label, box in zip([3, 7], boxes, strict=True):
         np.testing.assert_allclose(decoded[classes == label], [box] * (classes == label).sum(), atol=1e-6)
     np.testing.assert_array_equal(offsets[classes == 0], 0)

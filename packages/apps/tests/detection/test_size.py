@@ -1,13 +1,19 @@
 from __future__ import annotations
 
-from gaudi_models.architectures import measure_ssd
+import pytest
+
+from gaudi_models.architectures import SSDArchitecture, measure_ssd
 
 
-def test_parameters_are_those_of_the_network() -> None:
+@pytest.mark.parametrize(
+    "architecture", [SSDArchitecture(), SSDArchitecture("resnet18", 512), SSDArchitecture("resnet50", 300)]
+)
+def test_parameters_are_those_of_the_network(architecture: SSDArchitecture) -> None:
     from gaudi_models.ssd import build_ssd
 
-    model = build_ssd(4)
-    assert measure_ssd(3).parameters == sum(variable.shape.num_elements() for variable in model.trainable_variables)
+    model = build_ssd(4, depth=architecture.depth, spec=architecture.spec)
+    counted = sum(variable.shape.num_elements() for variable in model.trainable_variables)
+    assert measure_ssd(3, architecture).parameters == counted
 
 
 def test_coco_network() -> None:

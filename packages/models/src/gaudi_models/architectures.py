@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from gaudi_models.padding import Padding
-from gaudi_ops import SSD300
+from gaudi_ops import SSD300, SSD512, SSD_SPECS, DefaultBoxSpec
+from gaudi_ops.errors import require_choice
 
 STAGE_BLOCKS: Mapping[int, tuple[int, ...]] = {
     18: (2, 2, 2, 2),
@@ -27,14 +29,19 @@ BOTTLENECK_EXPANSION = 4
 
 # The detector's backbone ends after the third stage. Levels after it: filters of the 1x1, filters of the 3x3, stride of
 # the 3x3, and whether the 3x3 pads.
+ExtraLevels: TypeAlias = tuple[tuple[int, int, int, bool], ...]
 SSD_STAGE_STRIDES = (1, 2, 1)
-SSD_EXTRA_LEVELS = (
+SSD_EXTRA_LEVELS: ExtraLevels = (
     (256, 512, 2, True),
     (256, 512, 2, True),
     (128, 256, 2, True),
     (128, 256, 1, False),
     (128, 256, 1, False),
 )
+# Down to a cell of 512 pixels; the published last level has a 4x4 filter, with the same cell.
+SSD512_EXTRA_LEVELS: ExtraLevels = (*SSD_EXTRA_LEVELS[:3], *3 * ((128, 256, 2, True),))
+
+SSD_BACKBONES: Mapping[str, int] = {f"resnet{depth}": depth for depth in (18, 34, 50)}
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,57 @@ class Architecture:
     depth: int
     cardinality: int = 1
     padding: Padding = "symmetric_stem"
+
+
+@dataclass(frozen=True)
+class SSDArchitecture:
+    """The network of a detector by its names, as its checkpoints and exports have them.
+
+    Attributes:
+        backbone: ``"resnet18"``, ``"resnet34"`` or ``"resnet50"``.
+        image_size: side of the images in pixels, 300 or 512.
+
+    Raises:
+        ValueError: one of them does not exist.
+    """
+
+    backbone: str = "resnet34"
+    image_size: int = SSD300.image_size
+
+    def __post_init__(self) -> None:
+        require_choice("backbone", self.backbone, SSD_BACKBONES)
+        require_choice("image_size", self.image_size, SSD_SPECS)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the network, which tells it from a classifier."""
+        return f"{_SSD_PREFIX}{self.backbone}"
+
+    @property
+    def depth(self) -> int:
+        """Return the depth of the backbone."""
+        return SSD_BACKBONES[self.backbone]
+
+    @property
+    def spec(self) -> DefaultBoxSpec:
+        """Return the default boxes."""
+        return SSD_SPECS[self.image_size]
+
+    @classmethod
+    def from_name(cls, name: str, image_size: int) -> SSDArchitecture:
+        """Read `name` and `image_size`; where a file has none, it is of the first network, ResNet-34 at 300 pixels.
+
+        Raises:
+            ValueError: it is no detector of ours.
+        """
+        if name and not name.startswith(_SSD_PREFIX):
+            raise ValueError(
+                f"network is {name!r}; a detector's is {_SSD_PREFIX} and one of {', '.join(SSD_BACKBONES)}"
+            )
+        return cls(name.removeprefix(_SSD_PREFIX) or "resnet34", image_size or SSD300.image_size)
+
+
+_SSD_PREFIX = "ssd_"
 
 
 @dataclass(frozen=True)
@@ -145,19 +203,26 @@ def measure_classifier(architecture: Architecture, num_classes: int, image_size:
     return NetworkSize(count_parameters(architecture, num_classes), kept)
 
 
-def measure_ssd(num_classes: int) -> NetworkSize:
-    """Compute the size of SSD-ResNet34 at 300x300 for a number of classes besides the background."""
-    backbone = list(list_convolutions(RESNETS["resnet34"], SSD300.image_size, SSD_STAGE_STRIDES))
+def list_extra_levels(spec: DefaultBoxSpec) -> ExtraLevels:
+    """List the levels after the backbone for default boxes: filters of the 1x1 and the 3x3, its stride, if it pads."""
+    return SSD512_EXTRA_LEVELS if spec.image_size == SSD512.image_size else SSD_EXTRA_LEVELS
+
+
+def measure_ssd(num_classes: int, architecture: SSDArchitecture | None = None) -> NetworkSize:
+    """Compute the size of a detector, by default of ResNet-34 at 300x300, for some classes besides the background."""
+    architecture = architecture or SSDArchitecture()
+    spec = architecture.spec
+    backbone = list(list_convolutions(RESNETS[architecture.backbone], spec.image_size, SSD_STAGE_STRIDES))
     others: list[tuple[Unit, int, int]] = []
     last, _, side = backbone[-1]
     channels = last.filters
     levels = [(channels, side)]
-    for reduced, filters, stride, pads in SSD_EXTRA_LEVELS:
+    for reduced, filters, stride, pads in list_extra_levels(spec):
         others.append((Unit(reduced, 1), channels, side))
         side, channels = -(-side // stride) if pads else side - 2, filters
         others.append((Unit(filters, 3, stride), reduced, side))
         levels.append((channels, side))
-    for (channels, side), boxes in zip(levels, SSD300.boxes_per_cell, strict=True):
+    for (channels, side), boxes in zip(levels, spec.boxes_per_cell, strict=True):
         others.append((Unit(boxes * (num_classes + 1 + 4), 3), channels, side))
     # A batch norm has two numbers a channel, and a convolution without one a bias.
     parameters = sum(unit.count_weights(channels) + 2 * unit.filters for unit, channels, _ in backbone)

@@ -1,4 +1,4 @@
-"""SSD300 with a ResNet backbone, as in the MLPerf training benchmark.
+"""SSD300 with a ResNet backbone, as in the MLPerf training benchmark, and SSD512.
 
 Source: Liu et al., "SSD: Single Shot MultiBox Detector", https://arxiv.org/abs/1512.02325, with the backbone of
 https://arxiv.org/abs/1512.03385 cut after its third stage, whose stride is 1.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gaudi_models.architectures import SSD_EXTRA_LEVELS, SSD_STAGE_STRIDES
+from gaudi_models.architectures import SSD_STAGE_STRIDES, ExtraLevels, list_extra_levels
 from gaudi_models.padding import SSD_PADDINGS, PoolPadding
 from gaudi_models.resnet import ResNetBackbone
 from gaudi_ops import SSD300, DefaultBoxSpec
@@ -30,8 +30,8 @@ def build_ssd(
 
     Args:
         num_classes: classes with the background, 81 for COCO.
-        depth: of the ResNet backbone, 18 or 34; deeper ones are of bottlenecks.
-        spec: default boxes; the network has the six levels of ``SSD300``.
+        depth: of the ResNet backbone: 18, 34 or 50; see `gaudi_models.architectures.SSDArchitecture`.
+        spec: default boxes, and the size of the images: ``SSD300`` or ``SSD512``, whose network has a level more.
         pool_padding: of the pooling and of the levels after the backbone; ``"same"`` as TensorFlow, ``"symmetric"`` as
             torchvision and MXNet.
         dtype: Keras precision policy of the layers.
@@ -40,7 +40,7 @@ def build_ssd(
     Returns:
         A Keras model from images [batch, 300, 300, 3], normalised, to ``(logits, offsets)``: float32
         [batch, 8732, num_classes], raw, and float32 [batch, 8732, 4] (dy, dx, dh, dw); rows ordered as
-        `gaudi_ops.default_boxes`.
+        `gaudi_ops.default_boxes`. With ``SSD512``, images are of 512 pixels, and rows are 24564.
 
     Raises:
         ValueError: if there are fewer than 2 classes, ``pool_padding`` is neither, or the levels' sizes are not those
@@ -52,7 +52,7 @@ def build_ssd(
     images = keras.Input([spec.image_size, spec.image_size, 3], name="images")
     padding = SSD_PADDINGS[pool_padding]
     backbone = ResNetBackbone(depth, SSD_STAGE_STRIDES, padding, dtype, reduce_statistics=reduce_statistics)
-    levels = _feature_levels(backbone(images), pool_padding, dtype)
+    levels = _feature_levels(backbone(images), list_extra_levels(spec), pool_padding, dtype)
     sizes = tuple(level.shape[1] for level in levels)
     if sizes != spec.feature_sizes:
         raise ValueError(f"the network has levels of {sizes} cells and the default boxes {spec.feature_sizes}")
@@ -70,9 +70,9 @@ def build_ssd(
     return keras.Model(images, outputs, name=f"ssd_resnet{depth}")
 
 
-def _feature_levels(features: Any, pool_padding: PoolPadding, dtype: str) -> list[Any]:
+def _feature_levels(features: Any, extra_levels: ExtraLevels, pool_padding: PoolPadding, dtype: str) -> list[Any]:
     levels = [features]
-    for number, (narrow, wide, stride, is_padded) in enumerate(SSD_EXTRA_LEVELS, 1):
+    for number, (narrow, wide, stride, is_padded) in enumerate(extra_levels, 1):
         name = f"extra{number}_conv2"
         x = keras.layers.Conv2D(narrow, 1, activation="relu", name=f"extra{number}_conv1", dtype=dtype)(levels[-1])
         padding = "same" if is_padded else "valid"

@@ -10,7 +10,7 @@ from gaudi_ops.lazy import make_lazy
 if TYPE_CHECKING:
     from gaudi_ops import reference, schedules
     from gaudi_ops import tf as tf
-    from gaudi_ops.anchors import SSD300, DefaultBoxSpec, default_boxes, default_boxes_cyxhw
+    from gaudi_ops.anchors import SSD300, SSD512, SSD_SPECS, DefaultBoxSpec, default_boxes, default_boxes_cyxhw
     from gaudi_ops.boxes import areas, cyxhw_to_yxyx, iou, non_max_suppression, yxyx_to_cyxhw
     from gaudi_ops.targets import decode_boxes, encode_boxes, encode_targets, match_boxes
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Without tf: a star import is the NumPy half, and works without TensorFlow.
 __all__ = [
     "SSD300",
+    "SSD512",
+    "SSD_SPECS",
     "DefaultBoxSpec",
     "areas",
     "cyxhw_to_yxyx",
@@ -37,7 +39,7 @@ __all__ = [
 
 _MODULES = {
     "": ("reference", "schedules", "tf"),
-    "anchors": ("SSD300", "DefaultBoxSpec", "default_boxes", "default_boxes_cyxhw"),
+    "anchors": ("SSD300", "SSD512", "SSD_SPECS", "DefaultBoxSpec", "default_boxes", "default_boxes_cyxhw"),
     "boxes": ("areas", "cyxhw_to_yxyx", "iou", "non_max_suppression", "yxyx_to_cyxhw"),
     "targets": ("decode_boxes", "encode_boxes", "encode_targets", "match_boxes"),
 }

@@ -1,14 +1,15 @@
 """Default boxes (anchors) of the single-shot detector, in the row order of the model's outputs.
 
 Source: Liu et al., "SSD: Single Shot MultiBox Detector", https://arxiv.org/abs/1512.02325, section 2.2,
-with the constants of the MLPerf training reference for SSD-ResNet34. NumPy is imported where boxes are computed: plans
-of a training read the geometry alone.
+with the constants of the MLPerf training reference for SSD-ResNet34 at 300 pixels, and of section 3.4 and its footnote
+at 512. NumPy is imported where boxes are computed: plans of a training read the geometry alone.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ class DefaultBoxSpec:
     image_size: int
     feature_sizes: tuple[int, ...]
     steps: tuple[int, ...]
-    scales: tuple[int, ...]
+    scales: tuple[float, ...]
     aspect_ratios: tuple[tuple[float, ...], ...]
     center_variance: float = 0.1
     size_variance: float = 0.2
@@ -72,6 +73,19 @@ SSD300 = DefaultBoxSpec(
     aspect_ratios=((2,), (2, 3), (2, 3), (2, 3), (2,), (2,)),
 )
 
+# Of the side: .04 on the first level, then .1 to .9 in equal steps, and one step more. The published network for COCO
+# has these in its configuration, examples/ssd/ssd_coco.py of https://github.com/weiliu89/caffe.
+SSD512 = DefaultBoxSpec(
+    image_size=512,
+    feature_sizes=(64, 32, 16, 8, 4, 2, 1),
+    steps=(8, 16, 32, 64, 128, 256, 512),
+    scales=(20.48, 51.2, 133.12, 215.04, 296.96, 378.88, 460.8, 542.72),
+    aspect_ratios=((2,), (2, 3), (2, 3), (2, 3), (2, 3), (2,), (2,)),
+)
+
+# By the size of the images.
+SSD_SPECS: Mapping[int, DefaultBoxSpec] = {spec.image_size: spec for spec in (SSD300, SSD512)}
+
 
 def _level_boxes(spec: DefaultBoxSpec, level: int) -> npt.NDArray[np.float64]:
     """Compute centre-form boxes [row, column, box in the cell, 4] of one level.
@@ -103,7 +117,7 @@ def default_boxes(spec: DefaultBoxSpec = SSD300) -> FloatArray:
 
     Returns:
         float32 [spec.num_boxes, 4], y0, x0, y1, x1 as fractions of the image, read-only; rows ordered by level, row,
-        column, and box within the cell: 8732 of them for ``SSD300``.
+        column, and box within the cell: 8732 of them for ``SSD300``, 24564 for ``SSD512``.
     """
     import numpy as np
 

@@ -1,7 +1,8 @@
 """List the weights that `gaudi-datasets fetch weights` knows: addresses, checksums, and where each was published.
 
 Files of torchvision carry the first eight digits of their SHA-256 in their names. The whole SHA-256 are those of
-github.com/plai-group/ubc_primitives (primitives/cnn/cnn.py) for resnet34-333f7ec4, and of
+github.com/plai-group/ubc_primitives (primitives/cnn/cnn.py) for resnet34-333f7ec4, of the model card of OmniShotCut for
+resnet18-f37072fd, and of
 github.com/isarandi/tensorflow-resnetv1.5-like-pytorch (convert_weights.py) for the others; further repositories agree.
 
 No SHA-256 of the original SSD's checkpoint was published. Its MD5 are in the README of release 0.14 of
@@ -65,6 +66,13 @@ def _classifier(name: str, sha256: str, size: int = 0) -> Weights:
 
 
 WEIGHTS: Mapping[str, Weights] = {
+    "resnet18": _torchvision(
+        "a smaller backbone of the SSD: torchvision's file",
+        "ssd_train --backbone resnet18 --resnet_checkpoint",
+        "resnet18",
+        "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec",
+        46830571,
+    ),
     "resnet34": _torchvision(
         "the SSD's backbone: torchvision's file, which the original in MXNet began with",
         "ssd_mxnet_train --pretrained_backbone",
