@@ -10,23 +10,32 @@ if TYPE_CHECKING:
 
 
 def build_small_ssd(
-    num_classes: int, *, pool_padding: str = "same", dtype: str = "float32", reduce_statistics: Any = None
+    num_classes: int,
+    *,
+    depth: int = 34,
+    spec: Any = None,
+    pool_padding: str = "same",
+    dtype: str = "float32",
+    reduce_statistics: Any = None,
 ) -> Any:
     """Make a model with the inputs and outputs of the detector, which answers the same at each default box."""
     from gaudi_models.layers import make_batch_norm
+    from gaudi_ops import SSD300
     from gaudi_ops.tf.keras_api import keras
 
-    layers = keras.layers
-    images = keras.Input([300, 300, 3], name="images")
+    layers, spec = keras.layers, spec or SSD300
+    images = keras.Input([spec.image_size, spec.image_size, 3], name="images")
     x = layers.AveragePooling2D(50, name="pool", dtype=dtype)(images)
     x = make_batch_norm(reduce_statistics, momentum=0.9, name="conv1_bn", dtype=dtype)(x)
     x = layers.Flatten(name="flatten", dtype=dtype)(x)
     x = layers.Dense(128, activation="relu", name="hidden", dtype=dtype)(x)
     outputs = [
-        layers.RepeatVector(8732, name=f"{name}s", dtype="float32")(layers.Dense(size, name=name, dtype="float32")(x))
+        layers.RepeatVector(spec.num_boxes, name=f"{name}s", dtype="float32")(
+            layers.Dense(size, name=name, dtype="float32")(x)
+        )
         for name, size in (("class", num_classes), ("box", 4))
     ]
-    return keras.Model(images, outputs, name=f"small_{pool_padding}")
+    return keras.Model(images, outputs, name=f"small_{pool_padding}_{depth}")
 
 
 if __name__ == "__main__":
@@ -40,7 +49,7 @@ if __name__ == "__main__":
         precision = start_tensorflow(settings)
         import gaudi_models.ssd
 
-        gaudi_models.ssd.build_ssd = build_small_ssd  # type: ignore[assignment]
+        gaudi_models.ssd.build_ssd = build_small_ssd
         return precision
 
     tensorflow_framework.start_tensorflow = start

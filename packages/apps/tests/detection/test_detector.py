@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.detector import PREPROCESSOR, Detector, SSDTask
+from gaudi_apps.detection.detector import Detector, SSDTask, make_preprocessor
 from gaudi_apps.inference.media import read_images
 from gaudi_apps.inference.visualizer import decode_image
 from gaudi_apps.training.checkpoint import CheckpointFolder
@@ -122,5 +122,5 @@ def test_a_photo_gives_the_same_detections_in_each_orientation(
     for one in found:
         np.testing.assert_array_equal(one.boxes_yxyx, expected.boxes_yxyx)
         np.testing.assert_array_equal(one.scores, expected.scores)
-    (read,) = read_images([tmp_path / "a.png"], PREPROCESSOR, lambda *_: pytest.fail("it is a whole image"))
+    (read,) = read_images([tmp_path / "a.png"], make_preprocessor(300), lambda *_: pytest.fail("it is a whole image"))
     np.testing.assert_array_equal(read.pixels, np.asarray(upright))

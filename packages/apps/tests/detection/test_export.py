@@ -20,6 +20,7 @@ from gaudi_apps.runtime.errors import ExportError
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError, FlagError, MissingExtraError, MissingInputError, UnsafeError
+from gaudi_models.architectures import SSDArchitecture
 from gaudi_models.weights import read_weights
 from gaudi_ops.tf.keras_api import keras
 
@@ -29,7 +30,10 @@ CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
 
 def run(network: Any, noise_images: list[bytes], folder: Path, *formats: ExportFormat) -> dict[Path, Agreement]:
-    return run_export(network, CATEGORIES, noise_images, folder, formats, step=12, pool_padding="same")
+    network_name = SSDArchitecture("resnet18")
+    return run_export(
+        network, CATEGORIES, noise_images, folder, formats, step=12, architecture=network_name, pool_padding="same"
+    )
 
 
 def test_exports_are_made_checked_and_described(

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gaudi_apps.detection.config import DataFlags, RunFlags, SSDConfig
+from gaudi_apps.detection.config import DataFlags, NetworkFlags, RunFlags, SSDConfig
 from gaudi_apps.detection.plan import describe_training_set, print_plan
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.memory import format_bytes
 from gaudi_datasets.records.tfrecords import frame_record
+from gaudi_models.architectures import SSDArchitecture, measure_ssd
 
 
 def show(config: SSDConfig) -> str:
@@ -30,10 +31,23 @@ def test_json_plan_of_fake_data_is_cocos() -> None:
     plan = json.loads(show(plan_config(as_json=True, use_fake_data=True)))
     assert (plan["images"], plan["steps_per_epoch"], plan["total_steps"]) == (117266, 917, 45850)
     assert plan["parameters"] == 19972534
+    assert plan["network"] == {"backbone": "resnet34", "image_size": 300, "default_boxes": 8732}
     assert plan["checkpoints_kept"] == 10
     assert plan["rate_changes"][1] == {"step": 4585, "learning_rate": 0.012, "reason": "warm-up ends"}
     assert plan["rate_changes"][-1]["reason"] == "drop to 0.01, not reached"
     assert "drop at step 45850" in plan["warnings"][0]
+
+
+def test_the_plan_is_of_the_network_that_is_asked_for() -> None:
+    config = SSDConfig(
+        run=RunFlags(mode="plan", json=True),
+        data=DataFlags(use_fake_data=True),
+        network=NetworkFlags(backbone="resnet50", image_size=512),
+    )
+    plan = json.loads(show(config))
+    assert plan["network"] == {"backbone": "resnet50", "image_size": 512, "default_boxes": 24564}
+    size = measure_ssd(80, SSDArchitecture("resnet50", 512))
+    assert plan["parameters"] == size.parameters > 19972534
 
 
 def test_table_names_what_counts() -> None:

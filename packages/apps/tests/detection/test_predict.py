@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.detector import PREPROCESSOR, Detector
+from gaudi_apps.detection.detector import Detector, make_preprocessor
 from gaudi_apps.detection.evaluator import DetectionResults
 from gaudi_apps.inference.media import VideoWriter, read_frames
 from gaudi_apps.inference.predictor import predict_files
@@ -27,7 +27,7 @@ def run(network: Any, files: Sequence[Path], folder: Path, **options: Any) -> tu
     results = predict_files(
         Detector(network).detect,
         files,
-        PREPROCESSOR,
+        make_preprocessor(300),
         lambda draft: DetectionResults(draft, CATEGORIES, score_threshold, max_boxes),
         folder,
         write_line=lines.append,

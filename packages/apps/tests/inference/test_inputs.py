@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.detector import PREPROCESSOR
+from gaudi_apps.detection.detector import make_preprocessor
 from gaudi_apps.inference.media import VideoWriter, find_files, read_images
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import MissingInputError
@@ -56,7 +56,7 @@ def test_images_frames_and_bad_files_are_numbered(image_dir: Path, tmp_path: Pat
     writer.close()
     files = [image_dir / "5.png", broken, path, text, tmp_path / "gone.png", image_dir / "4.png"]
     bad: list[tuple[int, Path, Exception]] = []
-    read = list(read_images(files, PREPROCESSOR, lambda *error: bad.append(error)))
+    read = list(read_images(files, make_preprocessor(300), lambda *error: bad.append(error)))
     assert [one.image_id for one in read] == [1, 3, 4, 5, 8]
     assert [(image_id, file) for image_id, file, _ in bad] == [(2, broken), (6, text), (7, tmp_path / "gone.png")]
     first, *frames = read[:4]

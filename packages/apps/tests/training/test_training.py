@@ -28,6 +28,7 @@ from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.detection.static_batches import write_static_batches
 from gaudi_datasets.records.tfrecords import frame_record, index_records, read_record
 from gaudi_datasets.sampling import InputOptions
+from gaudi_models.architectures import SSDArchitecture
 
 # Five images in batches of two: three steps an epoch. Lists of flags are given as tuples.
 COMMON = (*("--batch_size", 2), *("--lr_warmup_steps", 2), *("--save_checkpoints_steps", 2), *("--dtype", "fp32"))
@@ -535,7 +536,7 @@ def test_a_checkpoint_is_used(
     assert [category.name for category in categories] == ["red", "blue"]
     assert len(encoded) > 0
     assert (folder, formats) == (tmp_path / "out", ("onnx", "safetensors"))
-    assert options == {"step": 2, "pool_padding": "same"}
+    assert options == {"step": 2, "architecture": SSDArchitecture(), "pool_padding": "same"}
     saved = load_checkpoint(run / "checkpoints" / "step-00000002").tensors
     assert all(np.array_equal(variable, saved[variable.name.removesuffix(":0")]) for variable in model.variables)
 

@@ -26,6 +26,7 @@ from gaudi_apps.inference.visualizer import add_title, enlarge
 from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
+from gaudi_models.architectures import CLASSIFIERS
 from gaudi_models.classifiers import build_classifier
 
 
@@ -76,8 +77,10 @@ class Classifier:
             WeightsError: the file is damaged, or of another model.
         """
         weights, metadata = read_trained(path)
-        if not metadata.model:
-            raise DataError("does not name its model", path=path, remedy="use a run or an export of a classifier")
+        if metadata.model not in CLASSIFIERS:
+            raise DataError(
+                "names no classifier as its model", path=path, remedy="use a run or an export of a classifier"
+            )
         names = [one["name"] for one in metadata.classes]
         model = build_classifier(
             metadata.model, len(names), padding=metadata.padding, image_size=metadata.image_size or 224

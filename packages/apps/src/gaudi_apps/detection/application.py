@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gaudi_apps.cli.flags import parse_step_range
-from gaudi_apps.detection.config import SSDConfig, find_checkpoint
-from gaudi_apps.detection.data import input_options, open_source, open_training_data, read_categories
+from gaudi_apps.detection.config import SSDConfig, find_checkpoint, find_mode
+from gaudi_apps.detection.data import (
+    choose_architecture,
+    input_options,
+    open_source,
+    open_training_data,
+    read_architecture,
+    read_categories,
+)
 from gaudi_apps.detection.plan import make_plan
 from gaudi_apps.runtime.settings import Distribution, RunSettings, make_device_settings
 from gaudi_apps.runtime.tensorflow import TensorFlow
@@ -16,6 +23,7 @@ from gaudi_apps.training.application import Application, ReduceStatistics, Resto
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
+from gaudi_datasets.errors import FlagError
 from gaudi_distributed import Communicator
 
 if TYPE_CHECKING:
@@ -23,9 +31,12 @@ if TYPE_CHECKING:
     from gaudi_apps.training.run_dir import RunFolder
     from gaudi_models.weights import WeightsFile
 
+# Modes whose images are of the size that the flags say.
+TRAINING = ("train", "verify-resume", "parity")
+
 
 class SSDApplication(Application):
-    """Train and use SSD-ResNet34.
+    """Train and use the SSD.
 
     Args:
         config: validated.
@@ -59,8 +70,9 @@ class SSDApplication(Application):
         return make_plan(self.config, images, workers, self.recipe_version)
 
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> ModelConfig:
-        """Return the classes, and the padding of the weights."""
-        config = data.model_config.copy()
+        """Return the classes, the network of the flags, and the padding of the weights."""
+        architecture, config = choose_architecture(self.config), data.model_config.copy()
+        config["model"], config["image_size"] = architecture.name, architecture.image_size
         config["pool_padding"] = "same" if weights is None else weights.pool_padding
         return config
 
@@ -75,11 +87,20 @@ class SSDApplication(Application):
         """Build a detector of a configuration."""
         from gaudi_apps.detection.detector import SSDTask
 
+        architecture = read_architecture(model_config)
+        if find_mode(self.config) in TRAINING and architecture != choose_architecture(self.config):
+            raise FlagError(
+                f"--backbone {self.config.network.backbone}, --image_size {self.config.network.image_size}: the "
+                f"checkpoint is of {architecture.backbone} at {architecture.image_size}",
+                flag="--image_size",
+                remedy="give the same",
+            )
         return SSDTask(
             len(read_categories(model_config)) + 1,
             keras_policy=self.framework.precision.keras_policy,
             weight_decay=self.config.schedule.weight_decay,
             communicator=communicator,
+            architecture=architecture,
             pool_padding=model_config.get("pool_padding", "same"),
             reduce_statistics=reduce_statistics,
             cross_entropy=self.config.device.cross_entropy,
@@ -93,7 +114,7 @@ class SSDApplication(Application):
         from gaudi_apps.detection.evaluator import DetectionEvaluator
 
         source = open_source(self.config, "val")
-        options = input_options(self.config, self.settings)
+        options = input_options(self.config, self.settings, read_architecture(model_config))
         limit = self.config.evaluation.eval_samples or None
         return DetectionEvaluator(
             source,
@@ -109,11 +130,12 @@ class SSDApplication(Application):
         """Draw training images with the boxes that their targets were encoded from."""
         from gaudi_apps.detection.data import draw_training_input
 
-        return draw_training_input(data.batches(0), read_categories(data.model_config), folder)
+        spec = choose_architecture(self.config).spec
+        return draw_training_input(data.batches(0), read_categories(data.model_config), folder, spec=spec)
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Detect on the user's images and videos."""
-        from gaudi_apps.detection.detector import PREPROCESSOR, Detector
+        from gaudi_apps.detection.detector import Detector, make_preprocessor
         from gaudi_apps.detection.evaluator import predict_by_flags
 
         batch_size, folder = self.config.data.batch_size, self.settings.model_dir
@@ -123,7 +145,7 @@ class SSDApplication(Application):
             lambda model: Detector(model).detect,
             folder,
             batch_size=batch_size,
-            prepare=PREPROCESSOR,
+            prepare=lambda model_config: make_preprocessor(read_architecture(model_config).image_size),
         )
 
     def export(self, restore: Callable[[], Restored]) -> None:
@@ -142,6 +164,7 @@ class SSDApplication(Application):
             Path(use.output_dir or self.settings.model_dir / "export"),
             use.export_format,
             step=restored.step,
+            architecture=read_architecture(restored.model_config),
             pool_padding=restored.model_config.get("pool_padding", "same"),
         )
         for path, agreement in agreements.items():

@@ -102,6 +102,17 @@ class DataFlags(flags.DataFlags):
 
 
 @dataclass(frozen=True)
+class NetworkFlags:
+    """Network. Its checkpoints and exports name it, and other modes than train and plan build what they name."""
+
+    backbone: Annotated[Literal["resnet18", "resnet34", "resnet50"], fixed()] = "resnet34"
+    """Network up to its third stage, before the levels of the detector; --resnet_checkpoint has to be of the same."""
+    image_size: Annotated[Literal[300, 512], fixed()] = 300
+    """Side in pixels that images are resized to. 512: a level more, 24564 default boxes for 8732, and about three times
+    the work; for small objects."""
+
+
+@dataclass(frozen=True)
 class WeightFlags(flags.WeightFlags):
     """Initial weights, and the average of the weights."""
 
@@ -183,6 +194,7 @@ class SSDConfig(flags.ProgramConfig):
 
     run: RunFlags = field(default_factory=RunFlags)
     data: DataFlags = field(default_factory=DataFlags)
+    network: NetworkFlags = field(default_factory=NetworkFlags)
     weights: WeightFlags = field(default_factory=WeightFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)

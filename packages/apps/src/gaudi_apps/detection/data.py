@@ -21,6 +21,7 @@ from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.sampling import InputOptions
+from gaudi_models.architectures import SSDArchitecture
 from gaudi_ops import SSD300, DefaultBoxSpec, decode_boxes
 
 if TYPE_CHECKING:
@@ -43,19 +44,20 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
     from gaudi_datasets.detection.static_batches import open_static_batches, static_dataset
     from gaudi_datasets.tf_input import read_batches
 
-    options = input_options(config, run)
+    architecture = choose_architecture(config)
+    options, spec = input_options(config, run, architecture), architecture.spec
     if config.data.use_fake_data:
 
         def draw_batches(first_step: int) -> Batches:
-            return iter(synthetic_dataset(options, num_classes=len(COCO_CATEGORIES) + 1))
+            return iter(synthetic_dataset(options, num_classes=len(COCO_CATEGORIES) + 1, spec=spec))
 
         model_config = make_category_config(COCO_CATEGORIES)
         return TrainingData(model_config, COCO_TRAIN_IMAGES, "random images", draw_batches)
     if config.data.static:
-        static = open_static_batches(Path(config.data.data_dir or ""), options)
+        static = open_static_batches(Path(config.data.data_dir or ""), options, spec=spec)
 
         def read_static(first_step: int) -> Batches:
-            return read_batches(static_dataset(static, options, first_step=first_step))
+            return read_batches(static_dataset(static, options, first_step=first_step, spec=spec))
 
         model_config = make_category_config(static.categories)
         return TrainingData(model_config, static.num_images, static.fingerprint, read_static)
@@ -64,7 +66,7 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
         options = keep_if_it_fits(source.num_bytes, options, run.distribution.rank_info.local_size)
 
     def read_images(first_step: int) -> Batches:
-        return read_batches(train_dataset(source, options, first_step=first_step), source)
+        return read_batches(train_dataset(source, options, first_step=first_step, spec=spec), source)
 
     return TrainingData(make_category_config(source.categories), len(source), source.fingerprint, read_images)
 
@@ -92,11 +94,31 @@ def open_source(config: SSDConfig, split: Split) -> DetectionSource:
     return CocoSource(read_coco(annotations), images, keep_empty=split == "val")
 
 
-def input_options(config: SSDConfig, run: RunSettings) -> InputOptions:
-    """Return the options of the pipelines on this rank."""
+def choose_architecture(config: SSDConfig) -> SSDArchitecture:
+    """Return the network that the flags name, for a training that begins."""
+    return SSDArchitecture(config.network.backbone, config.network.image_size)
+
+
+def read_architecture(model_config: ModelConfig) -> SSDArchitecture:
+    """Return the network of a model; a checkpoint that names none is of ResNet-34 at 300 pixels.
+
+    Raises:
+        DataError: it is of another network.
+    """
+    try:
+        return SSDArchitecture.from_name(model_config.get("model", ""), model_config.get("image_size", 0))
+    except ValueError as error:
+        raise DataError(
+            f"is of no detector: {error}", record="checkpoint", field="model", remedy="use another"
+        ) from None
+
+
+def input_options(config: SSDConfig, run: RunSettings, architecture: SSDArchitecture) -> InputOptions:
+    """Return the options of the pipelines on this rank, for a network."""
     data, device, rank_info = config.data, run.device, run.distribution.rank_info
     return InputOptions(
         batch_size=share_batch(config.distribution, data.batch_size, rank_info.size) // rank_info.size,
+        image_size=architecture.image_size,
         seed=device.seed,
         rank=rank_info.rank,
         size=rank_info.size,

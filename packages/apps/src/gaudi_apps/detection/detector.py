@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +16,12 @@ from gaudi_apps.inference.media import Preprocessor
 from gaudi_apps.inference.predictor import ImageInput, assign_all, prepare_batches, read_trained
 from gaudi_apps.training.keras_task import Batch, KerasTask
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
+from gaudi_datasets.errors import DataError
 from gaudi_distributed import Communicator
+from gaudi_models.architectures import SSDArchitecture
 from gaudi_models.padding import PoolPadding
 from gaudi_models.ssd import build_ssd
+from gaudi_ops import SSD300, SSD_SPECS
 from gaudi_ops.tf import MomentumSGD, decode_boxes, non_max_suppression, ssd_loss
 from gaudi_ops.tf.losses import Implementation
 
@@ -28,17 +32,26 @@ MOMENTUM = 0.9
 SCORE_THRESHOLD = 0.05
 IOU_THRESHOLD = 0.5
 DETECTIONS_PER_IMAGE = 200
-PREPROCESSOR = Preprocessor(prepare_image, prepare_pixels, (tf.errors.InvalidArgumentError,))
+
+
+def make_preprocessor(image_size: int) -> Preprocessor:
+    """Return the preparation of images as evaluation does it."""
+    return Preprocessor(
+        partial(prepare_image, image_size=image_size),
+        partial(prepare_pixels, image_size=image_size),
+        (tf.errors.InvalidArgumentError,),
+    )
 
 
 class SSDTask(KerasTask):
-    """Train SSD-ResNet34 on batches of `gaudi_datasets.detection.pipeline.train_dataset`.
+    """Train the SSD on batches of `gaudi_datasets.detection.pipeline.train_dataset`.
 
     Args:
         num_classes: with the background.
         keras_policy: precision of the layers, ``"float32"`` or ``"mixed_bfloat16"``.
         weight_decay: see `gaudi_ops.tf.MomentumSGD`.
         communicator: of the processes that train together.
+        architecture: backbone and size of the images; None: ResNet-34 at 300 pixels.
         pool_padding: see `gaudi_models.ssd.build_ssd`.
         ema_decay: of the average of the weights, see `gaudi_ops.tf.ExponentialMovingAverage`; 0: there is none.
         reduce_statistics: of batch norm, see `gaudi_models.ssd.build_ssd`.
@@ -52,14 +65,21 @@ class SSDTask(KerasTask):
         keras_policy: str,
         weight_decay: float,
         communicator: Communicator,
+        architecture: SSDArchitecture | None = None,
         pool_padding: PoolPadding = "same",
         ema_decay: float = 0.0,
         reduce_statistics: ReduceStatistics | None = None,
         cross_entropy: Implementation = "auto",
     ) -> None:
         self._cross_entropy = cross_entropy
+        architecture = architecture or SSDArchitecture()
         model = build_ssd(
-            num_classes, dtype=keras_policy, pool_padding=pool_padding, reduce_statistics=reduce_statistics
+            num_classes,
+            depth=architecture.depth,
+            spec=architecture.spec,
+            dtype=keras_policy,
+            pool_padding=pool_padding,
+            reduce_statistics=reduce_statistics,
         )
         optimizer = MomentumSGD(model.trainable_variables, MOMENTUM, weight_decay)
         super().__init__(model, optimizer, communicator=communicator, ema_decay=ema_decay)
@@ -95,10 +115,11 @@ class Detector:
     Args:
         model: from `gaudi_models.build_ssd`.
         class_names: of the labels from 1 on; needed by `predict`.
+        image_size: of the network's input, in pixels; needed by `predict`.
     """
 
-    def __init__(self, model: Any, class_names: Sequence[str] = ()) -> None:
-        self.class_names = tuple(class_names)
+    def __init__(self, model: Any, class_names: Sequence[str] = (), *, image_size: int = SSD300.image_size) -> None:
+        self.class_names, self.image_size = tuple(class_names), image_size
         self._compute = tf.function(lambda images: find_boxes(model, images), autograph=False, reduce_retracing=True)
 
     @classmethod
@@ -106,13 +127,22 @@ class Detector:
         """Load a detector in float32 from a run, a checkpoint, or an export as safetensors.
 
         Raises:
-            GaudiError: see `gaudi_apps.inference.predictor.read_trained`.
+            GaudiError: see `gaudi_apps.inference.predictor.read_trained`, or it is not a detector.
             WeightsError: the file is damaged, or of another model.
         """
         weights, metadata = read_trained(path)
-        model = build_ssd(len(metadata.classes) + 1, pool_padding=weights.pool_padding)
+        try:
+            architecture = SSDArchitecture.from_name(metadata.model, metadata.image_size)
+        except ValueError as error:
+            raise DataError(f"is of no detector: {error}", path=path, field="model", remedy="use another") from None
+        model = build_ssd(
+            len(metadata.classes) + 1,
+            depth=architecture.depth,
+            spec=architecture.spec,
+            pool_padding=weights.pool_padding,
+        )
         assign_all(model, weights)
-        return cls(model, [one["name"] for one in metadata.classes])
+        return cls(model, [one["name"] for one in metadata.classes], image_size=architecture.image_size)
 
     def predict(
         self, images: Sequence[ImageInput], *, score_threshold: float = 0.3, batch_size: int = 16
@@ -129,7 +159,7 @@ class Detector:
             DataError: an image cannot be decoded.
         """
         found = []
-        for batch in prepare_batches(images, PREPROCESSOR, batch_size):
+        for batch in prepare_batches(images, make_preprocessor(self.image_size), batch_size):
             for boxes, labels, scores in zip(*self.detect(batch), strict=True):
                 rows = (labels > 0) & (scores >= score_threshold)
                 names = tuple(self.class_names[label - 1] for label in labels[rows])
@@ -140,7 +170,7 @@ class Detector:
         """Detect the objects in a batch, at most 200 in an image, best first.
 
         Args:
-            images: [batch, 300, 300, 3], normalised as `gaudi_datasets.detection.pipeline` does.
+            images: [batch, side, side, 3], prepared by `gaudi_datasets.detection.pipeline` for the network.
 
         Returns:
             boxes float32 [batch, 200, 4], y0, x0, y1, x1 in 0..1; labels int32 [batch, 200], 0 where there is no
@@ -154,7 +184,7 @@ def find_boxes(model: Any, images: Any) -> tuple[Any, Any, Any]:
     """Compute `Detector.detect` on tensors, inside a graph."""
     logits, offsets = model(images, training=False)
     boxes, labels, scores = non_max_suppression(
-        decode_boxes(offsets),
+        _decode(offsets),
         tf.nn.softmax(logits),
         score_threshold=SCORE_THRESHOLD,
         iou_threshold=IOU_THRESHOLD,
@@ -174,7 +204,7 @@ def detect_combined_nms(model: Any, images: Any) -> tuple[Any, Any, Any]:
     best = tf.math.top_k(tf.transpose(scores, [0, 2, 1]), DETECTIONS_PER_IMAGE).values
     scores = tf.where(scores >= best[:, tf.newaxis, :, -1], scores, 0.0)
     found = tf.image.combined_non_max_suppression(
-        decode_boxes(offsets)[:, :, tf.newaxis],
+        _decode(offsets)[:, :, tf.newaxis],
         scores,
         max_output_size_per_class=DETECTIONS_PER_IMAGE,
         max_total_size=DETECTIONS_PER_IMAGE,
@@ -188,6 +218,14 @@ def detect_combined_nms(model: Any, images: Any) -> tuple[Any, Any, Any]:
 
 
 def find_raw(model: Any, images: Any) -> tuple[Any, Any]:
-    """Compute boxes [batch, 8732, 4] (y0, x0, y1, x1 in 0..1) and scores [batch, 8732, classes], background first."""
+    """Compute boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1) and scores [batch, n, classes], background first.
+
+    n is 8732 with images of 300 pixels, and 24564 with 512.
+    """
     logits, offsets = model(images, training=False)
-    return tf.clip_by_value(decode_boxes(offsets), 0.0, 1.0), tf.nn.softmax(logits)
+    return tf.clip_by_value(_decode(offsets), 0.0, 1.0), tf.nn.softmax(logits)
+
+
+def _decode(offsets: Any) -> Any:
+    """Decode offsets [batch, n, 4] with the default boxes of which there are n."""
+    return decode_boxes(offsets, next(spec for spec in SSD_SPECS.values() if spec.num_boxes == offsets.shape[1]))

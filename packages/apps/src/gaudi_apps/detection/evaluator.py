@@ -42,6 +42,7 @@ from gaudi_distributed import Communicator
 if TYPE_CHECKING:
     from gaudi_apps.detection.config import ImageFlags
     from gaudi_apps.training.application import Restored
+    from gaudi_apps.training.checkpoint import ModelConfig
 
 Detection = dict[str, Any]
 # Detects in a batch: boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1), labels [batch, n], 0 for padding, and scores.
@@ -331,11 +332,12 @@ def predict_by_flags(
     model_dir: Path,
     *,
     batch_size: int,
-    prepare: Preprocessor,
+    prepare: Callable[[ModelConfig], Preprocessor],
 ) -> None:
     """Detect on each image and frame that flags name, and print the results, see `DetectionResults`.
 
-    The network is restored once the images are found, and `open_detector` makes its detector.
+    The network is restored once the images are found, `open_detector` makes its detector, and `prepare` takes its
+    configuration.
     """
     files = find_files(flags.inference)
     restored = restore()
@@ -344,7 +346,7 @@ def predict_by_flags(
     results = predict_files(
         open_detector(restored.task.model),
         files,
-        prepare,
+        prepare(restored.model_config),
         lambda folder: DetectionResults(folder, categories, flags.score_threshold, flags.max_boxes),
         output_dir,
         batch_size=batch_size,

@@ -16,9 +16,9 @@ from gaudi_apps.inference.converters import TOLERANCE, Agreement, Arrays, Export
 from gaudi_apps.inference.exporter import require_possible, write_exports
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
+from gaudi_models.architectures import SSDArchitecture
 from gaudi_models.padding import SSD_PADDINGS, PoolPadding
 from gaudi_models.weights import WeightsMetadata
-from gaudi_ops import SSD300
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.flags import ExportFormat
@@ -32,12 +32,13 @@ def run_export(
     formats: Sequence[ExportFormat],
     *,
     step: int,
+    architecture: SSDArchitecture,
     pool_padding: PoolPadding,
 ) -> dict[Path, Agreement]:
     """Export a detector in some formats, each into a folder of its name, and compare each with the network.
 
-    See `gaudi_apps.inference.exporter`, whose errors it raises. ``export.json`` has the step, the
-    pool padding and the classes.
+    See `gaudi_apps.inference.exporter`, whose errors it raises. ``export.json`` has the step, the network, the size of
+    its images, the pool padding and the classes.
 
     Args:
         model: from `gaudi_models.ssd.build_ssd`; it is exported in float32 whatever its precision.
@@ -46,11 +47,18 @@ def run_export(
         output_dir: made when it is not there.
         formats: see `DetectorExport`.
         step: of the checkpoint that the model is from.
+        architecture: of the model.
         pool_padding: of the model, see `gaudi_models.ssd.build_ssd`.
     """
     require_possible(output_dir, formats)
-    network = DetectorExport(to_float32(model), categories, pool_padding)
-    metadata = {"step": step, "pool_padding": pool_padding, "classes": network.list_classes()}
+    network = DetectorExport(to_float32(model), categories, pool_padding, architecture)
+    metadata = {
+        "step": step,
+        "model": architecture.name,
+        "image_size": architecture.image_size,
+        "pool_padding": pool_padding,
+        "classes": network.list_classes(),
+    }
     return write_exports({"": network}, encoded_images, output_dir, formats, metadata)
 
 
@@ -65,28 +73,34 @@ class DetectorExport(ExportedNetwork):
 
     TensorFlow Lite has no suppression. Its model takes images resized bilinearly, and returns ``boxes_yxyx`` float32
     [batch, 8732, 4] in 0..1 and ``scores`` float32 [batch, 8732, classes] whose column 0 is background;
-    `gaudi_ops.non_max_suppression` makes detections of the rows of an image.
+    `gaudi_ops.non_max_suppression` makes detections of the rows of an image. Of images of 512 pixels, rows are 24564.
 
     Args:
         model: from `gaudi_models.ssd.build_ssd`, in float32.
         categories: the classes, label 1 first.
         pool_padding: of the model.
+        architecture: of the model; None: ResNet-34 at 300 pixels.
     """
 
-    def __init__(self, model: Any, categories: Sequence[Category], pool_padding: PoolPadding = "same") -> None:
-        classes = [asdict(category) for category in categories]
-        super().__init__(
-            model, SSD300.image_size, WeightsMetadata(SSD_PADDINGS[pool_padding], classes, SSD300.image_size)
-        )
+    def __init__(
+        self,
+        model: Any,
+        categories: Sequence[Category],
+        pool_padding: PoolPadding = "same",
+        architecture: SSDArchitecture | None = None,
+    ) -> None:
+        architecture = architecture or SSDArchitecture()
+        classes, size = [asdict(category) for category in categories], architecture.image_size
+        super().__init__(model, size, WeightsMetadata(SSD_PADDINGS[pool_padding], classes, size, architecture.name))
         self._categories = categories
 
     def prepare_encoded(self, encoded: Any) -> Any:
         """Prepare an image as training does."""
-        return prepare_image(encoded)
+        return prepare_image(encoded, self.image_size)
 
     def prepare_pixels(self, pixels: Any) -> Any:
         """Prepare pixels as training does."""
-        return prepare_pixels(pixels)
+        return prepare_pixels(pixels, self.image_size)
 
     def resize(self, pixels: Any) -> Any:
         """Resize pixels bilinearly."""
@@ -94,7 +108,7 @@ class DetectorExport(ExportedNetwork):
 
     def normalize(self, pixels: Any) -> Any:
         """Normalize pixels, whose size stays."""
-        return prepare_pixels(pixels)
+        return prepare_pixels(pixels, self.image_size)
 
     def compute(self, images: Any) -> dict[str, Any]:
         """Detect, and count the detections."""

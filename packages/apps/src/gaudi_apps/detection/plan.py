@@ -29,7 +29,7 @@ from gaudi_apps.training.plan import (
     print_tables,
 )
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_models.architectures import measure_ssd
+from gaudi_models.architectures import SSDArchitecture, measure_ssd
 from gaudi_ops import schedules
 
 IMAGES_OF_BASE_RATE = 32
@@ -120,6 +120,7 @@ def print_plan(
         keep_checkpoints=config.report.keep_ckpt_max,
         bytes_per_value=BYTES_PER_VALUE[config.device.dtype],
         weight_decay=config.schedule.weight_decay,
+        architecture=SSDArchitecture(config.network.backbone, config.network.image_size),
     )
     if config.run.json:
         print_json(document, launch, console)
@@ -128,7 +129,13 @@ def print_plan(
 
 
 def describe_plan(
-    plan: Plan, training_set: TrainingSet, *, keep_checkpoints: int, bytes_per_value: int, weight_decay: float
+    plan: Plan,
+    training_set: TrainingSet,
+    *,
+    keep_checkpoints: int,
+    bytes_per_value: int,
+    weight_decay: float,
+    architecture: SSDArchitecture | None = None,
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Return the plan of a detector as what `--json` prints, and as the rows of a table.
 
@@ -138,11 +145,13 @@ def describe_plan(
         keep_checkpoints: number of checkpoints that are kept.
         bytes_per_value: of the values that the forward pass keeps.
         weight_decay: of all trainable variables.
+        architecture: of the network; None: ResNet-34 at 300 pixels.
 
     Returns:
         names as in Plan, with the data set, rates, disk (bytes) and memory (bytes); and the rows.
     """
-    size = measure_ssd(training_set.num_classes)
+    architecture = architecture or SSDArchitecture()
+    size = measure_ssd(training_set.num_classes, architecture)
     needs, needs_rows = describe_needs(
         plan,
         size,
@@ -154,6 +163,7 @@ def describe_plan(
         **plan.as_json(),
         "weight_decay": weight_decay,
         "data": asdict(training_set),
+        "network": {**asdict(architecture), "default_boxes": architecture.spec.num_boxes},
         "checkpoints_kept": plan.count_checkpoints(keep_checkpoints),
         **needs,
     }
@@ -161,7 +171,9 @@ def describe_plan(
     if training_set.boxes is not None:
         rows.append(("boxes", _format_share(training_set.boxes, training_set.boxes_found)))
     rows += [("classes", f"{training_set.num_classes}"), *list_plan(plan, keep_checkpoints)]
-    return document, [*rows, ("optimizer", f"SGD, weight decay {weight_decay:g}"), *needs_rows]
+    boxes = architecture.spec.num_boxes
+    network = f"SSD, {architecture.backbone}, {architecture.image_size} pixels, {boxes} default boxes"
+    return document, [*rows, ("network", network), ("optimizer", f"SGD, weight decay {weight_decay:g}"), *needs_rows]
 
 
 def _format_share(kept: int, found: int | None) -> str:

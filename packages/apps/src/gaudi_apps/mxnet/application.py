@@ -176,7 +176,9 @@ class SSDMXNetApplication(Application):
 
         batch_size, folder = self.config.data.batch_size, self.settings.model_dir
         prepare = make_preprocessor(self._mxnet.layout)
-        predict_by_flags(self.config.use, restore, self._open_detector, folder, batch_size=batch_size, prepare=prepare)
+        predict_by_flags(
+            self.config.use, restore, self._open_detector, folder, batch_size=batch_size, prepare=lambda _: prepare
+        )
 
     def export(self, restore: Callable[[], Restored]) -> None:
         """Write the weights, their image size and classes into a file that both frameworks read."""

@@ -35,9 +35,9 @@ class ModelConfig(TypedDict, total=False):
         categories: COCO categories of a detector.
         pool_padding: padding of a detector's pooling, see `gaudi_models.ssd.build_ssd`.
         classes: of a classifier, each with its name, in the order of the labels.
-        model: name of a classifier's network.
+        model: name of a classifier's network, or of a detector's, see `gaudi_models.architectures.SSDArchitecture`.
         padding: of a classifier's convolutions.
-        image_size: of a classifier, in pixels.
+        image_size: side of the network's images, in pixels.
     """
 
     categories: list[dict[str, Any]]
