@@ -51,8 +51,14 @@ class FaultyRecordsError(DataError):
         return type(self), (self.errors, self.count)
 
 
-def load_json(path: Path) -> Any:
+MASKED = "has_mask"
+"""Key that stands for a mask that was left out."""
+
+
+def load_json(path: Path, *, mark_masks: bool = False) -> Any:
     """Read a JSON file, without the masks (`segmentation`) of annotations, which are most of a COCO file's memory.
+
+    With `mark_masks`, an annotation that had one has the key `MASKED`.
 
     Raises:
         MissingInputError: there is no such file.
@@ -63,7 +69,9 @@ def load_json(path: Path) -> Any:
     if not content.strip():
         raise DataError("is empty", path=path, remedy="give a JSON file")
     try:
-        return json.loads(content, object_hook=_drop_masks, parse_constant=_refuse_constant)
+        return json.loads(
+            content, object_hook=_mark_mask if mark_masks else _drop_masks, parse_constant=_refuse_constant
+        )
     except RecursionError:
         raise DataError(
             "is nested too deeply to be JSON of annotations", path=path, remedy="give another file"
@@ -81,6 +89,12 @@ def _require_file(path: Path, kind: str) -> None:
 
 def _drop_masks(value: dict[str, Any]) -> dict[str, Any]:
     value.pop("segmentation", None)
+    return value
+
+
+def _mark_mask(value: dict[str, Any]) -> dict[str, Any]:
+    if value.pop("segmentation", None):
+        value[MASKED] = True
     return value
 
 

@@ -9,9 +9,22 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from gaudi_datasets.detection.coco import COCO_CATEGORIES, NO_SIZE, PAST_EDGE, BoxFault, Category, parse_coco, read_coco
+from gaudi_datasets.detection.coco import (
+    COCO_CATEGORIES,
+    NO_SIZE,
+    PAST_EDGE,
+    BoxFault,
+    Category,
+    parse_coco,
+    read_coco,
+    select_images,
+)
+from gaudi_datasets.detection.records import write_records
+from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.linting.rules import WRONG_AREA, find_box_faults
 
 DOCUMENT: dict[str, Any] = {
     "images": [
@@ -170,3 +183,39 @@ def test_there_are_eighty_in_id_order() -> None:
     assert COCO_CATEGORIES[0] == Category(1, "person", "person")
     assert COCO_CATEGORIES[-1] == Category(90, "toothbrush", "indoor")
     assert len({category.name for category in COCO_CATEGORIES}) == 80
+
+
+def test_wrong_areas_are_replaced_and_counted(tmp_path: Path) -> None:
+    """Without a mask an area is that of the box; with one, and in COCO's own files, it is the mask's."""
+    box = [2.5, 3, 20, 10]
+    areas: list[dict[str, Any]] = [
+        {"area": 231.0},  # counts both ends, as (w + 1) * (h + 1)
+        {"area": 0},
+        {"area": 199.9},
+        {"area": 214.0},
+        {"area": 77.5, "segmentation": [[2, 3, 22, 3, 22, 13]]},
+        {},
+    ]
+    document: dict[str, Any] = {
+        "images": [{"id": 1, "file_name": "a.jpg", "height": 40, "width": 60}],
+        "annotations": [
+            {"id": number, "image_id": 1, "category_id": 1, "bbox": box, **fields}
+            for number, fields in enumerate(areas)
+        ],
+        "categories": [{"id": 1, "name": "ant"}],
+    }
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(document))
+    coco = read_coco(path)
+    assert coco.areas.tolist() == [200, 200, 199.9, 214, 77.5, 200]
+    assert coco.wrong_areas == {0: 231, 1: 0}
+    findings = [each for each in find_box_faults(coco) if each.rule is WRONG_AREA]
+    assert len(findings) == 2
+    assert select_images(coco, np.array([], np.int64)).wrong_areas == {}
+    assert parse_coco(document, path).wrong_areas == {}
+    Image.new("RGB", (60, 40)).save(tmp_path / "a.jpg")
+    manifest = write_records(coco, tmp_path, tmp_path / "records", "train", keep_empty=False)
+    assert manifest["boxes"]["areas_replaced"] == 2
+    assert RecordSource(tmp_path / "records", "train").read(0).areas.tolist() == pytest.approx(coco.areas.tolist())
+    path.write_text(json.dumps({**document, "info": {"url": "http://cocodataset.org"}}))
+    assert read_coco(path).areas.tolist() == [231, 0, 199.9, 214, 77.5, 200]

@@ -13,9 +13,12 @@ from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.classification.sources import RecordSource
 from gaudi_datasets.errors import DataError, FlagError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
+from gaudi_datasets.layouts.checking import check_all
 from gaudi_datasets.layouts.inventory import SPLITS, count_names, split_of_path
 from gaudi_datasets.layouts.splitting import choose_validation, hash_files, hash_records
 from gaudi_datasets.records.record_sets import find_splits
+
+__all__ = ["ClassificationData", "check_all", "open_data"]
 
 _DEPTH = 3  # folders that hold one folder alone, as archives have them
 

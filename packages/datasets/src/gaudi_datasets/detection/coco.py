@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_datasets.documents import Faults, Record, RecordError, load_json
+from gaudi_datasets.documents import MASKED, Faults, Record, RecordError, load_json
 from gaudi_datasets.errors import DataError
 
 NO_SIZE = "of no size"
 PAST_EDGE = "past the image edge"
 BOX_RULES = (NO_SIZE, PAST_EDGE)
 
+_COCO_SITE = "cocodataset.org"
 _MAX_SIDE = 2**31 - 1
 _SMALLEST_SHARE = 2.0**-23  # of the image's side: less may vanish when corners are float32 in 0..1
 
@@ -65,12 +66,15 @@ class CocoAnnotations:
     areas: npt.NDArray[np.float64]  # [boxes], square pixels
     is_crowd: npt.NDArray[np.bool_]  # [boxes]
     faults: tuple[BoxFault, ...]  # boxes that are not among the rows
+    wrong_areas: Mapping[int, float] = field(default_factory=dict)  # those that were replaced, by annotation id
 
 
 def read_coco(path: str | Path) -> CocoAnnotations:
     """Read a COCO annotation file (cocodataset.org, "Data format", object detection).
 
-    `area` is width times height where it is missing, and `iscrowd` 0. The id 0 is as good as any.
+    `area` is width times height where it is missing, and `iscrowd` 0. The id 0 is as good as any. An area that has no
+    mask and is not width times height, by more than their rounding to whole pixels explains, is wrong, and replaced;
+    but crowds, and files of cocodataset.org that lost their masks, keep theirs.
 
     Raises:
         MissingInputError: there is no such file.
@@ -78,14 +82,17 @@ def read_coco(path: str | Path) -> CocoAnnotations:
             a missing key, a wrong type, a number that is not finite, an id given twice, an image or a category that
             there is not, an image of no size, a file name that leaves the image folder.
     """
-    return parse_coco(load_json(Path(path)), Path(path))
+    document = load_json(Path(path), mark_masks=True)
+    info = document.get("info") if isinstance(document, Mapping) else None
+    is_coco = isinstance(info, Mapping) and _COCO_SITE in str(info.get("url"))
+    return parse_coco(document, Path(path), check_areas=not is_coco)
 
 
 def select_images(annotations: CocoAnnotations, rows: npt.NDArray[np.int64]) -> CocoAnnotations:
     """Return the annotations of some images alone: int64 [images], their rows in rising order."""
     counts = np.diff(annotations.box_splits)
     boxes = np.isin(np.repeat(np.arange(len(counts)), counts), rows)
-    kept = set(annotations.image_ids[rows].tolist())
+    kept, numbers = set(annotations.image_ids[rows].tolist()), set(annotations.annotation_ids[boxes].tolist())
     return replace(
         annotations,
         image_ids=annotations.image_ids[rows],
@@ -99,12 +106,16 @@ def select_images(annotations: CocoAnnotations, rows: npt.NDArray[np.int64]) -> 
         areas=annotations.areas[boxes],
         is_crowd=annotations.is_crowd[boxes],
         faults=tuple(fault for fault in annotations.faults if fault.image_id in kept),
+        wrong_areas={number: area for number, area in annotations.wrong_areas.items() if number in numbers},
     )
 
 
-def parse_coco(document: object, path: Path) -> CocoAnnotations:
-    """Parse a COCO document in memory as `read_coco` does; `path` is its name in messages."""
-    lists = _lists_of(document, path)
+def parse_coco(document: object, path: Path, *, check_areas: bool = False) -> CocoAnnotations:
+    """Parse a COCO document in memory as `read_coco` does; `path` is its name in messages.
+
+    Areas are as they are stated, unless `check_areas` replaces wrong ones.
+    """
+    lists, wrong_areas = _lists_of(document, path), dict[int, float]()
     faults, ids = Faults(path), {name: set[int]() for name in lists}
 
     def parse_image(record: Record) -> _Image:
@@ -133,6 +144,9 @@ def parse_coco(document: object, path: Path) -> CocoAnnotations:
         box = record.box_xywh("bbox")
         area = record.number("area", default=box[2] * box[3])
         is_crowd = bool(record.integer("iscrowd", high=1, default=0))
+        if check_areas and not is_crowd and MASKED not in record.fields and _is_wrong(area, box):
+            wrong_areas[annotation_id] = area
+            area = box[2] * box[3]
         return annotation_id, owner["image_id"], owner["category_id"], box, area, is_crowd
 
     def parse_unique_category(record: Record) -> Category:
@@ -145,7 +159,9 @@ def parse_coco(document: object, path: Path) -> CocoAnnotations:
     faults.raise_any()
     if not categories:
         raise DataError("categories is empty; there must be at least one", path=path, field="categories")
-    return _pack(path, categories, images, annotations)
+    coco = _pack(path, categories, images, annotations)
+    whole = set(coco.annotation_ids.tolist())
+    return replace(coco, wrong_areas={number: area for number, area in wrong_areas.items() if number in whole})
 
 
 _Box = tuple[float, float, float, float]  # left, top, width, height in pixels
@@ -156,6 +172,12 @@ _Annotation = tuple[int, int, int, _Box, float, bool]  # ids of itself, image an
 def parse_category(record: Record) -> Category:
     """Parse a record of `categories`."""
     return Category(record.integer("id"), record.text("name"), record.text("supercategory", default=""))
+
+
+def _is_wrong(area: float, box: _Box) -> bool:
+    """Tell whether an area is not that of its box, whose sides may have been rounded to whole pixels."""
+    width, height = box[2:]
+    return abs(area - width * height) > (width + height) / 2 + 0.25
 
 
 def _take_id(record: Record, taken: set[int]) -> int:

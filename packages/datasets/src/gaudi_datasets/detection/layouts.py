@@ -13,10 +13,13 @@ from gaudi_datasets.detection.coco import BOX_RULES, Category, CocoAnnotations, 
 from gaudi_datasets.detection.sources import CocoSource, DetectionSource, RecordSource
 from gaudi_datasets.errors import DataError, FlagError
 from gaudi_datasets.layouts.boxes import ALL, BoxSets
+from gaudi_datasets.layouts.checking import check_all
 from gaudi_datasets.layouts.inventory import SPLITS, count_names
 from gaudi_datasets.layouts.recognition import read_boxes
 from gaudi_datasets.layouts.splitting import choose_validation, hash_files, hash_records
 from gaudi_datasets.records.record_sets import find_splits
+
+__all__ = ["DetectionData", "check_all", "open_data"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +159,9 @@ def note_losses(split: str, annotations: CocoAnnotations, source: CocoSource) ->
             names = dict.fromkeys(name_of[fault.image_id] for fault in annotations.faults if fault.rule == rule)
             boxes = f"{broken[rule]} box{'es' * (broken[rule] != 1)}"
             notes.append(f"{split}: left out {boxes} {rule}, in {count_names(names, 'image')}")
+    if annotations.wrong_areas:
+        wrong = f"{len(annotations.wrong_areas)} wrong area{'s' * (len(annotations.wrong_areas) != 1)}"
+        notes.append(f"{split}: replaced {wrong} by width x height, as of annotation {min(annotations.wrong_areas)}")
     kept = set(source.file_names)
     empty = [name for name in annotations.file_names if name not in kept]
     if empty:

@@ -60,7 +60,13 @@ def write_records(
     broken = Counter(fault.rule for fault in annotations.faults)
     dropped = {rule: broken[rule] for rule in BOX_RULES}
     dropped[IMAGE_SKIPPED] = len(annotations.boxes_xywh) - source.num_boxes
-    boxes_total = len(annotations.boxes_xywh) + len(annotations.faults)
+    boxes: dict[str, Any] = {
+        "kept": source.num_boxes,
+        "of": len(annotations.boxes_xywh) + len(annotations.faults),
+        "dropped": dropped,
+    }
+    if annotations.wrong_areas:
+        boxes["areas_replaced"] = len(annotations.wrong_areas)
     return write_shards(
         functools.partial(_encode_record, source),
         len(source),
@@ -69,7 +75,7 @@ def write_records(
         manifest={
             "kind": "detection",
             "images": {"kept": len(source), "of": len(annotations.image_ids)},
-            "boxes": {"kept": source.num_boxes, "of": boxes_total, "dropped": dropped},
+            "boxes": boxes,
             "categories": [asdict(category) for category in source.categories],
         },
         fingerprint=f"{source.hash_state()} {decode} upright",
@@ -95,4 +101,6 @@ def describe_records(manifest: Mapping[str, Any]) -> str:
     for title, counts in (("boxes dropped", boxes["dropped"]), ("images fixed", manifest["fixed"])):
         listed = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
         text += f"; {title}: {listed}" if listed else ""
+    if replaced := boxes.get("areas_replaced", 0):
+        text += f"; wrong areas made width x height: {replaced}"
     return text

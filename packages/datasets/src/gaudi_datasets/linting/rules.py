@@ -39,11 +39,12 @@ DUPLICATE = Rule("duplicate image", False, "the same file content twice; keep on
 SAME_BOX = Rule("duplicate box", False, "the same box and class twice in an image; keep one")
 OVERLAP = Rule("in both sets", False, "a score on an image that was trained on says nothing; keep it in one set")
 NO_BOX = Rule("image without a box", False, "left out of training, kept in evaluation")
+WRONG_AREA = Rule("wrong area", False, "without a mask it is width x height, which it is replaced by; fix it")
 UNUSED = Rule("class without boxes", False, "cannot be learned; leave it out, or add images of it")
 
 RULES = (
     STRUCTURE, MISSING, UNREADABLE, OTHER_SIZE, NO_SIZE, PAST_EDGE, REENCODED, MISLABELLED, TURNED, DUPLICATE,
-    SAME_BOX, OVERLAP, NO_BOX, UNUSED,
+    SAME_BOX, WRONG_AREA, OVERLAP, NO_BOX, UNUSED,
 )  # fmt: skip
 
 
@@ -138,6 +139,11 @@ def find_box_faults(annotations: CocoAnnotations) -> list[Finding]:
         where = _where(annotations, int(rows[box]), int(annotations.annotation_ids[box]))
         what = f"is the box of annotation {annotations.annotation_ids[first_of_each[box]]} again"
         findings.append(Finding(SAME_BOX, where, what))
+    for box in np.flatnonzero(np.isin(annotations.annotation_ids, list(annotations.wrong_areas))):
+        number, (width, height) = int(annotations.annotation_ids[box]), annotations.boxes_xywh[box, 2:].tolist()
+        stated, area = annotations.wrong_areas[number], width * height
+        what = f"area is {stated:g}; the box is {width:g} wide and {height:g} high, which is {area:g}"
+        findings.append(Finding(WRONG_AREA, _where(annotations, int(rows[box]), number), what))
     objects = np.bincount(rows[~annotations.is_crowd], minlength=len(annotations.image_ids))
     boxes, faulty = np.diff(annotations.box_splits), {fault.image_id for fault in annotations.faults}
     for row in np.flatnonzero(objects == 0).tolist():

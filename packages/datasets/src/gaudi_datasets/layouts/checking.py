@@ -1,0 +1,90 @@
+"""Check all images of a source before the first step, so that a damaged one does not end a training hours later."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.image_files import check_image
+from gaudi_datasets.records.record_sets import RecordSet
+
+_SHOWN = 3  # images in the message
+_REMEMBERED = 1000
+
+
+class BrokenImagesError(DataError):
+    """Images of a source that cannot be used; `errors` holds the faults of the first thousand in their order.
+
+    Args:
+        name: of the source.
+        errors: the faults.
+        count: of broken images.
+        total: of all images.
+    """
+
+    def __init__(self, name: str, errors: Sequence[DataError | MissingInputError], count: int, total: int) -> None:
+        shown = "; ".join(str(error) for error in errors[:_SHOWN])
+        more = f"; and {count - _SHOWN} more" if count > _SHOWN else ""
+        super().__init__(
+            f"{count} of {total} images cannot be used: {shown}{more}",
+            path=name,
+            remedy="fetch or convert them again, or take them out of the data",
+        )
+        self.errors, self.count, self._arguments = tuple(errors), count, (name, tuple(errors), count, total)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
+
+
+class ReadableSource(Protocol):
+    """A source of either kind."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the data set in messages."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+
+    def read(self, index: int) -> Any:
+        """Read image `index`."""
+
+
+def check_all(source: ReadableSource, progress: Callable[[int, int], None] | None = None) -> None:
+    """Read every image of a source in threads, and check that it can be decoded and has its annotated size.
+
+    The structure of a JPEG or PNG is walked through; what this leaves in doubt is decoded.
+
+    Args:
+        source: of either kind.
+        progress: is called with the numbers of images checked and of all, by one thread at a time.
+
+    Raises:
+        BrokenImagesError: some cannot be used; it names the first and counts all.
+    """
+    total, done, lock = len(source), 0, threading.Lock()
+    is_record = isinstance(source, RecordSet)
+
+    def check(index: int) -> DataError | MissingInputError | None:
+        nonlocal done
+        fault: DataError | MissingInputError | None = None
+        try:
+            example = source.read(index)
+            if is_record:  # files are checked as they are read
+                check_image(example.encoded, f"{source.name}: record {index}", decode=False, upright=False)
+        except (DataError, MissingInputError) as error:
+            fault = error
+        with lock:
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        return fault
+
+    with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0))) as pool:
+        faults = [fault for fault in pool.map(check, range(total)) if fault is not None]
+    if faults:
+        raise BrokenImagesError(source.name, faults[:_REMEMBERED], len(faults), total)

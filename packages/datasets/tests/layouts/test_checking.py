@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gaudi_datasets.classification.class_folders import FolderSource
+from gaudi_datasets.classification.examples import ClassificationExample, encode_example
+from gaudi_datasets.classification.layouts import check_all
+from gaudi_datasets.classification.sources import RecordSource
+from gaudi_datasets.layouts.checking import BrokenImagesError
+from gaudi_datasets.records.conversion import write_shards
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "ant").mkdir()
+    for number in range(8):
+        Image.effect_noise((16, 16), 50).convert("RGB").save(tmp_path / "ant" / f"{number}.jpg")
+    return tmp_path
+
+
+def test_whole_images_pass_and_progress_counts_all(folder: Path) -> None:
+    counts: list[tuple[int, int]] = []
+    check_all(FolderSource(folder), lambda done, total: counts.append((done, total)))
+    assert counts == [(number, 8) for number in range(1, 9)]
+
+
+def test_all_broken_images_are_named_and_counted(folder: Path) -> None:
+    source = FolderSource(folder)
+    for number in range(5):
+        path = folder / "ant" / f"{number}.jpg"
+        path.write_bytes(path.read_bytes()[:300])
+    (folder / "ant" / "7.jpg").unlink()
+    with pytest.raises(BrokenImagesError) as error:
+        check_all(source)
+    assert (error.value.exit_status, error.value.count, error.value.path) == (65, 6, str(folder))
+    assert len(error.value.errors) == 6
+    assert error.value.remedy
+    named = {str(each).partition(".jpg")[0][-1] for each in error.value.errors}
+    assert named == set("012347")
+    again = copy.copy(error.value)
+    assert (str(again), again.count) == (str(error.value), 6)
+
+
+def test_images_of_records_are_checked(tmp_path: Path) -> None:
+    good = np.zeros((8, 8, 3), np.uint8)
+    Image.fromarray(good).save(tmp_path / "a.jpg")
+    encoded = (tmp_path / "a.jpg").read_bytes()
+
+    def encode(index: int) -> tuple[bytes, str]:
+        content = encoded if index else encoded[:100]
+        return encode_example(ClassificationExample(index, content, 8, 8, 0), image_format="jpeg", class_name="ant"), ""
+
+    write_shards(
+        encode,
+        3,
+        tmp_path / "records",
+        "train",
+        manifest={"kind": "classification", "classes": ["ant"]},
+        fingerprint="x",
+        shards=1,
+        processes=1,
+    )
+    with pytest.raises(BrokenImagesError) as error:
+        check_all(RecordSource(tmp_path / "records", "train"))
+    assert error.value.count == 1
