@@ -112,7 +112,7 @@ PROGRAMS = {
 }
 COMMANDS = {*PROGRAMS, "gaudi-run", "gaudi-datasets", "mpirun", "pip", "docker", "apptainer", "sbatch"}
 # Folders and files, which everybody calls otherwise.
-PATHS = {"data_dir", "jpeg_data_dir", "model_dir", "resnet_checkpoint", "coco_root", "inference"}
+PATHS = {"data_dir", "jpeg_data_dir", "model_dir", "weights", "coco_root", "inference"}
 # Images of the data sets, which are not here.
 IMAGES = {
     "ssd_train": ("--num_examples_per_epoch", "117266"),

@@ -18,7 +18,7 @@ import pytest
 
 from gaudi_apps import resnet_train, resnext_train, ssd_mxnet_train, ssd_train
 from gaudi_apps.cli.config_file import parse_config
-from gaudi_apps.cli.flag_rules import list_flags
+from gaudi_apps.cli.flag_rules import find_aliases, list_flags
 from gaudi_apps.runtime.errors import ConfigFileError
 from gaudi_datasets.arguments import OFF, ON, FormerFlag, FormerFlagError, normalize_arguments, replace_former_flags
 from gaudi_datasets.cli import find_former_flags, parse_arguments
@@ -177,8 +177,6 @@ def read_rows(document: str, heading: str) -> list[Row]:
 FLAGS = read_original_flags()
 IDS = [f"{flag.place.command} {flag.name}" for flag in FLAGS]
 ROWS = {place: {row.name: row for row in read_rows(place.document, place.heading)} for place in PLACES.values()}
-# Of our own flags, what the original called otherwise.
-ALIASES = {"global_seed": "seed"}
 # A value that is not the default, where 7 is no value.
 VALUES = {
     "--dtype": "-",
@@ -233,7 +231,7 @@ def simplify(flag: OriginalFlag, argv: list[str]) -> list[str]:
 def list_values(config: Any) -> dict[str, Any]:
     """Return the flags by name, as the originals call them."""
     values = dict(list_flags(config))
-    return values | {name: values[ours] for name, ours in ALIASES.items() if ours in values}
+    return values | {name: values[ours] for name, ours in find_aliases(type(config)).items()}
 
 
 @functools.cache

@@ -35,7 +35,7 @@ class SSDMXNetTrain(Program):
         """Return the mode that flags choose."""
         if config.run.dry_run:
             return "dry_run"
-        return "train" if config.run.mode in TRAINING else {"val": "eval"}.get(config.run.mode, config.run.mode)
+        return "train" if config.run.mode in TRAINING else config.run.mode
 
     def start_ranks(self, config: SSDMXNetConfig, arguments: Sequence[str]) -> None:
         """Become the launcher of the submission's experiments or of several processes, if the flags ask for them."""

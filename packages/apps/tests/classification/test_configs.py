@@ -70,9 +70,9 @@ REFUSED = {
         "--batch_size 0": "at least 1",
         "--image_size 16": "at least 32",
         "--model resnet51": "is none of",
-        "--fine_tune": "--pretrained_filepath",
-        "--base_learning_rate .1 --lr_schedule cyclical": "--maximal_learning_rate",
-        "--base_learning_rate 0": "above 0",
+        "--fine_tune": "--weights",
+        "--base_lr .1 --lr_schedule cyclical": "--maximal_learning_rate",
+        "--base_lr 0": "above 0",
         "--maximal_learning_rate 1e-5": "above",
         "--label_smoothing 1": "below 1",
         "--pruning_end_step 0": "--pruning_begin_step",
@@ -80,8 +80,8 @@ REFUSED = {
         "--least_crop_area 0": "above 0",
         "--color_jitter 1.5": "in 0..1",
         "--top 6": "in 1..5",
-        "--profile_steps 5": "two steps",
-        "--stop_threshold .7 --skip_eval": "--skip_eval",
+        "--profile 5": "two steps",
+        "--target .7 --skip_eval": "--no_evaluate",
         "--checkpoint best": "--mode eval",
         "--kills 3 --mode verify-resume --train_steps 3": "at least 1",
     },
@@ -106,13 +106,13 @@ def test_a_bad_value_is_refused_by_its_flag(program: str, flags: str, named: str
     ("program", "flags", "flag", "named"),
     [
         ("resnet", "", "--mode", "--data_dir"),
-        ("resnet", "--data_dir x --use_synthetic_data", "--use_synthetic_data", "--data_dir x"),
-        ("resnet", "--jpeg_data_dir x --use_synthetic_data", "--use_synthetic_data", "--jpeg_data_dir x"),
+        ("resnet", "--data_dir x --use_synthetic_data", "--use_fake_data", "--data_dir x"),
+        ("resnet", "--jpeg_data_dir x --use_synthetic_data", "--use_fake_data", "--jpeg_data_dir x"),
         ("resnet", "--use_synthetic_data --mode eval", "--mode", "random images"),
         ("resnet", "--mode predict", "--mode", "--inference"),
-        ("resnet", "--data_dir x --epochs_between_evals 0 --patience 3", "--stop_threshold", "--epochs_between_evals"),
-        ("resnext", "--data_dir x --disable_eval --patience 3", "--stop_threshold", "--disable_eval"),
-        ("resnext", "--use_synthetic_data --stop_threshold .7", "--stop_threshold", "--use_synthetic_data"),
+        ("resnet", "--data_dir x --epochs_between_evals 0 --patience 3", "--target", "--eval_epochs"),
+        ("resnext", "--data_dir x --disable_eval --patience 3", "--target", "--no_evaluate"),
+        ("resnext", "--use_synthetic_data --stop_threshold .7", "--target", "--use_fake_data"),
         (
             "resnet",
             "--use_synthetic_data --enable_checkpoint_and_export",
@@ -150,7 +150,7 @@ def test_the_original_profiler_hook_traces_steps(flags: str, steps: tuple[int, i
     assert found.run.profiled_steps == (range(0) if steps is None else range(steps[0], steps[1] + 1))
     # Proving that a run resumes traces nothing.
     short = make_short_run(config, 3)
-    assert (short["hooks"], short["profile_steps"]) == ("LoggingTensorHook", "0,0")
+    assert (short["hooks"], short["profile"]) == ("LoggingTensorHook", "0,0")
 
 
 def test_an_unknown_hook_is_refused() -> None:

@@ -31,4 +31,4 @@ def test_weights_of_a_file_are_named_as_the_program_does(
     done = run_classifier(*flags, "--parity_against", "pretrained_model_checkpoint_path=x")
     assert done.status == 64
     choices = {word.strip(" ,") for word in done.err.split(" must be one of ")[1].split(" or ")[0].split()}
-    assert {"pretrained_filepath=..", "dtype=..", "deterministic=..", "grouped_convolution=.."} <= choices
+    assert {"weights=..", "dtype=..", "deterministic=..", "grouped_convolution=.."} <= choices

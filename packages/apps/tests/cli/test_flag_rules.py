@@ -16,6 +16,7 @@ from gaudi_apps import resnet_train, resnext_train, ssd_mxnet_train, ssd_train
 from gaudi_apps.cli.flag_rules import (
     Flag,
     check_bounds,
+    find_aliases,
     find_rules,
     fixed,
     list_flags,
@@ -318,3 +319,33 @@ def test_a_file_of_flags_may_give_each_of_them(tmp_path: Path) -> None:
         path.write_text(yaml.safe_dump(values), encoding="utf-8")
         read = parse_config(type(config), ["--config", str(path)], prog=name, description="")
         assert replace(read, run=replace(read.run, config=None)) == config
+
+
+# What is the same in all programs, with the original's name in each; None: the program has no such flag.
+SAME_NAMES = {
+    "epochs": ("epochs", "train_epochs", "train_epochs", "epochs"),
+    "steps": ("steps", "train_steps", "max_train_steps", "steps"),
+    "weights": ("resnet_checkpoint", "pretrained_filepath", "pretrained_model_checkpoint_path", "pretrained_backbone"),
+    "data_dir": ("data_dir", "data_dir", "data_dir", "tfrecord_root"),
+    "use_fake_data": ("use_fake_data", "use_synthetic_data", "use_synthetic_data", "synthetic"),
+    "num_examples_per_epoch": (*("num_examples_per_epoch",) * 3, "dataset_size"),
+    "eval_samples": ("eval_samples", "eval_samples", "eval_samples", "eval_dataset_size"),
+    "eval_epochs": ("eval_epochs", "epochs_between_evals", "epochs_between_evals", "val_interval"),
+    "target": ("target_ap", "stop_threshold", "stop_threshold", None),
+    "no_evaluate": ("no_evaluate", "skip_eval", "disable_eval", None),
+    "base_lr": ("base_lr", "base_learning_rate", "base_learning_rate", "lr"),
+    "warmup_epochs": ("lr_warmup_epoch", "warmup_epochs", "warmup_epochs", "lr_warmup_epochs"),
+    "log_steps": ("log_step_count_steps", "log_steps", "display_steps", "log_interval"),
+    "save_checkpoints_steps": ("save_checkpoints_steps", *("save_checkpoint_steps",) * 2, "save_checkpoints_steps"),
+    "threadpool_size": ("threadpool_size", *("datasets_num_private_threads",) * 2, "dali_workers"),
+    "profile": ("profile", "profile_steps", "profile_steps", "profile"),
+}
+
+
+def test_programs_call_the_same_by_the_same_name_and_take_the_originals() -> None:
+    for place, config in enumerate(CLASSES.values()):
+        flags, aliases = dict(list_flags(config())), find_aliases(config)
+        for name, formers in SAME_NAMES.items():
+            former = formers[place]
+            assert (name in flags) == (former is not None)
+            assert former in (None, name) or aliases[former] == name

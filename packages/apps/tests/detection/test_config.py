@@ -48,12 +48,12 @@ def test_defaults_are_those_of_the_original() -> None:
         0,
     )
     assert (config.schedule.base_lr, config.schedule.weight_decay, config.schedule.k) == (3e-3, 5e-4, 0)
-    assert config.schedule.lr_warmup_epoch == 5
-    assert (config.report.log_step_count_steps, config.report.save_checkpoints_epochs) == (1, 5)
+    assert config.schedule.warmup_epochs == 5
+    assert (config.report.log_steps, config.report.save_checkpoints_epochs) == (1, 5)
     assert (config.report.keep_ckpt_max, config.report.save_summary_steps) == (20, 1)
     assert (config.device.max_cpus, config.data.num_parallel_calls, config.data.threadpool_size) == (16, 64, 0)
     assert config.report.profile == "0,0"
-    assert config.weights.resnet_checkpoint is None
+    assert config.weights.weights is None
     assert (config.data.static, config.report.vis_dataloader) == (False, False)
 
 
@@ -67,7 +67,7 @@ def test_short_forms_are_those_of_the_original() -> None:
         7,
     )
     assert config.data.use_fake_data
-    assert (config.report.log_step_count_steps, config.report.save_checkpoints_epochs) == (10, 0.5)
+    assert (config.report.log_steps, config.report.save_checkpoints_epochs) == (10, 0.5)
 
 
 def test_good_configurations_pass() -> None:
@@ -79,7 +79,7 @@ def test_good_configurations_pass() -> None:
     validate(make_config(data={}, run={"mode": "predict", "checkpoint": "best"}, use={"inference": ("cat.jpg", "d/")}))
     validate(make_config(data={}, run={"mode": "export", "checkpoint": "300"}))
     validate(make_config(data={"data_dir": "records"}, run={"mode": "eval", "checkpoint": "all"}))
-    validate(make_config(data={"data_dir": "d"}, evaluation={"eval_epochs": 0.5, "target_ap": 0.2, "patience": 3}))
+    validate(make_config(data={"data_dir": "d"}, evaluation={"eval_epochs": 0.5, "target": 0.2, "patience": 3}))
     validate(make_config(run={"mode": "verify-resume"}))
     validate(make_config(run={"mode": "verify-resume", "steps": 60, "kills": 20}))
     validate(make_config(data={"num_examples_per_epoch": 5}, run={"mode": "plan", "json": True}))
@@ -126,7 +126,7 @@ def test_good_configurations_pass() -> None:
         ({"report": {"profile": "5,3"}}, "--profile", "smaller one first"),
         ({"data": {"use_fake_data": True, "threadpool_size": -1}}, "--threadpool_size", "at least 0"),
         ({"data": {"use_fake_data": True, "static": True}}, "--static", "--data_dir"),
-        ({"evaluation": {"target_ap": 0.5}}, "--target_ap", "--eval_epochs"),
+        ({"evaluation": {"target": 0.5}}, "--target", "--eval_epochs"),
         ({"evaluation": {"patience": -1}}, "--patience", "at least 0"),
         ({"evaluation": {"eval_epochs": 1.0}}, "--eval_epochs", "needs records with"),
         ({"run": {"checkpoint": "best"}}, "--checkpoint", "--mode eval"),

@@ -112,7 +112,7 @@ def test_a_run_of_an_earlier_release_keeps_its_drops() -> None:
 
 
 def test_cosine_ends_near_zero_and_has_no_drops() -> None:
-    plan = plan_of(320, batch=32, epochs=10, schedule=ScheduleFlags(lr_schedule="cosine", lr_warmup_epoch=0))
+    plan = plan_of(320, batch=32, epochs=10, schedule=ScheduleFlags(lr_schedule="cosine", warmup_epochs=0))
     assert plan.learning_rate(0) == pytest.approx(0.003)
     assert plan.learning_rate(50) == pytest.approx(0.0015)
     assert plan.learning_rate(100) == pytest.approx(0, abs=1e-12)

@@ -19,22 +19,22 @@ def test_values_are_taken_in_any_case_and_flags_with_hyphens() -> None:
 @pytest.mark.parametrize(
     ("flags", "subject", "named"),
     [
-        (["--mode", "trian"], "trian", "train_val, train, val"),
+        (["--mode", "trian"], "trian", "train_val, train, eval"),
         (["--batch-sice", "2"], "unknown flag --batch-sice", "did you mean"),
         (["--epochs", "0"], "--epochs 0:", "at least 1"),
-        (["--lr", "-1"], "--lr -1:", "above 0"),
+        (["--lr", "-1"], "--base_lr -1:", "above 0"),
         (["--weight-decay", "nan"], "--weight_decay nan:", "finite"),
         (["--target-map", "101"], "--target_map 101:", "in 0..100"),
         (["--val-epochs", "5", "3"], "--val_epochs 5 3:", "in rising order"),
-        (["--lr-decay-epochs", "0", "3"], "--lr_decay_epochs 0 3:", "at least 1"),
-        (["--use-tfrecord"], "--use_tfrecord and --tfrecord_root:", "both or none"),
-        (["--synthetic"], "--coco_root and --synthetic:", "contradict"),
+        (["--lr-decay-epochs", "0", "3"], "--lr_drop_epochs 0 3:", "at least 1"),
+        (["--use-tfrecord"], "--use_tfrecord:", "give --data_dir"),
+        (["--synthetic"], "--coco_root and --use_fake_data:", "contradict"),
         (["--mode", "predict"], "--mode predict:", "--inference"),
         (["--inference", "a.jpg"], "--inference a.jpg:", "--mode predict"),
         (["--json"], "--json:", "--mode plan"),
-        (["--checkpoint", "best"], "--checkpoint best:", "--mode val, predict"),
+        (["--checkpoint", "best"], "--checkpoint best:", "--mode eval, predict"),
         (["--mode", "val", "--checkpoint", "last"], "--checkpoint last:", "newest, best, all"),
-        (["--mode", "val", "--dry_run"], "--dry_run:", "mode is val"),
+        (["--mode", "val", "--dry_run"], "--dry_run:", "mode is eval"),
         (["--clean", "--dry_run"], "--clean:", "--dry_run"),
         (["--mode", "val", "--submission"], "--submission:", "--mode train"),
         (["--submission", "--system", "C4140"], "--system C4140:", "--submission"),
@@ -59,10 +59,10 @@ def test_a_wrong_flag_is_named(ssd_mxnet_train: Callable[..., Any], flags: list[
 def test_images_have_to_come_from_somewhere(ssd_mxnet_train: Callable[..., Any]) -> None:
     done = ssd_mxnet_train(data=False)
     assert (done.status, done.error.flag) == (64, "--mode")
-    assert all(named in done.err for named in ("--mode train_val: ", "--coco_root", "--use_tfrecord"))
+    assert all(named in done.err for named in ("--mode train_val: ", "--coco_root", "--data_dir"))
     done = ssd_mxnet_train("--mode", "val", "--synthetic", data=False)
     assert (done.status, done.error.flag) == (64, "--mode")
-    assert "--mode val: random images" in done.err
+    assert "--mode eval: random images" in done.err
     assert ssd_mxnet_train("--coco-root", "nowhere", data=False).status == 66
 
 

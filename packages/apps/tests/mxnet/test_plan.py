@@ -61,7 +61,7 @@ def test_flags_win_over_those_of_a_system(ssd_mxnet_train: Callable[..., Any], t
 def test_systems_have_their_own_threads() -> None:
     def threads(*argv: str) -> int:
         config = parse_config(SSDMXNetConfig, argv, prog="x", description="")
-        return config.data.dali_workers
+        return config.data.threadpool_size
 
     assert [threads("--system", system) for system in SYSTEMS] == [6, 6, 6, 3]
     assert threads("--system", "4xC4140", "-j", "5") == 5
@@ -69,25 +69,25 @@ def test_systems_have_their_own_threads() -> None:
 
 def test_rates_are_whole_multiples() -> None:
     assert [plan(batch).peak_learning_rate for batch in (8, 32, 47, 49, 1024)] == [2.5e-3 * n for n in (1, 1, 1, 2, 32)]
-    assert plan(64, lr=4e-3).peak_learning_rate == 2.5e-3 * 3
-    assert any("less than half" in text for text in plan(8, lr=4e-3).warnings)
+    assert plan(64, base_lr=4e-3).peak_learning_rate == 2.5e-3 * 3
+    assert any("less than half" in text for text in plan(8, base_lr=4e-3).warnings)
 
 
 def test_the_rate_rises_and_drops() -> None:
-    found = plan(lr_warmup_epochs=0.45, lr_decay_epochs=(1, 2, 3), lr_decay_factor=0.5)
+    found = plan(warmup_epochs=0.45, lr_drop_epochs=(1, 2, 3), lr_decay_factor=0.5)
     # The submission counts from 1: the first of four steps has a quarter of the rate.
     rates = [2.5e-3 / 4, 2.5e-3 * 2 / 4, 2.5e-3 * 3 / 4, 2.5e-3, 2.5e-3]
     assert [found.learning_rate(step) for step in (0, 1, 2, 3, 9)] == pytest.approx(rates)
     assert [found.learning_rate(step) for step in (10, 20, 30)] == [2.5e-3 / 2, 2.5e-3 / 4, 2.5e-3 / 8]
     assert [change.reason for change in found.rate_changes][2:5] == ["drop to 0.5", "drop to 0.25", "drop to 0.125"]
     # With a factor f, the step i of W, counted from 1, is at lr - (W - i) lr / (W 2 ** f).
-    found = plan(lr_warmup_epochs=0.4, lr_warmup_factor=2)
+    found = plan(warmup_epochs=0.4, lr_warmup_factor=2)
     for step in range(4):
         assert found.learning_rate(step) == pytest.approx(2.5e-3 * (1 - (3 - step) / (4 * 2**2)))
 
 
 def test_a_run_of_an_earlier_release_keeps_its_steps() -> None:
-    config = SSDMXNetConfig(RunFlags(epochs=5), schedule=ScheduleFlags(lr_warmup_epochs=1.5, lr_decay_epochs=(1, 3)))
+    config = SSDMXNetConfig(RunFlags(epochs=5), schedule=ScheduleFlags(warmup_epochs=1.5, lr_drop_epochs=(1, 3)))
     found = make_plan(replace(config, data=replace(config.data, batch_size=2)), 9, version=1)
     assert (found.drop_steps, found.total_steps) == ((4, 13), 22)
     assert [found.learning_rate(step) for step in (0, 1)] == [0, 2.5e-3 / 6]
@@ -100,8 +100,8 @@ def test_validations() -> None:
 
     assert steps() == (15,)  # all epochs of the submission are past the end, which is validated
     assert steps(val_epochs=(1, 3, 6, 9)) == (3, 8, 15)
-    assert steps(val_interval=2) == (5, 10, 15)
-    assert steps("train", val_interval=2) == ()
+    assert steps(eval_epochs=2) == (5, 10, 15)
+    assert steps("train", eval_epochs=2) == ()
 
 
 def test_the_plan_is_a_table_too(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> None:

@@ -57,6 +57,15 @@ def test_a_run_is_begun_once_and_then_continued(tmp_path: Path) -> None:
     assert (folder / RUN_FILE).read_bytes() == before
 
 
+def test_a_run_that_was_begun_under_former_names_of_flags_goes_on(tmp_path: Path) -> None:
+    begin(tmp_path, pretrained_filepath="a.pth")
+    now, aliases = {**SETTINGS, "weights": "a.pth"}, {"pretrained_filepath": "weights"}
+    assert RunFolder(tmp_path).begin(now, files=FILES, folders=FOLDERS, aliases=aliases)
+    with pytest.raises(RunChangedError) as caught:
+        RunFolder(tmp_path).begin({**now, "weights": "b.pth"}, files=FILES, folders=FOLDERS, aliases=aliases)
+    assert caught.value.field == "weights"
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "named"),
     [

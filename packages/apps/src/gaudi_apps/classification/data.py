@@ -35,8 +35,8 @@ def input_options(config: TrainConfig, *, image_size: int | None = None) -> Inpu
         seed=device.seed,
         rank=rank_info.rank,
         size=rank_info.size,
-        parallel_calls=data.dataset_parallel_calls,
-        threads=data.datasets_num_private_threads or device.usable_cpus,
+        parallel_calls=data.num_parallel_calls,
+        threads=data.threadpool_size or device.usable_cpus,
         flip_probability=data.flip_probability,
         dtype="bfloat16" if data.data_loader_image_type == "bf16" else "float32",
     )

@@ -26,7 +26,7 @@ DecayForm = Literal["l2", "half_squares"]
 
 
 @dataclass(frozen=True)
-class RunFlags(flags.TensorFlowRunFlags):
+class RunFlags(flags.LengthFlags, flags.TensorFlowRunFlags):
     """Mode, length of training, and folder of the results."""
 
     mode: Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"] = "train"
@@ -35,15 +35,12 @@ class RunFlags(flags.TensorFlowRunFlags):
     parity: compute the first steps in two ways, and name the first tensor that differs."""
     model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/classifier"
     checkpoint: str = "newest"
-    """Checkpoint to use for eval, predict, export and parity: newest, best, a step, or, for eval, all, in the order of
-    steps."""
     seed: Annotated[int, arg(aliases=["--global_seed"])] = 0
-    train_epochs: Annotated[float, arg(aliases=["-te"]), resume_safe(length="epochs", above=0)] = 1.0
-    """Number of passes over the training images."""
+    epochs: Annotated[float, arg(aliases=["--train_epochs", "-te"])] = 1.0
 
 
 @dataclass(frozen=True)
-class DataFlags(flags.DataFlags):
+class DataFlags(flags.TensorFlowDataFlags):
     """Training and validation images."""
 
     data_dir: Annotated[str | None, arg(aliases=["-dd"]), per_rank()] = None
@@ -56,13 +53,13 @@ class DataFlags(flags.DataFlags):
     jpeg_data_dir: Annotated[str | None, arg(aliases=["-jpdd"]), per_rank()] = None
     """Folder of JPEG files, train/ and val/ with one folder per class, to read if --data_dir is not given. This version
     reads them without the media loader of Gaudi2, and says so."""
-    use_synthetic_data: Annotated[Switch, arg(aliases=["-synth"]), fixed()] = False
+    use_fake_data: Annotated[Switch, arg(aliases=["--use_synthetic_data", "-synth"]), fixed()] = False
     """Train on random images instead of a data set, to measure speed."""
     batch_size: Annotated[int, arg(aliases=["-bs"])] = 32
     image_size: Annotated[int, fixed(minimum=32)] = 224
     """Side of the square images that the network sees, in pixels."""
     num_examples_per_epoch: Annotated[int, fixed(minimum=0)] = 0
-    """Number of training images per epoch; 0: all (1281167 with --use_synthetic_data)."""
+    """Number of training images per epoch; 0: all (1281167 with --use_fake_data)."""
     least_crop_area: Annotated[float | None, fixed(above=0, maximum=1)] = None
     """Minimum share of an image that a training crop shows; by default .05, and .08 for a resnext. Crops that show less
     than .1 are drawn again in any case."""
@@ -78,10 +75,8 @@ class DataFlags(flags.DataFlags):
     """Keep decoded images in memory, up to half of the free memory."""
     data_loader_image_type: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dlit"]), fixed()] = "fp32"
     """Precision of the images from the input pipeline."""
-    dataset_parallel_calls: Annotated[int, per_rank(minimum=1)] = 64
-    """Number of images to decode and augment at the same time."""
-    datasets_num_private_threads: Annotated[int, per_rank(minimum=0)] = 0
-    """Number of threads to decode and augment images with; 0: one per processor."""
+    num_parallel_calls: Annotated[int, arg(aliases=["--dataset_parallel_calls"])] = 64
+    threadpool_size: Annotated[int, arg(aliases=["--datasets_num_private_threads"])] = 0
 
     @property
     def folder(self) -> str | None:
@@ -109,9 +104,15 @@ class WeightFlags(flags.WeightFlags):
 class EvaluationFlags(flags.EvaluationFlags):
     """Evaluation during and after training."""
 
-    epochs_between_evals: Annotated[float, arg(aliases=["-ebe"]), resume_safe(minimum=0, short_run=0.0)] = 1.0
+    no_evaluate: Annotated[Switch, resume_safe(short_run=True)] = False
+    """Do not evaluate, neither during training nor after it."""
+    eval_epochs: Annotated[
+        float, arg(aliases=["--epochs_between_evals", "-ebe"]), resume_safe(minimum=0, short_run=0.0)
+    ] = 1.0
     """Epochs between two evaluations during training; 0: none. The checkpoint with the best top-1 accuracy is kept."""
-    stop_threshold: Annotated[float, arg(aliases=["-st"]), resume_safe(minimum=0, maximum=1, short_run=0.0)] = 0.0
+    target: Annotated[
+        float, arg(aliases=["--stop_threshold", "-st"]), resume_safe(minimum=0, maximum=1, short_run=0.0)
+    ] = 0.0
     """Stop training when an evaluation reaches this top-1 accuracy, in 0..1; 0: no threshold."""
 
 
@@ -165,10 +166,9 @@ class DeviceFlags(flags.DeviceFlags):
 class ReportFlags(flags.ReportFlags):
     """Log and checkpoints."""
 
-    save_checkpoint_steps: Annotated[int, arg(aliases=["-cs"]), resume_safe(minimum=0, short_run=1)] = 0
+    save_checkpoints_steps: Annotated[int, arg(aliases=["--save_checkpoint_steps", "-cs"])] = 0
     """Steps between two checkpoints; 0: one epoch."""
-    profile_steps: Annotated[str, resume_safe(short_run="0,0")] = "0,0"
-    """First and last step a,b to trace for TensorBoard's profiler; 0,0: none."""
+    profile: Annotated[str, arg(aliases=["--profile_steps"])] = "0,0"
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def make_run_settings(
     *,
     log_every: int,
     summary_every: int,
-    profile_steps: str,
+    profile: str,
     weights: str | None,
     evaluates: bool,
     steps: int,
@@ -328,12 +328,12 @@ def make_run_settings(
         checkpoint_minutes=report.save_checkpoints_minutes,
         log_every=log_every,
         summary_every=summary_every,
-        profiled_steps=parse_step_range(profile_steps, "profile_steps"),
+        profiled_steps=parse_step_range(profile, "profile"),
         draws_input=report.vis_dataloader,
         weights=weights,
-        target=config.evaluation.stop_threshold,
+        target=config.evaluation.target,
         patience=config.evaluation.patience,
-        evaluates=evaluates and not config.data.use_synthetic_data,
+        evaluates=evaluates and not config.data.use_fake_data,
         reports_scores=evaluates,
         steps=steps,
         kills=run.kills,
@@ -373,35 +373,33 @@ def check_common(
         )
     _check_data(config.data, mode)
     check_modes(config, mode, checkpoint=config.run.checkpoint, steps=steps, steps_flag=steps_flag)
-    if config.data.use_synthetic_data:
-        skips_evaluation = "use_synthetic_data"
-    if evaluation.stop_threshold or evaluation.patience:
+    if config.data.use_fake_data:
+        skips_evaluation = "use_fake_data"
+    if evaluation.target or evaluation.patience:
         remedy = "" if skips_evaluation is None else f"leave out --{skips_evaluation}"
-        if evaluation.epochs_between_evals == 0:
-            remedy = "give --epochs_between_evals above 0"
+        if evaluation.eval_epochs == 0:
+            remedy = "give --eval_epochs above 0"
         if remedy:
-            raise FlagError("--stop_threshold and --patience: need evaluations", flag="--stop_threshold", remedy=remedy)
-    parse_step_range(config.report.profile_steps, "profile_steps")
+            raise FlagError("--target and --patience: need evaluations", flag="--target", remedy=remedy)
+    parse_step_range(config.report.profile, "profile")
 
 
 def _check_data(data: DataFlags, mode: str) -> None:
     """Check that images come from one place, which the mode has a use for."""
     folders = {"data_dir": data.data_dir, "jpeg_data_dir": data.jpeg_data_dir}
     given = next((f"--{flag} {folder}" for flag, folder in folders.items() if folder is not None), "")
-    if data.use_synthetic_data and given:
-        raise FlagError(
-            f"--use_synthetic_data: contradicts {given}", flag="--use_synthetic_data", remedy="leave one of them out"
-        )
+    if data.use_fake_data and given:
+        raise FlagError(f"--use_fake_data: contradicts {given}", flag="--use_fake_data", remedy="leave one of them out")
     if not data.train_splits:
         raise FlagError("--train_splits: names nothing", flag="--train_splits", remedy="give one or more, as train")
-    if mode == "eval" and data.use_synthetic_data:
+    if mode == "eval" and data.use_fake_data:
         raise FlagError(
             "--mode eval: random images have no truth",
             flag="--mode",
-            remedy="give --data_dir, not --use_synthetic_data",
+            remedy="give --data_dir, not --use_fake_data",
         )
     sized = mode == "plan" and data.num_examples_per_epoch > 0
-    if mode not in USING and not (given or data.use_synthetic_data or sized):
+    if mode not in USING and not (given or data.use_fake_data or sized):
         raise FlagError(f"--mode {mode}: needs --data_dir, with records or folders of classes", flag="--mode")
 
 
@@ -454,7 +452,7 @@ FORMER_FLAGS = (
     FormerFlag("--random_flip_left_right_seed", _SEED, default="none"),
     FormerFlag(
         "--interleave_cycle_length",
-        "the order of images does not depend on files; --dataset_parallel_calls says how many are read at once",
+        "the order of images does not depend on files; --num_parallel_calls says how many are read at once",
         default="10",
     ),
     FormerFlag("--helpfull", "give --help", replace=lambda values: ["--help"]),

@@ -59,8 +59,7 @@ class RunFlags(flags.RunFlags):
     """Mode, length of training, and folder of the results."""
 
     model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnet_train"
-    train_steps: Annotated[int, resume_safe(length="steps", minimum=0)] = 0
-    """Number of steps to train, instead of --train_epochs; 0: by --train_epochs."""
+    steps: Annotated[int, arg(aliases=["--train_steps"])] = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class WeightFlags(flags.WeightFlags):
     model: Annotated[str, fixed()] = "resnet50_v1.5"
     """Network: resnet18, 34, 50, 101, 152, resnext50, 101, 152, or one of keras.applications, such as
     resnet50v2_keras."""
-    pretrained_filepath: Annotated[str | None, fixed(per_side=True)] = None
+    weights: Annotated[str | None, arg(aliases=["--pretrained_filepath"]), fixed(per_side=True)] = None
     """File of initial weights: torchvision .pth, Keras .h5, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint
     of this program. Weights that fit are loaded, the others are named."""
 
@@ -86,7 +85,7 @@ class ScheduleFlags:
     """Optimizer; by default SGD with momentum, and Adam with --fine_tune."""
     lr_schedule: Annotated[Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"] | None, fixed()] = None
     """Learning rate after warm-up; by default piecewise, polynomial for LARS, cyclical with --fine_tune."""
-    base_learning_rate: Annotated[float | None, fixed(above=0, finite=False)] = None
+    base_lr: Annotated[float | None, arg(aliases=["--base_learning_rate"]), fixed(above=0, finite=False)] = None
     """Learning rate for 256 images per step, by default .1. For a polynomial, LARS and Adam, learning rate of the run,
     by default 2.5 for LARS (9.5 on several processes), .001 for Adam, and by the batch size for a polynomial."""
     warmup_epochs: Annotated[float | None, fixed(minimum=0)] = None
@@ -117,15 +116,14 @@ class ScheduleFlags:
 class EvaluationFlags(flags.EvaluationFlags):
     """Evaluation during and after training."""
 
-    skip_eval: Annotated[Switch, resume_safe(short_run=True)] = False
-    """Do not evaluate, neither during training nor after it."""
+    no_evaluate: Annotated[Switch, arg(aliases=["--skip_eval"])] = False
 
 
 @dataclass(frozen=True)
 class ReportFlags(flags.ReportFlags):
     """Log and checkpoints."""
 
-    log_steps: Annotated[int, resume_safe(minimum=1, short_run=1)] = 100
+    log_steps: int = 100
     """Steps between two reports of loss and speed, and between two points in TensorBoard."""
     steps_per_loop: Annotated[int, resume_safe(minimum=1)] = 1
     """Number of steps to compute in one call, with all of their batches in memory; signals are answered between
@@ -148,10 +146,10 @@ class ResNetConfig(ClassifierConfig):
 def validate(config: ResNetConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
     run, schedule, weights = config.run, config.schedule, config.weights
-    if schedule.base_learning_rate is not None and _find_schedule(config) == "cyclical":
+    if schedule.base_lr is not None and _find_schedule(config) == "cyclical":
         raise FlagError(
-            "--base_learning_rate: a cyclical schedule has none",
-            flag="--base_learning_rate",
+            "--base_lr: a cyclical schedule has none",
+            flag="--base_lr",
             remedy="give --maximal_learning_rate instead",
         )
     if not schedule.maximal_learning_rate > schedule.initial_learning_rate:
@@ -164,17 +162,15 @@ def validate(config: ResNetConfig) -> None:
         raise FlagError(
             f"--model {weights.model}: is none of {', '.join([*SAME_MODELS, *CLASSIFIERS])}", flag="--model"
         )
-    if weights.fine_tune and run.mode == "train" and not weights.pretrained_filepath:
-        raise FlagError(
-            "--fine_tune: needs --pretrained_filepath, the weights that give the features", flag="--fine_tune"
-        )
-    if config.report.enable_checkpoint_and_export and config.data.use_synthetic_data:
+    if weights.fine_tune and run.mode == "train" and not weights.weights:
+        raise FlagError("--fine_tune: needs --weights, the weights that give the features", flag="--fine_tune")
+    if config.report.enable_checkpoint_and_export and config.data.use_fake_data:
         raise FlagError(
             "--enable_checkpoint_and_export: an export is checked on images, so give --data_dir",
             flag="--enable_checkpoint_and_export",
         )
-    skips = "skip_eval" if config.evaluation.skip_eval else None
-    check_common(config, run.mode, steps=run.train_steps, steps_flag="--train_steps", skips_evaluation=skips)
+    skips = "no_evaluate" if config.evaluation.no_evaluate else None
+    check_common(config, run.mode, steps=run.steps, steps_flag="--steps", skips_evaluation=skips)
 
 
 def make_train_config(
@@ -189,7 +185,7 @@ def make_train_config(
     """
     distribution = distribution or Distribution()
     run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
-    evaluates, workers = not config.evaluation.skip_eval, distribution.rank_info.size
+    evaluates, workers = not config.evaluation.no_evaluate, distribution.rank_info.size
     preset = _find_preset(config)
     smoothing, dropout = schedule.label_smoothing, weights.dropout
     global_batch = share_batch(config.distribution, config.data.batch_size, workers)
@@ -200,10 +196,10 @@ def make_train_config(
             distribution,
             log_every=report.log_steps,
             summary_every=report.log_steps,
-            profile_steps=report.profile_steps,
-            weights=weights.pretrained_filepath,
+            profile=report.profile,
+            weights=weights.weights,
             evaluates=evaluates,
-            steps=run.train_steps,
+            steps=run.steps,
             steps_per_call=report.steps_per_loop,
         ),
         model=SAME_MODELS.get(weights.model, weights.model),
@@ -225,8 +221,8 @@ def make_train_config(
         global_batch=global_batch,
         min_crop_area=config.data.least_crop_area or 0.05,
         eval_images=config.evaluation.eval_samples,
-        checkpoint_steps=report.save_checkpoint_steps,
-        eval_epochs=config.evaluation.epochs_between_evals if evaluates else 0.0,
+        checkpoint_steps=report.save_checkpoints_steps,
+        eval_epochs=config.evaluation.eval_epochs if evaluates else 0.0,
         export_at_end=f"{run.model_dir}/export" if report.enable_checkpoint_and_export else None,
     )
 
@@ -250,7 +246,7 @@ def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -
     schedule, kind = config.schedule, _find_schedule(config)
     own_rates = {"LARS": LARS_RATE if workers == 1 else LARS_RATE_OF_SEVERAL, "Adam": ADAM_RATE}
     optimizer = schedule.optimizer or preset.optimizer
-    base, warmup = schedule.base_learning_rate, preset.warmup_epochs
+    base, warmup = schedule.base_lr, preset.warmup_epochs
     if kind == "cyclical":
         peak = schedule.maximal_learning_rate
     elif optimizer in own_rates:
@@ -266,14 +262,14 @@ def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -
         peak=peak,
         end=schedule.initial_learning_rate if kind == "cyclical" else schedule.end_learning_rate,
         warmup_epochs=warmup if schedule.warmup_epochs is None else schedule.warmup_epochs,
-        epochs=config.run.train_epochs,
-        steps=config.run.train_steps,
+        epochs=config.run.epochs,
+        steps=config.run.steps,
         half_cycle=schedule.step_size,
         whole_epochs=True,
     )
 
 
-_NO_USE = "it did nothing in the original either; give --base_learning_rate, --lr_schedule and --optimizer"
+_NO_USE = "it did nothing in the original either; give --base_lr, --lr_schedule and --optimizer"
 
 FORMER_FLAGS = (
     *flags.FORMER_FLAGS,
@@ -332,7 +328,7 @@ FORMER_FLAGS = (
     # Of tfhub_export.py and transfer_learning_demo.py.
     FormerFlag("--model_path", "give --model_dir with `--mode export`", default="none"),
     FormerFlag("--export_path", "give --output_dir with `--mode export`", default="none"),
-    FormerFlag("--checkpoint_path", "give --pretrained_filepath with --fine_tune", default="none"),
+    FormerFlag("--checkpoint_path", "give --weights with --fine_tune", default="none"),
     FormerFlag("--do_data_augmentation", "training images are always augmented; leave it out", meant=(ON,)),
     FormerFlag("--new_batch_size", "give --batch_size", "-nbs", "16", replace=rename("--batch_size")),
 )

@@ -41,9 +41,8 @@ class RunFlags(flags.RunFlags):
     """Mode, length of training, and folder of the results."""
 
     model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnext_train"
-    train_epochs: Annotated[float, arg(aliases=["-te"])] = 10.0
-    max_train_steps: Annotated[int, arg(aliases=["-mts"]), resume_safe(length="steps", minimum=0)] = 0
-    """Number of steps to train, instead of --train_epochs; 0: by --train_epochs."""
+    epochs: Annotated[float, arg(aliases=["--train_epochs", "-te"])] = 10.0
+    steps: Annotated[int, arg(aliases=["--max_train_steps", "-mts"])] = 0
     eval_only: Annotated[Switch, resume_safe(short_run=False)] = False
     """The same as --mode eval."""
 
@@ -56,7 +55,9 @@ class WeightFlags(flags.WeightFlags):
     """Network with groups of channels (resnext), or without (resnet)."""
     resnet_size: Annotated[Literal["18", "34", "50", "101", "152"], arg(aliases=["-rs"]), fixed()] = "101"
     """Number of layers; 50, 101 or 152 for a resnext."""
-    pretrained_model_checkpoint_path: Annotated[str | None, arg(aliases=["-pmcp"]), fixed(per_side=True)] = None
+    weights: Annotated[
+        str | None, arg(aliases=["--pretrained_model_checkpoint_path", "-pmcp"]), fixed(per_side=True)
+    ] = None
     """File of initial weights: torchvision .pth, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint of this
     program. Weights that fit are loaded, the others are named."""
 
@@ -65,7 +66,7 @@ class WeightFlags(flags.WeightFlags):
 class ScheduleFlags:
     """Optimizer, learning rate, weight decay and loss."""
 
-    base_learning_rate: Annotated[float | None, fixed(above=0, finite=False)] = None
+    base_lr: Annotated[float | None, arg(aliases=["--base_learning_rate"]), fixed(above=0, finite=False)] = None
     """Learning rate for 256 images per step; by default .256 with a cosine; without, .128, or .1 without warm-up and on
     more than 16 processes."""
     use_cosine_lr: Annotated[bool, fixed()] = True
@@ -85,7 +86,7 @@ class ScheduleFlags:
     enable_lars: Annotated[Switch, fixed()] = False
     """Train by LARS with a polynomial learning rate instead of SGD."""
     epochs_for_lars: Annotated[float, fixed(above=0)] = 38.0
-    """Number of epochs to train by LARS, instead of --train_epochs."""
+    """Number of epochs to train by LARS, instead of --epochs."""
     start_learning_rate: Annotated[float, fixed(above=0, finite=False)] = 9.5
     """Highest learning rate of a run by LARS."""
 
@@ -96,22 +97,20 @@ class EvaluationFlags(flags.EvaluationFlags):
 
     max_eval_steps: Annotated[int, arg(aliases=["-mes"]), resume_safe(minimum=0)] = 0
     """Number of global batches to evaluate, instead of --eval_samples; 0: by --eval_samples."""
-    disable_eval: Annotated[Switch, resume_safe(short_run=True)] = False
-    """Do not evaluate, neither during training nor after it."""
+    no_evaluate: Annotated[Switch, arg(aliases=["--disable_eval"])] = False
 
 
 @dataclass(frozen=True)
 class ReportFlags(SummaryFlags, flags.ReportFlags):
     """Log and checkpoints."""
 
-    display_steps: Annotated[int, arg(aliases=["-dis"]), resume_safe(minimum=1, short_run=1)] = 100
-    """Steps between two reports of loss and speed."""
+    log_steps: Annotated[int, arg(aliases=["--display_steps", "-dis"])] = 100
     disable_checkpoints: Annotated[Switch, resume_safe(short_run=False)] = False
     """Save a checkpoint only at the end."""
     export_dir: Annotated[str | None, arg(aliases=["-ed"]), resume_safe(short_run=None)] = None
     """Folder to export a SavedModel into at the end of training."""
     hooks: Annotated[str, arg(aliases=["-hk"]), resume_safe(short_run="LoggingTensorHook")] = "LoggingTensorHook"
-    """Hooks of the original program, separated by commas. ProfilerHook sets --profile_steps to 7,10 if it is not given;
+    """Hooks of the original program, separated by commas. ProfilerHook sets --profile to 7,10 if it is not given;
     the reports of the others are always made."""
 
 
@@ -127,9 +126,9 @@ class ResNeXtConfig(ClassifierConfig):
 
 
 def find_profile_steps(report: ReportFlags) -> str:
-    """Return the steps to trace: as --profile_steps says, else those of the original's ProfilerHook."""
+    """Return the steps to trace: as --profile says, else those of the original's ProfilerHook."""
     is_asked = PROFILER_HOOK.lower() in _list_hooks(report)
-    return HOOK_STEPS if is_asked and report.profile_steps == ReportFlags.profile_steps else report.profile_steps
+    return HOOK_STEPS if is_asked and report.profile == ReportFlags.profile else report.profile
 
 
 def _list_hooks(report: ReportFlags) -> list[str]:
@@ -154,15 +153,15 @@ def validate(config: ResNeXtConfig) -> None:
         raise FlagError(f"--hooks {name}: must be among {', '.join(HOOKS)}", flag="--hooks")
     if f"{weights.model_type}{weights.resnet_size}" not in CLASSIFIERS:
         raise FlagError(f"--resnet_size {weights.resnet_size}: a resnext has 50, 101 or 152", flag="--resnet_size")
-    if weights.fine_tune and mode == "train" and not weights.pretrained_model_checkpoint_path:
+    if weights.fine_tune and mode == "train" and not weights.weights:
         raise FlagError(
-            "--fine_tune: needs --pretrained_model_checkpoint_path, whose features the head is trained on",
+            "--fine_tune: needs --weights, whose features the head is trained on",
             flag="--fine_tune",
         )
-    if report.export_dir is not None and config.data.use_synthetic_data:
+    if report.export_dir is not None and config.data.use_fake_data:
         raise FlagError("--export_dir: an export is checked on images, so give --data_dir", flag="--export_dir")
-    skips = "disable_eval" if config.evaluation.disable_eval else None
-    check_common(config, mode, steps=run.max_train_steps, steps_flag="--max_train_steps", skips_evaluation=skips)
+    skips = "no_evaluate" if config.evaluation.no_evaluate else None
+    check_common(config, mode, steps=run.steps, steps_flag="--steps", skips_evaluation=skips)
 
 
 def make_train_config(
@@ -182,18 +181,18 @@ def make_train_config(
     warmup_epochs = _find_warmup(config, version)
     base_rate = _find_base_rate(config, warmup_epochs, workers, version)
     peak = base_rate * global_batch / IMAGES_OF_BASE_RATE
-    resolved = replace(schedule, base_learning_rate=base_rate, warmup_epochs=warmup_epochs)
+    resolved = replace(schedule, base_lr=base_rate, warmup_epochs=warmup_epochs)
     return TrainConfig(
         flags=replace(config, schedule=resolved),
         run=make_run_settings(
             config,
             distribution,
-            log_every=report.display_steps,
+            log_every=report.log_steps,
             summary_every=report.save_summary_steps,
-            profile_steps=find_profile_steps(report),
-            weights=weights.pretrained_model_checkpoint_path,
-            evaluates=not evaluation.disable_eval,
-            steps=run.max_train_steps,
+            profile=find_profile_steps(report),
+            weights=weights.weights,
+            evaluates=not evaluation.no_evaluate,
+            steps=run.steps,
         ),
         model=f"{weights.model_type}{weights.resnet_size}",
         rate=_make_rate(config, peak, warmup_epochs, version).for_version(version),
@@ -214,8 +213,8 @@ def make_train_config(
         global_batch=global_batch,
         min_crop_area=config.data.least_crop_area or 0.08,
         eval_images=evaluation.max_eval_steps * global_batch or evaluation.eval_samples,
-        checkpoint_steps=None if report.disable_checkpoints else report.save_checkpoint_steps,
-        eval_epochs=0.0 if evaluation.disable_eval else evaluation.epochs_between_evals,
+        checkpoint_steps=None if report.disable_checkpoints else report.save_checkpoints_steps,
+        eval_epochs=0.0 if evaluation.no_evaluate else evaluation.eval_epochs,
         export_at_end=report.export_dir,
     )
 
@@ -229,10 +228,10 @@ def _find_warmup(config: ResNeXtConfig, version: int) -> float:
 
 
 def _find_base_rate(config: ResNeXtConfig, warmup_epochs: float, workers: int, version: int) -> float:
-    """Find --base_learning_rate, by the rules of the original."""
+    """Find --base_lr, by the rules of the original."""
     schedule = config.schedule
-    if schedule.base_learning_rate is not None:
-        return schedule.base_learning_rate
+    if schedule.base_lr is not None:
+        return schedule.base_lr
     if schedule.use_cosine_lr or version == 1:
         return COSINE_RATE
     is_warmed_up = warmup_epochs > 0 and not schedule.disable_warmup
@@ -248,8 +247,8 @@ def _make_rate(config: ResNeXtConfig, peak: float, warmup_epochs: float, version
         peak=schedule.start_learning_rate if schedule.enable_lars else peak,
         end=1e-4,
         warmup_epochs=0.0 if schedule.disable_warmup else warmup_epochs,
-        epochs=schedule.epochs_for_lars if schedule.enable_lars else config.run.train_epochs,
-        steps=config.run.max_train_steps,
+        epochs=schedule.epochs_for_lars if schedule.enable_lars else config.run.epochs,
+        steps=config.run.steps,
         half_cycle=0,
         whole_epochs=False,
         drop_epochs=DROP_EPOCHS if version > 1 else DROP_EPOCHS[:3],
@@ -259,20 +258,17 @@ def _make_rate(config: ResNeXtConfig, peak: float, warmup_epochs: float, version
 FORMER_FLAGS = (
     *flags.FORMER_FLAGS,
     FormerFlag("--dummy_epoch", "it ran two steps before the training was timed; leave it out", meant=(OFF,)),
-    FormerFlag("--log_steps", "give --display_steps", default="100"),
     FormerFlag("--train_offset", "a run that goes on knows its step; leave it out", default="0", meant=("0",)),
     FormerFlag(
         "--resnet_version", "version 1 is the recipe's, and the one there is; leave it out", "-rv", "1", meant=("1",)
     ),
-    FormerFlag("--return_before_eval", "give --disable_eval", "-rbv", meant=(OFF,)),
+    FormerFlag("--return_before_eval", "give --no_evaluate", "-rbv", meant=(OFF,)),
     FormerFlag(
         "--image_bytes_as_serving_input",
         "a SavedModel has a signature for encoded images and one for pixels; leave it out",
         meant=(ON,),
     ),
-    FormerFlag(
-        "--use_train_and_evaluate", "it was of Estimator; --epochs_between_evals says when to evaluate", meant=(OFF,)
-    ),
+    FormerFlag("--use_train_and_evaluate", "it was of Estimator; --eval_epochs says when to evaluate", meant=(OFF,)),
     FormerFlag(
         "--mini_imagenet",
         "make such records by `gaudi-datasets convert mini-imagenet`, and name their folder by --data_dir",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gaudi_apps.cli.flag_rules import find_rules, list_flags
+from gaudi_apps.cli.flag_rules import find_aliases, find_rules, list_flags
 from gaudi_apps.runtime.errors import ConfigFileError
 from gaudi_datasets.arguments import FormerFlag
 from gaudi_datasets.errors import FlagError, MissingInputError
@@ -97,7 +97,9 @@ def read_flags(path: Path, config_class: type[Any], former_flags: Sequence[Forme
     if not isinstance(entries, dict):
         raise ConfigFileError(f"holds {_describe_kind(entries)}", path=path, remedy="write one `flag: value` a line")
     _drop_former_default(entries)
-    defaults = {**dict.fromkeys(_list_names(former_flags)), **dict(list_flags(config_class()))}
+    own = dict(list_flags(config_class()))
+    aliases = {alias: own[name] for alias, name in find_aliases(config_class).items()}
+    defaults = {**dict.fromkeys(_list_names(former_flags)), **aliases, **own}
     return [argument for name, value in entries.items() for argument in _to_arguments(path, name, value, defaults)]
 
 

@@ -119,6 +119,20 @@ def _find_rule(config_class: Any, name: str) -> Flag:
     raise TypeError(f"{config_class.__qualname__}.{name}: has no rules; declare them by Annotated[..., Flag(...)]")
 
 
+def find_aliases(config_class: type[Any]) -> Mapping[str, str]:
+    """Return the names that flags had in the original programs, each with the name of today; groups are followed."""
+    return dict(_walk_aliases(config_class))
+
+
+def _walk_aliases(config_class: Any) -> Iterator[tuple[str, str]]:
+    for name, hint in _read_hints(config_class).items():
+        if is_dataclass(hint):
+            yield from _walk_aliases(hint)
+        for entry in getattr(hint, "__metadata__", ()):
+            long = (alias for alias in getattr(entry, "aliases", None) or () if alias.startswith("--"))
+            yield from ((alias.removeprefix("--"), name) for alias in long)
+
+
 @cache
 def _read_hints(config_class: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(config_class, include_extras=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from gaudi_apps.cli.flag_rules import Switch, fixed, list_per_side, per_rank, resume_safe
+from gaudi_apps.cli.flag_rules import Switch, find_aliases, fixed, list_per_side, per_rank, resume_safe
 from gaudi_datasets.errors import FlagError
 
 
@@ -42,7 +42,8 @@ class RunFlags:
     clean: Annotated[Switch, resume_safe(per_command=True)] = False
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
     checkpoint: Annotated[str | None, resume_safe(per_side=True)] = "newest"
-    """Checkpoint to use where --mode does not train: newest, best, a step, or, to evaluate, all."""
+    """Checkpoint to use for eval, predict, export and parity: newest, best, a step, or, for eval, all, in the order of
+    steps."""
     seed: Annotated[int, fixed(minimum=0)] = 0
     """Seed of the initial weights, the order of the data and its augmentation."""
     config: Annotated[str | None, per_rank(per_command=True)] = None
@@ -54,6 +55,16 @@ class RunFlags:
     callbacks: Annotated[tuple[str, ...], resume_safe(short_run=())] = ()
     """Callbacks of your own to call during training, as package.module:Name, each a subclass of
     gaudi_apps.Callback."""
+
+
+@dataclass(frozen=True)
+class LengthFlags:
+    """Length of training."""
+
+    epochs: Annotated[float, resume_safe(length="epochs", above=0)] = 50.0
+    """Number of passes over the training images."""
+    steps: Annotated[int, resume_safe(length="steps", minimum=0)] = 0
+    """Number of steps to train, instead of --epochs; 0: by --epochs."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,16 @@ class DataFlags:
     """Images per step and process; with --distribution_strategy, images per step of all processes."""
     flip_probability: Annotated[float, fixed(minimum=0, maximum=1)] = 0.5
     """Share of the training images to mirror; give 0 where left and right matter, as in text."""
+
+
+@dataclass(frozen=True)
+class TensorFlowDataFlags(DataFlags):
+    """Training and validation images, of a program whose input is TensorFlow's."""
+
+    num_parallel_calls: Annotated[int, per_rank(minimum=1)] = 64
+    """Number of images to decode and augment at the same time."""
+    threadpool_size: Annotated[int, per_rank(minimum=0)] = 0
+    """Number of threads to decode and augment images with; 0: one per processor."""
 
 
 @dataclass(frozen=True)
@@ -140,12 +161,18 @@ class DeviceFlags:
 class ReportFlags:
     """Log and checkpoints."""
 
+    log_steps: Annotated[int, resume_safe(minimum=1, short_run=1)] = 100
+    """Steps between two reports of loss and speed."""
+    save_checkpoints_steps: Annotated[int, resume_safe(minimum=0, short_run=1)] = 0
+    """Steps between two checkpoints, instead of --save_checkpoints_epochs; 0: by --save_checkpoints_epochs."""
     save_checkpoints_minutes: Annotated[float, resume_safe(minimum=0)] = 0.0
     """Minutes between two checkpoints, in addition to those by steps or epochs; 0: none."""
     keep_ckpt_max: Annotated[int, resume_safe(minimum=1, short_run=2)] = 10
     """Number of checkpoints to keep besides the best; older ones are removed."""
     vis_dataloader: Annotated[Switch, resume_safe(short_run=False)] = False
     """Draw the first training images as the network sees them, with their labels or boxes."""
+    profile: Annotated[str, resume_safe(short_run="0,0")] = "0,0"
+    """First and last step a,b to trace for TensorBoard's profiler; 0,0: none."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +303,7 @@ def check_modes(config: Any, mode: str, *, checkpoint: str, steps: int, steps_fl
     if run.clean and mode != "train":
         raise FlagError(f"--clean: is for --mode train; mode is {mode}", flag="--clean")
     check_distribution(config.distribution)
-    check_parity(config.parity, mode, list_per_side(type(config)))
+    check_parity(config.parity, mode, list_per_side(type(config)), find_aliases(type(config)))
     if device.no_hpu and device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
 
@@ -360,13 +387,16 @@ class ParityFlags:
     """Tolerated difference to add to that; by default 1e-6, and 1e-8 for initial weights."""
 
 
-def check_parity(flags: ParityFlags, mode: str, per_side: Sequence[str]) -> None:
+def check_parity(
+    flags: ParityFlags, mode: str, per_side: Sequence[str], aliases: Mapping[str, str] | None = None
+) -> None:
     """Raise FlagError for the first flag whose value breaks a rule.
 
     Args:
         flags: flags of the command line.
         mode: mode of the program.
         per_side: names of the flags that two sides may differ in.
+        aliases: former names of flags, each with the name of today.
     """
     if mode != "parity":
         for entry in fields(flags):
@@ -381,13 +411,14 @@ def check_parity(flags: ParityFlags, mode: str, per_side: Sequence[str]) -> None
         raise FlagError(
             "--parity_output: records a side by itself, so leave out --parity_against", flag="--parity_output"
         )
-    _check_against(flags.parity_against, per_side)
+    _check_against(flags.parity_against, per_side, aliases or {})
 
 
-def _check_against(entries: Sequence[str], names: Collection[str]) -> None:
+def _check_against(entries: Sequence[str], names: Collection[str], aliases: Mapping[str, str]) -> None:
     seen: set[str] = set()
     for entry in entries:
         name, value = split_side_flag(entry)
+        name = aliases.get(name, name)
         if name not in (*names, RECORDED) or not value:
             known = ", ".join(f"{one}=.." for one in names)
             raise FlagError(

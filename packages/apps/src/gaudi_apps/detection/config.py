@@ -47,17 +47,7 @@ class ImageExportFlags(ImageFlags, ExportFlags):
 
 
 @dataclass(frozen=True)
-class LengthFlags:
-    """Length of training."""
-
-    epochs: Annotated[float, resume_safe(length="epochs", above=0)] = 50.0
-    """Number of passes over the training images."""
-    steps: Annotated[int, resume_safe(length="steps", minimum=0)] = 0
-    """Number of steps to train, instead of --epochs; 0: by --epochs."""
-
-
-@dataclass(frozen=True)
-class RunFlags(LengthFlags, TensorFlowRunFlags):
+class RunFlags(flags.LengthFlags, TensorFlowRunFlags):
     """Mode, length of training, and folder of the results."""
 
     mode: Mode = "train"
@@ -73,7 +63,7 @@ class RunFlags(LengthFlags, TensorFlowRunFlags):
 
 
 @dataclass(frozen=True)
-class DataFlags(flags.DataFlags):
+class DataFlags(flags.TensorFlowDataFlags):
     """Training and validation images."""
 
     data_dir: Annotated[str | None, per_rank()] = None
@@ -95,10 +85,6 @@ class DataFlags(flags.DataFlags):
     """Number of training images per epoch; 0: all that the records hold (117266 with --use_fake_data)."""
     cache: Annotated[Literal["auto", "off"], resume_safe()] = "auto"
     """auto: keep encoded training images in memory if all of them fit into half of the free memory."""
-    num_parallel_calls: Annotated[int, per_rank(minimum=1)] = 64
-    """Number of images to decode and augment at the same time."""
-    threadpool_size: Annotated[int, per_rank(minimum=0)] = 0
-    """Number of threads to decode and augment images with; 0: one per processor."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +92,7 @@ class NetworkFlags:
     """Network. Its checkpoints and exports name it, and other modes than train and plan build what they name."""
 
     backbone: Annotated[Literal["resnet18", "resnet34", "resnet50"], fixed()] = "resnet34"
-    """Network up to its third stage, before the levels of the detector; --resnet_checkpoint has to be of the same."""
+    """Network up to its third stage, before the levels of the detector; --weights has to be of the same."""
     image_size: Annotated[Literal[300, 512], fixed()] = 300
     """Side in pixels that images are resized to. 512: a level more, 24564 default boxes for 8732, and about three times
     the work; for small objects."""
@@ -116,7 +102,7 @@ class NetworkFlags:
 class WeightFlags(flags.WeightFlags):
     """Initial weights, and the average of the weights."""
 
-    resnet_checkpoint: Annotated[str | None, fixed(per_side=True)] = None
+    weights: Annotated[str | None, arg(aliases=["--resnet_checkpoint"]), fixed(per_side=True)] = None
     """File of initial weights: TensorFlow checkpoint, torchvision .pth, .npz, .pickle, .safetensors, or a checkpoint of
     this program. Weights that fit are loaded, the others are named."""
 
@@ -127,7 +113,7 @@ class EvaluationFlags(flags.EvaluationFlags):
 
     eval_epochs: Annotated[float, resume_safe(minimum=0, short_run=0.0)] = 0.0
     """Epochs between two evaluations during training; 0: none. The checkpoint with the best AP is kept."""
-    target_ap: Annotated[float, resume_safe(minimum=0, maximum=1, short_run=0.0)] = 0.0
+    target: Annotated[float, arg(aliases=["--target_ap"]), resume_safe(minimum=0, maximum=1, short_run=0.0)] = 0.0
     """Stop training when an evaluation reaches this AP, in 0..1; 0: no target."""
     no_evaluate: Annotated[Switch, resume_safe(short_run=True)] = False
     """Do not evaluate after training."""
@@ -150,10 +136,10 @@ class ScheduleFlags(DecayFlags):
     lr_schedule: Annotated[Literal["piecewise", "cosine"], fixed()] = "piecewise"
     """Learning rate after warm-up. piecewise: times .1 and .01 from the two --lr_drop_epochs; cosine: down to 0 at the
     end."""
-    lr_warmup_epoch: Annotated[float, fixed(minimum=0)] = 5.0
+    warmup_epochs: Annotated[float, arg(aliases=["--lr_warmup_epoch"]), fixed(minimum=0)] = 5.0
     """Number of epochs of linear warm-up."""
     lr_warmup_steps: Annotated[int, fixed(minimum=0)] = 0
-    """Number of steps of linear warm-up, instead of --lr_warmup_epoch; 0: by --lr_warmup_epoch."""
+    """Number of steps of linear warm-up, instead of --warmup_epochs; 0: by --warmup_epochs."""
     lr_drop_epochs: Annotated[tuple[float, float], fixed()] = (40.0, 50.0)
     """Epochs of the two drops, before --k stretches them."""
     k: Annotated[int, fixed()] = 0
@@ -176,16 +162,11 @@ class DeviceFlags(flags.DeviceFlags):
 class ReportFlags(SummaryFlags, flags.ReportFlags):
     """Log, summaries and checkpoints."""
 
-    log_step_count_steps: Annotated[int, arg(aliases=["-v"]), resume_safe(minimum=1, short_run=1)] = 1
-    """Steps between two reports of loss and speed."""
+    log_steps: Annotated[int, arg(aliases=["--log_step_count_steps", "-v"])] = 1
     save_summary_steps: int = 1
     save_checkpoints_epochs: Annotated[float, arg(aliases=["-c"]), resume_safe(above=0)] = 5.0
     """Epochs between two checkpoints."""
-    save_checkpoints_steps: Annotated[int, resume_safe(minimum=0, short_run=1)] = 0
-    """Steps between two checkpoints, instead of --save_checkpoints_epochs; 0: by --save_checkpoints_epochs."""
     keep_ckpt_max: int = 20
-    profile: Annotated[str, resume_safe(short_run="0,0")] = "0,0"
-    """First and last step a,b to trace for TensorBoard's profiler; 0,0: none."""
 
 
 @dataclass(frozen=True)
@@ -229,9 +210,9 @@ def validate(config: SSDConfig) -> None:
     _check_data(run, config.data)
     check_modes(config, run.mode, checkpoint=find_checkpoint(run), steps=run.steps, steps_flag="--steps")
     evaluation = config.evaluation
-    if not evaluation.eval_epochs and (evaluation.target_ap or evaluation.patience):
+    if not evaluation.eval_epochs and (evaluation.target or evaluation.patience):
         raise FlagError(
-            "--target_ap and --patience: need --eval_epochs, which says how often to evaluate", flag="--target_ap"
+            "--target and --patience: need --eval_epochs, which says how often to evaluate", flag="--target"
         )
     if evaluation.eval_epochs and (config.data.use_fake_data or config.data.static):
         raise FlagError(

@@ -51,7 +51,7 @@ def make_plan(config: SSDConfig, num_images: int, workers: int = 1, version: int
     batch = share_batch(config.distribution, config.data.batch_size, workers)
     steps_per_epoch = math.ceil(num_images / batch)
     total_steps = run.steps or max(1, int(run.epochs * steps_per_epoch))
-    warmup_steps = schedule.lr_warmup_steps or int(schedule.lr_warmup_epoch * steps_per_epoch)
+    warmup_steps = schedule.lr_warmup_steps or int(schedule.warmup_epochs * steps_per_epoch)
     if version == 1:
         drop_steps = tuple(int(epoch * (10 + schedule.k) / 10 * steps_per_epoch) for epoch in schedule.lr_drop_epochs)
     else:  # in the original's order of operations, whose rounding may cut off a step
@@ -96,7 +96,7 @@ def _list_warnings(
     if batch > num_images:
         found.append(describe_large_batch(batch, num_images))
     if warmup_steps >= total_steps:
-        remedy = "lower --lr_warmup_epoch or give --lr_warmup_steps"
+        remedy = "lower --warmup_epochs or give --lr_warmup_steps"
         found.append(describe_long_warmup(warmup_steps, total_steps, remedy))
     if config.schedule.lr_schedule == "piecewise":
         late = [step for step in drop_steps if step >= total_steps]

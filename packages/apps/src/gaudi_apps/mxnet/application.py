@@ -72,9 +72,11 @@ class SSDMXNetApplication(Application):
         return open_training_data(self.config, self.settings, self._mxnet.layout)
 
     def make_plan(self, num_images: int) -> Plan:
-        """Plan by the flags; --dataset_size replaces the number of images."""
+        """Plan by the flags; --num_examples_per_epoch replaces the number of images."""
         workers = self.settings.distribution.rank_info.size
-        return make_plan(self.config, self.config.data.dataset_size or num_images, workers, self.recipe_version)
+        return make_plan(
+            self.config, self.config.data.num_examples_per_epoch or num_images, workers, self.recipe_version
+        )
 
     def describe_model(self, data: TrainingData, weights: WeightsFile | None) -> ModelConfig:
         """Return the classes, and the padding of the weights."""
@@ -118,7 +120,7 @@ class SSDMXNetApplication(Application):
     ) -> MXNetEvaluator:
         """Open the evaluation on the validation images, which computes COCO's figures."""
         data, source = self.config.data, open_source(self.config, "val")
-        self._num_scored = min(len(source), data.eval_dataset_size or len(source))
+        self._num_scored = min(len(source), data.eval_samples or len(source))
         return MXNetEvaluator(
             source,
             input_options(self.config, self.settings, data.eval_batch_size),
@@ -127,7 +129,7 @@ class SSDMXNetApplication(Application):
             communicator,
             open_detector=self._open_detector,
             layout=self._mxnet.layout,
-            num_images=data.eval_dataset_size,
+            num_images=data.eval_samples,
             max_boxes=self.config.use.max_boxes,
         )
 
@@ -222,7 +224,7 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
             # Each of these layers waits for its sums, so ranks of processors poll Horovod as often as by default.
             environment = {CYCLE_VARIABLE: os.environ.get(CYCLE_VARIABLE, "1"), **distribution.environment}
             distribution = replace(distribution, environment=environment)
-    validates = run.mode == "train_val" and not config.data.synthetic
+    validates = run.mode == "train_val" and not config.data.use_fake_data
     return RunSettings(
         device=DeviceSettings(
             device=config.device.device,
@@ -236,11 +238,11 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
         checkpoint=run.checkpoint,
         keep_checkpoints=report.keep_ckpt_max,
         checkpoint_minutes=report.save_checkpoints_minutes,
-        log_every=report.log_interval,
-        summary_every=report.log_interval,
+        log_every=report.log_steps,
+        summary_every=report.log_steps,
         profiled_steps=find_profiled_steps(config),
         draws_input=report.vis_dataloader,
-        weights=config.network.pretrained_backbone,
+        weights=config.network.weights,
         target=validation.target_map / 100,
         evaluates=validates,
         reports_scores=validates,

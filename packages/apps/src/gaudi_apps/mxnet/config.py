@@ -11,17 +11,22 @@ from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from gaudi_apps.cli import flags
-from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, list_per_side, per_rank, resume_safe
-from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, check_parity
-from gaudi_apps.detection.config import DecayFlags, ImageFlags, LengthFlags
+from gaudi_apps.cli.flag_rules import Switch, check_bounds, find_aliases, fixed, list_per_side, per_rank, resume_safe
+from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, check_parity, parse_step_range
+from gaudi_apps.detection.config import DecayFlags, ImageFlags
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.elastic import is_elastic
 
 
-def choose_among(*choices: str) -> PrimitiveConstructorSpec[str]:
-    """Return the reader of one of some values, in upper or lower case, for tyro."""
-    by_folded = {choice.casefold(): choice for choice in choices}
+def choose_among(*choices: str, former: Mapping[str, str] | None = None) -> PrimitiveConstructorSpec[str]:
+    """Return the reader of one of some values, in upper or lower case, for tyro.
+
+    Args:
+        choices: the values.
+        former: values by the name that the original had for them.
+    """
+    by_folded = {choice.casefold(): choice for choice in choices} | dict(former or {})
 
     def read(words: Sequence[str]) -> str:
         found = by_folded.get(words[0].casefold())
@@ -38,17 +43,19 @@ def choose_among(*choices: str) -> PrimitiveConstructorSpec[str]:
     )
 
 
-Mode = Annotated[str, choose_among("train_val", "train", "val", "predict", "export", "plan", "parity")]
+Mode = Annotated[
+    str, choose_among("train_val", "train", "eval", "predict", "export", "plan", "parity", former={"val": "eval"})
+]
 
 
 @dataclass(frozen=True)
-class RunFlags(LengthFlags, flags.RunFlags):
+class RunFlags(flags.LengthFlags, flags.RunFlags):
     """Mode, length of training, and folder of the results."""
 
     mode: Mode = "train_val"
-    """train_val: train, and validate at some epochs; train: train without validation; val: evaluate checkpoints;
-    predict: draw detections; export: write the weights for MXNet and TensorFlow; plan: print what train_val would do;
-    parity: compute the first steps in two ways, and name the first tensor that differs."""
+    """train_val: train, and evaluate at some epochs; train: train without evaluation; eval, or val: evaluate
+    checkpoints; predict: draw detections; export: write the weights for MXNet and TensorFlow; plan: print what
+    train_val would do; parity: compute the first steps in two ways, and name the first tensor that differs."""
     model_dir: str = "runs/ssd_mxnet_train"
     dry_run: Annotated[Switch, resume_safe()] = False
     """Do all that train does up to the end of its first step, and write nothing."""
@@ -56,9 +63,7 @@ class RunFlags(LengthFlags, flags.RunFlags):
     """Run the experiments of the submission by the variables of its scripts (SYSTEM, ...), like gaudi-run
     --submission."""
     checkpoint: str = "newest"
-    """Checkpoint to use for val, predict, export and parity: newest, best, a step, or, for val, all, in the order of
-    steps."""
-    epochs: Annotated[int, resume_safe(length="epochs", minimum=1)] = 80
+    epochs: Annotated[float, resume_safe(length="epochs", minimum=1)] = 80
 
 
 @dataclass(frozen=True)
@@ -70,20 +75,20 @@ class DataFlags(flags.DataFlags):
     coco_root: Annotated[str | None, per_rank()] = None
     """Folder of annotations and image files."""
     use_tfrecord: Annotated[Switch, resume_safe()] = False
-    """Read the records in --tfrecord_root instead of --coco_root."""
-    tfrecord_root: Annotated[str | None, per_rank()] = None
-    """Folder of records (train-*, val-*) made by gaudi-datasets."""
-    synthetic: Annotated[Switch, fixed()] = False
+    """Of the original: the same as --data_dir, which it needs."""
+    data_dir: Annotated[str | None, arg(aliases=["--tfrecord_root"]), per_rank()] = None
+    """Folder of records (train-*, val-*) made by gaudi-datasets, in place of --coco_root."""
+    use_fake_data: Annotated[Switch, arg(aliases=["--synthetic"]), fixed()] = False
     """Train on random images, to measure speed."""
-    dataset_size: Annotated[int | None, fixed(minimum=1)] = None
+    num_examples_per_epoch: Annotated[int | None, arg(aliases=["--dataset_size"]), fixed(minimum=1)] = None
     """Number of training images per epoch; by default all."""
-    eval_dataset_size: Annotated[int | None, resume_safe(minimum=1)] = None
+    eval_samples: Annotated[int | None, arg(aliases=["--eval_dataset_size"]), resume_safe(minimum=1)] = None
     """Number of validation images to evaluate, from the first one on; by default all."""
     batch_size: int = 32
     """Images per step and process."""
     eval_batch_size: Annotated[int | None, resume_safe(minimum=1)] = None
     """Images per step and process in validation; by default --batch_size."""
-    dali_workers: Annotated[int, arg(aliases=["-j"]), per_rank(minimum=1)] = 6
+    threadpool_size: Annotated[int, arg(aliases=["--dali_workers", "-j"]), per_rank(minimum=1)] = 6
     """Number of threads to decode and augment images with."""
 
 
@@ -98,7 +103,7 @@ class NetworkFlags:
     """Factor of the loss before the backward pass in fp16."""
     data_layout: Annotated[str, choose_among("auto", "NHWC", "NCHW"), fixed(per_side=True)] = "auto"
     """Order of the dimensions of images. auto: NHWC on a GPU, else NCHW."""
-    pretrained_backbone: Annotated[str | None, fixed(per_side=True)] = None
+    weights: Annotated[str | None, arg(aliases=["--pretrained_backbone"]), fixed(per_side=True)] = None
     """File of initial weights: torchvision .pth, .pickle, .npz, .safetensors, or a checkpoint of this program or of
     ssd_train. Weights that fit are loaded, the others are named."""
 
@@ -118,7 +123,15 @@ class DeviceFlags:
 
 # Flags of the submission on its systems: images of a rank and step, ranks, ranks of a host, epochs of warm-up, rate (of
 # 32 images), weight decay, threads that decode.
-_NAMES = ("batch_size", "hvd_workers", "num_workers_per_hls", "lr_warmup_epochs", "lr", "weight_decay", "dali_workers")
+_NAMES = (
+    "batch_size",
+    "hvd_workers",
+    "num_workers_per_hls",
+    "warmup_epochs",
+    "base_lr",
+    "weight_decay",
+    "threadpool_size",
+)
 SYSTEMS: Mapping[str, Mapping[str, float]] = {
     name: {"use_horovod": True, **dict(zip(_NAMES, values, strict=True))}
     for name, values in {
@@ -132,21 +145,24 @@ SYSTEMS: Mapping[str, Mapping[str, float]] = {
 
 @dataclass(frozen=True)
 class ScheduleFlags(DecayFlags):
-    """Learning rate and optimizer. The rate of a run is 2.5e-3 max(1, round(lr / 2.5e-3 * images per step / 32))."""
+    """Learning rate and optimizer.
+
+    The rate of a run is 2.5e-3 max(1, round(base_lr / 2.5e-3 * images per step / 32)).
+    """
 
     system: Annotated[str | None, resume_safe(presets=SYSTEMS)] = None
     """DSS8440, C4140, 2xC4140 or 4xC4140: use the batch size, processes, warm-up, learning rate, weight decay and
     threads of the submission on it, where no other flag gives them."""
-    lr: Annotated[float | None, fixed(above=0, finite=False)] = None
+    base_lr: Annotated[float | None, arg(aliases=["--lr"]), fixed(above=0, finite=False)] = None
     """Learning rate for 32 images per step; by default 2.5e-3."""
     lr_decay_factor: Annotated[float, fixed(above=0)] = 0.1
-    """Factor of the learning rate at each of --lr_decay_epochs."""
-    lr_decay_epochs: Annotated[tuple[int, ...], fixed()] = (44, 55)
+    """Factor of the learning rate at each of --lr_drop_epochs."""
+    lr_drop_epochs: Annotated[tuple[int, ...], arg(aliases=["--lr_decay_epochs"]), fixed()] = (44, 55)
     """Epochs after which the learning rate is multiplied by --lr_decay_factor."""
-    lr_warmup_epochs: Annotated[float | None, fixed(minimum=0)] = None
+    warmup_epochs: Annotated[float | None, arg(aliases=["--lr_warmup_epochs"]), fixed(minimum=0)] = None
     """Number of epochs of linear warm-up; by default no warm-up."""
     lr_warmup_factor: Annotated[float, fixed(minimum=0)] = 0.0
-    """Start warm-up at lr (1 - 1 / 2 ** factor)."""
+    """Start warm-up at base_lr (1 - 1 / 2 ** factor)."""
     momentum: Annotated[float, fixed(minimum=0, maximum=1)] = 0.9
     """Momentum of SGD."""
 
@@ -157,7 +173,7 @@ class ValidationFlags:
 
     val_epochs: Annotated[tuple[int, ...], resume_safe()] = (40, 50, 55, 60, 65, 70, 75, 80)
     """Epochs after which train_val validates."""
-    val_interval: Annotated[int | None, resume_safe(minimum=1)] = None
+    eval_epochs: Annotated[int | None, arg(aliases=["--val_interval"]), resume_safe(minimum=1)] = None
     """Epochs between two validations, instead of --val_epochs."""
     async_val: Annotated[Switch, resume_safe()] = False
     """Validate in a process of its own while training continues."""
@@ -197,15 +213,12 @@ class MXNetHorovodFlags(HorovodFlags):
 class ReportFlags(flags.ReportFlags):
     """Log and checkpoints."""
 
-    log_interval: Annotated[int, resume_safe(minimum=1)] = 100
-    """Steps between two reports of loss and speed."""
-    save_interval: Annotated[int | None, resume_safe(minimum=1)] = None
+    log_steps: Annotated[int, arg(aliases=["--log_interval"])] = 100
+    save_checkpoints_epochs: Annotated[int | None, arg(aliases=["--save_interval"]), resume_safe(minimum=1)] = None
     """Epochs between two checkpoints; by default 1."""
-    save_checkpoints_steps: Annotated[int, resume_safe(minimum=0)] = 0
-    """Steps between two checkpoints, instead of --save_interval; 0: by --save_interval."""
     keep_ckpt_max: int = 20
     profile_start: Annotated[int | None, resume_safe()] = None
-    """First step to trace, counted from 1."""
+    """First step to trace, counted from 1; the same as --profile with --profile_stop."""
     profile_stop: Annotated[int | None, resume_safe()] = None
     """Last step to trace."""
 
@@ -263,7 +276,7 @@ FORMER_FLAGS = (
     FormerFlag(
         "--resume-from",
         "the same command with the same --model_dir goes on from its newest checkpoint; --pretrained-backbone begins a "
-        "new run with a checkpoint's weights, and --checkpoint names one for `--mode val`",
+        "new run with a checkpoint's weights, and --checkpoint names one for `--mode eval`",
         default="none",
     ),
     FormerFlag("--start-epoch", "a checkpoint knows its step; leave it out", default="1", meant=("1",)),
@@ -294,7 +307,7 @@ USES = ("predict", "export")  # of a checkpoint, without images of a data set
 def validate(config: SSDMXNetConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
     check_bounds(config)
-    lists = {"lr_decay_epochs": config.schedule.lr_decay_epochs, "val_epochs": config.validation.val_epochs}
+    lists = {"lr_drop_epochs": config.schedule.lr_drop_epochs, "val_epochs": config.validation.val_epochs}
     for flag, epochs in lists.items():
         if list(epochs) != sorted(set(epochs)) or min(epochs, default=1) < 1:
             raise FlagError(
@@ -310,7 +323,7 @@ def validate(config: SSDMXNetConfig) -> None:
             flag="--fp16_loss_scale",
         )
     _check_processes(config.distribution)
-    check_parity(config.parity, config.run.mode, list_per_side(SSDMXNetConfig))
+    check_parity(config.parity, config.run.mode, list_per_side(SSDMXNetConfig), find_aliases(SSDMXNetConfig))
     find_profiled_steps(config)
 
 
@@ -318,11 +331,12 @@ def find_profiled_steps(config: SSDMXNetConfig) -> range:
     """Return the steps to trace, counted from 1.
 
     Raises:
-        FlagError: only one of the two flags is given, or they are no range.
+        FlagError: only one of --profile_start and --profile_stop is given, they are no range, or --profile is another.
     """
     first, last = config.report.profile_start, config.report.profile_stop
+    steps = parse_step_range(config.report.profile)
     if first is None and last is None:
-        return range(0)
+        return steps
     if first is None or last is None:
         raise FlagError("--profile_start and --profile_stop: give both or none", flag="--profile_start")
     if not 1 <= first <= last:
@@ -330,33 +344,41 @@ def find_profiled_steps(config: SSDMXNetConfig) -> range:
             f"--profile_start {first}, --profile_stop {last}: must be at least 1, the smaller one first",
             flag="--profile_start",
         )
+    if steps and steps != range(first, last + 1):
+        raise FlagError(
+            f"--profile {config.report.profile}: contradicts --profile_start {first} and --profile_stop {last}",
+            flag="--profile",
+            remedy="leave one of them out",
+        )
     return range(first, last + 1)
 
 
 def _check_data(run: RunFlags, data: DataFlags) -> None:
     """Check that images come from one place: files, records, or nowhere."""
-    if data.use_tfrecord != (data.tfrecord_root is not None):
-        raise FlagError("--use_tfrecord and --tfrecord_root: give both or none", flag="--use_tfrecord")
+    if data.use_tfrecord and data.data_dir is None:
+        raise FlagError(
+            "--use_tfrecord: needs --data_dir, the folder of records", flag="--use_tfrecord", remedy="give --data_dir"
+        )
     given = {
         "--coco_root": data.coco_root is not None,
-        "--tfrecord_root": data.tfrecord_root is not None,
-        "--synthetic": data.synthetic,
+        "--data_dir": data.data_dir is not None,
+        "--use_fake_data": data.use_fake_data,
     }
     named = [flag for flag, is_given in given.items() if is_given]
     if len(named) > 1:
         raise FlagError(f"{' and '.join(named)}: contradict each other", flag=named[0], remedy="leave one of them out")
-    if run.mode == "val" and data.synthetic:
+    if run.mode == "eval" and data.use_fake_data:
         raise FlagError(
-            "--mode val: random images have no truth to score",
+            "--mode eval: random images have no truth to score",
             flag="--mode",
-            remedy="give --coco_root, not --synthetic",
+            remedy="give --coco_root or --data_dir, not --use_fake_data",
         )
-    sized = run.mode == "plan" and data.dataset_size is not None
+    sized = run.mode == "plan" and data.num_examples_per_epoch is not None
     # The images of a submission are named by a variable, which gaudi-run reads.
     if run.mode not in USES and not (named or sized or run.submission):
         raise FlagError(
-            f"--mode {run.mode}: needs images: --coco_root, or --use_tfrecord with --tfrecord_root, a folder of "
-            "records, which `gaudi-datasets convert` makes, or --synthetic",
+            f"--mode {run.mode}: needs images: --coco_root, or --data_dir, a folder of records, "
+            "which `gaudi-datasets convert` makes, or --use_fake_data",
             flag="--mode",
         )
 
@@ -372,14 +394,14 @@ def _check_modes(config: SSDMXNetConfig) -> None:
         )
     if run.json and run.mode not in ("plan", "parity"):
         raise FlagError(f"--json: is for --mode plan and parity; mode is {run.mode}", flag="--json")
-    named = ("newest", "best", "all") if run.mode == "val" else ("newest", "best")
+    named = ("newest", "best", "all") if run.mode == "eval" else ("newest", "best")
     if run.checkpoint not in named and not run.checkpoint.isdecimal():
         raise FlagError(
             f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {run.mode}",
             flag="--checkpoint",
         )
-    if run.checkpoint != "newest" and run.mode not in ("val", "parity", *USES):
-        which = "val, predict, export and parity"
+    if run.checkpoint != "newest" and run.mode not in ("eval", "parity", *USES):
+        which = "eval, predict, export and parity"
         raise FlagError(
             f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {run.mode}", flag="--checkpoint"
         )

@@ -38,7 +38,7 @@ def open_training_data(config: SSDMXNetConfig, run: RunSettings, layout: Any) ->
     from gaudi_datasets.detection.batches import synthetic_batches, train_batches
 
     options = input_options(config, run)
-    if config.data.synthetic:
+    if config.data.use_fake_data:
 
         def draw(first_step: int) -> Batches:
             return synthetic_batches(options, num_classes=len(COCO_CATEGORIES) + 1, layout=layout)
@@ -64,10 +64,10 @@ def open_source(config: SSDMXNetConfig, split: Split) -> DetectionSource:
     from gaudi_datasets.detection.sources import CocoSource, RecordSource
 
     data = config.data
-    if data.tfrecord_root is not None:
-        return RecordSource(Path(data.tfrecord_root), split)
+    if data.data_dir is not None:
+        return RecordSource(Path(data.data_dir), split)
     if data.coco_root is None:
-        raise MissingInputError(f"--coco_root, --tfrecord_root: not given; one of them must name the {split} images")
+        raise MissingInputError(f"--coco_root, --data_dir: not given; one of them must name the {split} images")
     annotations, images = find_coco_files(data.coco_root, data.dataset, split)
     return CocoSource(read_coco(annotations), images, keep_empty=split == "val")
 
@@ -80,7 +80,7 @@ def input_options(config: SSDMXNetConfig, run: RunSettings, batch_size: int | No
         seed=run.device.seed,
         rank=rank_info.rank,
         size=rank_info.size,
-        threads=data.dali_workers,
+        threads=data.threadpool_size,
         flip_probability=data.flip_probability,
     )
 

@@ -125,7 +125,7 @@ class MLPerfLog(Callback):
             keys.OPT_BASE_LR: plan.peak_learning_rate,
             keys.OPT_LR_WARMUP_FACTOR: schedule.lr_warmup_factor,
             keys.OPT_LR_WARMUP_STEPS: plan.warmup_steps,
-            keys.OPT_LR_DECAY_BOUNDARY_EPOCHS: list(schedule.lr_decay_epochs),
+            keys.OPT_LR_DECAY_BOUNDARY_EPOCHS: list(schedule.lr_drop_epochs),
             keys.OPT_WEIGHT_DECAY: schedule.weight_decay,
         }
 

@@ -48,14 +48,14 @@ def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1, version
     run, schedule, report = config.run, config.schedule, config.report
     batch = config.data.batch_size * workers
 
-    def count_steps(epochs: int) -> int:
+    def count_steps(epochs: float) -> int:
         """Return the steps up to the end of an epoch."""
         images = epochs * num_images
-        return max(1, images // batch if version == 1 else -(-images // batch))
+        return max(1, int(images // batch if version == 1 else -(-images // batch)))
 
     total_steps = run.steps or count_steps(run.epochs)
-    warmup_steps = int((schedule.lr_warmup_epochs or 0) * num_images / batch)
-    drop_steps = tuple(map(count_steps, schedule.lr_decay_epochs))
+    warmup_steps = int((schedule.warmup_epochs or 0) * num_images / batch)
+    drop_steps = tuple(map(count_steps, schedule.lr_drop_epochs))
     factors = tuple(schedule.lr_decay_factor ** (number + 1) for number in range(len(drop_steps)))
     peak = find_rate(schedule, batch)
     # The submission counts steps from 1, so its first rate is above the initial one.
@@ -72,7 +72,7 @@ def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1, version
         lr_schedule="piecewise",
         warmup_steps=warmup_steps,
         drop_steps=drop_steps,
-        checkpoint_steps=report.save_checkpoints_steps or count_steps(report.save_interval or 1),
+        checkpoint_steps=report.save_checkpoints_steps or count_steps(report.save_checkpoints_epochs or 1),
         evaluation_steps=0,
         learning_rate=schedules.linear_warmup(after, rising_steps, peak, start_rate=peak * (1 - below_peak)),
         warnings=tuple(_find_misfits(config, num_images, batch, total_steps, warmup_steps, drop_steps)),
@@ -84,7 +84,7 @@ def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1, version
 
 def find_rate(schedule: ScheduleFlags, batch: int) -> float:
     """Return the peak rate for a global batch, a whole multiple of 2.5e-3."""
-    wanted = (schedule.lr or UNIT_RATE) / UNIT_RATE * batch / IMAGES_OF_BASE_RATE
+    wanted = (schedule.base_lr or UNIT_RATE) / UNIT_RATE * batch / IMAGES_OF_BASE_RATE
     return UNIT_RATE * max(1, round(wanted)) if math.isfinite(wanted) else wanted
 
 
@@ -92,10 +92,10 @@ def _list_validations(
     config: SSDMXNetConfig, count_steps: Callable[[int], int], total_steps: int, total_epochs: int
 ) -> tuple[int, ...]:
     """Return the steps after which train_val validates, the last one included; none for random images."""
-    if config.run.mode == "train" or config.data.synthetic:
+    if config.run.mode == "train" or config.data.use_fake_data:
         return ()
     epochs = config.validation.val_epochs
-    if (interval := config.validation.val_interval) is not None:
+    if (interval := config.validation.eval_epochs) is not None:
         epochs = tuple(range(interval, total_epochs + 1, interval))
     return tuple(sorted({total_steps, *(step for step in map(count_steps, epochs) if step < total_steps)}))
 
@@ -113,11 +113,11 @@ def _find_misfits(
     if batch > num_images:
         found.append(describe_large_batch(batch, num_images))
     if warmup_steps >= total_steps:
-        found.append(describe_long_warmup(warmup_steps, total_steps, "lower --lr_warmup_epochs"))
+        found.append(describe_long_warmup(warmup_steps, total_steps, "lower --warmup_epochs"))
     if late := [step for step in drop_steps if step >= total_steps]:
-        found.append(describe_late_drops(late, total_steps, "lower --lr_decay_epochs"))
-    if config.schedule.lr is not None and config.schedule.lr * batch / IMAGES_OF_BASE_RATE < UNIT_RATE / 2:
-        found.append(f"the rate is {UNIT_RATE:g}, the smallest one, and --lr asks for less than half of it")
+        found.append(describe_late_drops(late, total_steps, "lower --lr_drop_epochs"))
+    if config.schedule.base_lr is not None and config.schedule.base_lr * batch / IMAGES_OF_BASE_RATE < UNIT_RATE / 2:
+        found.append(f"the rate is {UNIT_RATE:g}, the smallest one, and --base_lr asks for less than half of it")
     return found
 
 
@@ -148,9 +148,9 @@ def print_plan(
 
 def describe_training_set(config: SSDMXNetConfig) -> TrainingSet:
     """Count the images and classes of the records or files; those of COCO where there are none."""
-    data, given = config.data, config.data.dataset_size or 0
-    if data.tfrecord_root is not None:
-        return describe_records(Path(data.tfrecord_root), given)
+    data, given = config.data, config.data.num_examples_per_epoch or 0
+    if data.data_dir is not None:
+        return describe_records(Path(data.data_dir), given)
     if data.coco_root is not None:
         return describe_annotations(*find_coco_files(data.coco_root, data.dataset, "train"), given)
     return TrainingSet(given or COCO_TRAIN_IMAGES, COCO_CLASSES)

@@ -30,8 +30,8 @@ _PLACES = {"DATADIR": ("/data", ":ro"), "LOGDIR": ("/results", ""), "PRETRAINED_
 _SCRIPTS = "--async_val --dataset_size 117266 --eval_dataset_size 5000"
 _MLPERF = "--mlperf --mlperf_division closed --mlperf_status onprem --mlperf_platform"
 # Flags of the user that stand for a variable.
-_OWN_DATA = ("coco_root", "tfrecord_root", "use_tfrecord", "synthetic")
-_OWN_WEIGHTS = ("pretrained_backbone",)
+_OWN_DATA = ("coco_root", "data_dir", "tfrecord_root", "use_tfrecord", "use_fake_data", "synthetic")
+_OWN_WEIGHTS = ("weights", "pretrained_backbone")
 
 
 def _mxnet(system: str, hosts: int, slots: int) -> Preset:

@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 from rich.console import Console
 
-from gaudi_apps.cli.flag_rules import list_flags, list_per_command, list_settings
+from gaudi_apps.cli.flag_rules import find_aliases, list_flags, list_per_command, list_settings
 from gaudi_apps.runtime.errors import StoppedError, warn
 from gaudi_apps.runtime.failure_reporting import StopRequest
 from gaudi_apps.runtime.process_group import broadcast_from_rank0
@@ -197,9 +197,13 @@ def list_run_settings(app: Application, data: TrainingData, plan: Plan) -> dict[
 
 
 def _describe_run(app: Application) -> dict[str, Any]:
-    """Name the files and folders that are the run's own, and the defaults of its flags, see `RunFolder.validate`."""
-    defaults = dict(list_flags(type(app.config)()))
-    return {"files": (*FILES, *app.files), "folders": (*FOLDERS, *app.folders), "defaults": defaults}
+    """Name the files and folders that are the run's own, and describe its flags, see `RunFolder.validate`."""
+    return {
+        "files": (*FILES, *app.files),
+        "folders": (*FOLDERS, *app.folders),
+        "defaults": dict(list_flags(type(app.config)())),
+        "aliases": find_aliases(type(app.config)),
+    }
 
 
 def _begin_folder(session: Session, trainer: Trainer) -> None:

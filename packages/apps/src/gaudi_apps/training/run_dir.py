@@ -43,6 +43,7 @@ class RunFolder:
         files: Sequence[str],
         folders: Sequence[str],
         defaults: Mapping[str, Any] | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> bool:
         """See whether a run can begin here, or go on; nothing is changed.
 
@@ -52,6 +53,7 @@ class RunFolder:
             folders: names of folders that it will write into; of what is in them, only what `register_files` is told
                 is its own. None of the files and folders may be there before a run begins.
             defaults: values of settings that the run here may lack, because a release since then added them.
+            aliases: names that settings had in earlier releases, each with the name of today.
 
         Returns:
             whether there is a run already.
@@ -63,7 +65,8 @@ class RunFolder:
         """
         if self._record_path.exists():
             # A release since the run began may have added settings, which the run had at their defaults.
-            before = self._read()["settings"]
+            renamed = aliases or {}
+            before = {renamed.get(name, name): value for name, value in self._read()["settings"].items()}
             added = {name: value for name, value in (defaults or {}).items() if name in settings and name not in before}
             _require_same(self._record_path, before, settings, added)
             return True
@@ -83,9 +86,10 @@ class RunFolder:
         files: Sequence[str],
         folders: Sequence[str],
         defaults: Mapping[str, Any] | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> bool:
         """Begin a run here, or go on with the one that is here; the rest is as of `validate`."""
-        if self.validate(settings, files=files, folders=folders, defaults=defaults):
+        if self.validate(settings, files=files, folders=folders, defaults=defaults, aliases=aliases):
             return True
         self.folder.mkdir(parents=True, exist_ok=True)
         record = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "files": sorted(files)}

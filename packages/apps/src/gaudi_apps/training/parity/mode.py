@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gaudi_apps.cli.flag_rules import list_per_side, list_settings
+from gaudi_apps.cli.flag_rules import find_aliases, list_per_side, list_settings
 from gaudi_apps.cli.flags import RECORDED, ParityFlags, split_side_flag
 from gaudi_apps.runtime.errors import OtherSideError, ParityError
 from gaudi_apps.runtime.session import Session, list_start_metadata
@@ -68,15 +68,23 @@ class Difference:
         return not (math.isfinite(self.largest) and self.largest <= self.bound)
 
 
-def require_comparable(settings: Mapping[str, Any], recording: Recording) -> None:
+def require_comparable(
+    settings: Mapping[str, Any], recording: Recording, aliases: Mapping[str, str] | None = None
+) -> None:
     """Check that a recording is of the same data and flags as this side.
+
+    Args:
+        settings: of this side.
+        recording: of the other side, maybe by an earlier release.
+        aliases: names that settings had in earlier releases, each with the name of today.
 
     Raises:
         ConfigurationError: a setting differs; the error names it, with both values.
     """
     here = json.loads(json.dumps(settings))  # where a tuple is a list
-    for name in [*here, *recording.settings]:
-        own, other = here.get(name), recording.settings.get(name)
+    there = {(aliases or {}).get(name, name): value for name, value in recording.settings.items()}
+    for name in [*here, *there]:
+        own, other = here.get(name), there.get(name)
         if own != other:
             raise ConfigurationError(
                 f"{recording.folder}: {name} is {_shorten(other)} there and {_shorten(own)} here",
@@ -273,7 +281,7 @@ def run_parity(session: Session, flags: ParityFlags, other: Path | None, *, as_j
             write_recording(folder, this.settings, this.side, this.compute(None))
             print(f"{folder}: recorded; compare by --parity_against recorded={folder}")
             return
-        require_comparable(this.settings, recording)
+        require_comparable(this.settings, recording, find_aliases(type(session.app.config)))
         precisions = [str(side.get("precision")) for side in (this.side, recording.side)]
         tolerances = choose_tolerances(precisions, flags.parity_rtol, flags.parity_atol)
         differences: list[Difference] = []
