@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_datasets.detection.coco import CocoAnnotations, select_images
-from gaudi_datasets.errors import MissingInputError
-from gaudi_datasets.layouts.inventory import SPLITS, Inventory, count_names
+from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco, select_images
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.image_files import read_size
+from gaudi_datasets.layouts.inventory import SPLITS, Inventory, count_names, split_of_file
 
+_ROUNDING = 1e-4  # share of an image's side
 ALL = ""
 """Stands for the name of a split where the images are not split."""
 
@@ -30,6 +36,11 @@ class BoxSets:
     sets: Mapping[str, tuple[CocoAnnotations, Path]]
     notes: tuple[str, ...] = ()
 
+    @property
+    def images(self) -> set[Path]:
+        """Return the paths of all images."""
+        return {folder / name for coco, folder in self.sets.values() for name in coco.file_names}
+
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
@@ -44,6 +55,126 @@ class Candidate:
     kind: str
     choice: Path
     read: Callable[[], BoxSets]
+
+
+class LabelledBox(NamedTuple):
+    """A box of a class: left, top, right and bottom."""
+
+    label: str
+    corners_xyxy: tuple[float, float, float, float]
+    is_crowd: bool = False
+
+
+class AnnotatedImage(NamedTuple):
+    """Boxes of an image, in pixels, or in shares of the image where they are `relative`.
+
+    The size is height and width in pixels; None: read it from the image. `name` is that in the inventory.
+    """
+
+    name: str
+    split: str
+    size: tuple[int, int] | None
+    boxes: Sequence[LabelledBox]
+    relative: bool = False
+
+
+def make_sets(
+    inventory: Inventory, images: Sequence[AnnotatedImage], path: Path, notes: list[str]
+) -> dict[str, tuple[CocoAnnotations, Path]]:
+    """Make COCO annotations of images; classes and images are numbered by their sorted names over all splits.
+
+    Boxes that go past the edge of the image end there.
+
+    Raises:
+        DataError: there are no boxes, or two annotations of one image.
+    """
+    images = sorted(images, key=lambda image: image.name.split("/"))
+    for first, second in itertools.pairwise(images):
+        if first.name == second.name:
+            raise DataError(f"{first.name} is annotated twice", path=path, remedy="leave one annotation there")
+    category_ids = dict.fromkeys(sorted({box.label for image in images for box in image.boxes}), 0)
+    if not category_ids:
+        raise DataError("has no box", path=path, remedy="annotate some images")
+    category_ids = {label: number for number, label in enumerate(category_ids, 1)}
+    categories = [{"id": number, "name": label} for label, number in category_ids.items()]
+    documents: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    clipped: Counter[str] = Counter()
+    for image_id, image in enumerate(images, 1):
+        document = documents.setdefault(image.split, {"images": [], "annotations": [], "categories": categories})
+        height, width = image.size or read_size(inventory.root / image.name)
+        document["images"].append({"id": image_id, "file_name": image.name, "height": height, "width": width})
+        for box in image.boxes:
+            box_xywh, is_clipped = _clip(box.corners_xyxy, width, height, image.relative)
+            clipped[image.name] += is_clipped
+            document["annotations"].append(
+                {
+                    "id": len(document["annotations"]) + 1,
+                    "image_id": image_id,
+                    "category_id": category_ids[box.label],
+                    "bbox": box_xywh,
+                    "area": box_xywh[2] * box_xywh[3],
+                    "iscrowd": int(box.is_crowd),
+                }
+            )
+    if cut := +clipped:
+        notes.append(f"clipped {sum(cut.values())} boxes at the edge, in {count_names(cut, 'image')}")
+    return {split: (parse_coco(document, path), inventory.root) for split, document in documents.items()}
+
+
+def _clip(
+    corners_xyxy: tuple[float, float, float, float], width: int, height: int, relative: bool
+) -> tuple[tuple[float, float, float, float], bool]:
+    """Return left, top, width and height in pixels within the image, and whether more than rounding was cut."""
+    scale = (width, height) if relative else (1, 1)
+    spans, is_clipped = [], False
+    for low, high, factor, side in zip(corners_xyxy[:2], corners_xyxy[2:], scale, (width, height), strict=True):
+        low, high = min(low, high) * factor, max(low, high) * factor
+        if low < side and high > 0:  # else it is of no part of the image, and left out by name
+            is_clipped = is_clipped or low < -_ROUNDING * side or high > (1 + _ROUNDING) * side
+            low, high = max(low, 0.0), min(high, float(side))
+        extent = high - low
+        while high <= side < low + extent:  # by the last bit
+            extent = math.nextafter(extent, 0.0)
+        spans.append((low, extent))
+    return (spans[0][0], spans[1][0], spans[0][1], spans[1][1]), is_clipped
+
+
+def assign_files(inventory: Inventory, names: Iterable[str], notes: list[str]) -> dict[str, str]:
+    """Return the annotation file of each split, by what the files and their folders are named.
+
+    Raises:
+        DataError: there are two of a split.
+    """
+    named: dict[str, list[str]] = {}
+    for name in names:
+        named.setdefault(split_of_file(name), []).append(name)
+    for split, files in named.items():
+        if len(files) > 1:
+            called = split or "all images"
+            raise DataError(
+                f"{files[0]} and {files[1]} may both be the annotations of {called}",
+                path=inventory.root,
+                remedy=f"give one of them, such as {inventory.root / files[0]}, or leave one there",
+            )
+    if ALL in named and len(named) > 1:
+        notes.append(f"left out {count_names(named.pop(ALL), 'file', 'named by no split')}")
+    return {split: files[0] for split, files in named.items()}
+
+
+def require_images(found: Sequence[object], missing: Sequence[str], path: Path, notes: list[str]) -> None:
+    """Note annotated images that are not there.
+
+    Raises:
+        MissingInputError: none is there.
+    """
+    if missing and not found:
+        raise MissingInputError(
+            f"none of {len(missing)} annotated images is there, such as {missing[0]}",
+            path=path,
+            remedy="put the images beside the annotations, or give the folder that holds both",
+        )
+    if missing:
+        notes.append(f"left out {count_names(missing, 'annotated image', 'that is not there')}")
 
 
 def keep_present(annotations: CocoAnnotations, image_dir: Path, notes: list[str], split: str) -> CocoAnnotations:

@@ -15,6 +15,7 @@ from gaudi_datasets.layouts.boxes import (
     ALL,
     BoxSets,
     Candidate,
+    assign_files,
     describe_splits,
     keep_present,
     note_unused,
@@ -26,11 +27,11 @@ _SNIFFED = 2**16
 _TRIED = 64  # file names by which the folder of the images is found
 
 
-def find(inventory: Inventory, path: Path | None = None) -> list[Candidate]:
-    """List the way to read the annotation files of COCO in a folder, or one of them alone."""
-    if path is not None:
-        name = path.relative_to(inventory.root).as_posix()
-        return [Candidate("COCO", path, lambda: _read(inventory, {ALL: name}, []))] if _sniff(path) else []
+def find(inventory: Inventory, only: str = "") -> list[Candidate]:
+    """List the way to read the annotation files of COCO in a folder, or `only` one of them."""
+    if only:
+        path = inventory.root / only
+        return [Candidate("COCO", path, lambda: _read(inventory, {ALL: only}, []))] if _sniff(path) else []
     files = {name: kind for name in inventory.list_files(".json") if (kind := _sniff(inventory.root / name))}
     if not files:
         return []
@@ -43,6 +44,8 @@ def _sniff(path: Path) -> str:
 
     The files may have hundreds of megabytes.
     """
+    if path.suffix.lower() != ".json":
+        return ""
     with path.open("rb") as file:
         head = file.read(_SNIFFED)
         file.seek(max(file.tell(), path.stat().st_size - _SNIFFED))
@@ -62,20 +65,7 @@ def _assign(inventory: Inventory, files: dict[str, str]) -> tuple[dict[str, str]
     if boxes and len(boxes) < len(files):
         others = [name for name in files if name not in boxes]
         notes.append(f"left out {count_names(others, 'file', 'with keypoints')}")
-    named: dict[str, list[str]] = {}
-    for name in boxes or files:
-        named.setdefault(split_of_file(name), []).append(name)
-    for split, names in named.items():
-        if len(names) > 1:
-            called = split or "all images"
-            raise DataError(
-                f"{names[0]} and {names[1]} may both be the annotations of {called}",
-                path=inventory.root,
-                remedy=f"give one of them, such as {inventory.root / names[0]}, or leave one there",
-            )
-    if ALL in named and len(named) > 1:
-        notes.append(f"left out {count_names(named.pop(ALL), 'file', 'named by no split')}")
-    return {split: names[0] for split, names in named.items()}, notes
+    return assign_files(inventory, boxes or files, notes), notes
 
 
 def _read(inventory: Inventory, files: dict[str, str], notes: list[str]) -> BoxSets:

@@ -69,26 +69,31 @@ class Inventory:
         """List the files with one of these endings, such as ".xml"."""
         return [name for ending in endings for name in self._by_ending.get(ending, [])]
 
-    def find_image(self, name: str, near: str) -> str | None:
+    def find_image(self, name: str, near: str, split: str = "") -> str | None:
         """Find the image that an annotation file in the folder `near` calls `name`, whatever folder stands before it.
+
+        A name without the ending of an image is one of any. `split` is preferred to the split of `near`.
 
         Raises:
             DataError: several fit equally well.
         """
         name = name.replace("\\", "/")
-        return self._choose(self._by_name.get(name.rpartition("/")[2].casefold(), []), name, near)
+        if PurePosixPath(name).suffix.lower() not in IMAGE_ENDINGS:
+            return self.find_stem(name, near, split)
+        return self._choose(self._by_name.get(name.rpartition("/")[2].casefold(), []), name, near, split)
 
-    def find_stem(self, stem: str, near: str) -> str | None:
+    def find_stem(self, stem: str, near: str, split: str = "") -> str | None:
         """Find the image whose name without its ending is `stem`; raises as `find_image` does."""
-        return self._choose(self._by_stem.get(stem.rpartition("/")[2].casefold(), []), stem, near)
+        return self._choose(self._by_stem.get(stem.rpartition("/")[2].casefold(), []), stem, near, split)
 
-    def _choose(self, names: Sequence[str], wanted: str, near: str) -> str | None:
+    def _choose(self, names: Sequence[str], wanted: str, near: str, split: str) -> str | None:
         """Choose by the end of the path, then by the way from the annotation file, then by the split."""
+        split = split or split_of_path(f"{near}/x")
         parts = PurePosixPath(wanted).parts[::-1]
         ranks: list[Callable[[str], int]] = [
             lambda name: _count_equal(PurePosixPath(name).parts[-2::-1], parts[1:]),
             lambda name: PurePosixPath(name).parent == PurePosixPath(near),
-            lambda name: split_of_path(name) == split_of_path(f"{near}/x"),
+            lambda name: split_of_path(name) == split,
             lambda name: _count_equal(PurePosixPath(name).parts, PurePosixPath(near).parts),
         ]
         for rank in ranks:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.layouts import coco_sets, voc_sets, yolo_sets
+from gaudi_datasets.layouts import coco_sets, labelling_tools, tables, voc_sets, yolo_sets
 from gaudi_datasets.layouts.boxes import BoxSets, Candidate
 from gaudi_datasets.layouts.inventory import Inventory
 
@@ -27,6 +28,8 @@ def read_boxes(path: Path) -> BoxSets:
             path=path,
             remedy="give a folder or file of COCO, Pascal VOC, YOLO, CSV, CVAT, Label Studio or LabelMe",
         )
+    if [candidate.kind for candidate in candidates] == ["Pascal VOC", "CSV"]:
+        candidates = _drop_table(*candidates)
     if len(candidates) > 1:
         found = "; ".join(f"{each.kind} ({each.choice})" for each in candidates)
         raise DataError(
@@ -37,21 +40,33 @@ def read_boxes(path: Path) -> BoxSets:
     return candidates[0].read()
 
 
+def _drop_table(voc: Candidate, table: Candidate) -> list[Candidate]:
+    """Leave out a table that was made of the annotations beside it, as the TensorFlow tutorials do."""
+    boxes, rows = voc.read(), table.read()
+    if rows.images <= boxes.images:
+        note = f"left out {rows.layout}, whose images have XML annotations; give the path of a table to read it"
+        return [replace(voc, read=lambda: replace(boxes, notes=(*boxes.notes, note)))]
+    return [voc, table]
+
+
 def find_candidates(path: Path) -> list[Candidate]:
     """List the ways to read a folder or a file."""
     if path.is_dir():
         inventory = Inventory(path)
-        finders = (yolo_sets.find, coco_sets.find, voc_sets.find)
-        return [candidate for find in finders for candidate in find(inventory)]
-    ending = path.suffix.lower()
-    if ending in (".yaml", ".yml"):
+        return [candidate for find in _FINDERS for candidate in find(inventory)]
+    if path.suffix.lower() in (".yaml", ".yml"):
         return [yolo_sets.from_yaml(path)]
-    if ending == ".json":
-        return coco_sets.find(_inventory_around(path), path)
-    raise DataError("is no folder, YAML or JSON file", path=path, remedy="give one of these")
+    inventory = _inventory_around(path)
+    only = path.relative_to(inventory.root).as_posix()
+    return [candidate for find in _FILE_FINDERS for candidate in find(inventory, only)]
 
 
 def _inventory_around(path: Path) -> Inventory:
     """List the folder of an annotation file, or the one above it where that has no images."""
+    path = path.absolute()
     inventory = Inventory(path.parent)
     return inventory if inventory.images else Inventory(path.parent.parent)
+
+
+_FILE_FINDERS = (coco_sets.find, tables.find, labelling_tools.find_cvat, labelling_tools.find_label_studio)
+_FINDERS = (yolo_sets.find, voc_sets.find, *_FILE_FINDERS, labelling_tools.find_labelme)

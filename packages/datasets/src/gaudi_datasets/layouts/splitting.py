@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gaudi_datasets.errors import DataError, FlagError
 from gaudi_datasets.image_files import stat_image
 
+_OVERSHOOT = 0.5 + 1e-9  # images of validation above its share
 _HEAD = 2**14
 _PIECE = 2**20
 
@@ -118,8 +119,9 @@ def _deal(present: Sequence[Mapping[int, int]], sizes: Sequence[int], share: flo
         for row in rows_of[label]:
             if row in sides:
                 continue
-            # Equally wanted, it goes to training.
+            # Equally wanted, it goes to training, as does what would make validation too large.
             to_val = (wanted_of[True][label], wanted[True]) > (wanted_of[False][label], wanted[False])
+            to_val = to_val and wanted[True] - sizes[row] >= -_OVERSHOOT
             sides[row] = to_val
             wanted[to_val] -= sizes[row]
             for other, count in present[row].items():

@@ -1,0 +1,185 @@
+"""Boxes in tables (CSV): those of the TensorFlow tutorials, a box a row in pixels, and of Open Images, in shares."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from gaudi_datasets.documents import shorten
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.layouts.boxes import (
+    ALL,
+    AnnotatedImage,
+    BoxSets,
+    Candidate,
+    LabelledBox,
+    assign_files,
+    describe_splits,
+    make_sets,
+    note_unused,
+    require_images,
+)
+from gaudi_datasets.layouts.inventory import Inventory, split_of_path
+
+_COLUMNS = {
+    "image": ("filename", "imageid", "image_id", "image", "file_name", "file", "path"),
+    "label": ("class", "labelname", "label", "class_name", "name"),
+    "xmin": ("xmin", "x_min"),
+    "ymin": ("ymin", "y_min"),
+    "xmax": ("xmax", "x_max"),
+    "ymax": ("ymax", "y_max"),
+    "width": ("width",),
+    "height": ("height",),
+    "group": ("isgroupof",),
+}  # by their names in lower case
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+_NEEDED = ("image", "label", *_SIDES)
+_SNIFFED = 4096
+_MID = "/m/"  # what Open Images' classes begin with
+
+
+class _Table:
+    """A table with a box a row: its delimiter, the place of each column, and whether boxes are in shares."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            lines = file.read(_SNIFFED).decode("utf-8-sig", errors="replace").splitlines()
+        head = lines[0] if lines else ""
+        self.path, self.delimiter = path, max(",;\t", key=head.count)
+        names = [name.strip().strip('"').lower() for name in head.split(self.delimiter)]
+        self.columns = {
+            field: names.index(found)
+            for field, known in _COLUMNS.items()
+            if (found := next((name for name in known if name in names), None)) is not None
+        }
+        self.is_relative = "imageid" in names and "labelname" in names
+
+    @property
+    def has_boxes(self) -> bool:
+        return all(name in self.columns for name in _NEEDED)
+
+    def read(self) -> Iterator[tuple[int, Mapping[str, str]]]:
+        """Yield the number of each line and its fields."""
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as file:
+                rows = csv.reader(file, delimiter=self.delimiter)
+                next(rows, None)
+                for row in rows:
+                    if any(row):
+                        short = max(self.columns.values()) >= len(row)
+                        if short:
+                            raise DataError(
+                                f"has {len(row)} fields",
+                                path=self.path,
+                                record=f"line {rows.line_num}",
+                                remedy="fix it",
+                            )
+                        yield rows.line_num, {name: row[column].strip() for name, column in self.columns.items()}
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"is no table in UTF-8 ({error})", path=self.path, remedy="write it again") from None
+
+
+def find(inventory: Inventory, only: str = "") -> list[Candidate]:
+    """List the way to read the tables of boxes in a folder, or `only` one of them."""
+    names = [name for name in inventory.list_files(".csv", ".tsv") if not only or name == only]
+    tables = {name: table for name in names if (table := _Table(inventory.root / name)).has_boxes}
+    if not tables:
+        return []
+    first = inventory.root / next(iter(tables))
+    return [Candidate("CSV", first, lambda: _read(inventory, tables, bool(only)))]
+
+
+def _read(inventory: Inventory, tables: Mapping[str, _Table], is_alone: bool) -> BoxSets:
+    notes: list[str] = []
+    files = {ALL: next(iter(tables))} if is_alone else assign_files(inventory, tables, notes)
+    named = _read_class_names(inventory)
+    images: list[AnnotatedImage] = []
+    missing: list[str] = []
+    for split, name in files.items():
+        images += _read_table(inventory, tables[name], name, split, missing)
+    first = tables[next(iter(files.values()))]
+    require_images(images, missing, first.path, notes)
+    images = [
+        image._replace(boxes=[box._replace(label=named.get(box.label, box.label)) for box in image.boxes])
+        for image in images
+    ]
+    corners = [corner for image in images for box in image.boxes for corner in box.corners_xyxy]
+    if corners and not first.is_relative and max(corners) <= 1:
+        notes.append("took corners for shares of the image, since none is above 1")
+        images = [image._replace(relative=True) for image in images]
+    sets = make_sets(inventory, images, first.path, notes)
+    note_unused(inventory, {image.name for image in images}, notes)
+    kind = "Open Images CSV" if first.is_relative else "CSV"
+    return BoxSets(f"{kind} ({describe_splits(sets)}: {', '.join(sorted(files.values()))})", sets, tuple(notes))
+
+
+def _read_table(inventory: Inventory, table: _Table, name: str, split: str, missing: list[str]) -> list[AnnotatedImage]:
+    near = PurePosixPath(name).parent.as_posix()
+    found: dict[str, str | None] = {}
+    boxes: dict[str, list[LabelledBox]] = defaultdict(list)
+    sizes: dict[str, tuple[int, int] | None] = {}
+    for line, row in table.read():
+        called = row["image"]
+        if called not in found:
+            found[called] = inventory.find_image(called, near, split) if called else None
+            if found[called] is None:
+                missing.append(called)
+        image = found[called]
+        if image is None:
+            continue
+        record = f"line {line}"
+        if image not in sizes:
+            sizes[image] = _read_size(row)
+        corners = [row[side] for side in _SIDES]
+        if not any(corners) and not row["label"]:  # an image that shows nothing
+            boxes[image] += []
+            continue
+        values = [_read_number(row, side, table.path, record) for side in _SIDES]
+        if not row["label"]:
+            raise DataError("has no class", path=table.path, record=record, field="class", remedy="add it")
+        is_crowd = row.get("group") == "1"
+        boxes[image].append(LabelledBox(row["label"], (values[0], values[1], values[2], values[3]), is_crowd))
+    return [
+        AnnotatedImage(image, split or split_of_path(image), sizes[image], found_boxes, table.is_relative)
+        for image, found_boxes in boxes.items()
+    ]
+
+
+def _read_size(row: Mapping[str, str]) -> tuple[int, int] | None:
+    height, width = (row.get(name, "") for name in ("height", "width"))
+    if height.isascii() and height.isdigit() and width.isascii() and width.isdigit() and int(height) and int(width):
+        return int(height), int(width)
+    return None
+
+
+def _read_number(row: Mapping[str, str], name: str, path: Path, record: str) -> float:
+    try:
+        value = float(row[name])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(
+            f"{name} is {shorten(row[name])}; it must be a number",
+            path=path,
+            record=record,
+            field=name,
+            remedy="fix it",
+        )
+    return value
+
+
+def _read_class_names(inventory: Inventory) -> dict[str, str]:
+    """Read the names of Open Images' classes, where a table such as class-descriptions-boxable.csv is there."""
+    named: dict[str, str] = {}
+    for name in inventory.list_files(".csv"):
+        path = inventory.root / name
+        with path.open("rb") as file:
+            head = file.read(_SNIFFED).decode("utf-8-sig", errors="replace").splitlines()[:2]
+        if not any(line.startswith(_MID) and line.count(",") >= 1 for line in head):
+            continue
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            named.update({row[0]: row[1].strip() for row in csv.reader(file) if len(row) >= 2 and row[1].strip()})
+    return named
