@@ -204,9 +204,37 @@ def test_whole_models_and_other_names_are_refused(
 
 def test_a_dict_of_dicts_says_what_it_holds(assembly: Any, tmp_path: Path) -> None:
     tensor = describe_tensor(assembly, GAMMA, "0")
-    path = write_archive(tmp_path / "x.pth", assembly({"state_dict": {"bn1.bias": tensor}, "epoch": 3}), {})
-    with pytest.raises(WeightsError, match="'epoch', 'state_dict'"):
+    path = write_archive(tmp_path / "x.pth", assembly({"teacher": {"bn1.bias": tensor}, "epoch": 3}), {})
+    with pytest.raises(WeightsError, match="'epoch', 'teacher'"):
         read_weights(path)
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "prefix", "said"),
+    [
+        (["state_dict"], "", "state_dict"),
+        (["model"], "", "model"),
+        (["state_dict"], "module.", "state_dict module.*"),
+        ([], "module.", "module.*"),
+        (["state_dict"], "module._orig_mod.", "state_dict module.* _orig_mod.*"),
+        (["model", "state_dict"], "model.", "model state_dict model.*"),
+    ],
+)
+@pytest.mark.parametrize("is_old", [False, True])
+def test_the_wrappers_of_training_programs_are_taken_off(
+    is_old: bool, wrappers: list[str], prefix: str, said: str, assembly: Any, tmp_path: Path
+) -> None:
+    view: Any = {"view": (None,)} if is_old else {}
+    state: Any = {f"{prefix}{name}": describe_tensor(assembly, array, name, **view) for name, array in STATE.items()}
+    for name in reversed(wrappers):
+        arguments = assembly.Call(assembly.Name("argparse", "Namespace"), ())
+        state = {name: state, "optimizer": {"state": {}, "param_groups": []}, "epoch": 3, "args": arguments}
+    path = tmp_path / "x.pth"
+    if is_old:
+        write_old(path, assembly, state, sorted(STATE), STATE)
+    else:
+        write_archive(path, assembly(state), {name: array.tobytes() for name, array in STATE.items()})
+    check(path, f"PyTorch file{' of the old format' * is_old}, unwrapped from {said}")
 
 
 def test_what_is_compressed_is_refused(assembly: Any, tmp_path: Path) -> None:
@@ -233,3 +261,14 @@ def test_every_truncation_and_flip_is_an_error_or_harmless(is_old: bool, assembl
         path.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
         with contextlib.suppress(WeightsError, UnsafeWeightsError):
             read_weights(path)
+
+
+def test_the_arguments_of_a_program_are_left_unread(tmp_path: Path) -> None:
+    """As Python pickles them, beside a state dict."""
+    import argparse
+    import pickle
+
+    state = {"model": {}, "args": argparse.Namespace(lr=0.1, device="cuda", milestones=[3, 4]), "epoch": 3}
+    path = write_archive(tmp_path / "x.pth", pickle.dumps(state, protocol=2), {})
+    with pytest.raises(WeightsError, match="'args', 'epoch'"):
+        read_weights(path)

@@ -75,7 +75,8 @@ def open_training_data(config: TrainConfig) -> TrainingData:
         dataset = train_dataset(source, options, first_step=first_step, crop_range=crops, color_range=colors)
         return read_batches(dataset, source)
 
-    return TrainingData(make_class_config(source.class_names), len(source), source.fingerprint, read_images)
+    files = getattr(source, "list_files", dict)
+    return TrainingData(make_class_config(source.class_names), len(source), source.fingerprint, read_images, files)
 
 
 def open_source(
@@ -130,6 +131,11 @@ class JoinedSource:
     def __len__(self) -> int:
         return self._ends[-1]
 
+    def list_files(self) -> dict[str, str]:
+        """Return what is known of each file by its part, counted from 1, and its name."""
+        parts: list[dict[str, str]] = [getattr(source, "list_files", dict)() for source in self._sources]
+        return {f"{number}:{name}": text for number, part in enumerate(parts, 1) for name, text in part.items()}
+
     def read(self, index: int) -> ClassificationExample:
         """Read one image with its label."""
         part = bisect.bisect_right(self._ends, index)
@@ -155,6 +161,10 @@ class DecodedSource:
 
     def __len__(self) -> int:
         return len(self._source)
+
+    def list_files(self) -> dict[str, str]:
+        """Return what is known of each file by name."""
+        return dict(getattr(self._source, "list_files", dict)())
 
     def read(self, index: int) -> ClassificationExample:
         """Read one image with its label."""

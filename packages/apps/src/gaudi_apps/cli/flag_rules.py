@@ -124,6 +124,11 @@ def find_aliases(config_class: type[Any]) -> Mapping[str, str]:
     return dict(_walk_aliases(config_class))
 
 
+def find_lengths(config_class: type[Any]) -> frozenset[str]:
+    """Return the names of the flags that set the length of training."""
+    return frozenset(name for name, flag in find_rules(config_class).items() if flag.length)
+
+
 def _walk_aliases(config_class: Any) -> Iterator[tuple[str, str]]:
     for name, hint in _read_hints(config_class).items():
         if is_dataclass(hint):

@@ -68,7 +68,8 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
     def read_images(first_step: int) -> Batches:
         return read_batches(train_dataset(source, options, first_step=first_step, spec=spec), source)
 
-    return TrainingData(make_category_config(source.categories), len(source), source.fingerprint, read_images)
+    files = getattr(source, "list_files", dict)
+    return TrainingData(make_category_config(source.categories), len(source), source.fingerprint, read_images, files)
 
 
 def open_source(config: SSDConfig, split: Split) -> DetectionSource:

@@ -18,9 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, read_images
 from gaudi_apps.inference.visualizer import Image, write_image
-from gaudi_apps.training.checkpoint import CheckpointFolder
-from gaudi_apps.training.run_dir import RUN_FILE
-from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_apps.training.checkpoint import find_run_checkpoint
+from gaudi_datasets.errors import DataError
 from gaudi_datasets.image_files import check_image, read_image
 from gaudi_datasets.output_files import staging_folder
 from gaudi_datasets.program import describe_error
@@ -245,7 +244,7 @@ def read_trained(path: str | os.PathLike[str]) -> tuple[WeightsFile, WeightsMeta
     """Read the weights of a trained network with its classes.
 
     Args:
-        path: the folder of a run, whose newest checkpoint is read; a checkpoint; or an export as safetensors, its
+        path: the folder of a run, whose best or else newest checkpoint is read; a checkpoint; or an export, its
             folder or its file.
 
     Raises:
@@ -290,11 +289,8 @@ def prepare_batches(
 
 def _find_weights(path: Path) -> Path:
     """Find the weights in the folder of a run or of an export; other paths are returned as they are."""
-    if (path / RUN_FILE).is_file():
-        checkpoints = CheckpointFolder(path / "checkpoints")
-        if not checkpoints.steps():
-            raise MissingInputError("has no checkpoint", path=path, remedy="train first, or give another run")
-        return checkpoints.path(checkpoints.steps()[-1])
+    if checkpoint := find_run_checkpoint(path):
+        return checkpoint
     exported = path / "weights.safetensors"
     return exported if exported.is_file() else path
 

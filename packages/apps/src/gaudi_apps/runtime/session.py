@@ -20,7 +20,7 @@ from gaudi_apps.runtime.failure_reporting import FailureReporter
 from gaudi_apps.runtime.process_group import broadcast_from_rank0
 from gaudi_apps.runtime.threads import find_version
 from gaudi_apps.training.application import Application, Framework, Restored
-from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, ModelConfig, load_checkpoint
+from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, Checkpoint, CheckpointFolder, ModelConfig, load_checkpoint
 from gaudi_apps.training.plan import find_recipe_version
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.errors import MissingInputError
@@ -32,8 +32,6 @@ from gaudi_distributed.comm.opening import communication_environment, open_commu
 if TYPE_CHECKING:
     from gaudi_apps.training.trainer import TrainableTask
 
-CHECKPOINTS = "checkpoints"
-BEST = "best"
 WORKER, LOG = "worker_{}", "log.txt"
 SUMMARIES = "summaries"
 OURS = ("gaudi_apps", "gaudi_datasets", "gaudi_distributed", "gaudi_models", "gaudi_ops")

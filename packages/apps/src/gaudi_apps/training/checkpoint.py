@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy.typing as npt
 from safetensors import SafetensorError
@@ -18,9 +18,14 @@ from safetensors.numpy import load_file, save
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_models.padding import Padding, PoolPadding
 
+if TYPE_CHECKING:
+    from gaudi_models.weights import WeightsFile
+
 FORMAT = "gaudi-apps checkpoint"
 VERSION = 2
 TENSORS = "state.safetensors"
+CHECKPOINTS, BEST = "checkpoints", "best"  # folders of a run
+RUN_FILE = "run.json"
 MANIFEST = "manifest.json"
 _FILES = (MANIFEST, TENSORS)
 _REMEDY = "remove this checkpoint and use the one before"
@@ -236,6 +241,41 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise DataError(f"{path}: is damaged ({error!r}); {_REMEDY}") from error
 
 
+def find_run_checkpoint(path: Path) -> Path | None:
+    """Find the checkpoint of a run whose weights are used: its best one, else its newest; None where no run is.
+
+    Args:
+        path: folder of the run, or its folder of checkpoints.
+
+    Raises:
+        MissingInputError: the run has no checkpoint.
+    """
+    if (path / MANIFEST).is_file() or not path.is_dir():
+        return None
+    folders = [CheckpointFolder(folder) for folder in (path / BEST, path / CHECKPOINTS, path)]
+    found = next((folder.path(folder.steps()[-1]) for folder in folders if folder.steps()), None)
+    if found is None and (path / RUN_FILE).is_file():
+        raise MissingInputError("has no checkpoint", path=path, remedy="train first, or give another run")
+    return found
+
+
+def read_initial_weights(path: str) -> WeightsFile:
+    """Read the weights that --weights names; of a run say which ones.
+
+    Raises:
+        MissingInputError: the run has no checkpoint.
+        GaudiError: see `gaudi_models.weights.read_weights`.
+    """
+    from gaudi_models.weights import read_weights
+
+    chosen = find_run_checkpoint(Path(path))
+    if chosen is None:
+        return read_weights(path)
+    which = "best" if chosen.parent.name == BEST else "newest"
+    print(f"{path}: weights of its {which} checkpoint, {chosen}")
+    return read_weights(chosen)
+
+
 def _write(draft: Path, step: int, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, Any]) -> None:
     # In memory, for the library's own writing goes through a file of its own, which stays where a run is killed in it.
     content = save(dict(tensors))
@@ -331,6 +371,34 @@ def require_classes(found: Mapping[str, Any], expected: Mapping[str, Any], name:
         if entry not in found:
             raise DataError("does not name its classes", record=name, field=entry, remedy="use another")
         if found[entry] != value:
+            change = describe_class_change(list_class_names({entry: found[entry]}), list_class_names({entry: value}))
             raise DataError(
-                "is of other classes than the data", record=name, field=entry, remedy="give another --model_dir"
+                "is of other classes than the data" + f": {change}" * bool(change),
+                record=name,
+                field=entry,
+                remedy="give another --model_dir",
             )
+
+
+_SHOWN = 3
+
+
+def list_class_names(model_config: Mapping[str, Any]) -> list[str]:
+    """Return the names of the classes that a model's configuration has, in the order of their labels."""
+    rows = model_config.get("categories", model_config.get("classes", ()))
+    return [str(row.get("name", row) if isinstance(row, Mapping) else row) for row in rows]
+
+
+def describe_class_change(before: Sequence[str], now: Sequence[str]) -> str:
+    """Name the classes that are in one of two lists only, or say that their order differs; empty if they are equal."""
+    missing, added = ([one for one in a if one not in b] for a, b in ((before, now), (now, before)))
+    if not missing and not added and list(before) != list(now):
+        return f"classes in another order: {', '.join(before[:_SHOWN])}, now {', '.join(now[:_SHOWN])}"
+    return "; ".join(filter(None, (name_some("classes that are gone", missing), name_some("new classes", added))))
+
+
+def name_some(what: str, names: Sequence[str]) -> str:
+    """Return the first of some names behind what they are, and the number of the others; empty for none."""
+    shown = [f"{json.dumps(name, ensure_ascii=False)}" for name in names[:_SHOWN]]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{what}: {', '.join(shown)}{more}" if names else ""

@@ -14,8 +14,8 @@ import numpy as np
 import yaml
 from rich.console import Console
 
-from gaudi_apps.cli.flag_rules import find_aliases, list_flags, list_per_command, list_settings
-from gaudi_apps.runtime.errors import StoppedError, warn
+from gaudi_apps.cli.flag_rules import find_aliases, find_lengths, list_flags, list_per_command, list_settings
+from gaudi_apps.runtime.errors import RunChangedError, StoppedError, warn
 from gaudi_apps.runtime.failure_reporting import StopRequest
 from gaudi_apps.runtime.process_group import broadcast_from_rank0
 from gaudi_apps.runtime.session import SUMMARIES, Session, share_state
@@ -29,9 +29,17 @@ from gaudi_apps.training.callbacks import (
     StopOnRequest,
     load_callbacks,
 )
-from gaudi_apps.training.checkpoint import Checkpoint, ModelConfig, RunState, load_checkpoint, require_classes
+from gaudi_apps.training.checkpoint import (
+    Checkpoint,
+    ModelConfig,
+    RunState,
+    load_checkpoint,
+    read_initial_weights,
+    require_classes,
+)
 from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.reports import History, ProgressBar, TensorBoard, plot_curves, read_history
+from gaudi_apps.training.run_dir import describe_data, describe_data_change
 from gaudi_apps.training.trainer import Callback, Score, TrainableTask, Trainer, TrainingData, require_finite
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
@@ -113,7 +121,7 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     session.require_equal_start(data.fingerprint)
     settings = list_run_settings(app, data, plan)
     if not run.clean:
-        broadcast_from_rank0(communicator, partial(session.folder.validate, settings, **_describe_run(app)))
+        broadcast_from_rank0(communicator, partial(_validate_folder, session, data, settings))
     # Before anything is written or removed: a wrong file of weights leaves all as it was.
     batch_norm_images = plan.global_batch // communicator.size * run.distribution.batch_norm_group
     task, model_config, state = _load_or_initialize(session, data, batch_norm_images)
@@ -135,6 +143,32 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
         steps_per_call=run.steps_per_call,
     )
     return trainer, early_stopping, evaluator
+
+
+def _validate_folder(session: Session, data: TrainingData, settings: dict[str, Any]) -> None:
+    """Check that a run can begin or go on in its folder; name what differs in its data, or how to train for longer.
+
+    Raises:
+        RunChangedError: the folder holds a run of other settings.
+    """
+    try:
+        session.folder.validate(settings, **_describe_run(session.app))
+    except RunChangedError as error:
+        before = session.folder.read_data()
+        if error.field == "data" and before is not None:
+            now = describe_data(data.model_config, data.fingerprint, data.list_files())
+            if change := describe_data_change(before, now):
+                raise RunChangedError(
+                    f"the run there is of other data: {change}", path=error.path, field="data", remedy=error.remedy
+                ) from None
+        if error.field in find_lengths(type(session.app.config)):
+            raise RunChangedError(
+                f"{error.args[0]}, and its learning rate depends on the last step",
+                path=error.path,
+                field=error.field,
+                remedy=f"begin a run from its weights by --weights {session.model_dir} and another --model_dir",
+            ) from None
+        raise
 
 
 def _load_or_initialize(
@@ -161,9 +195,7 @@ def _load_or_initialize(
             checkpoint = session.checkpoints.load_newest(report=warn)
         if checkpoint is None:
             if session.settings.weights is not None:
-                from gaudi_models.weights import read_weights
-
-                weights = read_weights(session.settings.weights)
+                weights = read_initial_weights(session.settings.weights)
             return {"model_config": session.app.describe_model(data, weights), "step": 0, "run_state": {}}
         require_classes(checkpoint.metadata, data.model_config, f"checkpoint of step {checkpoint.step}")
         state = checkpoint.run_state
@@ -211,6 +243,8 @@ def _begin_folder(session: Session, trainer: Trainer) -> None:
     if session.settings.clean:
         print(f"{session.model_dir}: removed {session.folder.clean()} files of the run, and its checkpoints")
     session.folder.begin(trainer.state.settings, **_describe_run(session.app))
+    data = trainer.data
+    session.folder.write_data(describe_data(data.model_config, data.fingerprint, data.list_files()))
     # The effective configuration, as a file that --config takes.
     config = session.app.config
     left_out = list_per_command(type(config))

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_apps.runtime.errors import RunChangedError
-from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_apps.training.checkpoint import RUN_FILE as RUN_FILE
+from gaudi_apps.training.checkpoint import CheckpointFolder, describe_class_change, list_class_names, name_some
 from gaudi_datasets.errors import DataError, UnsafeError
 from gaudi_datasets.output_files import write_atomically, write_json
 
-RUN_FILE = "run.json"
 ANALYSIS = "analysis.json"  # what the report tells besides the metrics of evaluation.json
 FORMAT = "gaudi-apps run"
 VERSION = 1
@@ -107,6 +107,20 @@ class RunFolder:
         settings: dict[str, Any] = self._read()["settings"]
         return settings
 
+    def write_data(self, data: Mapping[str, Any]) -> None:
+        """Keep a description of the data, see `describe_data`, unless it is there."""
+        path = self.folder / DATA_FILE
+        if not path.exists():
+            write_json(path, data)
+            self.register_files(path)
+
+    def read_data(self) -> Any:
+        """Read the description of the data; None where the run has none that can be read."""
+        try:
+            return json.loads((self.folder / DATA_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
     def register_files(self, *paths: Path) -> None:
         """Note files as the run's own, as soon as their names are known; without a run here nothing is noted."""
         if not self._record_path.exists():
@@ -178,6 +192,40 @@ def write_analysis(folder: Path, analysis: Mapping[str, Any]) -> None:
     """Write what a report tells of an evaluation, as one line of JSON; its counts would fill thousands of lines."""
     with write_atomically(folder / ANALYSIS) as temporary:
         temporary.write_text(json.dumps(analysis, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+DATA_FILE = "training_data.json"
+MOST_FILES = 50_000  # of a larger data set the files are not listed
+
+
+def describe_data(model_config: Mapping[str, Any], fingerprint: str, files: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `training_data.json` keeps of the data, to name what differs when a run goes on with other data."""
+    listed = dict(files) if len(files) <= MOST_FILES else {}
+    return {"fingerprint": fingerprint, "classes": list_class_names(model_config), "files": listed}
+
+
+def describe_data_change(before: Any, now: Mapping[str, Any]) -> str:
+    """Name the classes and files that differ between two of `describe_data`; empty if that cannot be told.
+
+    Args:
+        before: as read from a file, so of any form.
+        now: of the data here.
+    """
+    try:
+        if before["fingerprint"] == now["fingerprint"]:
+            return ""
+        classes = describe_class_change(list(map(str, before["classes"])), now["classes"])
+        there, here = dict(before["files"]), dict(now["files"])
+    except (KeyError, TypeError, ValueError):
+        return ""
+    parts = [classes]
+    if there and here:
+        parts += [
+            name_some("only in the run's data", [name for name in there if name not in here]),
+            name_some("only in this data", [name for name in here if name not in there]),
+            name_some("changed", [name for name in there if name in here and there[name] != here[name]]),
+        ]
+    return "; ".join(filter(None, parts))
 
 
 def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], added: Mapping[str, Any]) -> None:

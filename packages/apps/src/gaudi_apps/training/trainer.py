@@ -80,12 +80,14 @@ class TrainingData:
         num_images: images an epoch.
         fingerprint: equal for equal data, on all ranks too.
         batches: returns the endless batches of this rank, beginning with that of a step.
+        list_files: returns what is known of each file by name, to tell what differs where fingerprints do.
     """
 
     model_config: ModelConfig
     num_images: int
     fingerprint: str
     batches: Callable[[int], Batches]
+    list_files: Callable[[], Mapping[str, str]] = dict
 
 
 @dataclass(frozen=True)

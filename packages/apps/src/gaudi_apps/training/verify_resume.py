@@ -22,9 +22,8 @@ import yaml
 
 from gaudi_apps.cli.flag_rules import find_rules, make_short_run
 from gaudi_apps.runtime.errors import ResumeError
-from gaudi_apps.runtime.session import CHECKPOINTS
 from gaudi_apps.training.application import Application
-from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
+from gaudi_apps.training.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder
 
 STEPS = 6
 _STEP = re.compile(r"step (\d+)/")

@@ -146,6 +146,11 @@ class ListedSource:
             return replace(image, encoded=to_rgb_jpeg(image.encoded), format="jpeg", fix=PNG_FIX)
         return image
 
+    def list_files(self) -> dict[str, str]:
+        """Return what is known of each image by file name: its size and its class."""
+        files, rows = self.files, self.rows.tolist()
+        return {files.name(row): f"{files.sizes[row]} {files.class_names[files.labels[row]]}" for row in rows}
+
     def keep(self, kept: npt.NDArray[np.bool_]) -> None:
         """Leave out all images but those whose row of `files` is kept (bool [n]); ids, labels and classes stay."""
         self.rows = self.rows[kept[self.rows]]

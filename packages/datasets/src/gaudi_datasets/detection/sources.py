@@ -153,6 +153,18 @@ class CocoSource:
         """Return the file names of the images, in their order."""
         return tuple(self._file_names)
 
+    def list_files(self) -> dict[str, str]:
+        """Return what is known of each image by file name: its size, and a hash of its annotations."""
+        known = {}
+        for index, name in enumerate(self._file_names):
+            boxes = slice(self._box_splits[index], self._box_splits[index + 1])
+            digest = hashlib.sha256()
+            for values in (self._boxes_yxyx[boxes], self._labels[boxes], self._is_crowd[boxes], self._areas[boxes]):
+                digest.update(values.tobytes())
+            size = stat_image(self._image_dir / name).st_size
+            known[name] = f"{size} {self._heights[index]} {self._widths[index]} {digest.hexdigest()[:12]}"
+        return known
+
     def path(self, index: int) -> Path:
         """Return the path of the file that holds image `index`."""
         return self._image_dir / self._file_names[index]

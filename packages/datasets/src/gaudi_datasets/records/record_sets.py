@@ -78,6 +78,11 @@ class RecordSet:
         """Return the number of bytes of all records together."""
         return int(self._places[:, 3].sum())
 
+    def list_files(self) -> dict[str, str]:
+        """Return what is known of each shard by file name: its checksum, or its size where there is no manifest."""
+        shards = {} if self.manifest is None else {row["name"]: row for row in self.manifest["shards"]}
+        return {path.name: str(shards.get(path.name, path.stat().st_size)) for path in self.paths}
+
     def keep(self, rows: npt.NDArray[np.int64]) -> None:
         """Leave out all records but these, int64 [records], in this order."""
         self._places = self._places[rows]

@@ -29,10 +29,16 @@ class Rebuilt:
 
 
 class Function:
-    """A function of ours, from data to data, that stands for a name which a pickle may call."""
+    """A function of ours, from data to data, that stands for a name which a pickle may call.
 
-    def __init__(self, call: Callable[..., Any]) -> None:
+    Args:
+        call: the function.
+        is_class: the name is that of a class, which a pickle may make an object of, too.
+    """
+
+    def __init__(self, call: Callable[..., Any], *, is_class: bool = False) -> None:
         self.call = call
+        self.is_class = is_class
 
 
 class Pairs(dict[Any, Any]):
@@ -138,6 +144,12 @@ class _Machine:
             raise UnsafeWeightsError(f"the pickle calls a {type(function).__name__}, which is no function")
         self.stack.append(function.call(*arguments))
 
+    def make(self) -> None:
+        """Make an object of a class for which a function of ours stands."""
+        if not (isinstance(self.stack[-2], Function) and self.stack[-2].is_class):
+            raise UnsafeWeightsError("the pickle has opcode NEWOBJ, with a class that is not known", field="NEWOBJ")
+        self.call()
+
     def set_state(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, Rebuilt):
@@ -200,6 +212,7 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "STACK_GLOBAL": lambda machine, _: machine.push_named_by_stack(),
     "BINPERSID": lambda machine, _: machine.push_persistent(),
     "REDUCE": lambda machine, _: machine.call(),
+    "NEWOBJ": lambda machine, _: machine.make(),
     "BUILD": lambda machine, _: machine.set_state(),
 }
 

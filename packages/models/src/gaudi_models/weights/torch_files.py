@@ -24,6 +24,10 @@ LEGACY_PROTOCOL = 1001
 
 ByteOrder = Literal["<", ">"]
 
+# What programs put around a state dict, in the order in which it is looked for, and what they put before its names.
+WRAPPERS = ("state_dict_ema", "state_dict", "model_state_dict", "model_ema", "model")
+PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "net.")
+
 # Class of a storage to the NumPy type of its elements; bfloat16, which NumPy has not, is read as its bits.
 _STORAGES = {
     "FloatStorage": "f4",
@@ -90,6 +94,16 @@ def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any
     return _Tensor(storage, offset, tuple(shape), tuple(strides))
 
 
+class _Unread(Rebuilt):
+    """A value beside the tensors, such as the arguments of the program that trained; nothing of it is kept."""
+
+    def __init__(self, *_: Any) -> None:
+        """Drop what it is made of."""
+
+    def set_state(self, state: Any) -> None:
+        """Drop its attributes."""
+
+
 def _unwrap(tensor: Any, *_: Any) -> _Tensor:
     """Return the tensor of a parameter, without its other properties."""
     if not isinstance(tensor, _Tensor):
@@ -103,6 +117,8 @@ _NAMES: Mapping[str, Any] = {
     "torch._utils._rebuild_parameter": Function(_unwrap),
     "torch.nn.parameter.Parameter": Function(_unwrap),
     "torch.Size": Function(tuple),
+    "torch.device": Function(_Unread),
+    "argparse.Namespace": Function(_Unread, is_class=True),
     **{f"{module}.{name}": dtype for module in ("torch", "torch.cuda") for name, dtype in _STORAGES.items()},
 }
 
@@ -173,13 +189,31 @@ def read_torch_pickles(file: BytesIO) -> RawWeights:
 
 
 def _collect(kind: str, state: Any, read_bytes: Callable[[str], bytes], order: ByteOrder) -> RawWeights:
-    """Collect the tensors of a state dict; its other values are skipped."""
+    """Collect the tensors of a state dict, alone or in a wrapper; its other values are skipped."""
+    state, wrappers = _find_state(state)
     if not isinstance(state, dict):
         raise UnsafeWeightsError(f"it holds a {type(state).__name__} and not a dict of tensors by name")
     tensors = {str(name): value for name, value in state.items() if isinstance(value, _Tensor)}
     skipped = {str(name): "no tensor" for name in state if str(name) not in tensors}
+    while prefix := next((each for each in PREFIXES if tensors and all(name.startswith(each) for name in tensors)), ""):
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        wrappers.append(f"{prefix}*")
+    if wrappers:
+        kind += f", unwrapped from {' '.join(wrappers)}"
 
     def read(tensor: _Tensor) -> Array:
         return tensor.read(read_bytes(tensor.storage.key), order)
 
     return RawWeights(kind, {name: functools.partial(read, tensor) for name, tensor in tensors.items()}, skipped)
+
+
+def _find_state(state: Any) -> tuple[Any, list[str]]:
+    """Return the dict of tensors within wrappers, and the names of the wrappers from the outermost on."""
+    wrappers: list[str] = []
+    while isinstance(state, dict) and len(wrappers) <= len(WRAPPERS):
+        name = next((each for each in WRAPPERS if isinstance(state.get(each), dict) and state[each]), None)
+        if name is None:
+            break
+        state = state[name]
+        wrappers.append(name)
+    return state, wrappers

@@ -24,7 +24,7 @@ from gaudi_apps.cli.flag_rules import find_aliases, list_per_side, list_settings
 from gaudi_apps.cli.flags import RECORDED, ParityFlags, split_side_flag
 from gaudi_apps.runtime.errors import OtherSideError, ParityError
 from gaudi_apps.runtime.session import Session, list_start_metadata
-from gaudi_apps.training.checkpoint import ModelConfig, require_classes
+from gaudi_apps.training.checkpoint import ModelConfig, read_initial_weights, require_classes
 from gaudi_apps.training.parity.record import (
     Array,
     Part,
@@ -332,9 +332,7 @@ def _begin(session: Session, data: TrainingData) -> tuple[TrainableTask, ModelCo
     if run.weights is None:
         model_config = session.app.describe_model(data, None)
         return session.build_task(model_config, averages=False), model_config, f"seed {run.device.seed}"
-    from gaudi_models.weights import read_weights
-
-    weights = read_weights(run.weights)
+    weights = read_initial_weights(run.weights)
     model_config = session.app.describe_model(data, weights)
     task = session.build_task(model_config, averages=False)
     print(task.load_weights(weights).describe())

@@ -1,0 +1,83 @@
+"""A run is named by its folder: as weights, to be trained for longer, and in errors about its data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_apps.training.reports import read_history
+from gaudi_apps.training.run_dir import DATA_FILE
+
+FLAGS = ("-bs", 4, "--image_size", 32, "--log_steps", 1, "--eval_epochs", 0, "--no_evaluate")
+
+
+@pytest.fixture
+def train(run_classifier: Callable[..., Any], folders: Path, tmp_path: Path) -> Callable[..., Any]:
+    def run(name: str, *flags: object, data: Path = folders) -> Any:
+        return run_classifier("--data_dir", data, *FLAGS, "--model_dir", tmp_path / name, *flags)
+
+    return run
+
+
+def test_weights_of_a_run_are_its_newest_or_its_best(train: Callable[..., Any], tmp_path: Path) -> None:
+    assert train("a", "--steps", 2).status == 0
+    done = train("b", "--steps", 1, "--weights", tmp_path / "a")
+    assert done.status == 0, done.err
+    newest = tmp_path / "a" / "checkpoints" / "step-00000002"
+    assert f"newest checkpoint, {newest}\n" in done.out
+    best = CheckpointFolder(tmp_path / "a" / "best").path(1)
+    shutil.copytree(newest, best)
+    assert f"best checkpoint, {best}\n" in train("c", "--steps", 1, "--weights", tmp_path / "a").out
+    assert f"newest checkpoint, {newest}\n" in train("d", "--steps", 1, "--weights", newest.parent).out
+    for folder in (newest, best):
+        shutil.rmtree(folder)
+    done = train("e", "--steps", 1, "--weights", tmp_path / "a")
+    assert (done.status, done.error.path) == (66, str(tmp_path / "a"))
+
+
+def test_a_finished_run_goes_on_by_its_schedule(train: Callable[..., Any], tmp_path: Path) -> None:
+    assert train("a", "--steps", 2).status == 0
+    done = train("a", "--steps", 4)
+    assert done.status == 0, done.err
+    rates = [row["learning_rate"] for row in read_history(tmp_path / "a" / "history.jsonl")]
+    assert train("b", "--steps", 4).status == 0
+    assert rates == [row["learning_rate"] for row in read_history(tmp_path / "b" / "history.jsonl")]
+    assert CheckpointFolder(tmp_path / "a" / "checkpoints").steps()[-1] == 4
+    assert train("a", "--epochs", 2).status == 0
+    assert CheckpointFolder(tmp_path / "a" / "checkpoints").steps()[-1] == 6
+
+
+def test_where_the_rate_needs_the_last_step_the_error_says_how_to_go_on(
+    train: Callable[..., Any], tmp_path: Path
+) -> None:
+    assert train("a", "--steps", 2, "--lr_schedule", "cosine").status == 0
+    done = train("a", "--steps", 4, "--lr_schedule", "cosine")
+    assert (done.status, done.error.field) == (78, "steps")
+    assert f"--weights {tmp_path / 'a'}" in done.error.remedy
+    assert train("b", "--steps", 4, "--lr_schedule", "cosine", "--weights", tmp_path / "a").status == 0
+
+
+def test_other_data_is_named_by_classes_and_files(train: Callable[..., Any], folders: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(folders, data)
+    assert train("a", "--steps", 1, data=data).status == 0
+    known = json.loads((tmp_path / "a" / DATA_FILE).read_text())
+    assert (known["classes"], len(known["files"])) == (["blue", "green", "red"], 12)
+    (data / "train" / "green").rename(data / "train" / "lime")
+    (data / "train" / "red" / "0.png").unlink()
+    shutil.copy(data / "train" / "red" / "1.png", data / "train" / "blue" / "1.png")
+    done = train("a", "--steps", 2, data=data)
+    assert (done.status, done.error.field) == (78, "data")
+    for named in ('gone: "green"', 'new classes: "lime"', '"red/0.png"', 'changed: "blue/1.png"', '"lime/0.png"'):
+        assert named in done.err
+    # A run of an earlier release has no such file.
+    (tmp_path / "a" / DATA_FILE).unlink()
+    done = train("a", "--steps", 2, data=data)
+    assert (done.status, done.error.field) == (78, "data")
+    assert "lime" not in done.err
