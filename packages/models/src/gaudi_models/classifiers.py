@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gaudi_models.architectures import APPLICATIONS, CLASSIFIERS, RESNETS
-from gaudi_models.layers import synchronize
+from gaudi_models.layers import Network, synchronize
 from gaudi_models.padding import Padding
 from gaudi_models.resnet import BATCH_NORM_MOMENTUM, ResNetBackbone
 from gaudi_ops.errors import require_choice
@@ -74,13 +74,13 @@ def build_classifier(
             implementation=implementation,
             reduce_statistics=reduce_statistics,
         )(images)
-    return keras.Model(images, _add_head(features, num_classes, dropout), name=name)
+    return Network(images, _add_head(features, num_classes, dropout), name=name)
 
 
 def feature_extractor(classifier: Any) -> Any:
     """Return the part of a classifier up to its pooled features, float32 [batch, features]; it shares the weights."""
     features = classifier.get_layer(FEATURES).output
-    return keras.Model(classifier.input, features, name=f"{classifier.name}_features")
+    return Network(classifier.input, features, name=f"{classifier.name}_features")
 
 
 def freeze_backbone(classifier: Any) -> None:

@@ -39,6 +39,16 @@ class Convolution2D(GroupedConv2D):
 
 
 @keras.saving.register_keras_serializable("gaudi_models")
+class Network(keras.Model):
+    """`keras.Model` of layers, whose ``.keras`` file names this module.
+
+    Keras imports the module of the outermost class of a file, and takes the layers inside by their names from what is
+    registered, or else from its own: it has another ``Convolution2D``. So this class registers ours before they are
+    looked for, and a file loads in a process that has not imported this package.
+    """
+
+
+@keras.saving.register_keras_serializable("gaudi_models")
 class SynchronizedBatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` over the last axis; same arguments, same weights, same values for one device.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from gaudi_models.architectures import SSD_STAGE_STRIDES, ExtraLevels, list_extra_levels
+from gaudi_models.layers import Network
 from gaudi_models.padding import SSD_PADDINGS, PoolPadding
 from gaudi_models.resnet import ResNetBackbone
 from gaudi_ops import SSD300, DefaultBoxSpec
@@ -67,7 +68,7 @@ def build_ssd(
         join(axis=1, name="logits", dtype="float32")(logits),
         join(axis=1, name="offsets", dtype="float32")(offsets),
     )
-    return keras.Model(images, outputs, name=f"ssd_resnet{depth}")
+    return Network(images, outputs, name=f"ssd_resnet{depth}")
 
 
 def _feature_levels(features: Any, extra_levels: ExtraLevels, pool_padding: PoolPadding, dtype: str) -> list[Any]:
