@@ -39,7 +39,7 @@ EXTRAS = {
     "datasets": "tensorflow-cpu,scenes,plots,imagenet,test",
     "models": "tensorflow-cpu,mxnet,test",
     "distributed": "test,horovod",
-    "apps": "tensorflow-cpu,mxnet,mlperf,export,test",
+    "apps": "tensorflow-cpu,mxnet,mlperf,export,supervision,test",
 }
 
 # What the session `current` is there for; a TensorFlow that is older would be tested without anybody seeing it.
@@ -167,7 +167,7 @@ def integration(session: nox.Session) -> None:
 @nox.session(default=False)
 def slow(session: nox.Session) -> None:
     """Run the tests of all packages and of the root that are marked `slow`."""
-    install(session, EXTRAS, XDIST, "cosmic-ray")
+    install(session, EXTRAS, XDIST, "cosmic-ray", "ipykernel", "nbclient")
     session.run("pytest", "packages", "tests", *(session.posargs or (*SLOW, *workers(session))))
 
 
@@ -242,7 +242,8 @@ def gaudi_contract(session: nox.Session) -> None:
 @nox.session(default=False, python="3.13")
 def current(session: nox.Session) -> None:
     """Test all packages with the newest Python, TensorFlow and NumPy that they take, of all else the newest too."""
-    install_unpinned(session, EXTRAS | {"models": "tensorflow-cpu,test", "apps": "tensorflow-cpu,mlperf,export,test"})
+    extras = {"models": "tensorflow-cpu,test", "apps": "tensorflow-cpu,mlperf,export,supervision,test"}
+    install_unpinned(session, EXTRAS | extras)
     session.run("python", "-c", CURRENT_LANE)
     test_quickly(session, WITHOUT_MXNET)
 

@@ -15,8 +15,9 @@ import pytest
 import tensorflow as tf
 
 import gaudi_ops.tf
+from gaudi_apps.detection.detections import to_records
 from gaudi_apps.detection.detector import Detector as KerasDetector
-from gaudi_apps.detection.evaluator import Detection, to_records
+from gaudi_apps.detection.evaluator import Detection
 from gaudi_apps.mxnet.losses import SSDLoss
 from gaudi_apps.mxnet.task import Detector
 from gaudi_apps.training.checkpoint import CheckpointFolder

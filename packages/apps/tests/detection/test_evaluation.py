@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.evaluator import DetectionEvaluator, to_records
+from gaudi_apps.detection.detections import to_records
+from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference.evaluator import pack_arrays, unpack_arrays
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.detection.sources import RecordSource

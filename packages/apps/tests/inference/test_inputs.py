@@ -20,7 +20,7 @@ def touch(folder: Path, *names: str) -> None:
 
 
 def find(folder: Path, *inputs: str) -> list[str]:
-    return [str(path.relative_to(folder)) for path in find_files([f"{folder}/{text}" for text in inputs])]
+    return [str(Path(str(path)).relative_to(folder)) for path in find_files([f"{folder}/{text}" for text in inputs])]
 
 
 def test_files_folders_and_patterns(tmp_path: Path) -> None:

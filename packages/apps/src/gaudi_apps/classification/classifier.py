@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import html
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import PIL.Image
 import tensorflow as tf
 
 from gaudi_apps.classification.flags import LISTED
+from gaudi_apps.inference.inputs import GivenImage, Images, predict_images
 from gaudi_apps.inference.media import InputImage, Preprocessor
-from gaudi_apps.inference.predictor import (
-    ImageInput,
-    Results,
-    assign_all,
-    prepare_batches,
-    read_trained,
-)
-from gaudi_apps.inference.visualizer import add_title, enlarge
+from gaudi_apps.inference.predictor import Results, assign_all, read_trained
+from gaudi_apps.inference.visualizer import Image, add_title, enlarge
 from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
@@ -39,19 +36,57 @@ def make_preprocessor(image_size: int) -> Preprocessor:
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Classification:
-    """The likeliest classes of an image, best first.
+    """The likeliest classes of an image, best first; `len` counts them, a loop yields each with its probability.
 
     Attributes:
         names: of the classes, [k].
         labels: int32 [k], from 0.
         probabilities: float32 [k].
+        file_name: of the image, as it was given, or its address; empty for bytes and pixels.
+        height: of the image in pixels.
+        width: likewise.
+        frame: number of the frame in its video, from 0; None for an image.
+        read_pixels: returns the image, uint8 [height, width, 3], RGB; a file is read again.
     """
 
     names: tuple[str, ...]
     labels: npt.NDArray[np.int32]
     probabilities: npt.NDArray[np.float32]
+    file_name: str = ""
+    height: int = 0
+    width: int = 0
+    frame: int | None = None
+    read_pixels: Callable[[], Image] | None = field(default=None)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        return zip(self.names, self.probabilities.tolist(), strict=True)
+
+    def __repr__(self) -> str:
+        image = self.file_name + (f"#{self.frame}" if self.frame is not None else "")
+        classes = ", ".join(f"{name} {share:.3f}" for name, share in self)
+        return f"<Classification{' of ' if image else ''}{image}: {classes}>"
+
+    def draw(self) -> PIL.Image.Image:
+        """Draw the image under its likeliest class; a small one is enlarged first.
+
+        Raises:
+            DataError: the image is not known, or cannot be read any more.
+        """
+        if self.read_pixels is None:
+            raise DataError("classes without their image cannot be drawn", remedy="take them from Classifier.predict")
+        title = f"{self.names[0]} {self.probabilities[0]:.3f}"
+        return PIL.Image.fromarray(add_title(enlarge(self.read_pixels()), title))
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{share:.3f}</td></tr>" for name, share in self)
+        table = f"<table><tr><th>class</th><th>probability</th></tr>{rows}</table>"
+        return f"<div><p>{html.escape(self.file_name)}</p>{table}</div>"
 
 
 class Classifier:
@@ -88,24 +123,33 @@ class Classifier:
         assign_all(model, weights)
         return cls(model, names)
 
-    def predict(self, images: Sequence[ImageInput], *, top: int = LISTED, batch_size: int = 16) -> list[Classification]:
-        """Find the likeliest classes of images, prepared as evaluation prepares them.
+    def predict(self, images: Images, *, top: int = LISTED, batch_size: int = 16) -> Any:
+        """Find the likeliest classes of images, prepared as evaluation prepares them, in the order of the images.
 
         Args:
-            images: paths, encoded bytes (JPEG or PNG), or pixels uint8 [height, width, 3] in RGB.
+            images: see `gaudi_apps.Detector.predict`.
             top: largest number of classes of an image, 5 at most.
             batch_size: largest number of images at once.
+
+        Returns:
+            a `Classification` for one image, and a list or an iterator of them as `gaudi_apps.Detector.predict` does.
 
         Raises:
             MissingInputError: a file is not there.
             DataError: an image cannot be decoded.
+            TransferError: a camera or an address does not answer.
         """
-        found = []
-        for batch in prepare_batches(images, make_preprocessor(self._model.input_shape[1]), batch_size):
-            for probabilities, labels in zip(*self.classify(batch), strict=True):
-                names = tuple(self.class_names[label] for label in labels[:top])
-                found.append(Classification(names, labels[:top], probabilities[:top]))
-        return found
+        prepare = make_preprocessor(self._model.input_shape[1])
+        return predict_images(images, prepare, batch_size, partial(self._predict_batch, top=top))
+
+    def _predict_batch(self, batch: Sequence[GivenImage], top: int) -> list[Classification]:
+        outputs = self.classify(np.stack([image.network_input for image in batch]))
+        results = []
+        for image, probabilities, labels in zip(batch, *outputs, strict=True):
+            names = tuple(self.class_names[label] for label in labels[:top])
+            shape = image.name, image.height, image.width, image.frame
+            results.append(Classification(names, labels[:top], probabilities[:top], *shape, image.read_pixels))
+        return results
 
     def classify(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
         """Return probabilities float32 [batch, k] and labels int32 [batch, k] of the k likeliest classes, best first.

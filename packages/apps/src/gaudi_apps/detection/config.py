@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from importlib import util
 from typing import Annotated, Literal, TypeAlias
 
 from tyro.conf import arg
@@ -23,10 +24,14 @@ from gaudi_apps.cli.flags import (
 )
 from gaudi_apps.runtime.settings import ThreadFlag
 from gaudi_datasets.arguments import ON, FormerFlag
-from gaudi_datasets.errors import FlagError
+from gaudi_datasets.errors import FlagError, MissingExtraError
 
 # Of the training images of COCO 2017 that have boxes.
 COCO_TRAIN_IMAGES, COCO_CLASSES = 117266, 80
+
+SaveFlag: TypeAlias = Literal["images", "json", "txt", "csv", "crops"]
+TileFlag: TypeAlias = Literal["off", "auto"] | int
+SMALLEST_TILE = 64
 
 Mode: TypeAlias = Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"]
 
@@ -39,6 +44,21 @@ class ImageFlags(UseFlags):
     """Minimum score of a detection to draw and list it."""
     max_boxes: Annotated[int, resume_safe(minimum=1)] = 50
     """Maximum number of boxes to draw in an image, the best ones; the number of the others is written into it."""
+    classes: Annotated[tuple[str, ...], resume_safe()] = ()
+    """Classes to detect, by name or by category id; by default all."""
+    agnostic_nms: Annotated[Switch, resume_safe()] = False
+    """Keep only the best of boxes that overlap by half or more, whatever their classes."""
+    tiles: Annotated[TileFlag, resume_safe(minimum=SMALLEST_TILE)] = "off"
+    """Look at photos larger than this number of pixels in windows of this side, too, for small objects; auto: twice the
+    side of the network's input; off: as a whole only."""
+    track: Annotated[Switch, resume_safe()] = False
+    """Number the objects of a video, the same object by the same number in all frames; needs the extra
+    gaudi-apps[supervision]."""
+    max_frames: Annotated[int, resume_safe(minimum=0)] = 0
+    """Number of frames to read of each video, camera or stream, from the first one on; 0: all."""
+    save: Annotated[tuple[SaveFlag, ...], resume_safe()] = ("images", "json")
+    """Results to write. images: drawn images and videos; json: COCO results and the list of the files; txt: YOLO
+    labels; csv: a table; crops: an image of each object."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +229,7 @@ def validate(config: SSDConfig) -> None:
         raise FlagError(f"--k {k}: 1 + k/10 must stay above 0", flag="--k", remedy="give -9 or more")
     _check_data(run, config.data)
     check_modes(config, run.mode, checkpoint=find_checkpoint(run), steps=run.steps, steps_flag="--steps")
+    check_use(config.use, run.mode)
     evaluation = config.evaluation
     if not evaluation.eval_epochs and (evaluation.target or evaluation.patience):
         raise FlagError(
@@ -219,6 +240,27 @@ def validate(config: SSDConfig) -> None:
             "--eval_epochs: needs records with a truth; random and static batches have none", flag="--eval_epochs"
         )
     parse_step_range(config.report.profile)
+
+
+def check_use(use: ImageFlags, mode: str) -> None:
+    """Check flags that are for predictions only.
+
+    Raises:
+        FlagError: one of them is given, and the mode is another.
+        MissingExtraError: --track needs supervision, which is not installed.
+    """
+    named = ("classes", "agnostic_nms", "tiles", "track", "max_frames", "save")
+    for entry in fields(ImageFlags):
+        if entry.name in named and mode != "predict" and getattr(use, entry.name) != entry.default:
+            raise FlagError(f"--{entry.name}: is for --mode predict; mode is {mode}", flag=f"--{entry.name}")
+    if not use.save:
+        raise FlagError("--save: names nothing to write", flag="--save", remedy="give images, json, txt, csv or crops")
+    if use.track and util.find_spec("supervision") is None:
+        raise MissingExtraError(
+            "--track: needs supervision, which is not installed",
+            flag="--track",
+            remedy="pip install 'gaudi-apps[supervision]'",
+        )
 
 
 def _check_data(run: RunFlags, data: DataFlags) -> None:

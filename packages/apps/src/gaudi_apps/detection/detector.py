@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from gaudi_apps.detection.detections import ObjectDetections as ObjectDetections
+from gaudi_apps.detection.outputs import Selection, Tracker, find_labels
+from gaudi_apps.inference.inputs import GivenImage, Images, predict_images
 from gaudi_apps.inference.media import Preprocessor
-from gaudi_apps.inference.predictor import ImageInput, assign_all, prepare_batches, read_trained
+from gaudi_apps.inference.predictor import assign_all, read_trained
+from gaudi_apps.inference.tiles import Tiles
 from gaudi_apps.training.keras_task import Batch, KerasTask
+from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError
 from gaudi_distributed import Communicator
@@ -92,34 +97,27 @@ class SSDTask(KerasTask):
         return {"loss": loss, "class_loss": class_loss, "box_loss": box_loss}
 
 
-@dataclass(frozen=True, eq=False)
-class ObjectDetections:
-    """The detections in one image, best first.
-
-    Attributes:
-        boxes_yxyx: float32 [n, 4], top, left, bottom and right as fractions of the image.
-        labels: int32 [n], from 1; label l is class l - 1.
-        scores: float32 [n], from 0 to 1.
-        names: of the classes of the labels, [n].
-    """
-
-    boxes_yxyx: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int32]
-    scores: npt.NDArray[np.float32]
-    names: tuple[str, ...]
-
-
 class Detector:
     """Detect objects by a trained network, with decoding and suppression.
 
     Args:
         model: from `gaudi_models.build_ssd`.
         class_names: of the labels from 1 on; needed by `predict`.
+        category_ids: of these classes in COCO results; by default the labels.
         image_size: of the network's input, in pixels; needed by `predict`.
     """
 
-    def __init__(self, model: Any, class_names: Sequence[str] = (), *, image_size: int = SSD300.image_size) -> None:
+    def __init__(
+        self,
+        model: Any,
+        class_names: Sequence[str] = (),
+        category_ids: Sequence[int] = (),
+        *,
+        image_size: int = SSD300.image_size,
+    ) -> None:
         self.class_names, self.image_size = tuple(class_names), image_size
+        ids = category_ids or range(1, len(self.class_names) + 1)
+        self.categories = tuple(Category(each, name) for each, name in zip(ids, class_names, strict=True))
         self._compute = tf.function(lambda images: find_boxes(model, images), autograph=False, reduce_retracing=True)
 
     @classmethod
@@ -142,29 +140,91 @@ class Detector:
             pool_padding=weights.pool_padding,
         )
         assign_all(model, weights)
-        return cls(model, [one["name"] for one in metadata.classes], image_size=architecture.image_size)
+        ids = [one.get("id", label) for label, one in enumerate(metadata.classes, 1)]
+        names = [one["name"] for one in metadata.classes]
+        return cls(model, names, ids, image_size=architecture.image_size)
 
     def predict(
-        self, images: Sequence[ImageInput], *, score_threshold: float = 0.3, batch_size: int = 16
-    ) -> list[ObjectDetections]:
-        """Detect the objects in images, prepared as training prepares them.
+        self,
+        images: Images,
+        *,
+        score_threshold: float = 0.3,
+        batch_size: int = 16,
+        classes: Sequence[str | int] = (),
+        agnostic_nms: bool = False,
+        tiles: int | Literal["auto"] | None = None,
+        track: bool = False,
+    ) -> Any:
+        """Detect the objects in images, prepared as training prepares them, in the order of the images.
 
         Args:
-            images: paths, encoded bytes (JPEG or PNG), or pixels uint8 [height, width, 3] in RGB.
+            images: a path, encoded bytes, pixels uint8 [height, width, 3] in RGB, or a PIL image; a folder, a pattern
+                (``"photos/*.jpg"``), or a list of such; a video, a camera (``"webcam:0"``) or an address; an iterator
+                of images.
             score_threshold: lowest score of a detection, .05 or more.
             batch_size: largest number of images at once.
+            classes: names or category ids of the classes to detect; by default all.
+            agnostic_nms: keep the best of boxes that overlap by half or more, whatever their classes.
+            tiles: side in pixels of the windows in which larger photos are looked at, too; ``"auto"``: twice the
+                network's side; None: photos are looked at as a whole only.
+            track: number the objects of a video, the same object by the same number; needs gaudi-apps[supervision].
+
+        Returns:
+            an `ObjectDetections` for one image; a list of them for a folder, a pattern, a list, a tuple or an array
+            [n, height, width, 3]; an iterator for a video, a camera, a stream and any other iterable, which reads ahead
+            by a batch at most.
 
         Raises:
             MissingInputError: a file is not there.
             DataError: an image cannot be decoded.
+            TransferError: a camera or an address does not answer.
+            FlagError: a class is none of the detector's.
+            MissingExtraError: supervision is not installed, and `track` is set.
         """
-        found = []
-        for batch in prepare_batches(images, make_preprocessor(self.image_size), batch_size):
-            for boxes, labels, scores in zip(*self.detect(batch), strict=True):
-                rows = (labels > 0) & (scores >= score_threshold)
-                names = tuple(self.class_names[label - 1] for label in labels[rows])
-                found.append(ObjectDetections(boxes[rows], labels[rows], scores[rows], names))
-        return found
+        prepare = make_preprocessor(self.image_size)
+        selection = Selection(find_labels(classes, self.categories), agnostic_nms)
+        run = partial(
+            self._predict_batch,
+            prepare=prepare,
+            selection=selection,
+            tiles=tiles,
+            score_threshold=score_threshold,
+            batch_size=batch_size,
+            tracker=Tracker() if track else None,
+        )
+        return predict_images(images, prepare, batch_size, run)
+
+    def _predict_batch(
+        self,
+        batch: Sequence[GivenImage],
+        *,
+        prepare: Preprocessor,
+        selection: Selection,
+        tiles: int | str | None,
+        score_threshold: float,
+        batch_size: int,
+        tracker: Tracker | None,
+    ) -> list[ObjectDetections]:
+        outputs = self.detect(np.stack([image.network_input for image in batch]))
+        results = []
+        for image, boxes, labels, scores in zip(batch, *outputs, strict=True):
+            rows = boxes, labels, scores
+            if tiles is not None:
+                tiling = Tiles(tiles, image.network_input.shape[0])
+                rows = tiling.detect(image.read_pixels(), rows, self.detect, prepare.from_pixels, batch_size)
+            boxes, labels, scores = selection.apply(rows)
+            kept = scores >= score_threshold
+            boxes, labels, scores = boxes[kept], labels[kept], scores[kept]
+            names = tuple(self.class_names[label - 1] for label in labels)
+            shape = image.name, image.height, image.width, image.frame
+            found = ObjectDetections(
+                boxes, labels, scores, names, *shape, categories=self.categories, read_pixels=image.read_pixels
+            )
+            if tracker is not None:
+                numbers = tracker.follow(image.name, image.frame, image.rate, found.boxes_xyxy, (boxes, labels, scores))
+                found = replace(found, track_ids=numbers)
+            results.append(found)
+        return results
 
     def detect(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Detect the objects in a batch, at most 200 in an image, best first.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,13 +12,10 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from gaudi_apps.detection.data import read_categories
+from gaudi_apps.detection.detections import to_records
 from gaudi_apps.detection.error_analysis import analyse, match_image
 from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator
-from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
-from gaudi_apps.inference.predictor import Results, predict_files
 from gaudi_apps.inference.visualizer import (
-    add_title,
     compare_images,
     decode_image,
     draw_detections,
@@ -40,9 +36,7 @@ from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import Communicator
 
 if TYPE_CHECKING:
-    from gaudi_apps.detection.config import ImageFlags
-    from gaudi_apps.training.application import Restored
-    from gaudi_apps.training.checkpoint import ModelConfig
+    pass
 
 Detection = dict[str, Any]
 # Detects in a batch: boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1), labels [batch, n], 0 for padding, and scores.
@@ -146,30 +140,6 @@ class DetectionEvaluator(Evaluator[Scored]):
             f"images: {model_dir / IMAGES} ({len(drawn)} of {scores.images} with their boxes, "
             f"the {len(worst)} with the most errors), {model_dir / 'curves.png'}"
         )
-
-
-def to_records(
-    image_id: int,
-    size: npt.NDArray[np.int32],
-    boxes_yxyx: npt.NDArray[np.float32],
-    category_ids: npt.NDArray[np.int64],
-    scores: npt.NDArray[np.float32],
-) -> list[Detection]:
-    """Convert the detections of an image to COCO results, whose bbox is left, top, width, height in pixels.
-
-    Args:
-        image_id: of the image.
-        size: [2], its height and width in pixels.
-        boxes_yxyx: [n, 4], in 0..1.
-        category_ids: [n].
-        scores: [n].
-    """
-    y0, x0, y1, x1 = (boxes_yxyx.astype(np.float64) * np.tile(size, 2)).T
-    bboxes = np.stack([x0, y0, x1 - x0, y1 - y0], axis=1)
-    return [
-        {"image_id": image_id, "category_id": int(category), "bbox": bbox.tolist(), "score": float(score)}
-        for bbox, category, score in zip(bboxes, category_ids, scores, strict=True)
-    ]
 
 
 # IoU, size of the objects, and the maximum of detections of an image, for each metric.
@@ -323,110 +293,3 @@ def _group(records: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, 
 
 def _base_name(example: DetectionExample) -> str:
     return example.file_name.rpartition("/")[2] or f"image {example.image_id}"
-
-
-def predict_by_flags(
-    flags: ImageFlags,
-    restore: Callable[[], Restored],
-    open_detector: Callable[[Any], Detect],
-    model_dir: Path,
-    *,
-    batch_size: int,
-    prepare: Callable[[ModelConfig], Preprocessor],
-) -> None:
-    """Detect on each image and frame that flags name, and print the results, see `DetectionResults`.
-
-    The network is restored once the images are found, `open_detector` makes its detector, and `prepare` takes its
-    configuration.
-    """
-    files = find_files(flags.inference)
-    restored = restore()
-    output_dir = Path(flags.output_dir or model_dir / "predictions")
-    categories = read_categories(restored.model_config)
-    results = predict_files(
-        open_detector(restored.task.model),
-        files,
-        prepare(restored.model_config),
-        lambda folder: DetectionResults(folder, categories, flags.score_threshold, flags.max_boxes),
-        output_dir,
-        batch_size=batch_size,
-        strict=flags.strict,
-    )
-    print(results.describe(output_dir, f", {len(results.detections)} detections"))
-    if results.boxes_left_out:
-        print(
-            f"{results.boxes_left_out} boxes in {results.images_cut} images and frames are listed and not drawn: "
-            f"--max_boxes {flags.max_boxes}"
-        )
-
-
-class DetectionResults(Results):
-    """Collect the detections of each image as COCO results, and draw the best of them.
-
-    The folder gets a PNG of each image and a video of each video with the boxes drawn; ``detections.json``, a
-    COCO results list; and ``files.json``, a COCO document without annotations whose ``images`` have file, frame and
-    drawn image of each image id, and whose ``bad_files`` are those that were skipped.
-
-    Args:
-        folder: to write into.
-        categories: the classes, label 1 first.
-        score_threshold: of detections that are drawn and printed, each in a line with file, score, class, and left,
-            top, right, bottom in pixels; the results file has all above .05.
-        max_boxes: that are drawn in an image; the number of the others is written into it.
-
-    Attributes:
-        boxes_left_out: number of boxes that were not drawn.
-        images_cut: number of images and frames that they are of.
-    """
-
-    tables = ("detections.json", "files.json")
-
-    def __init__(
-        self,
-        folder: Path,
-        categories: Sequence[Category],
-        score_threshold: float,
-        max_boxes: int = DRAWN_PER_IMAGE,
-    ) -> None:
-        super().__init__(folder)
-        self._max_boxes, self.boxes_left_out, self.images_cut = max_boxes, 0, 0
-        self.detections: list[Detection] = []
-        self._categories = categories
-        self._names = [category.name for category in categories]
-        self._category_ids = np.array([0] + [category.id for category in categories])
-        self._score_threshold = score_threshold
-
-    def add(self, image: InputImage, *outputs: npt.NDArray[Any]) -> list[str]:
-        """Keep and draw the detections of an image, without rows of label 0; return a line for each that is drawn."""
-        boxes_yxyx, labels, scores = outputs
-        size = np.array(image.pixels.shape[:2], np.int32)
-        found = labels > 0
-        self.detections += to_records(
-            image.image_id, size, boxes_yxyx[found], self._category_ids[labels[found]], scores[found]
-        )
-        shown = np.flatnonzero(found & (scores >= self._score_threshold))
-        if len(shown) > self._max_boxes:
-            self.boxes_left_out += len(shown) - self._max_boxes
-            self.images_cut += 1
-        drawn = draw_detections(
-            image.pixels, boxes_yxyx[shown], labels[shown], scores[shown], self._names, max_boxes=self._max_boxes
-        )
-        if image.frame is None:  # all frames of a video have one size
-            drawn = add_title(drawn, image.path.name, f"score {self._score_threshold:.2f} and above: {len(shown)}")
-        self.add_image(image, drawn)
-        corners = boxes_yxyx[shown] * np.tile(size, 2)
-        return [
-            f"{image.name}: {scores[row]:.3f} {self._names[labels[row] - 1]} {x0:.0f} {y0:.0f} {x1:.0f} {y1:.0f}"
-            for row, (y0, x0, y1, x1) in zip(shown, corners, strict=True)
-        ]
-
-    def count(self) -> str:
-        """Return the number of detections."""
-        return f"{len(self.detections)} detections"
-
-    def write_tables(self) -> None:
-        """Write the two JSON files."""
-        categories = [asdict(category) for category in self._categories]
-        document = {"images": self.images, "annotations": [], "categories": categories, "bad_files": self.bad_files}
-        for name, content in zip(self.tables, (self.detections, document), strict=True):
-            write_json(self.folder / name, content)

@@ -29,10 +29,9 @@ from gaudi_apps.inference.converters import (
     write_saved_model,
     write_tflite,
 )
-from gaudi_apps.inference.media import VIDEO_ENDINGS, find_files
+from gaudi_apps.inference.media import find_files, is_video, read_encoded
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
-from gaudi_datasets.image_files import read_image
 from gaudi_datasets.output_files import staging_folder, write_json
 from gaudi_models.weights import assign_weights, read_weights, write_weights
 
@@ -58,10 +57,10 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
         DataError: an image or a record is damaged.
     """
     if inference:
-        files = [path for path in find_files(inference) if path.suffix.lower() not in VIDEO_ENDINGS]
+        files = [path for path in find_files(inference) if not is_video(path)]
         if not files:
             raise MissingInputError("--inference: names videos only; an export is checked on images, so add one")
-        return [read_image(files[index]).encoded for index in _spread(len(files))]
+        return [read_encoded(files[index]) for index in _spread(len(files))]
     if source is None:
         raise FlagError(
             "--mode export: needs images to check the export on", flag="--mode", remedy="give --inference or --data_dir"

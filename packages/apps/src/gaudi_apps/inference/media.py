@@ -1,8 +1,9 @@
-"""Read images and videos by file, folder or pattern, and keep encoded images in memory where they fit."""
+"""Read images and videos by file, folder, pattern or address, and keep encoded images in memory where they fit."""
 
 from __future__ import annotations
 
 import glob
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +14,13 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from gaudi_apps.inference.addresses import VIDEO_ENDINGS as VIDEO_ENDINGS
+from gaudi_apps.inference.addresses import Address, Source, fetch_image, open_capture, parse_address
 from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import IMAGE_ENDINGS, read_image
+from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image, read_image
 from gaudi_datasets.memory import decide_cache
 from gaudi_datasets.sampling import InputOptions
-
-VIDEO_ENDINGS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class InputImage:
 
     Attributes:
         image_id: its number, from 1, among all images, frames and bad files of the run.
-        path: its file.
+        path: its file, or its address.
         frame: the number of the frame in the video, from 0; None for an image.
         rate: frames a second of the video; 0 for an image.
         network_input: float32 [side, side, 3].
@@ -54,7 +55,7 @@ class InputImage:
     """
 
     image_id: int
-    path: Path
+    path: Source
     frame: int | None
     rate: float
     network_input: npt.NDArray[np.float32]
@@ -66,20 +67,40 @@ class InputImage:
         return f"{self.path}" if self.frame is None else f"{self.path}#{self.frame}"
 
 
-def find_files(inputs: Sequence[str]) -> list[Path]:
+def find_files(inputs: Sequence[str]) -> list[Source]:
     """List the files of paths, folders and patterns, each once, in the order of the inputs and sorted within one.
 
     A file may have any ending. Of a folder and of a pattern (`*`, `?`, `[...]`, and `**` for all folders below) the
-    files with the ending of an image or a video are taken.
+    files with the ending of an image or a video are taken. A camera (``webcam:0``, or ``0`` where no file has this
+    name) and an address (``http://``, ``https://``, ``rtsp://``) are opened when they are read.
 
     Raises:
         MissingInputError: a path is not there, or a folder or pattern gives no image or video.
+        FlagError: an address is none that is read.
     """
     return list(dict.fromkeys(path for text in inputs for path in _expand(text)))
 
 
+def is_video(source: Source) -> bool:
+    """Return whether a file or an address gives frames.
+
+    Raises:
+        TransferError: a server has to be asked, and does not answer.
+    """
+    return source.is_video if isinstance(source, Address) else source.suffix.lower() in VIDEO_ENDINGS
+
+
+def is_live(source: Source) -> bool:
+    """Return whether frames come as they happen, and maybe without an end, as of a camera."""
+    return isinstance(source, Address) and source.suffix.lower() not in (*IMAGE_ENDINGS, *VIDEO_ENDINGS)
+
+
 def read_images(
-    files: Sequence[Path], prepare: Preprocessor, on_error: Callable[[int, Path, Exception], None]
+    files: Sequence[Source],
+    prepare: Preprocessor,
+    on_error: Callable[[int, Source, Exception], None],
+    *,
+    max_frames: int = 0,
 ) -> Iterator[InputImage]:
     """Yield the images and the frames of the videos.
 
@@ -87,11 +108,12 @@ def read_images(
         files: from `find_files`.
         prepare: makes the inputs of the network.
         on_error: called with image id, path and error for a file that cannot be used, or only up to some frame.
+        max_frames: of each video, from its first one on; 0: all.
     """
     image_id = 0
     for path in files:
         try:
-            for frame, rate, image, pixels in _read(path, prepare):
+            for frame, rate, image, pixels in itertools.islice(_read(path, prepare), max_frames or None):
                 image_id += 1
                 yield InputImage(image_id, path, frame, rate, image, pixels)
         except (DataError, OSError) as error:
@@ -99,7 +121,10 @@ def read_images(
             on_error(image_id, path, error)
 
 
-def _expand(text: str) -> list[Path]:
+def _expand(text: str) -> list[Source]:
+    address = parse_address(text)
+    if address is not None:
+        return [address]
     path = Path(text).expanduser()
     if path.is_file():
         return [path]
@@ -112,16 +137,16 @@ def _expand(text: str) -> list[Path]:
         if path.is_dir() or glob.has_magic(text):
             what = f"{'holds' if path.is_dir() else 'matches'} no image ({', '.join(IMAGE_ENDINGS)}) and no video"
         raise MissingInputError(f"{text}: {what}; give --inference images, videos, folders or patterns of them")
-    return usable
+    return list(usable)
 
 
-def _read(path: Path, prepare: Preprocessor) -> Iterator[tuple[int | None, float, npt.NDArray[np.float32], Image]]:
+def _read(path: Source, prepare: Preprocessor) -> Iterator[tuple[int | None, float, npt.NDArray[np.float32], Image]]:
     """Yield number and rate of a frame (None and 0 for an image), network input, and pixels."""
-    if path.suffix.lower() in VIDEO_ENDINGS:
+    if is_video(path):
         for frame in read_frames(path):
             yield frame.number, frame.rate, np.asarray(prepare.from_pixels(frame.pixels)), frame.pixels
         return
-    encoded = read_image(path).encoded
+    encoded = read_encoded(path)
     errors: tuple[type[Exception], ...] = (cv2.error, *prepare.errors)
     try:
         image, pixels = np.asarray(prepare.from_encoded(encoded)), decode_image(encoded)
@@ -129,6 +154,17 @@ def _read(path: Path, prepare: Preprocessor) -> Iterator[tuple[int | None, float
         reason = str(error).splitlines()[0]
         raise DataError(f"{path}: cannot be decoded ({reason}); fetch it again or leave it out") from None
     yield None, 0.0, image, pixels
+
+
+def read_encoded(source: Source) -> bytes:
+    """Read an image file, or fetch an image; return it upright, as a JPEG or PNG.
+
+    Raises:
+        MissingInputError, DataError, TransferError: see `read_image` and `gaudi_apps.inference.addresses.fetch_image`.
+    """
+    if isinstance(source, Path):
+        return read_image(source).encoded
+    return check_image(fetch_image(source), str(source)).encoded
 
 
 DEFAULT_RATE = 25.0
@@ -146,14 +182,15 @@ class VideoFrame(NamedTuple):
     pixels: Image
 
 
-def read_frames(path: Path) -> Iterator[VideoFrame]:
-    """Yield the frames of a video in their order, one in memory at a time.
+def read_frames(path: Source) -> Iterator[VideoFrame]:
+    """Yield the frames of a video, a camera or a stream in their order, one in memory at a time.
 
     Raises:
         DataError: OpenCV cannot read the video, it has no frame, or it ends far before its announced end; in this case
             the frames before were yielded.
+        TransferError: a camera or a stream cannot be opened.
     """
-    capture = cv2.VideoCapture(str(path))
+    capture = open_capture(path)
     try:
         rate = capture.get(cv2.CAP_PROP_FPS)
         rate = rate if math.isfinite(rate) and rate > 0 else DEFAULT_RATE
@@ -166,7 +203,9 @@ def read_frames(path: Path) -> Iterator[VideoFrame]:
     finally:
         capture.release()
     if number == 0:
-        raise DataError("is not a video that OpenCV can read", path=path, remedy="convert it to MP4 or leave it out")
+        raise DataError(
+            "is not a video that OpenCV can read", path=str(path), remedy="convert it to MP4 or leave it out"
+        )
     if number < SHARE_OF_FRAMES * announced:
         raise DataError(f"{path}: ends after {number} of {announced:.0f} frames; fetch it again or leave it out")
 

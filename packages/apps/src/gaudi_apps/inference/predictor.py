@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import sys
 import time
@@ -16,11 +18,12 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, read_images
+from gaudi_apps.inference.addresses import Address, Source
+from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, is_live, read_images
 from gaudi_apps.inference.visualizer import Image, write_image
+from gaudi_apps.runtime.failure_reporting import StopRequest
 from gaudi_apps.training.checkpoint import find_run_checkpoint
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.image_files import check_image, read_image
 from gaudi_datasets.output_files import staging_folder
 from gaudi_datasets.program import describe_error
 from gaudi_models.weights import LoadReport, WeightsFile, WeightsMetadata, assign_weights, read_weights
@@ -39,21 +42,24 @@ class Results(ABC):
 
     Args:
         folder: to write into.
+        draws: write drawn images and videos.
 
     Attributes:
         tables: names of the files that `write_tables` writes; the last one lists the bad files.
+        files: of these and of others, what is written.
         images: a row for each image and each frame.
         bad_files: a row for each file that could not be used.
     """
 
     tables: ClassVar[tuple[str, ...]]
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, draws: bool = True) -> None:
         self.images: list[dict[str, Any]] = []
         self.bad_files: list[dict[str, Any]] = []
-        self.folder = folder
+        self.folder, self.draws = folder, draws
+        self.files: list[str] = list(self.tables)
         self._taken: set[str] = set()
-        self._video: tuple[Path, VideoWriter] | None = None  # the one whose frames are being read
+        self._video: tuple[Source, VideoWriter] | None = None  # the one whose frames are being read
 
     def __enter__(self: AnyResults) -> AnyResults:
         return self
@@ -73,22 +79,24 @@ class Results(ABC):
     def write_tables(self) -> None:
         """Write the collected results into the folder."""
 
-    def add_image(self, image: InputImage, drawn: Image) -> dict[str, Any]:
-        """Write a drawn image, or add it to its video; return its row."""
+    def add_image(self, image: InputImage, drawn: Image | None) -> dict[str, Any]:
+        """Write a drawn image, or add it to its video, where there is one; return its row."""
         height, width = image.pixels.shape[:2]
         row = _name_file(image.image_id, image.path)
-        row |= {"height": height, "width": width, "drawn": self._write_drawn(image, drawn)}
+        row |= {"height": height, "width": width}
+        row["drawn"] = None if drawn is None else self._write_drawn(image, drawn)
         self.images.append(row if image.frame is None else row | {"frame": image.frame})
         return self.images[-1]
 
     def describe(self, output_dir: Path, counts: str = "") -> str:
         """Describe the results in a line, with counts besides that of images, and the bad files in another."""
-        tables = ", ".join(self.tables)
-        line = f"{output_dir}: {len(self.images)} images and frames{counts}; {tables} and what was drawn"
+        files = " and ".join([", ".join(self.files)] * bool(self.files) + ["what was drawn"] * self.draws)
+        line = f"{output_dir}: {len(self.images)} images and frames{counts}; {files}"
         if not self.bad_files:
             return line
-        files = len({row["path"] for row in (*self.images, *self.bad_files)})
-        return f"{line}\n{len(self.bad_files)} of {files} files could not be used; {self.tables[-1]} says why"
+        count = len({row["path"] for row in (*self.images, *self.bad_files)})
+        reason = f"; {self.tables[-1]} says why" if self.tables[-1] in self.files else ""
+        return f"{line}\n{len(self.bad_files)} of {count} files could not be used{reason}"
 
     def _write_drawn(self, image: InputImage, drawn: Image) -> str:
         """Write a PNG, or add a frame to the video of the file; return the name of the file."""
@@ -115,16 +123,19 @@ class Results(ABC):
 
 def predict_files(
     compute: Compute,
-    files: Sequence[Path],
+    files: Sequence[Source],
     prepare: Preprocessor,
     make_results: Callable[[Path], AnyResults],
     output_dir: Path,
     *,
     batch_size: int,
     strict: bool,
+    max_frames: int = 0,
     write_line: Callable[[str], None] = print,
 ) -> AnyResults:
     """Predict on each image and each frame of the files; `output_dir` gets all results at the end, or nothing.
+
+    Where a camera or an address is among them, Ctrl-C or SIGTERM ends the reading, and the results are written.
 
     Args:
         compute: returns the outputs of a batch, float32 [batch, side, side, 3].
@@ -134,6 +145,7 @@ def predict_files(
         output_dir: made when it is not there; files of the same names from an earlier run are replaced.
         batch_size: images at once, at most.
         strict: raise an error for the first bad file, instead of skipping it.
+        max_frames: of each video and stream, from its first one on; 0: all.
         write_line: gets the lines to show.
 
     Raises:
@@ -141,30 +153,42 @@ def predict_files(
         OSError: the results cannot be written.
     """
     places = {path: place for place, path in enumerate(files, 1)}
-    with staging_folder(output_dir) as draft, FileProgress(len(files)) as progress:
+    stop = StopRequest() if any(isinstance(path, Address) for path in files) else None
+    with staging_folder(output_dir) as draft, FileProgress(len(files)) as progress, stop or contextlib.nullcontext():
         with make_results(draft) as results:
 
-            def skip(image_id: int, path: Path, error: Exception) -> None:
-                if strict:
+            def skip(image_id: int, path: Source, error: Exception) -> None:
+                if strict or (len(files) == 1 and isinstance(path, Address) and not results.images):
                     raise error
                 results.bad_files.append({**_name_file(image_id, path), "error": describe_error(error)})
                 progress.note(f"skipped: {describe_error(error)}")
 
-            for batch in _make_batches(read_images(files, prepare, skip), batch_size):
+            images = read_images(files, prepare, skip, max_frames=max_frames)
+            for batch in _make_batches(itertools.takewhile(lambda _: not stop, images), batch_size):
                 outputs = compute(np.stack([image.network_input for image in batch]))
                 for image, *rows in zip(batch, *outputs, strict=True):
                     for line in results.add(image, *rows):
                         write_line(line)
                 progress.update(places[batch[-1].path], f"{len(results.images)} images, {results.count()}")
         if not results.images:
-            raise DataError(f"none of {len(files)} files can be used; the first: {results.bad_files[0]['error']}")
+            reason = f"; the first: {results.bad_files[0]['error']}" if results.bad_files else ""
+            raise DataError(f"none of {len(files)} files can be used{reason}")
         results.write_tables()
-        for path in sorted(draft.iterdir()):
-            os.replace(path, output_dir / path.name)
+        _publish(draft, output_dir)
     return results
 
 
-def _name_file(image_id: int, path: Path) -> dict[str, Any]:
+def _publish(draft: Path, output_dir: Path) -> None:
+    """Move the files of a folder, and of those in it, to another one, in place of those of the same names."""
+    for path in sorted(draft.rglob("*")):
+        target = output_dir / path.relative_to(draft)
+        if path.is_dir():
+            target.mkdir(exist_ok=True)
+        else:
+            os.replace(path, target)
+
+
+def _name_file(image_id: int, path: Source) -> dict[str, Any]:
     """Return id, name and path of a file; COCO's file names have no folder, so the path is a field of its own."""
     return {"id": image_id, "file_name": path.name, "path": str(path)}
 
@@ -173,7 +197,8 @@ def _make_batches(images: Iterator[InputImage], batch_size: int) -> Iterator[lis
     batch: list[InputImage] = []
     for image in images:
         batch.append(image)
-        if len(batch) == batch_size or sum(one.pixels.nbytes for one in batch) > PIXEL_BYTES_PER_BATCH:
+        is_full = len(batch) == batch_size or sum(one.pixels.nbytes for one in batch) > PIXEL_BYTES_PER_BATCH
+        if is_full or is_live(image.path):  # what happens now is not shown later
             yield batch
             batch = []
     if batch:
@@ -237,9 +262,6 @@ class FileProgress:
         self._console.print(text, markup=False, highlight=False)
 
 
-ImageInput = str | os.PathLike[str] | bytes | npt.NDArray[np.uint8]
-
-
 def read_trained(path: str | os.PathLike[str]) -> tuple[WeightsFile, WeightsMetadata]:
     """Read the weights of a trained network with its classes.
 
@@ -274,35 +296,9 @@ def assign_all(model: Any, weights: WeightsFile) -> LoadReport:
     return report
 
 
-def prepare_batches(
-    images: Sequence[ImageInput], prepare: Preprocessor, batch_size: int
-) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield batches float32 [batch, side, side, 3] of images: paths, encoded bytes, or uint8 [height, width, 3] in RGB.
-
-    Raises:
-        MissingInputError: a file is not there.
-        DataError: an image cannot be decoded.
-    """
-    for first in range(0, len(images), batch_size):
-        yield np.stack([_prepare(image, prepare) for image in images[first : first + batch_size]])
-
-
 def _find_weights(path: Path) -> Path:
     """Find the weights in the folder of a run or of an export; other paths are returned as they are."""
     if checkpoint := find_run_checkpoint(path):
         return checkpoint
     exported = path / "weights.safetensors"
     return exported if exported.is_file() else path
-
-
-def _prepare(image: ImageInput, prepare: Preprocessor) -> npt.NDArray[np.float32]:
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
-            raise DataError(f"an image is {image.dtype} {list(image.shape)}; give uint8 [height, width, 3] in RGB")
-        return np.asarray(prepare.from_pixels(image))
-    encoded = (check_image(image, "the image") if isinstance(image, bytes) else read_image(Path(image))).encoded
-    try:
-        return np.asarray(prepare.from_encoded(encoded))
-    except prepare.errors as error:
-        place = None if isinstance(image, bytes) else image
-        raise DataError(f"cannot be decoded ({str(error).splitlines()[0]})", path=place) from None

@@ -173,7 +173,7 @@ class SSDMXNetApplication(Application):
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Detect on the user's images and videos."""
-        from gaudi_apps.detection.evaluator import predict_by_flags
+        from gaudi_apps.detection.predictions import predict_by_flags
         from gaudi_apps.mxnet.data import make_preprocessor
 
         batch_size, folder = self.config.data.batch_size, self.settings.model_dir

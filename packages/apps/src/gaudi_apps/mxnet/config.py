@@ -13,7 +13,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from gaudi_apps.cli import flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, find_aliases, fixed, list_per_side, per_rank, resume_safe
 from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, check_parity, parse_step_range
-from gaudi_apps.detection.config import DecayFlags, ImageFlags
+from gaudi_apps.detection.config import DecayFlags, ImageFlags, check_use
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.elastic import is_elastic
@@ -316,6 +316,7 @@ def validate(config: SSDMXNetConfig) -> None:
             )
     _check_data(config.run, config.data)
     _check_modes(config)
+    check_use(config.use, config.run.mode)
     network = config.network
     if network.fp16_loss_scale != NetworkFlags.fp16_loss_scale and network.precision in ("fp32", "bf16"):
         raise FlagError(

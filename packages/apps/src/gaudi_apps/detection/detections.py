@@ -1,0 +1,233 @@
+"""Detections in one image: boxes in pixels and as fractions, drawn, cut out, and in the forms of other programs."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+
+from gaudi_apps.inference.visualizer import Image, draw_detections
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.drawing import fit_image
+from gaudi_datasets.errors import DataError, MissingExtraError
+
+NOTEBOOK_SIDE, NOTEBOOK_ROWS = 640, 10
+"""The longer side in pixels of an image in a notebook, and the most rows of its table."""
+
+
+class Detection(NamedTuple):
+    """One object: name and label of its class, score, box in pixels, and the number of its track in a video."""
+
+    name: str
+    label: int
+    score: float
+    box_xyxy: tuple[float, float, float, float]
+    track_id: int | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ObjectDetections:
+    """The detections in one image, best first; `len` counts them, and a loop yields each as a `Detection`.
+
+    Attributes:
+        boxes_yxyx: float32 [n, 4], top, left, bottom and right as fractions of the image.
+        labels: int32 [n], from 1; label l is class l - 1.
+        scores: float32 [n], from 0 to 1.
+        names: of the classes of the labels, [n].
+        file_name: of the image, as it was given, or its address; empty for bytes and pixels.
+        height: of the image in pixels.
+        width: likewise.
+        frame: number of the frame in its video, from 0; None for an image.
+        track_ids: int32 [n], the same number for the same object in all frames of a video; None without tracking.
+        categories: the classes that the detector knows, label 1 first.
+        read_pixels: returns the image, uint8 [height, width, 3], RGB; a file is read again.
+    """
+
+    boxes_yxyx: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float32]
+    names: tuple[str, ...]
+    file_name: str = ""
+    height: int = 0
+    width: int = 0
+    frame: int | None = None
+    track_ids: npt.NDArray[np.int32] | None = None
+    categories: tuple[Category, ...] = ()
+    read_pixels: Callable[[], Image] | None = field(default=None)
+
+    @property
+    def boxes_xyxy(self) -> npt.NDArray[np.float32]:
+        """Return float32 [n, 4], left, top, right and bottom in pixels."""
+        scale = np.array([self.width, self.height] * 2, np.float32)
+        return self.boxes_yxyx[:, [1, 0, 3, 2]] * scale
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __bool__(self) -> bool:
+        return True  # an image without detections is a result, too
+
+    def __iter__(self) -> Iterator[Detection]:
+        tracks: Sequence[int | None] = [None] * len(self) if self.track_ids is None else self.track_ids.tolist()
+        rows = zip(
+            self.names, self.labels.tolist(), self.scores.tolist(), self.boxes_xyxy.tolist(), tracks, strict=True
+        )
+        for name, label, score, box, track in rows:
+            yield Detection(name, label, score, (box[0], box[1], box[2], box[3]), track)
+
+    def __repr__(self) -> str:
+        image = self._title()
+        counts = ", ".join(f"{count} {name}" for name, count in Counter(self.names).most_common())
+        return f"<ObjectDetections{' in ' if image else ''}{image}: {counts or 'none'}>"
+
+    def draw(self) -> PIL.Image.Image:
+        """Draw the boxes with class names and scores; a small image is enlarged first.
+
+        Raises:
+            DataError: the image is not known, or cannot be read any more.
+        """
+        known = [one.name for one in self.categories]
+        names = known or self._name_labels()
+        pixels = self._read()
+        return PIL.Image.fromarray(draw_detections(pixels, self.boxes_yxyx, self.labels, self.scores, names))
+
+    def crops(self) -> list[PIL.Image.Image]:
+        """Cut the objects out of the image, each of at least one pixel, in the order of the detections.
+
+        Raises:
+            DataError: as by `draw`.
+        """
+        return [PIL.Image.fromarray(one) for one in crop_boxes(self._read(), self.boxes_yxyx)]
+
+    def to_coco(self, image_id: int = 1) -> list[dict[str, Any]]:
+        """Return COCO results: image_id, category_id, bbox (left, top, width, height in pixels) and score.
+
+        Args:
+            image_id: of the image in its data set.
+        """
+        ids = np.array([one.id for one in self.categories] or range(1, 1 + max(self.labels, default=0)), np.int64)
+        size = np.array([self.height, self.width], np.int32)
+        records = to_records(image_id, size, self.boxes_yxyx, ids[self.labels - 1], self.scores)
+        if self.track_ids is not None:
+            return [{**one, "track_id": track} for one, track in zip(records, self.track_ids.tolist(), strict=True)]
+        return records
+
+    def to_supervision(self) -> Any:
+        """Return a `supervision.Detections`: boxes in pixels, scores, class_id from 0, and class_name.
+
+        Raises:
+            MissingExtraError: supervision is not installed.
+        """
+        boxes, labels, tracks = self.boxes_xyxy, self.labels, self.track_ids
+        return make_supervision(boxes, labels, self.scores, self.names, tracks)
+
+    def _repr_html_(self) -> str:
+        """Return the drawn image, small, and a table for a notebook."""
+        rows = "".join(
+            f"<tr><td>{html.escape(one.name)}</td><td>{one.score:.3f}</td>"
+            f"<td>{', '.join(f'{side:.0f}' for side in one.box_xyxy)}</td></tr>"
+            for one in list(self)[:NOTEBOOK_ROWS]
+        )
+        more = len(self) - NOTEBOOK_ROWS
+        rows += f"<tr><td colspan=3>and {more} more</td></tr>" if more > 0 else ""
+        table = f"<table><tr><th>class</th><th>score</th><th>left, top, right, bottom</th></tr>{rows}</table>"
+        image = "" if self.read_pixels is None else f"<img src='data:image/jpeg;base64,{self._encode_small()}'>"
+        return f"<div><p>{html.escape(repr(self)[1:-1])}</p>{image}{table if rows else ''}</div>"
+
+    def _encode_small(self) -> str:
+        buffer = io.BytesIO()
+        fit_image(self.draw(), NOTEBOOK_SIDE, NOTEBOOK_SIDE).save(buffer, "JPEG", quality=85)
+        return base64.b64encode(buffer.getvalue()).decode()
+
+    def _title(self) -> str:
+        name = self.file_name + (f"#{self.frame}" if self.frame is not None else "")
+        size = f"{self.width}x{self.height}" if self.width else ""
+        return " ".join(part for part in (name, size) if part)
+
+    def _name_labels(self) -> list[str]:
+        names = [""] * max(self.labels, default=0)
+        for label, name in zip(self.labels, self.names, strict=True):
+            names[label - 1] = name
+        return names
+
+    def _read(self) -> Image:
+        if self.read_pixels is None:
+            raise DataError("detections without their image cannot be drawn", remedy="take them from Detector.predict")
+        return self.read_pixels()
+
+
+def crop_boxes(pixels: Image, boxes_yxyx: npt.NDArray[np.float32]) -> list[Image]:
+    """Cut boxes [n, 4], in 0..1, out of an image, uint8 [height, width, 3]; each is of at least one pixel."""
+    height, width = pixels.shape[:2]
+    corners = np.rint(boxes_yxyx * [height, width, height, width]).astype(int)
+    low = np.clip(corners[:, :2], 0, [height - 1, width - 1])
+    high = np.clip(corners[:, 2:], low + 1, [height, width])
+    return [pixels[top:bottom, left:right] for (top, left), (bottom, right) in zip(low, high, strict=True)]
+
+
+def to_records(
+    image_id: int,
+    size: npt.NDArray[np.int32],
+    boxes_yxyx: npt.NDArray[np.float32],
+    category_ids: npt.NDArray[np.int64],
+    scores: npt.NDArray[np.float32],
+) -> list[dict[str, Any]]:
+    """Convert the detections of an image to COCO results, whose bbox is left, top, width, height in pixels.
+
+    Args:
+        image_id: of the image.
+        size: [2], its height and width in pixels.
+        boxes_yxyx: [n, 4], in 0..1.
+        category_ids: [n].
+        scores: [n].
+    """
+    y0, x0, y1, x1 = (boxes_yxyx.astype(np.float64) * np.tile(size, 2)).T
+    bboxes = np.stack([x0, y0, x1 - x0, y1 - y0], axis=1)
+    return [
+        {"image_id": image_id, "category_id": int(category), "bbox": bbox.tolist(), "score": float(score)}
+        for bbox, category, score in zip(bboxes, category_ids, scores, strict=True)
+    ]
+
+
+def load_supervision() -> Any:
+    """Import supervision.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import supervision
+    except ImportError as error:
+        raise MissingExtraError(
+            f"supervision is not installed ({error})", remedy="pip install 'gaudi-apps[supervision]'"
+        ) from None
+    return supervision
+
+
+def make_supervision(
+    boxes_xyxy: npt.NDArray[np.float32],
+    labels: npt.NDArray[np.int32],
+    scores: npt.NDArray[np.float32],
+    names: Sequence[str],
+    track_ids: npt.NDArray[np.int32] | None = None,
+) -> Any:
+    """Make a `supervision.Detections` of boxes [n, 4] in pixels, labels from 1, scores and class names.
+
+    Raises:
+        MissingExtraError: supervision is not installed.
+    """
+    return load_supervision().Detections(
+        xyxy=boxes_xyxy,
+        confidence=scores,
+        class_id=labels.astype(int) - 1,
+        tracker_id=track_ids,
+        data={"class_name": np.array(names, dtype=str)},
+    )

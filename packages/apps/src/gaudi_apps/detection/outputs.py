@@ -1,0 +1,278 @@
+"""Choose among detections by class, follow objects through videos, and write what other programs read."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gaudi_apps.detection.detections import crop_boxes, load_supervision, make_supervision
+from gaudi_apps.inference.media import InputImage, Preprocessor
+from gaudi_apps.inference.tiles import Rows, Tiles, suppress_across_classes
+from gaudi_apps.inference.visualizer import write_image
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.errors import FlagError
+from gaudi_datasets.output_files import write_atomically
+
+if TYPE_CHECKING:
+    from gaudi_apps.detection.config import ImageFlags, SaveFlag
+
+LABELS, CLASSES, CSV, CROPS = "labels", "classes.txt", "detections.csv", "crops"
+COLUMNS = (
+    *("image_id", "path", "frame", "image_width", "image_height", "category_id", "class", "score"),
+    *("left", "top", "right", "bottom", "track_id"),
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Detections to keep.
+
+    Attributes:
+        labels: of the classes, from 1; None: of all.
+        agnostic: keep the best of boxes that overlap by half or more, whatever their classes.
+    """
+
+    labels: frozenset[int] | None = None
+    agnostic: bool = False
+
+    def apply(self, rows: Rows) -> Rows:
+        """Return the rows that are kept, without those of label 0, best first."""
+        boxes, labels, scores = rows
+        is_kept = labels > 0
+        if self.labels is not None:
+            is_kept &= np.isin(labels, list(self.labels))
+        kept = np.flatnonzero(is_kept)
+        if self.agnostic:
+            kept = kept[suppress_across_classes(boxes[kept], scores[kept])]
+        return boxes[kept], labels[kept], scores[kept]
+
+
+def find_labels(classes: Sequence[str | int], categories: Sequence[Category]) -> frozenset[int] | None:
+    """Find the labels of classes that are given by name, or by the id of their category; None where none is given.
+
+    Raises:
+        FlagError: a class is none of the detector's.
+    """
+    by_name = {one.name: label for label, one in enumerate(categories, 1)}
+    by_id = {str(one.id): label for label, one in enumerate(categories, 1)}
+    labels = set()
+    for given in map(str, classes):
+        label = by_name.get(given) or by_id.get(given)
+        if label is None:
+            nearest = difflib.get_close_matches(given.lower(), [name.lower() for name in by_name], n=3, cutoff=0.5)
+            known = [name for name in by_name if name.lower() in nearest]
+            listed = known or [f"{one.name} ({one.id})" for one in categories[:20]]
+            remedy = f"did you mean {' or '.join(known)}?" if known else f"give one of {', '.join(listed)}"
+            raise FlagError(f"--classes {given}: is no class of the detector", flag="--classes", remedy=remedy)
+        labels.add(label)
+    return frozenset(labels) if classes else None
+
+
+class Tracker:
+    """Follow objects through the frames of videos, each from new, by the ByteTrack of supervision.
+
+    Zhang et al., https://arxiv.org/abs/2110.06864. An image is no frame, and its objects get no number.
+
+    Raises:
+        MissingExtraError: supervision is not installed.
+    """
+
+    def __init__(self) -> None:
+        load_supervision()
+        self._video: Any = None
+        self._tracks: Any = None
+        self._shift = 0  # numbers of the videos before, so that each is of one object
+        self._last = 0
+
+    def follow(self, video: object, frame: int | None, rate: float, boxes_xyxy: Any, rows: Rows) -> Any:
+        """Return the numbers of the objects of a frame, int32 [n], from 1; 0 for what is not followed (yet).
+
+        Args:
+            video: tells videos apart.
+            frame: number of the frame; None for an image.
+            rate: frames a second.
+            boxes_xyxy: float32 [n, 4], in pixels.
+            rows: the detections, whose labels and scores are read.
+        """
+        numbers = np.zeros(len(boxes_xyxy), np.int32)
+        if frame is None:
+            return numbers
+        if video != self._video:
+            self._video, self._tracks, self._shift = video, _make_byte_track(rate), self._last
+        labels, scores = rows[1], rows[2]
+        found = make_supervision(boxes_xyxy, labels, scores, [""] * len(labels))
+        found.data["row"] = np.arange(len(labels))
+        followed = self._tracks.update_with_detections(found)
+        if len(followed):
+            numbers[followed.data["row"]] = followed.tracker_id.astype(np.int32) + self._shift
+            self._last = max(self._last, int(numbers.max()))
+        return numbers
+
+
+def _make_byte_track(rate: float) -> Any:
+    import warnings
+
+    with warnings.catch_warnings():  # a later major version moves it into a package of its own
+        warnings.simplefilter("ignore")
+        return load_supervision().ByteTrack(frame_rate=max(1, round(rate)))
+
+
+class Refinement:
+    """Refine what a network finds in images and frames: windows of photos, classes, and tracks, as flags say.
+
+    Args:
+        flags: of the program.
+        categories: the classes, label 1 first.
+        detect: returns boxes, labels and scores of a batch.
+        prepare: makes inputs of the network.
+        batch_size: inputs at once, at most.
+
+    Raises:
+        FlagError: --classes names a class that is none of the detector's.
+        MissingExtraError: --track needs supervision, which is not installed.
+    """
+
+    def __init__(
+        self, flags: ImageFlags, categories: Sequence[Category], detect: Any, prepare: Preprocessor, batch_size: int
+    ) -> None:
+        self._selection = Selection(find_labels(flags.classes, categories), flags.agnostic_nms)
+        self._tracker = Tracker() if flags.track else None
+        self._tiles, self._threshold = flags.tiles, flags.score_threshold
+        self._detect, self._prepare, self._batch_size = detect, prepare, batch_size
+
+    def apply(self, image: InputImage, rows: Rows) -> tuple[Rows, npt.NDArray[np.int32] | None]:
+        """Return the detections in an image, and the numbers of their tracks, int32 [n], 0 without; None: none wanted.
+
+        Args:
+            image: where they are.
+            rows: boxes in 0..1, labels and scores, best first; label 0 is none.
+        """
+        if self._tiles != "off":
+            tiles = Tiles(self._tiles, image.network_input.shape[0])
+            rows = tiles.detect(image.pixels, rows, self._detect, self._prepare.from_pixels, self._batch_size)
+        rows = self._selection.apply(rows)
+        if self._tracker is None:
+            return rows, None
+        # Only what is shown is followed; the others would begin tracks of nothing.
+        numbers = np.zeros(len(rows[1]), np.int32)
+        shown = rows[2] >= self._threshold
+        followed = rows[0][shown], rows[1][shown], rows[2][shown]
+        boxes = followed[0][:, [1, 0, 3, 2]] * np.array([*image.pixels.shape[1::-1]] * 2, np.float32)
+        numbers[shown] = self._tracker.follow(image.path, image.frame, image.rate, boxes, followed)
+        return rows, numbers
+
+
+def name_tracks(
+    labels: npt.NDArray[np.int32], track_ids: npt.NDArray[np.int32], class_names: Sequence[str]
+) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """Return labels and names to draw: of an object that is followed its number, so that it keeps its colour."""
+    others = track_ids.max(initial=0) + 1 + np.arange(len(labels), dtype=np.int32)
+    drawn = np.where(track_ids > 0, track_ids, others).astype(np.int32)
+    names = [""] * int(drawn.max(initial=0))
+    for place, label, track in zip(drawn.tolist(), labels.tolist(), track_ids.tolist(), strict=True):
+        names[place - 1] = class_names[label - 1] + (f" #{track}" if track else "")
+    return drawn, names
+
+
+class DetectionFiles:
+    """Write detections as YOLO labels, as CSV, and as images of single objects.
+
+    ``txt`` gives ``labels/NAME.txt`` for each image, with a line for each object: class from 0, and centre, width and
+    height as fractions of the image; ``classes.txt`` has the classes. ``csv`` gives one table, ``detections.csv``, and
+    ``crops`` a JPEG of each object in ``crops/CLASS/``.
+
+    Args:
+        folder: to write into.
+        kinds: what to write; others than these three are left out.
+        categories: the classes, label 1 first.
+    """
+
+    def __init__(self, folder: Path, kinds: Sequence[SaveFlag], categories: Sequence[Category]) -> None:
+        self._folder, self._kinds, self._categories = folder, frozenset(kinds), categories
+        self._rows: list[tuple[Any, ...]] = []
+        self._taken: set[str] = set()
+        self._class_folders = _name_folders([one.name for one in categories])
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the files and folders that are written."""
+        names = {"txt": f"{LABELS}/ with {CLASSES}", "csv": CSV, "crops": f"{CROPS}/"}
+        return [name for kind, name in names.items() if kind in self._kinds]
+
+    def add(self, image: InputImage, rows: Rows, track_ids: npt.NDArray[np.int32] | None = None) -> None:
+        """Write the detections of an image, boxes in 0..1, labels from 1 and scores, best first."""
+        stem = self._name(image)
+        if "txt" in self._kinds:
+            self._write_labels(stem, rows)
+        if "csv" in self._kinds:
+            self._add_rows(image, rows, track_ids)
+        if "crops" in self._kinds:
+            self._write_crops(stem, image, rows)
+
+    def close(self) -> None:
+        """Write what is of all images."""
+        if "txt" in self._kinds:
+            (self._folder / LABELS).mkdir(exist_ok=True)
+            names = [re.sub(r"[\r\n]", " ", one.name) for one in self._categories]
+            (self._folder / CLASSES).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        if "csv" in self._kinds:
+            with write_atomically(self._folder / CSV) as path, path.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(COLUMNS)
+                writer.writerows(self._rows)
+
+    def _name(self, image: InputImage) -> str:
+        """Return a name for the files of an image, as YOLO pairs them: that of its file, without the ending."""
+        stem = Path(image.path.name).stem
+        if image.frame is not None:
+            stem = f"{stem}_{image.frame:06d}"
+        stem = stem if stem not in self._taken else f"{image.path.name}-{image.image_id}"
+        self._taken.add(stem)
+        return stem
+
+    def _write_labels(self, stem: str, rows: Rows) -> None:
+        boxes, labels, _ = rows
+        centers, sides = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+        lines = [
+            f"{label - 1} {center[1]:.6f} {center[0]:.6f} {side[1]:.6f} {side[0]:.6f}\n"
+            for label, center, side in zip(labels.tolist(), centers.tolist(), sides.tolist(), strict=True)
+        ]
+        folder = self._folder / LABELS
+        folder.mkdir(exist_ok=True)
+        (folder / f"{stem}.txt").write_text("".join(lines), encoding="utf-8")
+
+    def _add_rows(self, image: InputImage, rows: Rows, track_ids: npt.NDArray[np.int32] | None) -> None:
+        height, width = image.pixels.shape[:2]
+        frame = "" if image.frame is None else image.frame
+        tracks = [0] * len(rows[1]) if track_ids is None else track_ids.tolist()
+        for (y0, x0, y1, x1), label, score, track in zip(*(part.tolist() for part in rows), tracks, strict=True):
+            one = self._categories[label - 1]
+            sides = (x0 * width, y0 * height, x1 * width, y1 * height)
+            texts = [f"{score:.6f}", *(f"{side:.2f}" for side in sides), track or ""]
+            self._rows.append((image.image_id, image.path, frame, width, height, one.id, one.name, *texts))
+
+    def _write_crops(self, stem: str, image: InputImage, rows: Rows) -> None:
+        for number, (pixels, label) in enumerate(
+            zip(crop_boxes(image.pixels, rows[0]), rows[1].tolist(), strict=True), 1
+        ):
+            folder = self._folder / CROPS / self._class_folders[label - 1]
+            folder.mkdir(parents=True, exist_ok=True)
+            write_image(folder / f"{stem}-{number}.jpg", pixels)
+
+
+def _name_folders(names: Sequence[str]) -> list[str]:
+    """Return a folder's name for each class: its own where it can be one, with its label where it is taken."""
+    folders: list[str] = []
+    for label, name in enumerate(names, 1):
+        folder = re.sub(r"[^\w .-]", "_", name).strip(" .")[:100] or f"class-{label}"
+        taken = {one.lower() for one in folders}
+        folders.append(folder if folder.lower() not in taken else f"{folder}-{label}")
+    return folders

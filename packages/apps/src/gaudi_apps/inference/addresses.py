@@ -1,0 +1,204 @@
+"""Inputs that are no files: cameras, streams, and images and videos on the web."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+import cv2
+import requests
+
+from gaudi_datasets.errors import FlagError, GaudiError, TransferError
+from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience
+from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image
+
+SCHEMES = ("http", "https", "rtsp")
+VIDEO_ENDINGS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
+STREAM_ENDINGS = (".m3u8", ".mjpeg", ".mjpg")
+IMAGE_BYTES, IMAGE_SECONDS = 2**26, 60.0
+"""The most that an image on the web may have, and may take."""
+SILENT_SECONDS = 10.0
+"""How long a server may say nothing."""
+
+_CAMERA = re.compile(r"(?:webcam:)?(\d{1,3})", re.ASCII)
+# FFmpeg follows a playlist to further addresses; with these, to none of a file on this machine.
+_PROTOCOLS = "protocol_whitelist;http,https,tls,tcp,udp,rtp,rtsp,httpproxy,crypto"
+_PREFER_TCP = "rtsp_flags;prefer_tcp"  # OpenCV's own, where the variable is not set
+_CAPTURE_VARIABLE = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A camera of this machine or an address on the network, in the place of the path of a file.
+
+    `str` of it has neither user nor password.
+
+    Attributes:
+        text: ``webcam:N``, or an address with a scheme of `SCHEMES`, as it was given.
+    """
+
+    text: str
+
+    @property
+    def camera(self) -> int | None:
+        """Return the number of the camera; None for an address on the network."""
+        found = _CAMERA.fullmatch(self.text)
+        return None if found is None else int(found[1])
+
+    @property
+    def name(self) -> str:
+        """Return a name for files of results: the last part of the address, without what a file name may not have."""
+        if self.camera is not None:
+            return f"webcam-{self.camera}"
+        parts = urlsplit(self.text)
+        last = PurePosixPath(unquote(parts.path)).name or parts.hostname or parts.scheme
+        return re.sub(r"[^\w.-]", "_", last).lstrip(".")[:100] or parts.scheme
+
+    @property
+    def suffix(self) -> str:
+        """Return the ending of the path in the address; empty if there is none."""
+        return "" if self.camera is not None else PurePosixPath(urlsplit(self.text).path).suffix
+
+    @cached_property
+    def is_video(self) -> bool:
+        """Return whether frames are to be read; a server is asked where the address does not tell.
+
+        Raises:
+            TransferError: the server does not answer.
+        """
+        if self.camera is not None or urlsplit(self.text).scheme.lower() == "rtsp":
+            return True
+        ending = self.suffix.lower()
+        if ending in IMAGE_ENDINGS:
+            return False
+        return ending in (*VIDEO_ENDINGS, *STREAM_ENDINGS) or not self._serves_image()
+
+    def __str__(self) -> str:
+        if self.camera is not None:
+            return self.text
+        parts = urlsplit(self.text)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+    def _serves_image(self) -> bool:
+        try:
+            with requests.get(self.text, stream=True, timeout=SILENT_SECONDS) as response:
+                # What is wrong is found and said where it is fetched.
+                return not response.ok or response.headers.get("Content-Type", "").lower().startswith("image/")
+        except (requests.RequestException, ValueError) as error:
+            raise TransferError(f"cannot be reached ({type(error).__name__})", path=str(self), remedy=_REMEDY) from None
+
+
+_REMEDY = "fix the address, or try again later"
+Source: TypeAlias = Path | Address
+
+
+def parse_address(text: str) -> Address | None:
+    """Return the camera or the address that a text names; None for a path, as of a file whose name is a number.
+
+    Raises:
+        FlagError: its scheme is none of `SCHEMES`, or it is no whole address.
+    """
+    if _CAMERA.fullmatch(text):
+        return None if Path(text).exists() else Address(text if text.startswith("webcam:") else f"webcam:{text}")
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        return None
+    address = Address(text)
+    try:
+        is_whole = bool(urlsplit(text).hostname) and text.isprintable() and " " not in text
+    except ValueError:
+        is_whole = False
+    if scheme.lower() not in SCHEMES or not is_whole:
+        shown = str(address) if is_whole else ascii(text)
+        raise FlagError(
+            f"--inference {shown}: is no address that is read",
+            flag="--inference",
+            remedy=f"begin it with {', '.join(f'{one}://' for one in SCHEMES)} and a host, or give a file",
+        )
+    return address
+
+
+def fetch_image(address: Address) -> bytes:
+    """Fetch an image, of at most `IMAGE_BYTES`, within `IMAGE_SECONDS`.
+
+    Raises:
+        MissingInputError: the server says that there is no such file.
+        TransferError: it cannot be reached, or takes longer.
+        DataError: it is no image that is read, or has more bytes.
+    """
+    stop = threading.Event()
+    timer = threading.Timer(IMAGE_SECONDS, stop.set)
+    timer.daemon = True
+    patience = Patience(attempts=2, connect_seconds=SILENT_SECONDS, silent_seconds=SILENT_SECONDS)
+
+    def check(path: Path) -> None:
+        check_image(path.read_bytes(), str(address), decode=False)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "image"
+        timer.start()
+        try:
+            Fetcher(patience, stop=stop).fetch(Download(address.text, path, check=check, most_bytes=IMAGE_BYTES))
+        except GaudiError as error:
+            if stop.is_set():
+                raise TransferError(
+                    f"takes more than {IMAGE_SECONDS:g} seconds", path=str(address), remedy=_REMEDY
+                ) from None
+            # The address as it was given may hold a password.
+            message = str(error.args[0]) if error.args else ""
+            raise type(error)(message, path=str(address), remedy=error.remedy) from None
+        finally:
+            timer.cancel()
+        return path.read_bytes()
+
+
+def open_capture(source: Source) -> Any:
+    """Open a video file, a camera or a stream with OpenCV.
+
+    Raises:
+        TransferError: a camera or a stream cannot be opened within `SILENT_SECONDS`.
+    """
+    if isinstance(source, Path):
+        return cv2.VideoCapture(str(source))
+    with _quiet_opencv():
+        if source.camera is not None:
+            capture = cv2.VideoCapture(source.camera)
+            remedy = "connect a camera, or give the number of another"
+        else:
+            limits = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, cv2.CAP_PROP_READ_TIMEOUT_MSEC]
+            milliseconds = int(1000 * SILENT_SECONDS)
+            options = [value for limit in limits for value in (limit, milliseconds)]
+            capture = cv2.VideoCapture(source.text, cv2.CAP_FFMPEG, options)
+            remedy = "check that it is a video or a stream, and that its server answers"
+    if not capture.isOpened():
+        capture.release()
+        what = "cannot be opened as a camera" if source.camera is not None else "cannot be opened as a video"
+        raise TransferError(what, path=str(source), remedy=remedy)
+    return capture
+
+
+@contextlib.contextmanager
+def _quiet_opencv() -> Iterator[None]:
+    """Keep OpenCV from writing of its own what an error says, and FFmpeg to protocols of the network."""
+    level = cv2.getLogLevel()
+    before = os.environ.get(_CAPTURE_VARIABLE)
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
+    os.environ[_CAPTURE_VARIABLE] = f"{before or _PREFER_TCP}|{_PROTOCOLS}"
+    cv2.setLogLevel(0)
+    try:
+        yield
+    finally:
+        cv2.setLogLevel(level)
+        if before is None:
+            del os.environ[_CAPTURE_VARIABLE]
+        else:
+            os.environ[_CAPTURE_VARIABLE] = before

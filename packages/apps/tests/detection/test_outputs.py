@@ -1,0 +1,213 @@
+"""Check what predictions leave beside images: YOLO labels, CSV and crops, with classes, suppression and tracks."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from gaudi_apps.detection.config import ImageFlags, SaveFlag
+from gaudi_apps.detection.detector import Detector, make_preprocessor
+from gaudi_apps.detection.outputs import DetectionFiles, Refinement, Selection, find_labels
+from gaudi_apps.detection.predictions import DetectionResults
+from gaudi_apps.inference.media import InputImage, VideoWriter
+from gaudi_apps.inference.predictor import predict_files
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.errors import FlagError
+
+PREPROCESSOR = make_preprocessor(300)
+CATEGORIES = (Category(7, "red"), Category(9, "blue"))
+EVERYTHING: tuple[SaveFlag, ...] = ("images", "json", "txt", "csv", "crops")
+
+
+def run(
+    network: Any, files: Sequence[Path], folder: Path, categories: Any = CATEGORIES, **flags: Any
+) -> tuple[DetectionResults, list[str]]:
+    lines: list[str] = []
+    given, detect = ImageFlags(**flags), Detector(network).detect
+    refinement = Refinement(given, categories, detect, PREPROCESSOR, 2)
+    results = predict_files(
+        detect,
+        files,
+        PREPROCESSOR,
+        lambda draft: DetectionResults(draft, categories, 0.3, refinement=refinement, save=given.save),
+        folder,
+        batch_size=2,
+        strict=False,
+        max_frames=given.max_frames,
+        write_line=lines.append,
+    )
+    return results, lines
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_kind_of_output(
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
+) -> None:
+    faint = [([0.7, 0.7, 0.9, 0.9], 1, -1.0)]  # a score of .27: in the JSON file alone
+    network = oracle({1: truth[1], 2: truth[2] + faint})
+    files = [image_dir / f"{number}.png" for number in (1, 2, 3)]
+    results, _ = run(network, files, tmp_path / "out", save=EVERYTHING)
+    out = tmp_path / "out"
+    assert (out / "classes.txt").read_text() == "red\nblue\n"
+    found = {path.name: path.read_text() for path in sorted((out / "labels").iterdir())}
+    assert list(found) == ["1.txt", "2.txt", "3.txt"]
+    assert found["3.txt"] == ""
+    numbers = [float(text) for text in found["2.txt"].split()]
+    np.testing.assert_allclose(numbers, [0, 46 / 150, 46 / 120, 60 / 150, 60 / 120], atol=1e-5)
+    rows = read_csv(out / "detections.csv")
+    assert [(row["path"], row["class"], row["category_id"], row["frame"]) for row in rows] == [
+        (str(files[0]), "blue", "9", ""),
+        (str(files[1]), "red", "7", ""),
+    ]
+    np.testing.assert_allclose([float(rows[1][side]) for side in ("left", "top", "right", "bottom")], [16, 16, 76, 76])
+    assert (rows[1]["image_width"], rows[1]["image_height"], rows[1]["track_id"]) == ("150", "120", "")
+    assert [str(path.relative_to(out)) for path in sorted((out / "crops").rglob("*.jpg"))] == [
+        "crops/blue/1-1.jpg",
+        "crops/red/2-1.jpg",
+    ]
+    red = cv2.imread(str(out / "crops" / "red" / "2-1.jpg"))
+    assert red.shape == (60, 60, 3)
+    assert np.abs(red.astype(int).mean(axis=(0, 1)) - [0, 0, 255]).max() < 5  # OpenCV reads BGR
+    assert len(json.loads((out / "detections.json").read_text())) == 3
+    assert "crops/" in results.describe(out)
+    # Once more, in place of what is there.
+    run(network, files, out, save=EVERYTHING)
+    assert len(read_csv(out / "detections.csv")) == 2
+
+
+def test_only_what_is_asked_for_is_written(
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
+) -> None:
+    for save, names in (
+        (("csv",), ["detections.csv"]),
+        (("txt",), ["classes.txt", "labels"]),
+        (("json",), ["detections.json", "files.json"]),
+        (("images",), ["1.png.png"]),
+    ):
+        out = tmp_path / save[0]
+        results, lines = run(oracle(truth), [image_dir / "1.png"], out, save=save)
+        assert sorted(path.name for path in out.iterdir()) == names
+        assert len(lines) == 1
+        assert ("drawn" in results.describe(out)) == (save == ("images",))
+    table = json.loads((tmp_path / "json" / "files.json").read_text())
+    assert table["images"][0]["drawn"] is None
+
+
+def test_classes_are_chosen_by_name_or_id(
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
+) -> None:
+    files = sorted(image_dir.iterdir())
+    for classes, category in ((("red",), 7), (("9",), 9)):
+        results, lines = run(oracle(truth), files, tmp_path / classes[0], classes=classes)
+        assert {one["category_id"] for one in results.detections} == {category}
+        assert len(lines) == len(results.detections) == {7: 2, 9: 3}[category]
+    assert find_labels((), CATEGORIES) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "suggested"), [("Reds", "red"), ("bleu", "blue"), ("8", "red (7)"), ("elephant", "blue (9)")]
+)
+def test_an_unknown_class_gets_a_suggestion(given: str, suggested: str) -> None:
+    with pytest.raises(FlagError) as unknown:
+        find_labels((given,), CATEGORIES)
+    assert unknown.value.flag == "--classes"
+    assert suggested in (unknown.value.remedy or "")
+
+
+def test_overlapping_boxes_of_two_classes_are_one_with_agnostic_nms(
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
+) -> None:
+    box = truth[2][0][0]
+    near = [box[0], box[1], box[2], box[3] - 0.05]
+    network = oracle({2: [(box, 1, 4.0), (near, 2, 6.0)]})
+    apart, _ = run(network, [image_dir / "2.png"], tmp_path / "a")
+    together, _ = run(network, [image_dir / "2.png"], tmp_path / "b", agnostic_nms=True)
+    assert sorted(one["category_id"] for one in apart.detections) == [7, 9]
+    assert [one["category_id"] for one in together.detections] == [9]
+    rows = np.array([box, near], np.float32), np.array([1, 2], np.int32), np.array([0.5, 0.9], np.float32)
+    # Classes are chosen first, so a class that is not wanted suppresses nothing.
+    assert Selection(frozenset({1}), agnostic=True).apply(rows)[1].tolist() == [1]
+
+
+def make_image(name: str, frame: int | None = None) -> InputImage:
+    return InputImage(1, Path(name), frame, 0.0, np.zeros([2, 2, 3], np.float32), np.zeros([20, 30, 3], np.uint8))
+
+
+def test_names_of_classes_and_files_stay_in_the_folder(tmp_path: Path) -> None:
+    names = ("../../up", "a/b", "a_b", "..", "CON\n", "ok")
+    categories = [Category(number, name) for number, name in enumerate(names, 1)]
+    files = DetectionFiles(tmp_path / "in", EVERYTHING, categories)
+    (tmp_path / "in").mkdir()
+    boxes = np.tile(np.array([[0.1, 0.1, 0.9, 0.9]], np.float32), (6, 1))
+    rows = boxes, np.arange(1, 7, dtype=np.int32), np.full(6, 0.9, np.float32)
+    for image in (make_image("x.jpg"), make_image("other/x.jpg"), make_image("x.mp4", 3)):
+        files.add(image, rows)
+    files.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    folders = sorted(path.name for path in (tmp_path / "in" / "crops").iterdir())
+    assert len(folders) == 6
+    assert "a_b" in folders
+    assert all(path.resolve().is_relative_to(tmp_path / "in") for path in tmp_path.rglob("*"))
+    assert sorted(path.name for path in (tmp_path / "in" / "labels").iterdir()) == [
+        "x.jpg-1.txt",
+        "x.txt",
+        "x_000003.txt",
+    ]
+    assert len((tmp_path / "in" / "classes.txt").read_text().splitlines()) == 6
+
+
+def test_no_more_frames_than_asked_for(
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
+) -> None:
+    results, _ = run(
+        oracle(truth), [write_clip(image_dir, tmp_path, 5), image_dir / "2.png"], tmp_path / "o", max_frames=3
+    )
+    assert [row.get("frame") for row in results.images] == [0, 1, 2, None]
+
+
+def write_clip(image_dir: Path, folder: Path, frames: int) -> Path:
+    """Write a video of image 2 only."""
+    writer = VideoWriter(folder / "clip", 10)
+    for _ in range(frames):
+        path = writer.write(np.asarray(cv2.imread(str(image_dir / "2.png"))[:, :, ::-1], np.uint8))
+    writer.close()
+    return path
+
+
+def test_objects_of_a_video_keep_their_numbers(
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("supervision")
+    other = [([0.7, 0.7, 0.95, 0.95], 2, 5.0)]
+    network = oracle({2: truth[2] + other})
+    first, second = (write_clip(image_dir, tmp_path / name, 6) for name in make_folders(tmp_path, "a", "b"))
+    results, lines = run(network, [first, image_dir / "2.png", second], tmp_path / "o", track=True, save=EVERYTHING)
+    rows = read_csv(tmp_path / "o" / "detections.csv")
+    tracks: dict[str, set[str]] = {}
+    for row in rows:
+        if row["frame"] not in ("", "0"):  # a track begins where it is seen again
+            tracks.setdefault(f"{row['path']} {row['class']}", set()).add(row["track_id"])
+    assert len(tracks) == 4
+    assert all(len(numbers) == 1 for numbers in tracks.values())
+    assert len(set.union(*tracks.values()) - {""}) == 4
+    assert [row["track_id"] for row in rows if row["frame"] == ""] == ["", ""]
+    numbered = [one["track_id"] for one in results.detections if "track_id" in one]
+    assert sorted(set(numbered)) == sorted(int(number) for number in set.union(*tracks.values()))
+    assert any(line.endswith(" #1") for line in lines)
+
+
+def make_folders(root: Path, *names: str) -> list[str]:
+    for name in names:
+        (root / name).mkdir()
+    return list(names)
