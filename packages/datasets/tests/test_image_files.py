@@ -172,15 +172,17 @@ def mark(kind: str, turn: int, xmp: bool) -> bytes:
     }[turn]:
         stored = stored.transpose(method)
     options: dict[str, object] = {"quality": 95} if kind in ("JPEG", "WEBP") else {}
-    if xmp:
-        options["xmp"] = f'<x xmlns:tiff="t"><d tiff:Orientation="{turn}"/></x>'.encode()
-    else:
+    if not xmp:
         marks = Image.Exif()
         marks[0x0112] = turn
         options["exif"] = marks.tobytes()
     buffer = io.BytesIO()
     stored.save(buffer, kind, **options)
-    return buffer.getvalue()
+    encoded = buffer.getvalue()
+    if xmp:  # not every Pillow writes it
+        content = b"http://ns.adobe.com/xap/1.0/\0" + f'<x xmlns:tiff="t"><d tiff:Orientation="{turn}"/></x>'.encode()
+        encoded = encoded[:2] + b"\xff\xe1" + (len(content) + 2).to_bytes(2, "big") + content + encoded[2:]
+    return encoded
 
 
 @pytest.mark.parametrize("decode", [False, True])

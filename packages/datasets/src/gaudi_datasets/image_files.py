@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import warnings
 import zlib
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ _TURNS = {
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
 _FRAME_HEADERS = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, Huffman coded
-_EXIF, _XMP_TURN = b"Exif\0\0", b"tiff:Orientation"
+_EXIF, _XMP_TURN = b"Exif\0\0", re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 _PNG_MARKS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # names of texts that may hold EXIF and XMP
 _PIXELS_UNDECODED = 2**26  # larger ones are decoded, so that Pillow's guard against bombs of pixels sees them
 _JPEG_QUALITY = 95
@@ -197,10 +198,13 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 def _read_turn(image: Image.Image) -> int:
     """Return the orientation that EXIF or XMP gives an image, 1..8; 1, as stored, when there is none or nonsense."""
     try:
-        turn = image.getexif().get(ExifTags.Base.Orientation, 1)
+        turn: int | None = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # of what is wrong with EXIF only; as different as with images
         return 1
-    return turn if turn in range(1, 9) else 1
+    for _, segment in getattr(image, "applist", ()) if turn is None else ():  # of a JPEG; Pillow 11 looks there itself
+        if found := _XMP_TURN.search(segment):
+            turn = int(found[1])
+    return turn if turn is not None and 1 <= turn <= 8 else 1
 
 
 def _png_depth(encoded: bytes) -> int:
@@ -259,7 +263,7 @@ def _walk_jpeg(encoded: bytes, upright: bool) -> tuple[int, int] | None:
 def _may_turn(segment: bytes) -> bool:
     """Return whether a segment of metadata may say that the image is to be turned."""
     if not segment.startswith(_EXIF):
-        return _XMP_TURN in segment
+        return _XMP_TURN.search(segment) is not None
     marks = Image.Exif()
     try:
         marks.load(segment)
