@@ -17,6 +17,7 @@ from gaudi_datasets.detection.layouts import DetectionData, open_data
 from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.sources import CocoSource, RecordSource
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError
+from gaudi_datasets.layouts.checking import BrokenImagesError
 from gaudi_datasets.sampling import InputOptions
 
 WIDTH, HEIGHT = 60, 40
@@ -341,6 +342,17 @@ def test_other_faults_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"")
     with pytest.raises(DataError):
         open_data(tmp_path / "x.bin")
+
+
+@pytest.mark.parametrize("make", [yolo_beside_images, voc_in_annotations], ids=lambda make: make.__name__)
+def test_all_images_without_a_readable_size_are_named(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path)
+    broken = [path for path in sorted(tmp_path.rglob("*.jpg")) if path.stem in "bdf"]
+    for path in broken:
+        path.write_bytes(b"no image")
+    with pytest.raises(BrokenImagesError) as error:
+        open_data(tmp_path)
+    assert [str(each.path) for each in error.value.errors] == list(map(str, broken))
 
 
 def test_the_source_keeps_names(tmp_path: Path) -> None:

@@ -16,12 +16,15 @@ from gaudi_datasets.commands.data_flags import (
     ShardFlags,
     VocFlags,
     YoloFlags,
+    open_any,
+    print_layout,
     progress_line,
     subcommand,
 )
 
 if TYPE_CHECKING:
     from gaudi_datasets.classification.listed_files import ListedSource
+    from gaudi_datasets.detection.coco import CocoAnnotations
 
 
 @dataclass(frozen=True)
@@ -38,20 +41,7 @@ class _ConvertBoxes(Generic[AnnotationFlags]):
 
     def run(self) -> None:
         """Run the command."""
-        from gaudi_datasets.detection.records import describe_records, write_records
-
-        manifest = write_records(
-            *self.data.read(),
-            self.records.output_dir,
-            self.split,
-            keep_empty=self.split == "val",
-            shards=self.records.shards,
-            decode=self.records.decode,
-            processes=self.records.processes,
-            overwrite=self.records.overwrite,
-            progress=progress_line(),
-        )
-        print(describe_records(manifest))
+        _write_boxes(*self.data.read(), self.records, self.split)
 
 
 @dataclass(frozen=True)
@@ -134,14 +124,67 @@ class _ConvertMiniImagenet(ConvertImagenet):
             _write(source, self.records, split, shards=self.records.shards, suffix="")
 
 
+@dataclass(frozen=True)
+class _ConvertAuto:
+    """Write the records of all splits of a data set in any known layout."""
+
+    data: Path
+    """folder of the data set, or a YAML, JSON, CSV or XML file of annotations"""
+    records: ShardFlags
+    """the records to write"""
+    val_share: float = 0.2
+    """share of the training images for validation, if there is none; 0: write none"""
+    split_seed: int = 0
+    """seed of the split"""
+    debug: Debug = False
+
+    def run(self) -> None:
+        """Run the command."""
+        from gaudi_datasets.classification.listed_files import ListedSource
+        from gaudi_datasets.detection.layouts import DetectionData
+        from gaudi_datasets.errors import FlagError
+
+        data = open_any(self.data, val_share=self.val_share, seed=self.split_seed)
+        print_layout(data)
+        if isinstance(data, DetectionData) and data.annotations:
+            for split, (annotations, image_dir) in data.annotations.items():
+                _write_boxes(annotations, image_dir, self.records, split)
+            return
+        sources = {split: getattr(data, split) for split in ("train", "val", "test")}
+        if not all(source is None or isinstance(source, ListedSource) for source in sources.values()):
+            raise FlagError(f"--data {self.data}: holds records already", flag="--data")
+        for split, source in sources.items():
+            if source is not None:
+                _write(source, self.records, split, shards=self.records.shards)
+
+
 CONVERT = (
-    subcommand(_ConvertBoxes[CocoFlags], "coco", "Write the records of a COCO annotation file and its images.")
+    subcommand(_ConvertAuto, "auto")
+    | subcommand(_ConvertBoxes[CocoFlags], "coco", "Write the records of a COCO annotation file and its images.")
     | subcommand(_ConvertBoxes[VocFlags], "voc", "Write the records of a Pascal VOC folder.")
     | subcommand(_ConvertBoxes[YoloFlags], "yolo", "Write the records of a YOLO data set.")
     | subcommand(_ConvertFolders, "folders")
     | subcommand(ConvertImagenet, "imagenet")
     | subcommand(_ConvertMiniImagenet, "mini-imagenet")
 )
+
+
+def _write_boxes(annotations: CocoAnnotations, image_dir: Path, flags: ShardFlags, split: str) -> None:
+    from gaudi_datasets.detection.records import describe_records, write_records
+
+    manifest = write_records(
+        annotations,
+        image_dir,
+        flags.output_dir,
+        split,
+        keep_empty=split != "train",
+        shards=flags.shards,
+        decode=flags.decode,
+        processes=flags.processes,
+        overwrite=flags.overwrite,
+        progress=progress_line(),
+    )
+    print(describe_records(manifest))
 
 
 def _write(source: ListedSource, flags: ShardFlags, split: str, *, shards: int, suffix: str = ".tfrecord") -> None:

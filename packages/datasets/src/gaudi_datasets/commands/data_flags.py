@@ -12,10 +12,13 @@ import tyro
 
 if TYPE_CHECKING:
     from gaudi_datasets.classification.class_folders import FolderSource
+    from gaudi_datasets.classification.layouts import ClassificationData
     from gaudi_datasets.classification.sources import RecordSource as ClassificationRecords
     from gaudi_datasets.detection.coco import CocoAnnotations
+    from gaudi_datasets.detection.layouts import DetectionData
     from gaudi_datasets.detection.sources import CocoSource
     from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
+    from gaudi_datasets.showing import Source
 
 ListIds = Callable[[], Sequence[int]]
 """Returns the ids of all images of a source, in their order."""
@@ -128,8 +131,55 @@ class RecordsFlags:
         return source, lambda: [source.read(index).image_id for index in range(len(source))]
 
 
+@dataclass(frozen=True)
+class AutoFlags:
+    """A data set in any known layout, recognised by content."""
+
+    data: Path
+    """folder of the data set, or a YAML, JSON, CSV or XML file of annotations"""
+    split: Literal["train", "val", "test"] = "train"
+    """which images, as found or as split here"""
+    val_share: float = 0.2
+    """share of the training images for validation, if there is none"""
+    split_seed: int = 0
+    """seed of the split"""
+
+    def open(self) -> tuple[Source, ListIds]:
+        """Open the images, and print what was recognised on standard error."""
+        from gaudi_datasets.errors import MissingInputError
+
+        data = open_any(self.data, val_share=self.val_share, seed=self.split_seed)
+        print_layout(data)
+        source = getattr(data, self.split)
+        if source is None:
+            raise MissingInputError(f"has no split {self.split}", path=self.data, remedy="choose another --split")
+        return source, lambda: [source.read(index).image_id for index in range(len(source))]
+
+
+def open_any(path: Path, *, val_share: float, seed: int) -> DetectionData | ClassificationData:
+    """Open a data set of either kind; what has no annotations of boxes is one of classes.
+
+    Raises:
+        MissingInputError, DataError, FlagError: as by `open_data` of its kind.
+    """
+    from gaudi_datasets.classification import layouts as classification
+    from gaudi_datasets.detection import layouts as detection
+    from gaudi_datasets.layouts.recognition import find_candidates
+    from gaudi_datasets.records.record_sets import find_splits
+
+    if path.is_dir() and not find_splits(path, "detection") and not find_candidates(path):
+        return classification.open_data(path, val_share=val_share, seed=seed)
+    return detection.open_data(path, val_share=val_share, seed=seed)
+
+
+def print_layout(data: DetectionData | ClassificationData) -> None:
+    """Print what was recognised, and each note, on standard error."""
+    for line in (data.layout, *(f"  {note}" for note in data.notes)):
+        print(line, file=sys.stderr)
+
+
 AnnotationFlags = TypeVar("AnnotationFlags", CocoFlags, VocFlags, YoloFlags)
-SourceFlags = TypeVar("SourceFlags", CocoFlags, VocFlags, YoloFlags, FoldersFlags, RecordsFlags)
+SourceFlags = TypeVar("SourceFlags", CocoFlags, VocFlags, YoloFlags, FoldersFlags, RecordsFlags, AutoFlags)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from gaudi_datasets.commands.data_flags import (
     AnnotatedImages,
@@ -16,13 +17,17 @@ from gaudi_datasets.commands.data_flags import (
     Switch,
     VocFlags,
     YoloFlags,
+    open_any,
+    print_layout,
     progress_line,
     subcommand,
 )
 from gaudi_datasets.errors import DataError
 
 if TYPE_CHECKING:
+    from gaudi_datasets.classification.layouts import ClassificationData
     from gaudi_datasets.detection.coco import CocoAnnotations
+    from gaudi_datasets.detection.layouts import DetectionData
     from gaudi_datasets.linting.images import ImageSet
     from gaudi_datasets.linting.report import LintReport
     from gaudi_datasets.showing import Source
@@ -172,6 +177,81 @@ class _Lint(Generic[Sets]):
             print_report(report)
 
 
+@dataclass(frozen=True)
+class _LintAuto:
+    """Check each split of a data set in any known layout."""
+
+    data: Path
+    """folder of the data set, or a YAML, JSON, CSV or XML file of annotations"""
+    json: Switch = False
+    """print every finding as JSON instead of tables"""
+    allow: Switch = False
+    """end with status 0 even if images or boxes would be lost"""
+    debug: Debug = False
+
+    def run(self) -> None:
+        """Print a report of each split; raise DataError when something would be lost and is not allowed."""
+        from gaudi_datasets.linting.lint import report_broken
+        from gaudi_datasets.linting.report import print_report
+
+        try:
+            data = open_any(self.data, val_share=0, seed=0)
+            reports = dict(_lint_splits(data, self.data))
+        except DataError as error:
+            broken = report_broken(str(self.data), error)
+            if self.json:
+                print(json.dumps(broken.as_json(), indent=2))
+            else:
+                print_report(broken)
+            raise  # no flag allows it
+        if self.json:
+            splits = {split: report.as_json() for split, report in reports.items()}
+            print(json.dumps({"layout": data.layout, "notes": data.notes, "splits": splits}, indent=2))
+        else:
+            print_layout(data)
+            for report in reports.values():
+                print_report(report)
+        losses = sum(report.losses for report in reports.values())
+        if losses and not self.allow:
+            raise DataError(
+                f"{losses} finding{'s' * (losses != 1)} by which something would be lost",
+                path=self.data,
+                remedy="fix what the report names, or accept it with --allow",
+            )
+
+
+def _lint_splits(data: DetectionData | ClassificationData, path: Path) -> Iterator[tuple[str, LintReport]]:
+    """Yield the report on each split; images of training should be in no other one."""
+    from gaudi_datasets.detection.layouts import DetectionData
+    from gaudi_datasets.linting import lint
+
+    annotated = data.annotations if isinstance(data, DetectionData) else {}
+    sources: dict[str, Any] = {split: getattr(data, split) for split in ("train", "val", "test")}
+    sources = {split: source for split, source in sources.items() if source is not None}
+    images = {split: _list_images(source, annotated.get(split)) for split, source in sources.items()}
+    progress = progress_line()
+    for split, source in sources.items():
+        name, others = f"{path} ({split})", images.get("val") if split == "train" else None
+        if split in annotated:
+            yield split, lint.lint_detection(annotated[split][0], images[split], name, others, progress)
+        elif isinstance(data, DetectionData):
+            coco = lint.annotations_of_records(source)
+            yield split, lint.lint_detection(coco, images[split], name, others, progress)
+        else:
+            files = getattr(source, "files", None)
+            labels = files.labels if files is not None else lint.labels_of_records(source)
+            yield split, lint.lint_classification(labels, source.class_names, images[split], name, others, progress)
+
+
+def _list_images(source: Any, annotated: tuple[CocoAnnotations, Path] | None) -> ImageSet:
+    from gaudi_datasets.linting import lint
+
+    if annotated is not None:
+        return lint.annotated_files(*annotated)
+    files = getattr(source, "files", None)
+    return lint.record_images(source) if files is None else lint.listed_files(files)
+
+
 def _open_images(data: AnnotatedImages | FoldersFlags | RecordsFlags) -> ImageSet:
     from gaudi_datasets.linting.lint import annotated_files, listed_files, record_images
 
@@ -209,7 +289,8 @@ def _lint(
 
 
 LINT = (
-    subcommand(_Lint[_CocoSets], "coco", "Lint a COCO annotation file with its images.")
+    subcommand(_LintAuto, "auto")
+    | subcommand(_Lint[_CocoSets], "coco", "Lint a COCO annotation file with its images.")
     | subcommand(_Lint[_VocSets], "voc", "Lint a Pascal VOC folder.")
     | subcommand(_Lint[_YoloSets], "yolo", "Lint a YOLO data set.")
     | subcommand(_Lint[_FolderSets], "folders", "Lint class folders.")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Generic
 
 from gaudi_datasets.commands.data_flags import (
+    AutoFlags,
     CocoFlags,
     Debug,
     FoldersFlags,
@@ -59,7 +60,8 @@ class _Show(Generic[SourceFlags]):
 
 
 SHOW = (
-    subcommand(_Show[CocoFlags], "coco", "Show images of a COCO annotation file.")
+    subcommand(_Show[AutoFlags], "auto", "Show images of a data set in any known layout.")
+    | subcommand(_Show[CocoFlags], "coco", "Show images of a COCO annotation file.")
     | subcommand(_Show[VocFlags], "voc", "Show images of a Pascal VOC folder.")
     | subcommand(_Show[YoloFlags], "yolo", "Show images of a YOLO data set.")
     | subcommand(_Show[FoldersFlags], "folders", "Show images of class folders.")

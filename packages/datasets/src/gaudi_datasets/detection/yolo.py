@@ -62,6 +62,7 @@ def make_document(
     names: Mapping[int, str],
     outlines: Counter[str] | None = None,
     find_labels: Callable[[Path], Path] | None = None,
+    sizes: Sequence[tuple[int, int]] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Make a COCO annotation document of images and the labels that belong to them.
 
@@ -71,6 +72,7 @@ def make_document(
         names: the classes by their numbers.
         outlines: counts the outlines of each image that are read as their boxes; None: an outline is a fault.
         find_labels: returns the file of labels of an image, which need not be there; None: `labels_of`.
+        sizes: height and width of the images in pixels; None: they are read.
 
     Raises:
         MissingInputError, DataError: as by `read_yolo`.
@@ -79,7 +81,7 @@ def make_document(
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for image_id, path in enumerate(paths, 1):
-        height, width = read_size(path)
+        height, width = sizes[image_id - 1] if sizes else read_size(path)
         file_name = path.relative_to(folder).as_posix()
         images.append({"id": image_id, "file_name": file_name, "height": height, "width": width})
         for number, box in _read_boxes(find_labels(path), width, height, names, outlines):

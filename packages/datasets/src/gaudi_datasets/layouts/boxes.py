@@ -14,7 +14,7 @@ import numpy as np
 
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco, select_images
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import read_size
+from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import SPLITS, Inventory, count_names, split_of_file
 
 _ROUNDING = 1e-4  # share of an image's side
@@ -97,11 +97,14 @@ def make_sets(
         raise DataError("has no box", path=path, remedy="annotate some images")
     category_ids = {label: number for number, label in enumerate(category_ids, 1)}
     categories = [{"id": number, "name": label} for label, number in category_ids.items()]
+    bare = [image.name for image in images if image.size is None]
+    sizes = read_sizes([inventory.root / name for name in bare], str(path))
+    size_of = dict(zip(bare, sizes, strict=True))
     documents: dict[str, dict[str, list[dict[str, Any]]]] = {}
     clipped: Counter[str] = Counter()
     for image_id, image in enumerate(images, 1):
         document = documents.setdefault(image.split, {"images": [], "annotations": [], "categories": categories})
-        height, width = image.size or read_size(inventory.root / image.name)
+        height, width = image.size or size_of[image.name]
         document["images"].append({"id": image_id, "file_name": image.name, "height": height, "width": width})
         for box in image.boxes:
             box_xywh, is_clipped = _clip(box.corners_xyxy, width, height, image.relative)

@@ -6,10 +6,11 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import check_image
+from gaudi_datasets.image_files import check_image, read_size
 from gaudi_datasets.records.record_sets import RecordSet
 
 _SHOWN = 3  # images in the message
@@ -52,6 +53,27 @@ class ReadableSource(Protocol):
 
     def read(self, index: int) -> Any:
         """Read image `index`."""
+
+
+def read_sizes(paths: Sequence[Path], name: str) -> list[tuple[int, int]]:
+    """Read height and width in pixels of images in threads, as people see them; `name` is that of the data set.
+
+    Raises:
+        BrokenImagesError: some cannot be read; it names the first and counts all.
+    """
+
+    def read(path: Path) -> tuple[int, int] | DataError | MissingInputError:
+        try:
+            return read_size(path)
+        except (DataError, MissingInputError) as error:
+            return error
+
+    with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0))) as pool:
+        found = list(pool.map(read, paths))
+    faults = [each for each in found if isinstance(each, Exception)]
+    if faults:
+        raise BrokenImagesError(name, faults[:_REMEMBERED], len(faults), len(paths))
+    return [each for each in found if not isinstance(each, Exception)]
 
 
 def check_all(source: ReadableSource, progress: Callable[[int, int], None] | None = None) -> None:

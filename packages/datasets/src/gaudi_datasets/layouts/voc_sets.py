@@ -12,8 +12,8 @@ from xml.etree.ElementTree import Element
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
 from gaudi_datasets.detection.voc import VocImage, list_classes, make_document, parse_xml, read_stated_size
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import read_size
 from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
+from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import Inventory, count_names, split_of_path
 
 _SNIFFED = 4096
@@ -101,14 +101,13 @@ def _make_set(
 ) -> tuple[CocoAnnotations, Path]:
     """Make the annotations of a split, in the order of its images."""
     folder = os.path.commonpath([PurePosixPath(name).parent.as_posix() for _, name in chosen])
-    images = []
+    images, bare = [], [(row, name) for row, name in chosen if not _is_sized(row)]
+    sizes = read_sizes([inventory.root / name for _, name in bare], str(inventory.root))
+    size_of = {row.id: size for (row, _), size in zip(bare, sizes, strict=True)}
+    unsized += [row.path.name for row, _ in bare]
     for row, name in chosen:
-        size = None
-        if not _is_sized(row):
-            unsized.append(row.path.name)
-            size = read_size(inventory.root / name)
         file_name = PurePosixPath(name).relative_to(folder or ".").as_posix()
-        images.append(row._replace(file_name=file_name, size=size))
+        images.append(row._replace(file_name=file_name, size=size_of.get(row.id)))
     return parse_coco(make_document(images, classes), inventory.root), inventory.root / folder
 
 

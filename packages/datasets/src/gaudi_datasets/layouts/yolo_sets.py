@@ -12,6 +12,7 @@ from gaudi_datasets.detection.yolo import labels_of, make_document, read_class, 
 from gaudi_datasets.documents import load_yaml
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
+from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import SPLITS, Inventory, count_names, split_of_path
 
 _NAME_FILES = ("classes.txt", "obj.names", "data.names", "class_names.txt", "labels.txt")
@@ -111,7 +112,8 @@ def _parse(
     outlines: Counter[str],
     find_labels: Callable[[Path], Path] = labels_of,
 ) -> tuple[CocoAnnotations, Path]:
-    return parse_coco(make_document(paths, folder, names, outlines, find_labels), name), folder
+    sizes = read_sizes(paths, str(name))
+    return parse_coco(make_document(paths, folder, names, outlines, find_labels, sizes), name), folder
 
 
 def _note_labels(bare: Sequence[Path], outlines: Counter[str], notes: list[str]) -> None:

@@ -1,0 +1,107 @@
+"""The subcommands that take a data set in any layout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gaudi_datasets import cli
+from gaudi_datasets.classification import layouts as classification
+from gaudi_datasets.detection import layouts as detection
+
+
+def run(*argv: object) -> int:
+    """Run the program in this process; its exit status."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["gaudi-datasets", *map(str, argv)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Path:
+    """Write ten images with a box, in Pascal VOC without lists, and one without annotation."""
+    folder = tmp_path / "boxes"
+    folder.mkdir()
+    for number in range(11):
+        Image.effect_noise((60, 40), 50).convert("RGB").save(folder / f"{number}.jpg")
+        box = f"<xmin>1</xmin><ymin>2</ymin><xmax>{20 + number}</xmax><ymax>20</ymax>"
+        size = "<size><width>60</width><height>40</height></size>"
+        text = f"<annotation>{size}<object><name>cat</name><bndbox>{box}</bndbox></object></annotation>"
+        if number < 10:
+            (folder / f"{number}.xml").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    for name in ("ant", "bee"):
+        for number in range(10):
+            path = tmp_path / "classes" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.effect_noise((16, 16), 50).save(path)
+    return tmp_path / "classes"
+
+
+def test_boxes_of_any_layout_are_converted(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = boxes.with_name("records")
+    assert run("convert", "auto", "--data", boxes, "--output_dir", records, "--val_share", 0.3) == 0
+    assert "10.jpg" in capsys.readouterr().err
+    data, again = detection.open_data(boxes, val_share=0.3), detection.open_data(records)
+    assert data.val is not None
+    assert again.val is not None
+    assert (len(again.train), len(again.val)) == (7, 3)
+    for one, other in ((data.train, again.train), (data.val, again.val)):
+        for row in range(len(one)):
+            first, second = one.read(row), other.read(row)
+            assert (first.image_id, first.encoded) == (second.image_id, second.encoded)
+            np.testing.assert_array_equal(first.boxes_yxyx, second.boxes_yxyx)
+    assert run("convert", "auto", "--data", records, "--output_dir", records) == 64
+
+
+def test_classes_are_converted(classes: Path) -> None:
+    records = classes.with_name("records")
+    assert run("convert", "auto", "--data", classes, "--output_dir", records) == 0
+    data, again = classification.open_data(classes), classification.open_data(records)
+    assert data.val is not None
+    assert again.val is not None
+    for one, other in ((data.train, again.train), (data.val, again.val)):
+        labels = [(one.read(row).label, one.read(row).encoded) for row in range(len(one))]
+        assert labels == [(other.read(row).label, other.read(row).encoded) for row in range(len(other))]
+
+
+def test_each_split_is_linted(boxes: Path, classes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("lint", "auto", "--data", boxes, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["splits"]["train"]["boxes"] == {"kept": 10, "of": 10}
+    assert any("10.jpg" in note for note in report["notes"])
+    (boxes / "3.jpg").write_bytes((boxes / "3.jpg").read_bytes()[:500])
+    assert run("lint", "auto", "--data", boxes, "--json") == 65
+    assert json.loads(capsys.readouterr().out)["splits"]["train"]["counts"] == {"unreadable image": 1}
+    assert run("lint", "auto", "--data", boxes, "--allow") == 0
+    assert run("lint", "auto", "--data", classes, "--json") == 0
+    capsys.readouterr()
+    records = classes.with_name("records")
+    run("convert", "auto", "--data", classes, "--output_dir", records)
+    capsys.readouterr()
+    assert run("lint", "auto", "--data", records, "--json") == 0
+    splits = json.loads(capsys.readouterr().out)["splits"]
+    assert {split: each["images"] for split, each in splits.items()} == {"train": 16, "val": 4}
+    assert run("lint", "auto", "--data", classes / "ant", "--json") == 65
+    assert list(json.loads(capsys.readouterr().out)["counts"]) == ["broken data set"]
+    assert run("lint", "auto", "--data", classes / "nowhere") == 66
+
+
+def test_images_of_any_layout_are_shown(boxes: Path, classes: Path) -> None:
+    for data in (boxes, classes):
+        shown = data.with_name(f"{data.name}-shown")
+        assert run("show", "auto", "--data", data, "--output_dir", shown, "--count", 2, "--split", "val") == 0
+        assert len(list(shown.iterdir())) == 2
+        assert run("show", "auto", "--data", data, "--output_dir", shown, "--split", "test") == 66
