@@ -215,6 +215,24 @@ def test_batches_are_those_of_records(make: Callable[[Path], None], tmp_path: Pa
             np.testing.assert_array_equal(one[name], other[name])
 
 
+@pytest.mark.parametrize("make", [coco_of_roboflow, voc_beside_images, yolo_of_folders], ids=lambda make: make.__name__)
+def test_batches_of_tensorflow_are_those_of_records(make: Callable[[Path], None], tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    from gaudi_datasets.detection.pipeline import train_dataset
+    from gaudi_datasets.tf_input import read_batches
+
+    make(tmp_path / "data")
+    data = open_data(tmp_path / "data", val_share=0.3)
+    write_records(*data.annotations["train"], tmp_path / "records", "train", keep_empty=False)
+    options = InputOptions(4, seed=3)
+    sources = (data.train, RecordSource(tmp_path / "records", "train"))
+    readers = [iter(read_batches(train_dataset(source, options))) for source in sources]
+    for _ in range(3):
+        one, other = ({name: each.numpy() for name, each in next(reader).items()} for reader in readers)
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
 def first_batches(data: DetectionData, options: InputOptions) -> list[dict[str, Any]]:
     batches = train_batches(data.train, options)
     return [next(batches) for _ in range(3)]
