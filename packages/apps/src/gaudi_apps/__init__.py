@@ -9,15 +9,17 @@ from gaudi_ops.lazy import make_lazy
 
 if TYPE_CHECKING:
     from gaudi_apps.classification.classifier import Classification, Classifier
+    from gaudi_apps.cli.program import open_trainer
     from gaudi_apps.detection.detector import Detector, ObjectDetections
     from gaudi_apps.training.trainer import Callback, Trainer
 
     __version__: str
 
-__all__ = ["Callback", "Classification", "Classifier", "Detector", "ObjectDetections", "Trainer"]
+__all__ = ["Callback", "Classification", "Classifier", "Detector", "ObjectDetections", "Trainer", "open_trainer"]
 
 _MODULES = {
     "classification.classifier": ("Classification", "Classifier"),
+    "cli.program": ("open_trainer",),
     "detection.detector": ("Detector", "ObjectDetections"),
     "training.trainer": ("Callback", "Trainer"),
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +38,7 @@ from gaudi_distributed.cluster.rank_info import detect_rank, is_launched
 if TYPE_CHECKING:
     from gaudi_apps.runtime.session import ElasticState
     from gaudi_apps.training.application import Application
+    from gaudi_apps.training.trainer import Trainer
 
 TOGETHER = ("train", "eval", "dry_run")  # modes that several processes share
 
@@ -171,6 +175,54 @@ class Program(ABC):
                 f"--mode {mode}: is for one process, and not for several that train together", flag="--mode"
             )
         return Distribution()
+
+
+@contextlib.contextmanager
+def open_trainer(program: str, **flags: Any) -> Iterator[Trainer]:
+    """Open a training by the flags of a program, in this process; after the block it is evaluated, as the program does.
+
+    ``trainer.fit()`` trains; callbacks of your own go into ``trainer.callbacks`` before. Open it before this process
+    computes with TensorFlow otherwise, for precision, threads and device are chosen here.
+
+    Args:
+        program: ``"ssd_train"``, ``"resnet_train"``, ``"resnext_train"``, or another one's name.
+        flags: by the names that they have on the command line, ``data_dir="records", steps=100``; True and False are
+            switches, a list or a tuple has several values, and None leaves a flag out.
+
+    Raises:
+        ValueError: there is no such program.
+        GaudiError: what the program would end with, such as a FlagError for a wrong flag.
+    """
+    from gaudi_apps.runtime.session import Session
+    from gaudi_apps.training.run import open_training
+
+    found = _find_program(program)
+    config = found.parse([*_write_flags({**flags, "mode": "train"})])
+    with contextlib.ExitStack() as stack:
+        reporter = stack.enter_context(FailureReporter(program))
+        session = stack.enter_context(Session(found.open(config, Distribution()), reporter))
+        yield stack.enter_context(open_training(session))
+
+
+def _find_program(name: str) -> Program:
+    """Find a program by its name; `re` keeps other modules from being imported."""
+    if re.fullmatch(r"\w+_train", name, re.ASCII):
+        with contextlib.suppress(ModuleNotFoundError):
+            found = getattr(importlib.import_module(f"gaudi_apps.{name}"), "PROGRAM", None)
+            if isinstance(found, Program):
+                return found
+    raise ValueError(f"program is {name!r}; use ssd_train, resnet_train or resnext_train")
+
+
+def _write_flags(flags: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the arguments of a command line for flags by name."""
+    for name, value in flags.items():
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no_{name}"
+        elif isinstance(value, list | tuple):
+            yield from (f"--{name}", *map(str, value))
+        elif value is not None:
+            yield from (f"--{name}", str(value))
 
 
 def _compute(mode: str, app: Application, reporter: FailureReporter, elastic: ElasticState | None = None) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gaudi_apps.runtime.settings import DeviceSettings
 from gaudi_apps.runtime.threads import find_threads
 from gaudi_distributed import (
+    ConfigurationError,
     Precision,
     apply_environment,
     choose_device,
@@ -93,6 +95,8 @@ def start_tensorflow(settings: DeviceSettings) -> Precision:
     precision = choose_precision(settings.dtype, kind, recipe_cache=settings.recipe_cache)
     # Its log of CPU features and missing CUDA libraries is no news to a user; errors still show.
     quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"), "OPENCV_FFMPEG_LOGLEVEL": "-8"}
+    if "tensorflow" in sys.modules:  # a program in Python has imported it, and its log is written
+        quiet = {}
     # A process that trains alone takes whichever Gaudi is free, or the one that the user names.
     module = module_environment(settings.local_rank, os.environ) if kind == "hpu" and settings.is_rank else {}
     polling = polling_environment(os.environ) if kind == "cpu" and settings.is_rank else {}
@@ -108,8 +112,14 @@ def start_tensorflow(settings: DeviceSettings) -> Precision:
 
     from gaudi_ops.tf.keras_api import keras
 
-    tf.config.threading.set_intra_op_parallelism_threads(threads.intra)
-    tf.config.threading.set_inter_op_parallelism_threads(threads.inter)
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads.intra)
+        tf.config.threading.set_inter_op_parallelism_threads(threads.inter)
+    except RuntimeError:  # it has computed already, which only a program in Python can do before
+        raise ConfigurationError(
+            "TensorFlow has computed in this process already, with other threads",
+            remedy="open the training before a network is used, or in a new process",
+        ) from None
     open_device(kind, or_cpu=settings.device == "auto", local_rank=settings.local_rank)
     keras.utils.set_random_seed(settings.seed)
     if settings.deterministic:
