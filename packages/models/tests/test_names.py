@@ -76,7 +76,7 @@ def test_torchvision_has_the_whole_backbone_of_the_detector(depth: int, variable
     report = assign_weights(model, weights)
     assert (len(report.loaded), dict(report.other_shape)) == (variables, {})
     assert all(name.startswith(("extra", "class_head", "box_head")) for name in report.initial)
-    assert {name.partition("_")[0] for name, why in report.skipped.items() if why == "not in the model"} == {
+    assert {name.partition("_")[0] for name, why in report.skipped.items() if why != "batch count"} == {
         "stage4",
         "logits/kernel",
         "logits/bias",
@@ -86,8 +86,9 @@ def test_torchvision_has_the_whole_backbone_of_the_detector(depth: int, variable
 @pytest.mark.parametrize(("of_file", "of_model"), [(34, 18), (50, 34), (18, 50)])
 def test_weights_of_another_backbone_are_refused(of_file: int, of_model: int) -> None:
     weights = translate_names("x", make_raw(dict(list_torchvision(of_file))))
-    with pytest.raises(WeightsError, match="is of another network"):
+    with pytest.raises(WeightsError) as caught:
         assign_weights(build_ssd(4, depth=of_model, pool_padding="symmetric"), weights)
+    assert "another" in str(caught.value)
 
 
 def list_original() -> Iterator[tuple[str, tuple[int, ...]]]:

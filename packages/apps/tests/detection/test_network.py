@@ -46,8 +46,8 @@ def test_a_run_remembers_its_network(
     network = ("--backbone", "resnet18", "--image_size", 512)
     done = ssd_train(*flags, *network, "--steps", 2, "--no_evaluate", "--vis_dataloader")
     assert done.status == 0, done.err
-    facts = CheckpointFolder(run / "checkpoints").load_newest().metadata
-    assert (facts["model"], facts["image_size"]) == ("ssd_resnet18", 512)
+    metadata = CheckpointFolder(run / "checkpoints").load_newest().metadata
+    assert (metadata["model"], metadata["image_size"]) == ("ssd_resnet18", 512)
     # Neither flag is given again where the checkpoint is used.
     done = ssd_train(*flags, "--mode", "eval")
     assert done.status == 0, done.err
