@@ -90,7 +90,7 @@ GAUDI_UNPINNED = ("tensorflow-cpu", "ml-dtypes")  # which TensorFlow 2.15.0 need
 PROGRAMS = {
     "datasets": ("gaudi-datasets",),
     "distributed": ("gaudi-run",),
-    "apps": ("ssd_train", "resnet_train", "resnext_train", "ssd_mxnet_train"),
+    "apps": ("gaudi-apps", "ssd_train", "resnet_train", "resnext_train", "ssd_mxnet_train"),
 }
 
 
@@ -289,6 +289,17 @@ def torch_weights(session: nox.Session) -> None:
     install(session, {"ops": "", "models": EXTRAS["models"]})
     tests = [f"packages/models/tests/{name}.py" for name in ("test_torch_weights", "mxnet/test_torch_backbone")]
     session.run("pytest", *tests, *session.posargs, env={"TORCH_WEIGHTS": str(written)})
+
+
+@nox.session(default=False)
+def browser(session: nox.Session) -> None:
+    """Open the pages of runs in Debian's Chromium, without TensorFlow."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        session.error("there is no chromium; apt-get install chromium")
+    install(session, dict.fromkeys(PACKAGES, "") | {"apps": "test"}, "playwright")
+    folder = "packages/apps/tests/inference"
+    session.run("pytest", f"{folder}/test_report_browser.py", *session.posargs, env={"BROWSER": chromium})
 
 
 @nox.session(default=False)

@@ -43,6 +43,7 @@ PROGRAMS = {
     "resnet_train": "gaudi_apps.resnet_train",
     "resnext_train": "gaudi_apps.resnext_train",
     "ssd_mxnet_train": "gaudi_apps.ssd_mxnet_train",
+    "gaudi-apps": "gaudi_apps.cli.run_commands",
     "gaudi-datasets": "gaudi_datasets.cli",
     "python -m gaudi_datasets": "gaudi_datasets.cli",
 }

@@ -40,6 +40,7 @@ MODULES = {
     "resnext_train": "gaudi_apps.resnext_train",
     "ssd_mxnet_train": "gaudi_apps.ssd_mxnet_train",
     "gaudi-run": "gaudi_distributed.launch.cli",
+    "gaudi-apps": "gaudi_apps.cli.run_commands",
     "gaudi-datasets": "gaudi_datasets.cli",
 }
 RANK_1_OF_4 = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4"
@@ -109,6 +110,16 @@ COMMANDS = {
         "GAUDI_RUN_ENGINE=multi_worker --synthetic",
         "GAUDI_RUN_WORKER=0 --synthetic",
         "--config unknown.yaml --mode plan",
+    ),
+    "gaudi-apps": (
+        "",
+        "repot runs/cells",
+        "report",
+        "report nowhere",
+        "report notes",
+        "report --run runs/cells",
+        "compare nowhere",
+        "compare nowhere elsewhere",
     ),
     "gaudi-run": (
         "",

@@ -61,6 +61,11 @@ LANES = (
     Lane("current", ("packages",), newest=True),
     Lane("packages", ("packages",)),
     Lane("gaudi_contract", (*SOURCES, "tests/conftest.py", "tests/gaudi_contract")),
+    Lane(
+        "browser",
+        (*SOURCES, "packages/apps/tests/conftest.py", "packages/apps/tests/inference"),
+        debian=("chromium",),
+    ),
     Lane("torch_weights", ("packages/ops", "packages/models")),
 )
 

@@ -11,7 +11,15 @@ import pytest
 from rich.console import Console
 
 from gaudi_apps.classification.classifier import Classifier
-from gaudi_apps.classification.evaluator import AccuracyEvaluator, Predictions, as_json, draw_report, print_figures
+from gaudi_apps.classification.evaluator import (
+    AccuracyEvaluator,
+    Predictions,
+    analyse,
+    as_json,
+    draw_report,
+    draw_worst,
+    print_figures,
+)
 from gaudi_apps.inference.evaluator import pack_arrays, unpack_arrays
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.classification.sources import open_split
@@ -86,6 +94,23 @@ def test_figures_of_each_class(predictions: Predictions) -> None:
     assert text.getvalue().index("green") < text.getvalue().index("blue")  # the worst first
 
 
+def test_the_analysis_counts_answers_and_those_that_are_right(predictions: Predictions) -> None:
+    analysis = analyse(predictions, NAMES)
+    scores = predictions.probabilities[:, 0]
+    for place in (0, 30, 50, 90, 100):
+        reached = scores >= place / 100 - 1e-7
+        assert analysis["answered"][place] == reached.sum()
+        assert analysis["right"][place] == (reached & predictions.are_right).sum()
+    assert analysis["confusion"]["matrix"] == predictions.confusion(3).tolist()
+    assert (analysis["confusion"]["names"], analysis["confusion"]["background"]) == (list(NAMES), False)
+    bins = analysis["calibration"]["bins"]
+    assert sum(one["count"] for one in bins) == 9
+    assert sum(one["count"] * one["right"] for one in bins) == pytest.approx(6)
+    assert sum(one["count"] * one["score"] for one in bins) == pytest.approx(scores.sum(), rel=1e-6)
+    gaps = sum(one["count"] * abs(one["score"] - one["right"]) for one in bins)
+    assert analysis["calibration"]["ece"] == pytest.approx(gaps / 9)
+
+
 def test_ties_go_to_the_lower_label_and_losses_are_cross_entropy() -> None:
     from gaudi_ops.tf.keras_api import keras
 
@@ -112,6 +137,10 @@ def test_images_are_drawn_and_those_of_before_go(folders: Path, predictions: Pre
     paths = draw_report(tmp_path, source, predictions)
     assert [path.name[:10] for path in paths] == ["class_accu", "confusion_", *(f"mistake-{n:02}" for n in (1, 2, 3))]
     assert sorted(tmp_path.iterdir()) == sorted(paths)
+    worst = draw_worst(tmp_path / "small", source, predictions)
+    assert [(row["truth"], row["taken_for"]) for row in worst] == [("green", "red")] * 3
+    assert [tmp_path / row["image"] for row in worst] == sorted((tmp_path / "small").iterdir())
     assert all(cv2.imread(str(path)).shape[0] > 100 for path in paths)
-    greens = {source.read(index).image_id for index in range(9) if source.read(index).label == 1}
-    assert {int(path.stem.rpartition("-")[2]) for path in paths[2:]} == greens
+    examples = [source.read(index) for index in range(9)]
+    greens = {Path(example.file_name).stem for example in examples if example.label == 1}
+    assert {path.stem.split("-", 2)[2] for path in paths[2:]} == greens

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gaudi_apps.detection.error_analysis import (
     analyse,
     compute_f1,
-    cut_confusion,
     find_best_threshold,
     match_image,
 )
+from gaudi_apps.inference.evaluator import cut_confusion
 from gaudi_datasets.detection.scoring import score_detections
 
 SIZE = 100

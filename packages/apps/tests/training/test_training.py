@@ -117,18 +117,17 @@ def test_a_run_leaves_what_belongs_to_it(train: Program, tmp_path: Path) -> None
     assert done.status == 0, done.err
     assert "5/5 images" in done.out
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("analysis.json", "checkpoints", "config.yaml", "curves.png", "dataloader"),
-        *(
-            "detections.json",
-            "evaluation.json",
-            "evaluations.jsonl",
-            "history.jsonl",
-            "pictures",
-            "run.json",
-            "summaries",
-        ),
+        *("analysis.json", "checkpoints", "config.yaml", "curves.png", "dataloader", "detections.json"),
+        *("evaluation.json", "evaluations.jsonl", "history.jsonl", "pictures", "report.html", "run.json"),
+        *("run_log.json", "summaries", "training_data.json"),
     ]
     assert [row["step"] for row in read_history(tmp_path / "history.jsonl")] == [1, 2, 3]
+    log = json.loads((tmp_path / "run_log.json").read_text())
+    assert (log["program"], log["plan"]["total_steps"], log["data"]["images"]) == ("ssd_train", 3, 5)
+    assert [(one["first_step"], one["last_step"]) for one in log["starts"]] == [(0, 3)]
+    assert log["starts"][0]["images_per_second"] > 0
+    assert {"Device", "Processors", "System", "Versions"} == set(log["starts"][0]["environment"])
+    assert f"report: {tmp_path / 'report.html'}" in done.out
     assert json.loads((tmp_path / "evaluation.json").read_text())["step"] == 3
     assert len(list((tmp_path / "pictures").glob("*.png"))) == 5
     assert len(list((tmp_path / "dataloader").iterdir())) == 16

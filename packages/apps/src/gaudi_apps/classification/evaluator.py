@@ -13,9 +13,16 @@ from rich.console import Console
 from rich.table import Table
 
 from gaudi_apps.classification.classifier import Classifier
-from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator
-from gaudi_apps.inference.visualizer import add_title, decode_image, enlarge, write_image
-from gaudi_apps.training.run_dir import RunFolder
+from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator, cut_confusion
+from gaudi_apps.inference.visualizer import (
+    add_title,
+    decode_image,
+    enlarge,
+    name_image,
+    write_image,
+    write_thumbnail,
+)
+from gaudi_apps.training.run_dir import ANALYSIS, RunFolder, write_analysis
 from gaudi_apps.training.trainer import Score
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.classification.pipeline import eval_dataset
@@ -130,12 +137,19 @@ class AccuracyEvaluator(Evaluator[Predictions]):
         path, names = self._folder.folder / EVALUATION, self._source.class_names
         write_json(path, {"step": step, **as_json(result, names)})
         drawn = draw_report(self._folder.folder / IMAGES, self._source, result)
-        self._folder.register_files(*drawn)
+        worst = draw_worst(self._folder.folder / IMAGES, self._source, result)
+        analysis = {**analyse(result, names), "worst": worst}
+        analysis["data"] |= {"name": self._source.name, "fingerprint": self._source.fingerprint}
+        write_analysis(self._folder.folder, {"kind": "classification", "step": step, **analysis})
+        thumbnails = [self._folder.folder / one["image"] for one in worst]
+        self._folder.register_files(*drawn, *thumbnails, self._folder.folder / ANALYSIS)
         print_figures(result, names)
         print(f"metrics: {path}\nimages: {drawn[0].parent} ({len(drawn)})")
 
 
 NUM_MISTAKES = 16
+NUM_WORST = 24  # in the report
+NUM_THRESHOLDS, NUM_BINS = 101, 10
 SHOWN_CLASSES = 40  # in a plot; of more, those with the most mistakes
 LISTED_CLASSES = 20
 CONFUSION, ACCURACY = "confusion_matrix.png", "class_accuracy.png"
@@ -162,6 +176,73 @@ def as_json(predictions: Predictions, class_names: Sequence[str]) -> dict[str, A
         "images_total": predictions.images_total,
         "classes": rows,
     }
+
+
+def analyse(predictions: Predictions, class_names: Sequence[str]) -> dict[str, Any]:
+    """Compute what a report tells besides the metrics, as JSON values.
+
+    Returns:
+        ``data``; ``answered`` and ``right``, the images whose most likely class has at least the probability 0.00,
+        0.01 ... 1.00, and those of them that it is right for; ``calibration``, the share that is right by
+        probability, with the expected calibration error; and ``confusion`` of the classes that are confused most.
+    """
+    scores, right = predictions.probabilities[:, 0].astype(np.float64), predictions.are_right
+    reached = np.clip(np.floor(scores * (NUM_THRESHOLDS - 1) + 1e-9), 0, NUM_THRESHOLDS - 1).astype(np.int64)
+    answered, correct = (
+        np.bincount(reached[rows], minlength=NUM_THRESHOLDS)[::-1].cumsum()[::-1] for rows in (slice(None), right)
+    )
+    places = np.minimum((scores * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    bins = []
+    for place in range(NUM_BINS):
+        inside = places == place
+        count = int(inside.sum())
+        means = [float(values[inside].mean()) if count else 0.0 for values in (scores, right)]
+        bins.append(
+            {
+                "low": place / NUM_BINS,
+                "high": (place + 1) / NUM_BINS,
+                "score": means[0],
+                "right": means[1],
+                "count": count,
+            }
+        )
+    gaps = [one["count"] * abs(one["score"] - one["right"]) for one in bins]
+    return {
+        "data": {"images": len(right), "images_total": predictions.images_total, "classes": len(class_names)},
+        "answered": answered.tolist(),
+        "right": correct.tolist(),
+        "calibration": {"ece": sum(gaps) / max(len(right), 1), "bins": bins},
+        "confusion": cut_confusion(predictions.confusion(len(class_names)), class_names),
+    }
+
+
+def draw_worst(folder: Path, source: ClassificationSource, predictions: Predictions) -> list[dict[str, Any]]:
+    """Write the most confident mistakes as small images, in place of those of an earlier evaluation.
+
+    Returns:
+        a row for each image: image id, file, classes, probability, and the JPEG from the folder above.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    paths: list[Path] = []
+    for number, place in enumerate(predictions.find_mistakes(NUM_WORST).tolist(), 1):
+        example = source.read(place)
+        path = name_image(folder, example.file_name, example.image_id, ".jpg", prefix=f"worst-{number:02}-")
+        write_thumbnail(path, decode_image(example.encoded))
+        paths.append(path)
+        rows.append(
+            {
+                "image_id": example.image_id,
+                "file_name": example.file_name,
+                "truth": source.class_names[example.label],
+                "taken_for": source.class_names[predictions.classes[place, 0]],
+                "probability": float(predictions.probabilities[place, 0]),
+                "image": f"{folder.name}/{path.name}",
+            }
+        )
+    for stale in set(folder.glob("worst-??-*.jpg")) - set(paths):
+        stale.unlink()
+    return rows
 
 
 def print_figures(predictions: Predictions, class_names: Sequence[str], console: Console | None = None) -> None:
@@ -244,10 +325,10 @@ def _draw_mistakes(folder: Path, source: ClassificationSource, predictions: Pred
         example = source.read(place)
         truth, taken = source.class_names[example.label], source.class_names[predictions.classes[place, 0]]
         title = f"{taken} {predictions.probabilities[place, 0]:.2f}, is {truth}"
-        path = folder / f"mistake-{number:02}-image-{example.image_id}.png"
+        path = name_image(folder, example.file_name, example.image_id, ".png", prefix=f"mistake-{number:02}-")
         write_image(path, add_title(enlarge(decode_image(example.encoded)), title))
         paths.append(path)
-    for stale in set(folder.glob("mistake-??-image-*.png")) - set(paths):  # of an earlier evaluation
+    for stale in set(folder.glob("mistake-??-*.png")) - set(paths):  # of an earlier evaluation
         stale.unlink()
     return paths
 

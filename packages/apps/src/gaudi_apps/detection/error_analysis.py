@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gaudi_apps.inference.evaluator import cut_confusion
 from gaudi_datasets.drawing import Outcomes
 
 IOU = 0.5
@@ -22,7 +23,6 @@ NUM_THRESHOLDS = 101  # 0.00, 0.01 ... 1.00
 NUM_BINS = 10
 MAX_DETECTIONS = 100  # of an image, as in COCO's metrics
 LISTED_CLASSES = 300
-CONFUSED_CLASSES = 30
 UNDEFINED = -1.0
 
 Detection = Mapping[str, Any]
@@ -290,25 +290,4 @@ def _describe_calibration(calibration: Mapping[str, Any]) -> dict[str, Any]:
             }
             for one in calibration["bins"]
         ],
-    }
-
-
-def cut_confusion(matrix: Counts, names: Sequence[str]) -> dict[str, Any]:
-    """Return the rows and columns of the classes with the most confusion, and of the background.
-
-    Args:
-        matrix: [classes + 1, classes + 1], the truth in rows, the background last; or [classes, classes] without one.
-        names: of the classes.
-
-    Returns:
-        names, matrix and the number of classes that are left out, as JSON values.
-    """
-    wrong = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * np.diagonal(matrix)
-    chosen = sorted(np.argsort(-wrong[: len(names)], kind="stable")[:CONFUSED_CLASSES].tolist())
-    rows = [*chosen, *range(len(names), len(matrix))]
-    return {
-        "names": [names[row] for row in chosen],
-        "background": len(matrix) > len(names),
-        "matrix": matrix[np.ix_(rows, rows)].tolist(),
-        "left_out": len(names) - len(chosen),
     }

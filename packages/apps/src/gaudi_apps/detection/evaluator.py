@@ -130,6 +130,7 @@ class DetectionEvaluator(Evaluator[Scored]):
         drawn = images.draw_comparisons(model_dir / IMAGES, scores.images)
         image_ids = [image["id"] for image in self._truth["images"][: scores.images]]
         analysis, errors = analyse(self._truth, detections, image_ids)
+        analysis["data"] |= {"name": self._source.name, "fingerprint": self._source.fingerprint}
         analysis["worst"] = images.draw_worst(model_dir / IMAGES, errors, analysis.get("threshold", DRAWN_SCORE))
         write_analysis(model_dir, {"kind": "detection", "step": step, **analysis})
         worst = [model_dir / one["image"] for one in analysis["worst"]]

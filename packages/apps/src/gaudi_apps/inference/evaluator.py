@@ -179,3 +179,27 @@ def find_order(positions: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int
             "the ranks did not evaluate each image of the data set once", remedy="give all ranks the same data"
         )
     return order
+
+
+CONFUSED_CLASSES = 30
+
+
+def cut_confusion(matrix: npt.NDArray[np.int64], names: Sequence[str]) -> dict[str, Any]:
+    """Return the rows and columns of the classes with the most confusion, and of the background.
+
+    Args:
+        matrix: [classes + 1, classes + 1], the truth in rows, the background last; or [classes, classes] without one.
+        names: of the classes.
+
+    Returns:
+        names, matrix and the number of classes that are left out, as JSON values.
+    """
+    wrong = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * np.diagonal(matrix)
+    chosen = sorted(np.argsort(-wrong[: len(names)], kind="stable")[:CONFUSED_CLASSES].tolist())
+    rows = [*chosen, *range(len(names), len(matrix))]
+    return {
+        "names": [names[row] for row in chosen],
+        "background": len(matrix) > len(names),
+        "matrix": matrix[np.ix_(rows, rows)].tolist(),
+        "left_out": len(names) - len(chosen),
+    }

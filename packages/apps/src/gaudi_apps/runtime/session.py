@@ -272,6 +272,24 @@ def list_start_metadata(app: Application, data: str) -> dict[str, Any]:
     }
 
 
+def describe_environment(app: Application) -> dict[str, str]:
+    """Describe device, processors, system and versions for people, once the framework has started."""
+    names = ("tensorflow", "tensorflow-cpu", "tf-keras", "mxnet", "habana-tensorflow", "numpy", "gaudi-apps")
+    versions = {name: find_version(name) for name in names}
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    usable = len(os.sched_getaffinity(0))
+    return {
+        "Device": f"{', '.join(app.framework.list_devices())}, {app.framework.precision_name}",
+        "Processors": f"{usable} of {os.cpu_count()} {model or platform.machine()}",
+        "System": f"{platform.platform()}, Python {platform.python_version()}",
+        "Versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version != "none"),
+    }
+
+
 def hash_code() -> str:
     """Hash our packages as they are installed: a version does not tell of a file that somebody changed."""
     digest = hashlib.sha256()

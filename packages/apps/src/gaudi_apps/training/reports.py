@@ -8,10 +8,13 @@ it.
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import itertools
 import json
 import os
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +31,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from gaudi_apps.training.trainer import Callback, Score
-from gaudi_datasets.output_files import write_atomically
+from gaudi_datasets.output_files import write_atomically, write_json
 from gaudi_datasets.records.tfrecords import frame_record
 
 if TYPE_CHECKING:
@@ -178,6 +181,66 @@ class History(Callback):
             file.flush()
         except OSError as error:  # which does not name the file
             raise OSError(error.errno, error.strerror, file.name) from None
+
+
+class RunLog(Callback):
+    """Write what the report tells of a run: its plan and data; command, speed and environment of each start.
+
+    Args:
+        path: the JSON file, to which a start is added.
+        description: of the run, JSON values by name, among them ``program``, ``plan`` and ``data``.
+        environment: of this start, by what a reader looks for.
+    """
+
+    def __init__(self, path: Path, description: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self._path, self._description = path, description
+        now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+        as_module = sys.orig_argv[1:2] == ["-m"]
+        command = ["python", *sys.orig_argv[1:]] if as_module else [Path(sys.argv[0]).name, *sys.argv[1:]]
+        self._start: dict[str, Any] = {"command": command, "began": now, "environment": dict(environment)}
+        self._earlier: list[Any] = []
+        self._first: tuple[int, float] | None = None  # the step that compiled, and its end
+        self._evaluated = 0.0  # seconds since then
+
+    def on_train_begin(self) -> None:
+        """Add this start to those of the run, unless a run has begun anew."""
+        self._began = time.monotonic()
+        self._start["first_step"] = self.trainer.step
+        if self.trainer.step and self._path.exists():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged one is written anew
+                self._earlier = list(json.loads(self._path.read_text(encoding="utf-8"))["starts"])
+        self._write()
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Begin to measure the speed."""
+        if self._first is None:
+            self._first = step, time.monotonic()
+
+    def on_evaluate_begin(self, step: int) -> None:
+        """Take the time of an evaluation."""
+        self._evaluation_began = time.monotonic()
+
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Leave an evaluation out of the speed."""
+        self._evaluated += time.monotonic() - self._evaluation_began
+
+    def on_checkpoint(self, step: int) -> None:
+        """Write the speed so far."""
+        self._write()
+
+    def close(self) -> None:
+        """Write the speed."""
+        self._write()
+
+    def _write(self) -> None:
+        now, trainer = time.monotonic(), self.trainer
+        measured = 0.0
+        if self._first is not None and trainer.step > self._first[0]:
+            seconds = max(now - self._first[1] - self._evaluated, 1e-9)
+            measured = (trainer.step - self._first[0]) * trainer.plan.global_batch / seconds
+        speed = {"last_step": trainer.step, "seconds": now - self._began, "images_per_second": measured or None}
+        starts = [*self._earlier, {**self._start, **speed}]
+        write_json(self._path, {**self._description, "starts": starts})
 
 
 Row = dict[str, float]

@@ -18,7 +18,7 @@ from gaudi_apps.cli.flag_rules import find_aliases, find_lengths, list_flags, li
 from gaudi_apps.runtime.errors import RunChangedError, StoppedError, warn
 from gaudi_apps.runtime.failure_reporting import StopRequest
 from gaudi_apps.runtime.process_group import broadcast_from_rank0
-from gaudi_apps.runtime.session import SUMMARIES, Session, share_state
+from gaudi_apps.runtime.session import SUMMARIES, Session, describe_environment, share_state
 from gaudi_apps.training.callbacks import (
     Checkpoints,
     EarlyStopping,
@@ -38,8 +38,8 @@ from gaudi_apps.training.checkpoint import (
     require_classes,
 )
 from gaudi_apps.training.plan import Plan, version_setting
-from gaudi_apps.training.reports import History, ProgressBar, TensorBoard, plot_curves, read_history
-from gaudi_apps.training.run_dir import describe_data, describe_data_change
+from gaudi_apps.training.reports import History, ProgressBar, RunLog, TensorBoard, plot_curves, read_history
+from gaudi_apps.training.run_dir import ANALYSIS, REPORT, RUN_LOG, describe_data, describe_data_change
 from gaudi_apps.training.trainer import Callback, Score, TrainableTask, Trainer, TrainingData, require_finite
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
 
 HISTORY, EVALUATIONS, CURVES, CONFIG = "history.jsonl", "evaluations.jsonl", "curves.png", "config.yaml"
 DATALOADER = "dataloader"
-FILES = (HISTORY, EVALUATIONS, CURVES, CONFIG)
+FILES = (HISTORY, EVALUATIONS, CURVES, CONFIG, ANALYSIS, REPORT, RUN_LOG)
 FOLDERS = (SUMMARIES, DATALOADER)
 CHECKPOINT_SCORES = "checkpoint_scores.json"
 
 
 @contextmanager
 def open_training(session: Session) -> Iterator[Trainer]:
-    """Prepare a training on all ranks together, for the block; after it draw the curves, evaluate and export.
+    """Prepare a training on all ranks together, for the block; after it draw curves, evaluate, report and export.
 
     Raises:
         StoppedError: somebody asked the run to stop; it has saved.
@@ -89,15 +89,26 @@ def open_training(session: Session) -> Iterator[Trainer]:
         names = [name.decode() for name in communicator.gather(stop.name.encode())]
         asked = (name + f" to rank {rank}" * (len(names) > 1) for rank, name in enumerate(names) if name)
         if name := next(asked, ""):
+            _report(session)
             command = "the same command" + " without --clean" * run.clean
             raise StoppedError(
                 f"stopped by {name} after step {trainer.step}, which is saved", remedy=f"{command} continues"
             )
     if evaluator is not None and run.reports_scores:
         evaluator.report(trainer.task, trainer.step)
+    _report(session)
     session.reporter.at(trainer.step, "export")
     if session.is_root:
         session.app.finish(session.restore_newest)
+
+
+def _report(session: Session) -> None:
+    """Write the page of the run, on rank 0."""
+    if session.is_root:
+        # Imported here: of several ranks one writes.
+        from gaudi_apps.inference.report.page import write_report
+
+        print(f"report: {write_report(session.model_dir)}")
 
 
 def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluator[Any] | None]:
@@ -279,6 +290,7 @@ def _make_callbacks(
         TensorBoard(logs / SUMMARIES, progress, hparams, every=run.summary_every, register=register),
         ProfilerTrace(framework, logs / SUMMARIES, run.profiled_steps, register),
         early_stopping,
+        *_make_run_log(session, trainer),
         Checkpoints(session.checkpoints, run.checkpoint_minutes),
     ]
     if evaluator is not None:
@@ -287,6 +299,23 @@ def _make_callbacks(
     if session.elastic.every:
         callbacks.append(ElasticCommits(session.elastic))
     return [*callbacks, StopOnRequest(stop)]
+
+
+def _make_run_log(session: Session, trainer: Trainer) -> list[Callback]:
+    """Return the callback that tells the report of the run, on rank 0."""
+    if not session.is_root:
+        return []
+    config = trainer.model_config
+    classes: Any = config.get("categories") or config.get("classes") or ()
+    data = {
+        "images": trainer.data.num_images,
+        "classes": len(classes),
+        "fingerprint": trainer.data.fingerprint,
+    }
+    program = session.app.program[-1].rpartition(".")[2]
+    description = {"program": program, "plan": trainer.plan.as_json(), "data": data}
+    session.folder.register_files(session.model_dir / RUN_LOG)  # of a run that began before there was one
+    return [RunLog(session.model_dir / RUN_LOG, description, describe_environment(session.app))]
 
 
 def dry_run(session: Session) -> None:
@@ -324,6 +353,7 @@ def run_evaluation(session: Session) -> None:
     session.require_equal_start()
     if session.settings.checkpoint != "all":
         _evaluate_checkpoint(session, session.load_selected)
+        _report(session)
         return
     rows = []
     # The paths are those of rank 0: other ranks count them, and load nothing.
@@ -341,6 +371,7 @@ def run_evaluation(session: Session) -> None:
         table = session.model_dir / CHECKPOINT_SCORES
         write_json(table, rows)
         session.folder.register_files(table)
+    _report(session)
 
 
 def _load_readable(path: Path, found: list[Checkpoint]) -> bool:

@@ -19,6 +19,8 @@ from gaudi_datasets.errors import DataError, UnsafeError
 from gaudi_datasets.output_files import write_atomically, write_json
 
 ANALYSIS = "analysis.json"  # what the report tells besides the metrics of evaluation.json
+RUN_LOG = "run_log.json"  # plan and data of the run; command, speed and environment of each start
+REPORT = "report.html"
 FORMAT = "gaudi-apps run"
 VERSION = 1
 

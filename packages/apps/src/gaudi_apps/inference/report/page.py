@@ -1,0 +1,223 @@
+"""Write the page of a run, and the page that compares several: one file each, which asks nobody for anything."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from gaudi_apps.inference.report import sections
+from gaudi_apps.inference.report.charts import COLOURS, Line, draw_lines, show_text
+from gaudi_apps.inference.report.run_files import RunFiles, read_run
+from gaudi_apps.training.reports import smooth
+from gaudi_apps.training.run_dir import REPORT, RunFolder
+from gaudi_datasets.errors import FlagError, UnsafeError
+from gaudi_datasets.output_files import write_atomically
+
+MARK = '<meta name="generator" content="gaudi-apps">'
+MAX_RUNS = len(COLOURS)
+LONGEST_TITLE = 300
+FAULTS = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` into the folder of a run, from the files that are there.
+
+    Returns:
+        the page.
+
+    Raises:
+        MissingInputError: there is no run.
+        DataError: its ``run.json`` is damaged.
+        UnsafeError: another program's ``report.html`` is there.
+    """
+    page = folder / REPORT
+    _write(page, make_report(read_run(folder)))
+    RunFolder(folder).register_files(page)
+    return page
+
+
+def write_comparison(folders: Sequence[Path], page: Path) -> None:
+    """Write a page that compares runs.
+
+    Raises:
+        MissingInputError, DataError, UnsafeError: as by `write_report`.
+        FlagError: there are too few or too many runs.
+    """
+    if not 2 <= len(folders) <= MAX_RUNS:
+        raise FlagError(f"{len(folders)} given: must be 2 to {MAX_RUNS} runs", flag="run_dirs")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    _write(page, make_comparison([read_run(folder) for folder in folders]))
+
+
+def _write(page: Path, html: str) -> None:
+    if page.exists() and MARK not in page.read_bytes()[:4096].decode(errors="replace"):
+        raise UnsafeError("is there, and no report of ours", path=page, remedy="move it away")
+    with write_atomically(page) as temporary:
+        temporary.write_text(html, encoding="utf-8", errors="replace")
+
+
+def make_report(run: RunFiles) -> str:
+    """Make the page of a run as HTML. Parts that its files do not hold are named on it."""
+    missing = dict(run.missing)
+    attempt = functools.partial(_attempt, missing)
+    has_errors = bool(run.analysis.get("classes"))
+    if reason := attempt("Errors", lambda: run.analysis["missing"].get("errors"), use="missing" in run.analysis):
+        missing["Errors, thresholds and calibration"] = str(reason)
+    if {"step"} <= run.analysis.keys() & run.evaluation.keys() and run.analysis["step"] != run.evaluation["step"]:
+        missing["Errors of the same step"] = f"they are of step {run.analysis['step']}"
+    parts = {
+        "figures": attempt("Metrics", sections.list_figures, run, use=bool(run.evaluation)),
+        "all_figures": attempt(
+            "All metrics", lambda: list(sections.read_figures(run).items()), use=bool(run.evaluation)
+        ),
+        "rows": attempt("Command, plan and speed", sections.list_run, run),
+        "data": attempt("Data", sections.list_evaluated, run.analysis.get("data"), use="data" in run.analysis),
+        "charts": attempt("Curves", sections.draw_training, run),
+        "classes": attempt("Classes", sections.list_classes, run, use=bool(run.evaluation)),
+        "threshold_charts": attempt("Thresholds", sections.draw_thresholds, run, use=has_errors),
+        "counts": attempt("Thresholds", sections.list_counts, run, use=has_errors)
+        or attempt("Thresholds", sections.list_confidence, run, use="answered" in run.analysis),
+        "confusion": attempt("Confusion", sections.tabulate_confusion, run, use="confusion" in run.analysis),
+        "tide": attempt("Kinds of error", sections.draw_tide, run, use="tide" in run.analysis),
+        "calibration": attempt("Calibration", sections.draw_calibration, run, use="calibration" in run.analysis),
+        "threshold": run.analysis.get("threshold"),
+        "ece": attempt("Calibration", lambda: run.analysis["calibration"]["ece"], use="calibration" in run.analysis),
+        "images": attempt("Images", sections.list_images, run, missing, use="worst" in run.analysis),
+    }
+    return (
+        _open_templates()
+        .get_template("report.html.j2")
+        .render(
+            run=run,
+            name=run.folder.resolve().name,
+            program=attempt("Program", lambda: run.log.get("program", "")),
+            step=run.evaluation.get("step"),
+            is_detection=sections.is_detection(run),
+            missing=missing,
+            **parts,
+        )
+    )
+
+
+def _attempt(missing: dict[str, str], part: str, make: Callable[..., Any], *arguments: Any, use: bool = True) -> Any:
+    """Make a part of the page; None where the files do not hold what it needs, which is noted."""
+    if not use:
+        return None
+    try:
+        return make(*arguments)
+    except FAULTS as error:
+        missing[part] = f"the files of the run are not as expected ({type(error).__name__}: {error})"
+        return None
+
+
+def make_comparison(runs: Sequence[RunFiles]) -> str:
+    """Make the page that compares runs as HTML."""
+    names = name_runs([run.folder for run in runs])
+    missing: dict[str, str] = {}
+    for name, run in zip(names, runs, strict=True):
+        missing |= {f"{name}: {part}": reason for part, reason in run.missing.items()}
+    attempt = functools.partial(_attempt, missing)
+    data = attempt("Data", lambda: {run.analysis["data"].get("fingerprint") for run in runs if run.analysis}) or ()
+    notes = ["The runs were evaluated on different images: their metrics cannot be compared."] * (len(data) > 1)
+    charts = [
+        ("Loss", attempt("Loss", _overlay_losses, names, runs)),
+        ("Metric", attempt("Metrics during training", sections.draw_scores, _pair_scores(names, runs))),
+    ]
+    return (
+        _open_templates()
+        .get_template("compare.html.j2")
+        .render(
+            names=names,
+            notes=notes,
+            figures=attempt("Metrics", _align, [sections.read_figures(run) for run in runs], True) or [],
+            classes=attempt("Classes", _align, [_read_class_scores(run) for run in runs], True) or [],
+            score="AP" if any(map(sections.is_detection, runs)) else "accuracy",
+            about=attempt("Plan and speed", _align, [dict(sections.list_run(run)) for run in runs]) or [],
+            flags=[row for row in _align([run.flags for run in runs]) if len({repr(value) for value in row[1]}) > 1],
+            charts=[(title, chart) for title, chart in charts if chart],
+            missing=missing,
+        )
+    )
+
+
+def name_runs(folders: Sequence[Path]) -> list[str]:
+    """Return the names of folders, or their paths where two names are alike."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
+def _overlay_losses(names: Sequence[str], runs: Sequence[RunFiles]) -> Markup | None:
+    lines = []
+    for name, run, colour in zip(names, runs, COLOURS, strict=False):
+        values = np.array([row.get("loss", np.nan) for row in run.history], np.float64)
+        if np.isfinite(values).any():
+            steps = [row["step"] for row in run.history]
+            lines.append(Line(name, steps, smooth(values, max(1, len(values) // 50)), colour))
+    return draw_lines(lines, title="loss by step", x_label="step", y_range=(0, None)) if lines else None
+
+
+def _pair_scores(names: Sequence[str], runs: Sequence[RunFiles]) -> list[tuple[str, Sequence[Mapping[str, float]]]]:
+    """Return names and evaluations; the last evaluation alone where there was none during training."""
+    pairs: list[tuple[str, Sequence[Mapping[str, float]]]] = []
+    for name, run in zip(names, runs, strict=True):
+        figures = {key: value for key, value in sections.read_figures(run).items() if value is not None}
+        final = [{"step": run.evaluation["step"], **figures}] if figures and "step" in run.evaluation else []
+        pairs.append((name, run.evaluations or final))
+    return pairs
+
+
+def _read_class_scores(run: RunFiles) -> dict[str, float | None]:
+    score = "ap" if sections.is_detection(run) else "accuracy"
+    return {one["name"]: one[score] for one in run.evaluation.get("classes", [])[: sections.SHOWN_CLASSES]}
+
+
+def _align(columns: Iterable[Mapping[str, Any]], compare: bool = False) -> list[tuple[str, list[Any], Any]]:
+    """Return a row for each name: the value in each column, None where it has none, and the best one if they differ."""
+    listed = list(columns)
+    rows = []
+    for name in dict.fromkeys(name for column in listed for name in column):
+        values = [column.get(name) for column in listed]
+        known = [value for value in values if isinstance(value, int | float)]
+        best = (min if name == "loss" else max)(known) if compare and len(set(known)) > 1 else None
+        rows.append((str(name), values, best))
+    return rows
+
+
+@functools.cache
+def _open_templates() -> jinja2.Environment:
+    """Open the templates of this package; all that they show is escaped."""
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("gaudi_apps.inference.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {
+        "label": show_label,
+        "plain": functools.partial(show_text, limit=LONGEST_TITLE),
+        "value": show_value,
+        "flag": lambda value: f"{value:g}" if isinstance(value, float) else show_value(value),
+        "share": "{:.2f}".format,
+    }
+    return templates
+
+
+def show_label(text: object, limit: int = 80) -> Markup:
+    """Return a name of the user's: cut, on one line, and apart from the direction of what is around it."""
+    return Markup('<bdi title="{}">{}</bdi>').format(show_text(text, LONGEST_TITLE), show_text(text, limit))
+
+
+def show_value(value: Any) -> str | Markup:
+    """Return a cell of a table: a number with at most four digits behind the point, or a text."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 100 else f"{value:.6g}"
+    return f"{value}" if isinstance(value, int) else show_label(value, 200)

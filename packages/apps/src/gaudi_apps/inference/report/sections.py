@@ -1,0 +1,305 @@
+"""Make the parts of a report: tables and charts from what a run left."""
+
+from __future__ import annotations
+
+import base64
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from gaudi_apps.inference.report.charts import COLOURS, Line, draw_bars, draw_lines, draw_reliability, show_text
+from gaudi_apps.training.reports import format_duration, smooth
+
+if TYPE_CHECKING:
+    from gaudi_apps.inference.report.run_files import RunFiles
+
+Rows = list[tuple[str, str]]
+LOSSES = ("loss", "class_loss", "box_loss")
+SCORES = (("AP", "AP50", "AP75"), ("top_1", "top_5"))
+SHOWN_CLASSES = 300  # in tables
+SHOWN_CURVES = 10  # a colour each
+NUM_THRESHOLDS = 101
+MAX_IMAGES = 24
+MAX_IMAGE_BYTES = 150_000
+JPEG = b"\xff\xd8\xff"
+TIDE = {
+    "Cls": "wrong class",
+    "Loc": "box not exact",
+    "Both": "class and box",
+    "Dupe": "second box",
+    "Bkg": "nothing there",
+    "Miss": "missed",
+}
+
+
+def list_run(run: RunFiles) -> Rows:
+    """List command, plan, speed and environment."""
+    log = run.log
+    plan, data, starts = log.get("plan", {}), log.get("data", {}), log.get("starts", [])
+    rows = [("Folder", str(run.folder))]
+    for number, start in enumerate(starts, 1):
+        rows.append((f"Command {number}" if len(starts) > 1 else "Command", shlex.join(map(str, start["command"]))))
+    if data:
+        classes = f", {data['classes']} classes" if data.get("classes") else ""
+        rows.append(("Training data", f"{data['images']} images{classes}"))
+    if plan:
+        rows.append(
+            ("Plan", f"{plan['total_steps']} steps of {plan['global_batch']} images, {plan['epochs']:.4g} epochs")
+        )
+        rates = f"{plan['lr_schedule']}, peak {plan['peak_learning_rate']:.4g}, warm-up {plan['warmup_steps']} steps"
+        rows.append(("Learning rate", rates))
+    if starts:
+        last = starts[-1]
+        seconds = sum(float(start["seconds"]) for start in starts)
+        rows.append(("Time", f"{format_duration(seconds)} in {len(starts)} start{'s' * (len(starts) != 1)}"))
+        if last.get("images_per_second"):
+            rows.append(("Speed", f"{last['images_per_second']:.1f} images/s"))
+        rows += [(str(name), str(value)) for name, value in last.get("environment", {}).items()]
+    return rows
+
+
+def list_evaluated(data: Mapping[str, Any]) -> Rows:
+    """List the data that was evaluated."""
+    words = {"images": "image", "boxes": "box", "crowds": "crowd", "classes": "class", "detections": "detection"}
+    counts = [count_words(int(data[name]), word) for name, word in words.items() if data.get(name)]
+    return [("Evaluated on", ", ".join([*filter(None, [str(data.get("name", ""))]), *counts]))]
+
+
+def count_words(count: int, word: str) -> str:
+    """Return a number with its word, in the plural if it is one: 1 miss, 2 misses, 3 hits."""
+    return f"{count} {word}" + ("" if count == 1 else "es" if word.endswith(("s", "x")) else "s")
+
+
+def list_figures(run: RunFiles) -> Rows:
+    """List the metrics of ``evaluation.json`` that stand at the top."""
+    names = ("AP", "AP50", "AP75", "AR100") if is_detection(run) else ("top_1", "top_5", "loss")
+    figures = read_figures(run)
+    rows = [(name, format_figure(figures[name])) for name in names if name in figures]
+    if "threshold" in run.analysis:
+        rows.append(("best threshold", f"{run.analysis['threshold']:.2f}"))
+    images, total = run.evaluation.get("images"), run.evaluation.get("images_total")
+    if images is not None:
+        rows.append(("images", f"{images}" if images == total else f"{images} of {total}"))
+    return rows
+
+
+def is_detection(run: RunFiles) -> bool:
+    """Return whether a run is of a detector, by its evaluation."""
+    return "figures" in run.evaluation
+
+
+def read_figures(run: RunFiles) -> dict[str, float | None]:
+    """Return the metrics of ``evaluation.json`` by name."""
+    if is_detection(run):
+        return dict(run.evaluation["figures"])
+    return {name: run.evaluation[name] for name in ("top_1", "top_5", "loss") if name in run.evaluation}
+
+
+def format_figure(value: float | None) -> str:
+    """Format a metric with four digits; a dash for one that is not defined."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def draw_training(run: RunFiles) -> list[tuple[str, Markup]]:
+    """Draw loss, learning rate and metrics over the steps."""
+    charts = []
+    steps = [row["step"] for row in run.history]
+    lines = []
+    for name, colour in zip(LOSSES, COLOURS, strict=False):
+        values = np.array([row.get(name, np.nan) for row in run.history], np.float64)
+        if np.isfinite(values).any():
+            lines.append(Line("", steps, values, colour, is_faint=True))
+            lines.append(Line(name.replace("_", " "), steps, smooth(values, max(1, len(values) // 50)), colour))
+    if lines:
+        charts.append(("Loss", draw_lines(lines, title="loss by step", x_label="step", y_range=(0, None))))
+    if chart := draw_scores([("", run.evaluations)]):
+        charts.append(("Metrics", chart))
+    rates = [row.get("learning_rate", np.nan) for row in run.history]
+    if np.isfinite(rates).any():
+        rate = Line("learning rate", steps, rates, COLOURS[4])
+        charts.append(("Learning rate", draw_lines([rate], title="learning rate", x_label="step", y_range=(0, None))))
+    return charts
+
+
+def draw_scores(runs: Sequence[tuple[str, Sequence[Mapping[str, float]]]]) -> Markup | None:
+    """Draw the metrics of evaluations by step: several of one run, or the first one of several named runs."""
+    lines: list[Line] = []
+    for name, rows in runs:
+        names = next((scores for scores in SCORES if any(scores[0] in row for row in rows)), ())
+        for score in names[: 1 if name else None]:
+            points = [(row["step"], row[score]) for row in rows if score in row]
+            if not points:
+                continue
+            colour = COLOURS[len(lines) % len(COLOURS)]
+            lines.append(Line(f"{name} {score}".strip(), [x for x, _ in points], [y for _, y in points], colour))
+    return draw_lines(lines, title="metrics by step", x_label="step", y_range=(0, None)) if lines else None
+
+
+def list_classes(run: RunFiles) -> tuple[list[str], list[list[Any]], str]:
+    """List metrics of each class: headings, rows of values, and a note on classes that are left out."""
+    classes = run.evaluation.get("classes", [])
+    if is_detection(run):
+        counts = {one["name"]: one for one in run.analysis.get("classes", [])}
+        headings = ["class", "boxes", "AP", "AP50", "best F1", "at threshold"]
+        rows = [_describe_class(one, counts.get(one["name"])) for one in classes]
+        rows.sort(key=lambda row: -1 if row[1] is None else -row[1])
+    else:
+        headings = ["class", "images", "right", "accuracy", "most often taken for"]
+        rows = [[one["name"], one["images"], one["right"], one["accuracy"], _name_confused(one)] for one in classes]
+        rows.sort(key=lambda row: 2.0 if row[3] is None else row[3])
+    left_out = len(rows) - SHOWN_CLASSES
+    return headings, rows[:SHOWN_CLASSES], f"{left_out} more classes are in evaluation.json" if left_out > 0 else ""
+
+
+def _describe_class(one: Mapping[str, Any], counts: Mapping[str, Any] | None) -> list[Any]:
+    if counts is None:
+        return [one["name"], None, one["ap"], one["ap50"], None, None]
+    best = float(compute_f1(counts).max(initial=0)) if counts["truth"] else None
+    threshold = f"{counts['threshold']:.2f}" if best else None
+    return [one["name"], int(counts["truth"]), one["ap"], one["ap50"], best, threshold]
+
+
+def _name_confused(one: Mapping[str, Any]) -> str:
+    taken = sorted(one["taken_for"].items(), key=lambda pair: -pair[1])[:3]
+    return ", ".join(f"{show_text(name, 40)} ({count})" for name, count in taken)
+
+
+def compute_f1(counts: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Compute F1 of a class, or of all, at each threshold."""
+    hits, alarms = np.array(counts["hits"], np.float64), np.array(counts["false_alarms"], np.float64)
+    return np.asarray(2 * hits / np.maximum(hits + alarms + counts["truth"], 1))
+
+
+def sum_classes(run: RunFiles) -> dict[str, Any]:
+    """Return hits and false alarms of all classes together, at each threshold, and boxes of the truth."""
+    classes = run.analysis["classes"]
+    sums = {name: np.sum([one[name] for one in classes], axis=0).tolist() for name in ("hits", "false_alarms")}
+    return {**sums, "truth": sum(one["truth"] for one in classes)}
+
+
+def draw_thresholds(run: RunFiles) -> list[tuple[str, Markup]]:
+    """Draw precision over recall, and F1 over the threshold, of the classes with the most boxes."""
+    classes = sorted(run.analysis["classes"], key=lambda one: -one["truth"])
+    shown = [one for one in classes if one["truth"]][:SHOWN_CURVES]
+    recall, threshold = np.linspace(0, 1, NUM_THRESHOLDS), run.analysis["threshold"]
+    xs = np.linspace(0, 1, NUM_THRESHOLDS)
+    curves = [
+        Line(one["name"], recall, one["precision"], colour)
+        for one, colour in zip(shown, COLOURS, strict=False)
+        if one["precision"] is not None
+    ]
+    scores = [Line(one["name"], xs, compute_f1(one), colour) for one, colour in zip(shown, COLOURS, strict=False)]
+    scores.append(Line("all", xs, compute_f1(sum_classes(run)), "#0f172a", is_dashed=True))
+    more = f", the {SHOWN_CURVES} classes with the most boxes" if len(classes) > SHOWN_CURVES else ""
+    charts = []
+    if curves:
+        chart = draw_lines(
+            curves, title="precision by recall", x_label="recall at IoU 0.5", x_range=(0, 1), y_range=(0, 1)
+        )
+        charts.append((f"Precision by recall{more}", chart))
+    chart = draw_lines(
+        scores, title="F1 by threshold", x_label="threshold of the score", x_range=(0, 1), y_range=(0, 1),
+        mark="f1-mark", marked_x=threshold,
+    )  # fmt: skip
+    charts.append((f"F1 by threshold{more}", chart))
+    return charts
+
+
+def list_counts(run: RunFiles) -> dict[str, Any]:
+    """Return what the slider of the threshold shows: names and counts by threshold, of all classes and of each."""
+    classes = sorted(run.analysis["classes"], key=lambda one: -one["truth"])
+    together = sum_classes(run) | {"name": "all classes"}
+    rows = [
+        {"truth": int(one["truth"]), "hits": list(map(int, one["hits"])), "alarms": list(map(int, one["false_alarms"]))}
+        for one in (together, *classes)
+    ]
+    return {
+        "start": round(float(run.analysis["threshold"]) * (NUM_THRESHOLDS - 1)),
+        "names": [together["name"], *(one["name"] for one in classes)],
+        "rows": rows,
+    }
+
+
+def list_confidence(run: RunFiles) -> dict[str, Any]:
+    """Return the same for a classifier: images that are answered at each threshold, and right answers."""
+    answered, right = list(map(int, run.analysis["answered"])), list(map(int, run.analysis["right"]))
+    row = {"truth": answered[0], "hits": right, "alarms": [a - b for a, b in zip(answered, right, strict=True)]}
+    return {"start": 50, "names": ["all classes"], "rows": [row]}
+
+
+def tabulate_confusion(run: RunFiles) -> dict[str, Any]:
+    """Return names and rows of cells, each a count and its share of the row, of the confusion matrix."""
+    confusion = run.analysis["confusion"]
+    names, background = list(confusion["names"]), bool(confusion["background"])
+    matrix = np.array(confusion["matrix"], np.int64)
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    cells = [
+        [(int(count), float(share)) for count, share in zip(counts, row, strict=True)]
+        for counts, row in zip(matrix, shares, strict=True)
+    ]
+    return {
+        "columns": [*names, *["missed"] * background],
+        "rows": list(zip([*names, *["nothing there"] * background], cells, strict=True)),
+        "left_out": int(confusion["left_out"]),
+        "threshold": run.analysis.get("threshold") if background else None,
+    }
+
+
+def draw_tide(run: RunFiles) -> Markup:
+    """Draw by how much AP50 would rise without each kind of error."""
+    tide = run.analysis["tide"]
+    rows = []
+    for name, meaning in TIDE.items():
+        delta, count = float(tide["delta_ap"][name]), int(tide["counts"][name])
+        rows.append((f"{meaning} ({name})", max(0.0, delta), f"+{delta:.3f}, {count_words(count, 'error')}"))
+    return draw_bars(rows, title="AP50 lost by kind of error")
+
+
+def draw_calibration(run: RunFiles) -> Markup:
+    """Draw the share that is right by score."""
+    rows = run.analysis["calibration"]["bins"]
+    bins = [(one["low"], one["high"], one["score"], one["right"], one["count"]) for one in rows]
+    label = "score of a detection" if is_detection(run) else "probability of the first answer"
+    return draw_reliability(bins, title="share that is right by score", x_label=label)
+
+
+def list_images(run: RunFiles, missing: dict[str, str]) -> list[dict[str, str]]:
+    """Return source, file and caption of the images with the most errors; those that cannot be had are named."""
+    images, failed = [], []
+    for one in run.analysis.get("worst", [])[:MAX_IMAGES]:
+        try:
+            source = embed_image(run.folder, str(one["image"]))
+        except (OSError, ValueError) as error:
+            failed.append(show_text(error))
+            continue
+        if is_detection(run):
+            counts = ((one["hits"], "hit"), (one["false_alarms"], "false alarm"), (one["misses"], "miss"))
+            caption = ", ".join(count_words(int(count), word) for count, word in counts)
+        else:
+            caption = f"{one['taken_for']} {one['probability']:.2f}, is {one['truth']}"
+        images.append({"source": source, "file": str(one["file_name"] or one["image_id"]), "caption": caption})
+    if failed:
+        missing[f"{len(failed)} of the images"] = failed[0]
+    return images
+
+
+def embed_image(folder: Path, name: str) -> str:
+    """Return a JPEG of a run's folder as a data URI.
+
+    Raises:
+        ValueError: it is outside of the folder, or no JPEG of at most `MAX_IMAGE_BYTES`.
+        OSError: it cannot be read.
+    """
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ValueError(f"{name} is outside of the run")
+    if path.stat().st_size > MAX_IMAGE_BYTES:
+        raise ValueError(f"{name} has more than {MAX_IMAGE_BYTES} bytes")
+    content = path.read_bytes()
+    if not content.startswith(JPEG):
+        raise ValueError(f"{name} is no JPEG")
+    return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_apps.cli import run_commands
+from gaudi_apps.detection.error_analysis import compute_f1
+from gaudi_apps.inference.report.charts import Line, draw_lines, find_ticks, show_text, thin
+from gaudi_apps.inference.report.page import make_comparison, make_report, write_comparison, write_report
+from gaudi_apps.inference.report.run_files import read_run
+from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
+
+MAX_BYTES = 10_000_000
+VOID = {"meta", "link", "img", "input", "br"}
+
+
+class Page(HTMLParser):
+    """Read a page: its elements, the cells of the tables by id, texts, and addresses that something is loaded from."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.json = ""
+        self.text = ""
+        self.addresses: list[str] = []
+        self.handlers: list[str] = []
+        self._open: list[tuple[str, str]] = []
+        self.feed(html)
+        assert self._open == []  # what is opened is closed, so no name has closed anything
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.elements.append(tag)
+        self.handlers += [name for name in found if name.startswith("on")]
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
+        if tag not in VOID:
+            self._open.append((tag, found.get("id") or ""))
+        if tag == "tr" and (table := self._table()):
+            self.tables.setdefault(table, []).append([])
+        if tag in ("td", "th") and (table := self._table()):
+            self.tables[table][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self._open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        inside = {tag for tag, _ in self._open}
+        if "script" in inside:
+            self.json += data if self._open[-1][1] == "counts" else ""
+            return
+        self.text += data
+        if inside & {"td", "th"} and (table := self._table()):
+            self.tables[table][-1][-1] += data.strip()
+
+    def _table(self) -> str:
+        return next((name for tag, name in reversed(self._open) if tag == "table"), "")
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def page(hostile_run: Path) -> Page:
+    path = write_report(hostile_run)
+    assert path == hostile_run / "report.html"
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_figures_are_those_of_the_evaluation(page: Page, hostile_run: Path) -> None:
+    evaluation = read(hostile_run / "evaluation.json")
+    shown = dict(page.tables["metrics"])
+    assert list(shown) == list(evaluation["figures"])
+    for name, value in evaluation["figures"].items():
+        assert shown[name] == ("-" if value is None else f"{value:.4f}")
+    classes = {row[0]: row for row in page.tables["class-table"][1:]}
+    assert len(classes) == len(evaluation["classes"])
+    for one in evaluation["classes"]:
+        row = classes[show_text(one["name"], 200)]
+        assert row[2:4] == [f"{one['ap']:.4f}", f"{one['ap50']:.4f}"]
+
+
+def test_counts_of_the_slider_are_those_of_the_analysis(page: Page, hostile_run: Path) -> None:
+    """The row of all classes comes first; hits and misses are all boxes; at the threshold F1 is highest."""
+    analysis = read(hostile_run / "analysis.json")
+    together, *classes = json.loads(page.json)
+    start = round(100 * analysis["threshold"])
+    assert together["truth"] == analysis["data"]["boxes"] == 42
+    assert together["hits"][0] + together["alarms"][0] == analysis["data"]["detections"]
+    assert sorted(one["hits"] for one in classes) == sorted(one["hits"] for one in analysis["classes"])
+    scores = compute_f1(together["hits"], together["alarms"], together["truth"])
+    assert scores[start] == scores.max()
+    assert [row[0] for row in page.tables["counts-table"]][:2] == ["class", "all classes"]
+    assert len(page.tables["counts-table"]) == len(classes) + 2
+
+
+def test_names_do_not_break_out(page: Page, hostile_run: Path) -> None:
+    assert page.handlers == []
+    assert page.elements.count("script") == 2
+    assert "<script>alert(1)</script>" in page.text
+    assert "{{ 7 * 7 }}" in page.text
+    assert not set(page.text) & set("\u202e\x1b")
+    assert max(map(len, re.findall(r"(?:long )+", page.text))) < 400
+    source = (hostile_run / "report.html").read_text(encoding="utf-8")
+    assert "<img src=x" not in source
+    assert source.count("<title>") - source.count("<svg") >= 1
+
+
+def test_nothing_is_loaded(page: Page, hostile_run: Path) -> None:
+    images = [address for address in page.addresses if address.startswith("data:image/jpeg;base64,")]
+    assert len(images) == 6
+    others = [address for address in page.addresses if address not in images]
+    assert all(address.startswith("#") or address == "data:," for address in others)
+    source = (hostile_run / "report.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in source
+    assert "@import" not in source
+    assert "url(" not in source
+
+
+def test_the_page_belongs_to_the_run(hostile_run: Path, page: Page) -> None:
+    assert {"report.html", "analysis.json"} <= set(read(hostile_run / "run.json")["files"])
+
+
+def test_5000_images_make_a_page_that_opens(large_run: Path) -> None:
+    path = write_report(large_run)
+    assert 4_000_000 < path.stat().st_size < MAX_BYTES  # with as many images as there may be, of the largest size
+    large = Page(path.read_text(encoding="utf-8"))
+    assert len(large.elements) < 12_000
+    assert len(large.tables["class-table"]) == 81
+    assert read(large_run / "analysis.json")["data"]["images"] == 5000
+
+
+@pytest.fixture
+def copied(hostile_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(hostile_run, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "content", [None, "{", "[]", '{"kind": 3}', '{"classes": 7, "worst": [1], "data": 4, "tide": {}}', "[" * 100_000]
+)
+@pytest.mark.parametrize("name", ["analysis.json", "run_log.json"])
+def test_what_is_missing_or_damaged_is_named(copied: Path, name: str, content: str | None) -> None:
+    (copied / name).unlink()
+    if content is not None:
+        (copied / name).write_text(content)
+    run = read_run(copied)
+    html = make_report(run)
+    found = Page(html)
+    assert [name for name, _ in found.tables["metrics"]][:3] == ["AP", "AP50", "AP75"]
+    if content is None:
+        assert name in found.text
+    assert 'id="missing"' in html or content == '{"kind": 3}' or name == "run_log.json"
+
+
+def test_every_file_but_the_record_may_be_missing(copied: Path) -> None:
+    for path in copied.iterdir():
+        if path.is_file() and path.name != "run.json":
+            path.unlink()
+    assert "evaluation.json" in Page(make_report(read_run(copied))).text
+
+
+def test_an_image_outside_of_the_run_is_not_embedded(copied: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.jpg"
+    shutil.copy(next((copied / "pictures").glob("*.jpg")), secret)
+    analysis = read(copied / "analysis.json")
+    for row, name in zip(
+        analysis["worst"], ["../secret.jpg", str(secret), "run.json", "pictures/none.jpg"], strict=False
+    ):
+        row["image"] = name
+    (copied / "pictures" / "link.jpg").symlink_to(secret)
+    analysis["worst"][4]["image"] = "pictures/link.jpg"
+    (copied / "analysis.json").write_text(json.dumps(analysis))
+    found = Page(make_report(read_run(copied)))
+    assert sum(address.startswith("data:image/jpeg") for address in found.addresses) == 1
+    assert "5 of the images" in found.text
+
+
+def test_another_report_is_not_replaced(copied: Path) -> None:
+    (copied / "report.html").write_text("<p>mine</p>")
+    with pytest.raises(UnsafeError) as caught:
+        write_report(copied)
+    assert Path(str(caught.value.path)) == copied / "report.html"
+    assert (copied / "report.html").read_text() == "<p>mine</p>"
+
+
+def test_runs_are_compared(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    names = ["cat", "dog"]
+    folders = [make_run(images=12, names=names, files=["a"], seed=seed) for seed in (1, 2)]
+    folders = [Path(shutil.move(folder, tmp_path / name)) for folder, name in zip(folders, "ab", strict=True)]
+    html = make_comparison([read_run(folder) for folder in folders])
+    found = Page(html)
+    evaluations = [read(folder / "evaluation.json") for folder in folders]
+    metrics = {row[0]: row[1:] for row in found.tables["compared-metrics"]}
+    for name in ("AP", "AP50", "AR100"):
+        assert metrics[name] == [f"{one['figures'][name]:.4f}" for one in evaluations]
+    classes = {row[0]: row[1:] for row in found.tables["compared-classes"]}
+    assert classes["cat"] == [f"{one['classes'][0]['ap']:.4f}" for one in evaluations]
+    flags = {row[0]: row[1:] for row in found.tables["compared-flags"]}
+    assert flags["base_lr"] == ["0.02", "0.03"]
+    assert "batch_size" not in flags
+    assert "cannot be compared" in found.text  # the images are others
+    assert found.addresses == ["data:,"]
+    assert found.text.count("loss by step") == 1
+    write_comparison(folders, tmp_path / "new" / "page.html")
+    assert (tmp_path / "new" / "page.html").read_text(encoding="utf-8") == html
+
+
+def test_the_program(hostile_run: Path, tmp_path: Path, run_main: Callable[..., Any]) -> None:
+    report = (hostile_run / "report.html").read_bytes()
+    (hostile_run / "report.html").unlink()
+    done = run_main(run_commands.main, ["report", hostile_run])
+    assert (done.status, done.out) == (0, f"{hostile_run / 'report.html'}\n")
+    assert (hostile_run / "report.html").read_bytes() == report
+    output = tmp_path / "two.html"
+    done = run_main(run_commands.main, ["compare", hostile_run, hostile_run, "--output", output])
+    assert (done.status, done.out) == (0, f"{output}\n")
+    assert Page(output.read_text(encoding="utf-8")).handlers == []
+    for arguments, error, status in (
+        (["report", tmp_path / "none"], MissingInputError, 66),
+        (["report", tmp_path], MissingInputError, 66),
+        (["compare", hostile_run, "-o", output], FlagError, 64),
+    ):
+        done = run_main(run_commands.main, arguments)
+        assert (done.status, type(done.error)) == (status, error)
+    (tmp_path / "run.json").write_text("{")
+    assert isinstance(run_main(run_commands.main, ["report", tmp_path]).error, DataError)
+
+
+def test_thinning_keeps_extremes() -> None:
+    values = [0.0] * 10_000
+    values[1234], values[7777] = 5.0, -3.0
+    xs, ys = thin(range(10_000), values)
+    assert len(xs) <= 400
+    assert (ys.max(), ys.min()) == (5, -3)
+    assert (xs[0], xs[-1]) == (0, 9999)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.1, 0.13), (-5, 7000), (0, 1e-9), (3, 1e12)])
+def test_ticks_are_round_and_within(low: float, high: float) -> None:
+    ticks = find_ticks(low, high)
+    assert 3 <= len(ticks) <= 9
+    assert all(low - 1e-9 * high <= tick <= high * (1 + 1e-9) for tick in ticks)
+
+
+def test_a_line_has_gaps_where_it_is_not_finite() -> None:
+    line = Line("<b>", [0, 1, 2, 3], [1.0, float("nan"), 2.0, 3.0], "#000")
+    drawn = draw_lines([line], title="a & b", x_label="step")
+    path = re.search(r'<path d="([^"]*)"', drawn)
+    assert path is not None
+    assert path[1].count("M") == 2
+    assert "&lt;b&gt;" in drawn
+    assert "<b>" not in drawn
+    assert "a &amp; b" in drawn
