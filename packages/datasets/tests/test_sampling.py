@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gaudi_datasets.sampling import InputOptions, SampleOrder, image_generator, shard_indices, synthetic_image_ids
+from gaudi_datasets.sampling import (
+    REPEAT,
+    InputOptions,
+    SampleOrder,
+    balance_classes,
+    find_repeat_factors,
+    image_generator,
+    shard_indices,
+    synthetic_image_ids,
+)
 
 RANKS = range(1, 9)
 NUM_IMAGES = 48  # divided by some of the global batches, not by others
@@ -77,3 +86,76 @@ def test_one_process_is_the_default() -> None:
     assert (options.seed, options.rank, options.size) == (0, 0, 1)
     assert (options.image_size, options.flip_probability, options.cache_encoded) == (300, 0.5, False)
     assert shard_indices(5, options).tolist() == list(range(8))
+
+
+def list_epochs(factors: list[float], epochs: int, **options: int) -> list[list[tuple[int, int]]]:
+    """List the images of the first epochs, each with the number of its repeat."""
+    order = SampleOrder(len(factors), InputOptions(1, **options), np.array(factors))
+    found: list[list[tuple[int, int]]] = []
+    for epoch in range(epochs):
+        steps = [order.at_step(epoch * order.num_images + place) for place in range(order.num_images)]
+        assert {int(epochs[0]) % REPEAT for _, epochs in steps} == {epoch}
+        found.append([(int(images[0]), int(epochs[0]) // REPEAT) for images, epochs in steps])
+    return found
+
+
+@given(factors=st.lists(st.floats(1, 6), min_size=1, max_size=30), seed=st.integers(0, 2**40))
+@settings(max_examples=100, deadline=None)
+def test_repeats_are_their_factors_rounded_up_or_down_in_epochs_of_one_length(factors: list[float], seed: int) -> None:
+    for epoch in list_epochs(factors, 3, seed=seed):
+        assert len(epoch) == round(sum(factors))
+        counts = np.bincount([image for image, _ in epoch], minlength=len(factors))
+        # The fractions are scaled so that they sum to a whole number.
+        assert (counts >= np.floor(factors)).all()
+        assert (counts <= np.ceil(factors) + 1).all()
+        assert sorted(epoch) == [(image, repeat) for image, count in enumerate(counts) for repeat in range(count)]
+
+
+def test_repeats_are_their_factors_on_average() -> None:
+    factors = [1.0, 1.25, 2.5, 1.75, 3.1, 1.4]  # 11 together
+    epochs = list_epochs(factors, 2000)
+    means = np.bincount([image for epoch in epochs for image, _ in epoch]) / len(epochs)
+    np.testing.assert_allclose(means, factors, atol=0.04)
+
+
+def test_factors_of_one_are_the_order_without_factors_but_for_its_draws() -> None:
+    plain = SampleOrder(7, InputOptions(7))
+    repeated = SampleOrder(7, InputOptions(7), np.ones(7))
+    for step in range(3):
+        np.testing.assert_array_equal(repeated.at_step(step), plain.at_step(step))
+
+
+@pytest.mark.parametrize(("batch_size", "size"), [(1, 3), (4, 1), (2, 2), (5, 2)])
+def test_repeats_do_not_depend_on_batches_ranks_and_where_a_run_goes_on(batch_size: int, size: int) -> None:
+    factors = np.array([1, 2.3, 1.7, 1, 1.5])
+    alone = SampleOrder(5, InputOptions(1, seed=3), factors)
+    expected = [np.concatenate(alone.at_step(step)) for step in range(60)]
+    steps = 60 // (batch_size * size)
+    for step in (steps - 1, 0, 1):  # each by an order that saw no other step
+        orders = [SampleOrder(5, InputOptions(batch_size, seed=3, rank=r, size=size), factors) for r in range(size)]
+        found = np.concatenate([np.stack(order.at_step(step), 1) for order in orders])
+        first = step * batch_size * size
+        np.testing.assert_array_equal(found, expected[first : first + batch_size * size])
+
+
+@given(data=st.data(), num_images=st.integers(1, 20), threshold=st.floats(0.01, 1))
+@settings(max_examples=100, deadline=None)
+def test_repeat_factors_are_those_of_lvis(data: st.DataObject, num_images: int, threshold: float) -> None:
+    """As in the paper's appendix, image by image and class by class."""
+    objects = data.draw(st.lists(st.tuples(st.integers(0, num_images - 1), st.integers(1, 5)), max_size=40))
+    classes_of = [{label for image, label in objects if image == one} for one in range(num_images)]
+    expected = []
+    for own in classes_of:
+        shares = [sum(label in other for other in classes_of) / num_images for label in own]
+        expected.append(max([1.0, *((threshold / share) ** 0.5 for share in shares)]))
+    images, labels = np.array(objects, np.int64).reshape(-1, 2).T
+    found = find_repeat_factors(images, labels.astype(np.int32), num_images, threshold)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_balanced_classes_count_alike_and_objects_as_before() -> None:
+    labels = np.repeat(np.array([1, 2, 4], np.int32), [6, 3, 1])
+    weights = balance_classes(labels, 5)
+    np.testing.assert_allclose(weights, [1, 10 / 18, 10 / 9, 1, 10 / 3, 1], rtol=1e-6)
+    assert weights[labels].mean() == pytest.approx(1)
+    np.testing.assert_array_equal(balance_classes(labels[:0], 2), [1, 1, 1])

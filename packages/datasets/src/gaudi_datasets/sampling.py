@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 PADDING_ID = -1
+# Epochs are below it. What is drawn for the j-th repeat of an image within an epoch is that of epoch + j * REPEAT.
+REPEAT = 2**32
 
 
 @dataclass(frozen=True)
@@ -51,26 +53,115 @@ class SampleOrder:
     size, and the sequence is the same for any batch size and number of ranks.
 
     Args:
-        num_images: in an epoch.
+        num_images: of the data set.
         options: batch size, ranks and seed.
+        repeat_factors: float [num_images] of at least 1, how often an image is in an epoch; None: once. A fraction is
+            rounded up in its share of the epochs, so that all epochs are equally long.
+
+    Attributes:
+        num_images: in an epoch.
     """
 
-    def __init__(self, num_images: int, options: InputOptions) -> None:
-        self.num_images = num_images
-        self._options = options
+    def __init__(
+        self, num_images: int, options: InputOptions, repeat_factors: npt.NDArray[np.float64] | None = None
+    ) -> None:
+        self.num_images = num_images if repeat_factors is None else count_repeated(repeat_factors)
+        self._options, self._repeat_factors = options, repeat_factors
         self._permutation = functools.lru_cache(maxsize=2)(self._permute)
 
-    def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
+    def _permute(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the images of an epoch in their order, and which repeat each is: int64 [num_images] each."""
         # The image id of this generator is one that no image has.
-        return image_generator(self._options.seed, epoch, PADDING_ID).permutation(self.num_images)
+        generator = image_generator(self._options.seed, epoch, PADDING_ID)
+        if self._repeat_factors is None:
+            return generator.permutation(self.num_images), np.zeros(self.num_images, np.int64)
+        counts = _round_together(self._repeat_factors, generator)
+        images = np.repeat(np.arange(len(counts)), counts)
+        repeats = np.arange(len(images)) - np.repeat(np.cumsum(counts) - counts, counts)
+        order = generator.permutation(len(images))
+        return images[order], repeats[order]
 
     def at_step(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return image indices and their epochs, int64 [batch_size] each, of this rank in a step counted from 0."""
+        """Return image indices and their epochs, int64 [batch_size] each, of this rank in a step counted from 0.
+
+        The epoch of a repeat is raised by multiples of `REPEAT`, so that each repeat is augmented by draws of its own.
+        """
         batch = self._options.batch_size
         first = (step * self._options.size + self._options.rank) * batch
         epochs, positions = np.divmod(np.arange(first, first + batch), self.num_images)
-        indices = [self._permutation(int(e))[p] for e, p in zip(epochs, positions, strict=True)]
-        return np.array(indices, np.int64), epochs
+        found = [[part[p] for part in self._permutation(int(e))] for e, p in zip(epochs, positions, strict=True)]
+        indices, repeats = np.array(found, np.int64).T
+        return indices, epochs + repeats * REPEAT
+
+
+def count_repeated(repeat_factors: npt.NDArray[np.float64]) -> int:
+    """Return the number of images in each epoch by their repeat factors."""
+    return int(np.rint(repeat_factors.sum()))
+
+
+def _round_together(repeat_factors: npt.NDArray[np.float64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Round each factor up or down at random, in the mean to its value, so that their sum is always the same.
+
+    This is systematic sampling in a random order (Madow and Madow, 1944): marks one apart, the first one drawn, fall on
+    fractions that lie side by side.
+    """
+    whole = np.floor(repeat_factors)
+    fractions = repeat_factors - whole
+    extra = count_repeated(repeat_factors) - int(whole.sum())
+    counts = whole.astype(np.int64)
+    if extra:
+        order = generator.permutation(len(fractions))
+        ends = np.cumsum(fractions[order])
+        # Scaled to a whole number, which it misses by half at most; the last end is that number exactly.
+        ends = np.append(ends[:-1] * (extra / ends[-1]), extra)
+        marks = np.searchsorted(ends, np.arange(extra) + generator.random(), side="right")
+        np.add.at(counts, order[marks], 1)
+    return counts
+
+
+def find_repeat_factors(
+    images: npt.NDArray[np.int64], labels: npt.NDArray[np.int32], num_images: int, threshold: float
+) -> npt.NDArray[np.float64]:
+    """Return how often each image should be in an epoch, so that rare classes are seen more often.
+
+    A class of the share f of the images has the factor max(1, sqrt(threshold / f)), and an image the largest one of its
+    classes. Source: Gupta et al., "LVIS", https://arxiv.org/abs/1908.03195, section 5.1 and its appendix.
+
+    Args:
+        images: int64 [objects], the image of each object, from 0.
+        labels: int32 [objects], its class, from 1.
+        num_images: with and without objects.
+        threshold: share of the images below which a class is rare, above 0.
+
+    Returns:
+        float64 [num_images], at least 1.
+    """
+    factors = np.ones(num_images)
+    if len(labels):
+        classes = int(labels.max()) + 1
+        pairs = np.unique(images * classes + labels)  # a class counts once in an image
+        shares = np.bincount(pairs % classes, minlength=classes) / num_images
+        of_classes = np.sqrt(threshold / np.maximum(shares, 1 / num_images))
+        np.maximum.at(factors, images, np.maximum(of_classes[labels], 1.0))
+    return factors
+
+
+def balance_classes(labels: npt.NDArray[np.int32], num_classes: int) -> npt.NDArray[np.float32]:
+    """Return a weight of each class by which all classes count alike: the mean number of objects over the class's.
+
+    Args:
+        labels: int32 [objects], from 1.
+        num_classes: without the background.
+
+    Returns:
+        float32 [num_classes + 1], background first, which has the weight 1, as a class without an object has. The mean
+        weight of the objects is 1.
+    """
+    counts = np.bincount(labels, minlength=num_classes + 1)[1:]
+    there = counts > 0
+    weights = np.ones(num_classes + 1, np.float32)
+    weights[1:][there] = counts.sum() / max(1, there.sum()) / counts[there]
+    return weights
 
 
 def shard_indices(num_images: int, options: InputOptions) -> npt.NDArray[np.int64]:

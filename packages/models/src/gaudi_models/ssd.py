@@ -71,6 +71,12 @@ def build_ssd(
     return Network(images, outputs, name=f"ssd_resnet{depth}")
 
 
+def freeze_backbone(detector: Any) -> None:
+    """Train only the levels after the backbone and the heads; batch norms use their moving statistics and keep them."""
+    for layer in detector.layers:
+        layer.trainable = not layer.name.startswith(("conv1", "stage"))
+
+
 def _feature_levels(features: Any, extra_levels: ExtraLevels, pool_padding: PoolPadding, dtype: str) -> list[Any]:
     levels = [features]
     for number, (narrow, wide, stride, is_padded) in enumerate(extra_levels, 1):

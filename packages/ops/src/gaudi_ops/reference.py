@@ -50,6 +50,7 @@ def ssd_loss(
     classes: npt.ArrayLike,
     target_offsets: npt.ArrayLike,
     num_matched: npt.ArrayLike,
+    class_weights: npt.ArrayLike | None = None,
 ) -> tuple[np.float32, np.float32, np.float32]:
     """Compute the detector's loss; arguments and result as `gaudi_ops.tf.ssd_loss`, shapes [batch, boxes, ...]."""
     positive = np.asarray(classes) > 0
@@ -58,6 +59,8 @@ def ssd_loss(
     hardest = topk_mask(negative_entropy, NEGATIVES_PER_POSITIVE * positive.sum(axis=1))
     errors = np.asarray(offsets, np.float32) - np.asarray(target_offsets, np.float32)
     matched = np.maximum(np.asarray(num_matched, np.float32), 1.0)
+    if class_weights is not None:
+        entropy = np.where(positive, np.asarray(class_weights)[np.asarray(classes)], 1.0) * entropy
     class_loss = np.mean(np.where(positive | hardest, entropy, 0.0).sum(axis=1) / matched)
     box_loss = np.mean((huber(errors).sum(axis=-1) * positive).sum(axis=1) / matched)
     return np.float32(class_loss + box_loss), np.float32(class_loss), np.float32(box_loss)

@@ -98,6 +98,30 @@ def test_losses_are_the_references(form: Form, positives: tuple[int, ...]) -> No
     np.testing.assert_allclose(traced(*inputs.values()), reference.ssd_loss(**inputs), rtol=1e-5)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_classes_are_weighted_where_they_are_positive(form: Form) -> None:
+    inputs, weights = random_batch((3, 0, 9)), [7.0, 0.5, 2.0, 0.0, 1.0]
+    traced = tf.function(partial(ssd_loss, implementation=form, class_weights=weights), input_signature=SIGNATURE)
+    found = traced(*inputs.values())
+    np.testing.assert_allclose(found, reference.ssd_loss(**inputs, class_weights=weights), rtol=1e-5)
+    plain = reference.ssd_loss(**inputs)
+    assert abs(found[1] - plain[1]) > 1e-2
+    np.testing.assert_allclose(found[2], plain[2], rtol=1e-5)
+    with tf.GradientTape() as tape:
+        logits = tf.convert_to_tensor(inputs["logits"])
+        tape.watch(logits)
+        loss, _, _ = ssd_loss(**{**inputs, "logits": logits}, implementation=form, class_weights=weights)
+    gradient, (unweighted, _) = tape.gradient(loss, logits), compute_gradients(inputs, form)[1]
+    factors = np.where(inputs["classes"] > 0, np.array(weights)[inputs["classes"]], 1.0)
+    np.testing.assert_allclose(gradient, unweighted * factors[..., None], rtol=1e-5, atol=1e-8)
+
+
+def test_weights_of_one_change_no_bit() -> None:
+    inputs = random_batch((3, 0, 9))
+    for one, other in zip(ssd_loss(**inputs, class_weights=[1.0] * 5), ssd_loss(**inputs), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_forms_agree() -> None:
     inputs = random_batch((4, 0, 11), seed=1)
     (mme, mme_gradients), (plain, plain_gradients), (auto, _) = (

@@ -104,6 +104,8 @@ class SSDApplication(Application):
             pool_padding=model_config.get("pool_padding", "same"),
             reduce_statistics=reduce_statistics,
             cross_entropy=self.config.device.cross_entropy,
+            class_weights=model_config.get("class_weights"),
+            frozen=self.config.network.freeze == "backbone",
             ema_decay=self.config.weights.ema_decay if averages else 0.0,
         )
 

@@ -116,6 +116,21 @@ class NetworkFlags:
     image_size: Annotated[Literal[300, 512], fixed()] = 300
     """Side in pixels that images are resized to. 512: a level more, 24564 default boxes for 8732, and about three times
     the work; for small objects."""
+    freeze: Annotated[Literal["none", "backbone"], fixed()] = "none"
+    """Part of the network to keep as --resnet_checkpoint has it, with the statistics of its batch norms; a frozen
+    backbone trains faster, for few images that look like those of its training."""
+
+
+@dataclass(frozen=True)
+class RareClassFlags:
+    """Rare classes."""
+
+    repeat_factor: Annotated[float, fixed(minimum=0, maximum=1)] = 0.0
+    """Repeat images of a class that less than this share of the images has, such as .1, within an epoch: by the root of
+    this share over the class's; 0: every image once. Records are read through for it."""
+    class_weights: Annotated[Literal["none", "balanced"], fixed()] = "none"
+    """Weights of objects in the loss of the classes. balanced: the mean number of objects of a class over the number of
+    the object's, so that all classes count alike."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +211,7 @@ class SSDConfig(flags.ProgramConfig):
     run: RunFlags = field(default_factory=RunFlags)
     data: DataFlags = field(default_factory=DataFlags)
     network: NetworkFlags = field(default_factory=NetworkFlags)
+    rare: RareClassFlags = field(default_factory=RareClassFlags)
     weights: WeightFlags = field(default_factory=WeightFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
@@ -228,6 +244,7 @@ def validate(config: SSDConfig) -> None:
     if (k := config.schedule.k) <= -10:
         raise FlagError(f"--k {k}: 1 + k/10 must stay above 0", flag="--k", remedy="give -9 or more")
     _check_data(run, config.data)
+    _check_recipe(run, config)
     check_modes(config, run.mode, checkpoint=find_checkpoint(run), steps=run.steps, steps_flag="--steps")
     check_use(config.use, run.mode)
     evaluation = config.evaluation
@@ -303,6 +320,24 @@ def _check_data(run: RunFlags, data: DataFlags) -> None:
             f" or --{split}_annotations with --{split}_images",
             flag="--mode",
         )
+
+
+def _check_recipe(run: RunFlags, config: SSDConfig) -> None:
+    """Check that what is frozen was trained before, and that there are objects to count."""
+    if run.mode in (*USING, "eval"):
+        return
+    data, rare = config.data, config.rare
+    if config.network.freeze == "backbone" and config.weights.resnet_checkpoint is None and not data.use_fake_data:
+        raise FlagError(
+            "--freeze backbone: keeps random weights without --resnet_checkpoint",
+            flag="--freeze",
+            remedy="give the weights of the backbone",
+        )
+    given = [("--repeat_factor", rare.repeat_factor > 0), ("--class_weights", rare.class_weights != "none")]
+    for flag, is_given in given:
+        if is_given and (data.use_fake_data or data.static):
+            kind = "static batches, whose images are chosen already" if data.static else "random images"
+            raise FlagError(f"{flag}: has no effect on {kind}", flag=flag, remedy="leave one of the two out")
 
 
 FORMER_FLAGS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +20,7 @@ from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.sampling import InputOptions
+from gaudi_datasets.sampling import InputOptions, balance_classes, count_repeated, find_repeat_factors
 from gaudi_models.architectures import SSDArchitecture
 from gaudi_ops import SSD300, DefaultBoxSpec, decode_boxes
 
@@ -65,11 +65,53 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
     if config.data.cache == "auto":
         options = keep_if_it_fits(source.num_bytes, options, run.distribution.rank_info.local_size)
 
-    def read_images(first_step: int) -> Batches:
-        return read_batches(train_dataset(source, options, first_step=first_step, spec=spec), source)
+    emphasis = find_emphasis(config, source)
 
+    def read_images(first_step: int) -> Batches:
+        dataset = train_dataset(
+            source, options, first_step=first_step, spec=spec, repeat_factors=emphasis.repeat_factors
+        )
+        return read_batches(dataset, source)
+
+    model_config = make_category_config(source.categories)
+    if emphasis.class_weights is not None:
+        model_config["class_weights"] = emphasis.class_weights.tolist()
     files = getattr(source, "list_files", dict)
-    return TrainingData(make_category_config(source.categories), len(source), source.fingerprint, read_images, files)
+    return TrainingData(model_config, emphasis.num_images, source.fingerprint, read_images, files)
+
+
+@dataclass(frozen=True, eq=False)
+class Emphasis:
+    """The emphasis on rare classes that flags ask for.
+
+    Attributes:
+        num_images: in an epoch, with their repeats.
+        repeat_factors: float64 [images], see `gaudi_datasets.sampling.SampleOrder`; None: every image once.
+        class_weights: float32 [classes + 1], see `gaudi_ops.tf.ssd_loss`; None: all are 1.
+    """
+
+    num_images: int
+    repeat_factors: npt.NDArray[np.float64] | None = None
+    class_weights: npt.NDArray[np.float32] | None = None
+
+
+def find_emphasis(config: SSDConfig, source: DetectionSource) -> Emphasis:
+    """Count the objects of the training images, if flags ask for it.
+
+    Raises:
+        DataError: a record is damaged.
+    """
+    rare = config.rare
+    if not rare.repeat_factor and rare.class_weights == "none":
+        return Emphasis(len(source))
+    from gaudi_datasets.detection.sources import read_labels
+
+    images, labels = read_labels(source)
+    weights = balance_classes(labels, len(source.categories)) if rare.class_weights == "balanced" else None
+    if not rare.repeat_factor:
+        return Emphasis(len(source), class_weights=weights)
+    factors = find_repeat_factors(images, labels, len(source), rare.repeat_factor)
+    return Emphasis(count_repeated(factors), factors, weights)
 
 
 def open_source(config: SSDConfig, split: Split) -> DetectionSource:

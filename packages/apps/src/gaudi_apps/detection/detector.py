@@ -25,7 +25,7 @@ from gaudi_datasets.errors import DataError
 from gaudi_distributed import Communicator
 from gaudi_models.architectures import SSDArchitecture
 from gaudi_models.padding import PoolPadding
-from gaudi_models.ssd import build_ssd
+from gaudi_models.ssd import build_ssd, freeze_backbone
 from gaudi_ops import SSD300, SSD_SPECS
 from gaudi_ops.tf import MomentumSGD, decode_boxes, non_max_suppression, ssd_loss
 from gaudi_ops.tf.losses import Implementation
@@ -61,6 +61,8 @@ class SSDTask(KerasTask):
         ema_decay: of the average of the weights, see `gaudi_ops.tf.ExponentialMovingAverage`; 0: there is none.
         reduce_statistics: of batch norm, see `gaudi_models.ssd.build_ssd`.
         cross_entropy: its implementation, see `gaudi_ops.tf.ssd_loss`.
+        class_weights: see `gaudi_ops.tf.ssd_loss`.
+        frozen: keep the backbone as it is, see `gaudi_models.ssd.freeze_backbone`.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class SSDTask(KerasTask):
         ema_decay: float = 0.0,
         reduce_statistics: ReduceStatistics | None = None,
         cross_entropy: Implementation = "auto",
+        class_weights: Sequence[float] | None = None,
+        frozen: bool = False,
     ) -> None:
-        self._cross_entropy = cross_entropy
+        self._loss_options = {"implementation": cross_entropy, "class_weights": class_weights}
         architecture = architecture or SSDArchitecture()
         model = build_ssd(
             num_classes,
@@ -86,6 +90,8 @@ class SSDTask(KerasTask):
             pool_padding=pool_padding,
             reduce_statistics=reduce_statistics,
         )
+        if frozen:
+            freeze_backbone(model)
         optimizer = MomentumSGD(model.trainable_variables, MOMENTUM, weight_decay)
         super().__init__(model, optimizer, communicator=communicator, ema_decay=ema_decay)
 
@@ -93,7 +99,7 @@ class SSDTask(KerasTask):
         """Compute the loss and its two parts."""
         logits, offsets = self.model(batch["images"], training=True)
         targets = (batch["classes"], batch["offsets"], batch["num_matched"])
-        loss, class_loss, box_loss = ssd_loss(logits, offsets, *targets, implementation=self._cross_entropy)
+        loss, class_loss, box_loss = ssd_loss(logits, offsets, *targets, **self._loss_options)
         return {"loss": loss, "class_loss": class_loss, "box_loss": box_loss}
 
 

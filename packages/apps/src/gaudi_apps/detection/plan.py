@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,10 @@ def print_plan(
 ) -> None:
     """Print the plan of a configuration for some processes, as tables or (--json) as JSON."""
     training_set = describe_training_set(config, workers)
-    plan = make_plan(config, training_set.images, workers, find_version_in(config.run.model_dir))
+    emphasis = describe_emphasis(config)
+    # A number of images that is given replaces that of the data, repeated or not.
+    images = config.data.num_examples_per_epoch or emphasis.get("images_per_epoch", training_set.images)
+    plan = make_plan(config, images, workers, find_version_in(config.run.model_dir))
     document, rows = describe_plan(
         plan,
         training_set,
@@ -122,6 +126,10 @@ def print_plan(
         weight_decay=config.schedule.weight_decay,
         architecture=SSDArchitecture(config.network.backbone, config.network.image_size),
     )
+    document |= {"rare_classes": emphasis} if emphasis else {}
+    rows += list_emphasis(emphasis)
+    if config.network.freeze == "backbone":
+        rows.append(("frozen", "the backbone, with the statistics of its batch norms"))
     if config.run.json:
         print_json(document, launch, console)
     else:
@@ -174,6 +182,39 @@ def describe_plan(
     boxes = architecture.spec.num_boxes
     network = f"SSD, {architecture.backbone}, {architecture.image_size} pixels, {boxes} default boxes"
     return document, [*rows, ("network", network), ("optimizer", f"SGD, weight decay {weight_decay:g}"), *needs_rows]
+
+
+def describe_emphasis(config: SSDConfig) -> dict[str, Any]:
+    """Return what flags make of rare classes, JSON values by name; empty without such a flag."""
+    rare = config.rare
+    if not rare.repeat_factor and rare.class_weights == "none":
+        return {}
+    from gaudi_apps.detection.data import find_emphasis, open_source
+
+    source = open_source(config, "train")
+    emphasis, found = find_emphasis(config, source), dict[str, Any]()
+    if emphasis.repeat_factors is not None:
+        found["repeat_factor"] = rare.repeat_factor
+        found["images_per_epoch"] = emphasis.num_images
+        found["repeated_images"] = int((emphasis.repeat_factors > 1).sum())
+        found["largest_repeat"] = float(emphasis.repeat_factors.max())
+    if emphasis.class_weights is not None:
+        names = [category.name for category in source.categories]
+        found["class_weights"] = dict(zip(names, emphasis.class_weights[1:].tolist(), strict=True))
+    return found
+
+
+def list_emphasis(emphasis: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of a table about `describe_emphasis`."""
+    rows = []
+    if "images_per_epoch" in emphasis:
+        images, largest = emphasis["repeated_images"], emphasis["largest_repeat"]
+        repeated = f"{images} of rare classes, up to {largest:.3g} times" if images else "none is of a rare class"
+        rows.append(("images per epoch", f"{emphasis['images_per_epoch']} with repeats: {repeated}"))
+    if weights := emphasis.get("class_weights"):
+        least, most = min(weights, key=weights.__getitem__), max(weights, key=weights.__getitem__)
+        rows.append(("class weights", f"{weights[least]:.3g} ({least}) to {weights[most]:.3g} ({most})"))
+    return rows
 
 
 def _format_share(kept: int, found: int | None) -> str:

@@ -43,6 +43,7 @@ class ModelConfig(TypedDict, total=False):
         model: name of a classifier's network, or of a detector's, see `gaudi_models.architectures.SSDArchitecture`.
         padding: of a classifier's convolutions.
         image_size: side of the network's images, in pixels.
+        class_weights: of a detector's loss, see `gaudi_ops.tf.ssd_loss`, background first.
     """
 
     categories: list[dict[str, Any]]
@@ -51,6 +52,7 @@ class ModelConfig(TypedDict, total=False):
     model: str
     padding: Padding
     image_size: int
+    class_weights: list[float]
 
 
 @dataclass(frozen=True)

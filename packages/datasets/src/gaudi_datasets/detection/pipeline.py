@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB, finish_image
@@ -17,15 +18,27 @@ from gaudi_ops import SSD300, DefaultBoxSpec
 
 
 def train_dataset(
-    source: DetectionSource, options: InputOptions, *, first_step: int = 0, spec: DefaultBoxSpec = SSD300
+    source: DetectionSource,
+    options: InputOptions,
+    *,
+    first_step: int = 0,
+    spec: DefaultBoxSpec = SSD300,
+    repeat_factors: npt.NDArray[np.float64] | None = None,
 ) -> Any:
-    """Make the endless training batches of this rank, from that of `first_step` on; `spec` are the targets' boxes.
+    """Make the endless training batches of this rank, from that of `first_step` on.
+
+    Args:
+        source: the images.
+        options: of the input.
+        first_step: counted from 0.
+        spec: default boxes of the targets.
+        repeat_factors: see `gaudi_datasets.sampling.SampleOrder`.
 
     Returns:
         tf.data.Dataset of dicts: ``images`` [batch, side, side, 3] normalised, ``classes`` int32 [batch, boxes],
         ``offsets`` float32 [batch, boxes, 4], ``num_matched`` int32 [batch], ``image_ids`` int64 [batch].
     """
-    order = SampleOrder(len(source), options)
+    order = SampleOrder(len(source), options, repeat_factors)
     read_example = functools.cache(source.read) if options.cache_encoded else source.read
     types = [tf.float32, tf.int32, tf.float32, tf.int32, tf.int64]
     size = options.image_size

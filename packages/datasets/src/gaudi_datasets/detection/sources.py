@@ -54,6 +54,22 @@ class DetectionSource(Protocol):
         """Read image `index` of 0..len - 1 with its boxes; safe to call from several threads."""
 
 
+def read_labels(source: DetectionSource) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Read the class of each object of a data set, which crowds are none of; records are read through for it.
+
+    Returns:
+        the image of each object, from 0, and its label, from 1: int64 and int32 [objects].
+    """
+    if isinstance(source, CocoSource):
+        return source.list_labels()
+    labels = []
+    for index in range(len(source)):
+        example = source.read(index)
+        labels.append(example.labels[~example.is_crowd])
+    images = np.repeat(np.arange(len(labels)), [len(each) for each in labels])
+    return images, np.concatenate(labels).astype(np.int32)
+
+
 def name_place(source: DetectionSource, index: int, example: DetectionExample) -> str:
     """Return the name of an image of a source in messages."""
     return f"{source.name}: record {index} (image {example.image_id}, {example.file_name})"
@@ -188,6 +204,11 @@ class CocoSource:
     def read(self, index: int) -> DetectionExample:
         """Read one image with its boxes; raises as `read_image` does."""
         return self.join(index, self.read_image(index))
+
+    def list_labels(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """List image and label of each object, see `read_labels`."""
+        images = np.repeat(np.arange(len(self)), np.diff(self._box_splits))
+        return images[~self._is_crowd], self._labels[~self._is_crowd]
 
     def read_image(self, index: int) -> EncodedImage:
         """Read one image without its boxes, upright.

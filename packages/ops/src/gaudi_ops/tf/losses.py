@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import tensorflow as tf
@@ -178,6 +179,7 @@ def ssd_loss(
     target_offsets: Any,
     num_matched: Any,
     implementation: Implementation = "auto",
+    class_weights: Sequence[float] | None = None,
 ) -> tuple[Any, Any, Any]:
     """Compute the loss of Liu et al., https://arxiv.org/abs/1512.02325, equation 1, with hard negatives 3 to 1.
 
@@ -193,17 +195,27 @@ def ssd_loss(
         target_offsets: float32 [batch, boxes, 4].
         num_matched: integer or float [batch].
         implementation: of the cross entropy; see `softmax_cross_entropy_mme`.
+        class_weights: factors [classes] of the cross entropy of the positives, by their class; None: all are 1. Which
+            negatives are hard does not depend on them, and the entry of the background is not used.
 
     Returns:
         loss, class loss and box loss, float32 scalars; the first is the sum of the others.
     """
-    class_losses, box_losses = _image_losses(logits, offsets, classes, target_offsets, num_matched, implementation)
+    class_losses, box_losses = _image_losses(
+        logits, offsets, classes, target_offsets, num_matched, implementation, class_weights
+    )
     class_loss, box_loss = tf.reduce_mean(class_losses), tf.reduce_mean(box_losses)
     return class_loss + box_loss, class_loss, box_loss
 
 
 def _image_losses(
-    logits: Any, offsets: Any, classes: Any, target_offsets: Any, num_matched: Any, implementation: Implementation
+    logits: Any,
+    offsets: Any,
+    classes: Any,
+    target_offsets: Any,
+    num_matched: Any,
+    implementation: Implementation,
+    class_weights: Sequence[float] | None = None,
 ) -> tuple[Any, Any]:
     """Compute class loss and box loss of each image, float32 [batch]."""
     positive = classes > 0
@@ -214,6 +226,9 @@ def _image_losses(
     # Not count_nonzero, which counts in int64: Gaudi has no such sum.
     num_negatives = NEGATIVES_PER_POSITIVE * tf.reduce_sum(tf.cast(positive, tf.int32), axis=1)
     hard_entropy = tf.where(topk_mask(negative_entropy, num_negatives), entropy, 0.0)
+    if class_weights is not None:
+        weights = tf.constant(class_weights, tf.float32)
+        entropy *= tf.gather(weights, tf.clip_by_value(classes, 0, len(class_weights) - 1))
     class_losses = tf.reduce_sum(tf.where(positive, entropy, hard_entropy), axis=1) / matched
 
     errors = tf.cast(offsets, tf.float32) - tf.cast(target_offsets, tf.float32)
