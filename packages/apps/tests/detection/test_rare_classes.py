@@ -1,4 +1,4 @@
-"""Rare classes and a frozen backbone, from the flags to the steps."""
+"""Rare classes, augmentation and a frozen backbone, from the flags to the steps."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from gaudi_models.architectures import SSDArchitecture
 # Five images of one square each: two red, three blue.
 COMMON = ("--batch_size", 2, "--lr_warmup_steps", 2, "--save_checkpoints_steps", 2, "--dtype", "fp32")
 RARE = ("--repeat_factor", 0.9, "--class_weights", "balanced")
+DRAWN = ("--mosaic", 0.5, "--zoom_out", 2, "--zoom_in", 0.5)
 FACTORS = [np.sqrt(0.9 / share) for share in (0.6, 0.4, 0.6, 0.4, 0.6)]
 Program = Callable[..., Any]
 
@@ -59,9 +60,9 @@ def test_a_run_repeats_and_weighs_and_goes_on_exactly(ssd_train: Program, record
     def load(folder: str) -> Any:
         return CheckpointFolder(tmp_path / folder / "checkpoints").load_newest()
 
-    assert train("whole", 5, *RARE).status == 0
+    assert train("whole", 5, *RARE, *DRAWN).status == 0
     for steps in (3, 5):
-        done = train("parts", steps, *RARE)
+        done = train("parts", steps, *RARE, *DRAWN)
         assert done.status == 0, done.err
     whole, parts = load("whole"), load("parts")
     assert whole.metadata["image_sequence"] == parts.metadata["image_sequence"]
@@ -70,7 +71,7 @@ def test_a_run_repeats_and_weighs_and_goes_on_exactly(ssd_train: Program, record
     assert whole.metadata["position"] == {"epoch": 1, "image": 3}  # ten images into epochs of seven
     assert train("plain", 5).status == 0
     assert load("plain").sha256 != whole.sha256
-    done = train("parts", 6, "--repeat_factor", 0.5, "--class_weights", "balanced")
+    done = train("parts", 6, "--repeat_factor", 0.5, "--class_weights", "balanced", *DRAWN)
     assert (done.status, type(done.error), done.error.field) == (78, RunChangedError, "repeat_factor")
 
 
@@ -94,6 +95,10 @@ def test_each_repeat_of_an_image_is_augmented_by_itself(records: Path) -> None:
     [
         (("--use_fake_data", "--repeat_factor", 0.1), "--repeat_factor"),
         (("--use_fake_data", "--class_weights", "balanced"), "--class_weights"),
+        (("--use_fake_data", "--mosaic", 0.5), "--mosaic"),
+        (("--data_dir", "x", "--static", "--zoom_out", 4), "--zoom_out"),
+        (("--data_dir", "x", "--zoom_out", 0.5), "--zoom_out"),
+        (("--data_dir", "x", "--zoom_in", 0), "--zoom_in"),
         (("--data_dir", "x", "--static", "--repeat_factor", 0.1), "--repeat_factor"),
         (("--data_dir", "x", "--freeze", "backbone"), "--freeze"),
     ],

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -18,7 +18,7 @@ import tyro
 from gaudi_datasets.arguments import OFF, ON, FormerFlag, is_switch_on, rename
 from gaudi_datasets.commands.bench import Bench
 from gaudi_datasets.commands.convert import CONVERT, ConvertImagenet
-from gaudi_datasets.commands.data_flags import Debug, Switch, progress_line, subcommand
+from gaudi_datasets.commands.data_flags import AugmentationFlags, Debug, Switch, progress_line, subcommand
 from gaudi_datasets.commands.fetch import FETCH
 from gaudi_datasets.commands.lint import LINT
 from gaudi_datasets.commands.show import SHOW
@@ -74,6 +74,7 @@ class _MakeStaticBatches:
     """seed of the data order and the augmentation"""
     flip_probability: float = 0.5
     """probability that an image is mirrored; 0 where left and right matter, as in text"""
+    augmentation: AugmentationFlags = field(default_factory=AugmentationFlags)
     overwrite: Switch = False
     """replace batches of other data or flags"""
     debug: Debug = False
@@ -89,6 +90,7 @@ class _MakeStaticBatches:
         from gaudi_datasets.detection.sources import RecordSource
         from gaudi_datasets.detection.static_batches import write_static_batches
         from gaudi_datasets.sampling import InputOptions
+        from gaudi_ops import SSD_SPECS
 
         source = RecordSource(self.input_pattern.parent, self.input_pattern.name.rstrip("-*"))
         progress = progress_line("batches")
@@ -100,9 +102,16 @@ class _MakeStaticBatches:
                 size=self.workers,
                 threads=len(os.sched_getaffinity(0)),
                 flip_probability=self.flip_probability,
+                **asdict(self.augmentation),
             )
             kept = write_static_batches(
-                source, self.output_dir, options, steps=self.steps, overwrite=self.overwrite, progress=progress
+                source,
+                self.output_dir,
+                options,
+                steps=self.steps,
+                overwrite=self.overwrite,
+                progress=progress,
+                spec=SSD_SPECS[self.augmentation.image_size],
             )
             there = f", {kept} of them there already" if kept else ""
             print(f"{self.output_dir / f'worker_{rank}'}: {self.steps} batch{'es' * (self.steps != 1)}{there}")

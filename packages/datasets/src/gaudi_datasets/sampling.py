@@ -31,6 +31,9 @@ class InputOptions:
         threads: how many threads do that.
         dtype: of the images, ``"float32"`` or ``"bfloat16"``.
         flip_probability: of a training image to be mirrored left to right.
+        zoom_in: smallest side of a crop of the detector's, as a share of the image's, above 0 and up to 1.
+        zoom_out: largest side of a blank canvas around an image of the detector's, in sides of the image; 1: none.
+        mosaic: share of the detector's training images that are composed of four.
         cache_encoded: keep what training reads in memory; `gaudi_datasets.memory` says whether it fits.
     """
 
@@ -43,6 +46,9 @@ class InputOptions:
     threads: int = 2
     dtype: str = "float32"
     flip_probability: float = 0.5
+    zoom_in: float = 0.3
+    zoom_out: float = 1.0
+    mosaic: float = 0.0
     cache_encoded: bool = False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from PIL import Image
 
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.detection.examples import DetectionExample
-from gaudi_datasets.detection.sources import DetectionSource
+from gaudi_datasets.detection.sources import DetectionSource, name_place
 from gaudi_datasets.drawing import add_caption, decode_image, draw_boxes, fit_image, join_images
 from gaudi_datasets.errors import FlagError, UnsafeError
 from gaudi_datasets.output_files import staging_folder
@@ -57,11 +57,13 @@ def write_images(
     augmented: bool = False,
     seed: int = 0,
     overwrite: bool = False,
+    augmentation: Mapping[str, Any] | None = None,
 ) -> list[Path]:
     """Draw images with their boxes or labels into `<image id>-<file name>.jpg`; all appear together.
 
     `augmented` adds beside each what training gets of it in the first epochs, made by the pipeline of training, for
-    which TensorFlow is imported. `overwrite` replaces images of the same names.
+    which TensorFlow is imported; `augmentation` has options of that by their names in
+    `gaudi_datasets.sampling.InputOptions`. `overwrite` replaces images of the same names.
 
     Raises:
         DataError: an image or a record is damaged.
@@ -72,7 +74,7 @@ def write_images(
         names = []
         for start in range(0, len(indices), _AT_ONCE):
             rows = indices[start : start + _AT_ONCE]
-            variants = _augment(source, rows, seed) if augmented else {}
+            variants = _augment(source, rows, seed, augmentation or {}) if augmented else {}
             for index in rows:
                 example = source.read(index)
                 stem = re.sub(r"[^\w.-]+", "_", Path(example.file_name).stem)
@@ -123,14 +125,23 @@ class _Chosen:
         return self._source.read(self._indices[index])
 
 
-def _augment(source: Source, indices: Sequence[int], seed: int) -> dict[int, list[Image.Image]]:
-    """Return the training images of the first epochs, by image id. A batch of all of them is an epoch."""
+def _augment(
+    source: Any, indices: Sequence[int], seed: int, augmentation: Mapping[str, Any]
+) -> dict[int, list[Image.Image]]:
+    """Return the training images of the first epochs, by image id."""
+    options = InputOptions(len(indices), seed=seed, threads=len(os.sched_getaffinity(0)), **augmentation)
+    if hasattr(source, "categories"):
+        return {
+            source.read(index).image_id: [
+                add_caption(_draw_sample(source, index, epoch, options), f"epoch {epoch}") for epoch in range(EPOCHS)
+            ]
+            for index in indices
+        }
     from gaudi_datasets.tf_input import read_batches
 
-    options = InputOptions(len(indices), seed=seed, threads=len(os.sched_getaffinity(0)))
-    views = _detector_views if hasattr(source, "categories") else _classifier_views
-    dataset, view = views(_Chosen(source, indices), options)
+    dataset, view = _classifier_views(_Chosen(source, indices), options)
     variants: dict[int, list[Image.Image]] = {}
+    # A batch of all of them is an epoch.
     for epoch, batch in zip(range(EPOCHS), read_batches(dataset), strict=False):
         arrays = {name: values.numpy() for name, values in batch.items()}
         for row, image_id in enumerate(arrays["image_ids"].tolist()):
@@ -142,21 +153,24 @@ def _augment(source: Source, indices: Sequence[int], seed: int) -> dict[int, lis
 View = Callable[[dict[str, npt.NDArray[Any]]], Image.Image]
 
 
-def _detector_views(source: Any, options: InputOptions) -> tuple[Any, View]:
-    """Return training batches of the detector, and a function that draws a row with the boxes of its targets."""
+def _draw_sample(source: DetectionSource, index: int, epoch: int, options: InputOptions) -> Image.Image:
+    """Draw an image as the detector's training gets it in an epoch, with the boxes of its targets."""
     from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
-    from gaudi_datasets.detection.pipeline import train_dataset
-    from gaudi_ops import decode_boxes
+    from gaudi_datasets.detection.samples import Tile, draw_sample
+    from gaudi_datasets.tf_input import decode_window
+    from gaudi_ops import SSD_SPECS, decode_boxes
 
-    names = class_names_of(source)
+    def decode(tile: Tile) -> npt.NDArray[np.uint8]:
+        return decode_window(tile.example.encoded, tile.decoded, name_place(source, tile.index, tile.example))
 
-    def view(row: dict[str, npt.NDArray[Any]]) -> Image.Image:
-        matched = np.flatnonzero(row["classes"])
-        boxes, labels = decode_boxes(row["offsets"])[matched], row["classes"][matched]
-        kept = list(_first_of_each(boxes, labels))
-        return draw_boxes(_to_image((row["images"] * STDDEV_RGB + MEAN_RGB) * 255), boxes[kept], labels[kept], names)
-
-    return train_dataset(source, options), view
+    spec = SSD_SPECS[options.image_size]
+    sample = draw_sample(source.read, index, epoch, options, len(source))
+    pixels = sample.render(decode, options.image_size) * STDDEV_RGB + MEAN_RGB
+    classes, offsets, _ = sample.encode(spec)
+    matched = np.flatnonzero(classes)
+    boxes, labels = decode_boxes(offsets, spec)[matched], classes[matched]
+    kept = list(_first_of_each(boxes, labels))
+    return draw_boxes(_to_image(pixels * 255), boxes[kept], labels[kept], class_names_of(source))
 
 
 def _classifier_views(source: Any, options: InputOptions) -> tuple[Any, View]:

@@ -134,6 +134,19 @@ class RareClassFlags:
 
 
 @dataclass(frozen=True)
+class AugmentationFlags:
+    """Augmentation of the training images, besides mirroring. Each draw depends on seed, epoch and image alone."""
+
+    zoom_in: Annotated[float, fixed(above=0, maximum=1)] = 0.3
+    """Smallest side of a crop, as a share of the image's; 1: no crop is smaller than the image."""
+    zoom_out: Annotated[float, fixed(minimum=1, maximum=16)] = 1.0
+    """Largest side of a blank canvas that half of the images are put on before the crop, in sides of the image; 4 as in
+    the SSD's paper, for small objects; 1: no canvas."""
+    mosaic: Annotated[float, fixed(minimum=0, maximum=1)] = 0.0
+    """Share of the images that are composed with crops of three others; 0: none."""
+
+
+@dataclass(frozen=True)
 class WeightFlags(flags.WeightFlags):
     """Initial weights, and the average of the weights."""
 
@@ -212,6 +225,7 @@ class SSDConfig(flags.ProgramConfig):
     data: DataFlags = field(default_factory=DataFlags)
     network: NetworkFlags = field(default_factory=NetworkFlags)
     rare: RareClassFlags = field(default_factory=RareClassFlags)
+    augmentation: AugmentationFlags = field(default_factory=AugmentationFlags)
     weights: WeightFlags = field(default_factory=WeightFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
@@ -334,9 +348,11 @@ def _check_recipe(run: RunFlags, config: SSDConfig) -> None:
             remedy="give the weights of the backbone",
         )
     given = [("--repeat_factor", rare.repeat_factor > 0), ("--class_weights", rare.class_weights != "none")]
+    drawn, plain = config.augmentation, AugmentationFlags()
+    given += [(f"--{each.name}", getattr(drawn, each.name) != getattr(plain, each.name)) for each in fields(plain)]
     for flag, is_given in given:
         if is_given and (data.use_fake_data or data.static):
-            kind = "static batches, whose images are chosen already" if data.static else "random images"
+            kind = "static batches, which are made already" if data.static else "random images"
             raise FlagError(f"{flag}: has no effect on {kind}", flag=flag, remedy="leave one of the two out")
 
 

@@ -168,6 +168,7 @@ def input_options(config: SSDConfig, run: RunSettings, architecture: SSDArchitec
         parallel_calls=data.num_parallel_calls,
         threads=data.threadpool_size or device.usable_cpus,
         flip_probability=data.flip_probability,
+        **asdict(config.augmentation),
         dtype="bfloat16" if device.dtype == "bf16" else "float32",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -180,6 +180,28 @@ def print_layout(data: DetectionData | ClassificationData) -> None:
 
 AnnotationFlags = TypeVar("AnnotationFlags", CocoFlags, VocFlags, YoloFlags)
 SourceFlags = TypeVar("SourceFlags", CocoFlags, VocFlags, YoloFlags, FoldersFlags, RecordsFlags, AutoFlags)
+
+
+@dataclass(frozen=True)
+class AugmentationFlags:
+    """The training input of a detector, as ssd_train's flags of these names have it."""
+
+    image_size: Literal[300, 512] = 300
+    """side of the network's images, in pixels"""
+    zoom_in: float = 0.3
+    """smallest side of a crop, as a share of the image's"""
+    zoom_out: float = 1.0
+    """largest side of a blank canvas around half of the images, in sides of the image; 1: none"""
+    mosaic: float = 0.0
+    """share of the images that are composed with crops of three others"""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.zoom_in <= 1 <= self.zoom_out <= 16 and 0 <= self.mosaic <= 1):
+            raise ValueError("--zoom_in must be above 0 and up to 1, --zoom_out in 1..16, --mosaic in 0..1")
+
+    def list_given(self) -> dict[str, Any]:
+        """Return the flags that have another value than by default."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(AugmentationFlags, name)}
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Generic
 
 from gaudi_datasets.commands.data_flags import (
+    AugmentationFlags,
     AutoFlags,
     CocoFlags,
     Debug,
@@ -18,6 +19,7 @@ from gaudi_datasets.commands.data_flags import (
     YoloFlags,
     subcommand,
 )
+from gaudi_datasets.errors import FlagError
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class _Show(Generic[SourceFlags]):
     """show each image as training sees it in three epochs, too"""
     seed: int = 0
     """seed of the choice and of the augmentation"""
+    augmentation: AugmentationFlags = field(default_factory=AugmentationFlags)
     overwrite: Switch = False
     """replace images of an earlier run"""
     debug: Debug = False
@@ -43,18 +46,30 @@ class _Show(Generic[SourceFlags]):
     def __post_init__(self) -> None:
         if self.count < 1 or self.seed < 0:
             raise ValueError("--count must be at least 1, --seed at least 0")
+        for name in self.augmentation.list_given():
+            if not self.augmented:
+                raise ValueError(f"--{name}: needs --augmented")
 
     def run(self) -> None:
         """Run the command."""
         from gaudi_datasets.showing import choose_images, find_images, write_images
 
         source, list_ids = self.data.open()
+        for name in self.augmentation.list_given():
+            if not hasattr(source, "categories"):
+                raise FlagError(f"--{name}: is for images with boxes; {source.name} has classes", flag=f"--{name}")
         if self.image_ids:
             indices = find_images(list(dict.fromkeys(self.image_ids)), list_ids(), source.name)
         else:
             indices = choose_images(source, self.count, self.seed)
         written = write_images(
-            source, indices, self.output_dir, augmented=self.augmented, seed=self.seed, overwrite=self.overwrite
+            source,
+            indices,
+            self.output_dir,
+            augmented=self.augmented,
+            seed=self.seed,
+            overwrite=self.overwrite,
+            augmentation=asdict(self.augmentation),
         )
         print(f"{self.output_dir}: {len(written)} image{'s' * (len(written) != 1)} of {len(source)}")
 

@@ -3,7 +3,8 @@
 The draws are a function of (seed, epoch, image id) alone: they do not depend on threads, order, or where a run was
 resumed. Drawing needs only the boxes, so pixels outside the crop are never decoded.
 
-Source of the crop: Liu et al., https://arxiv.org/abs/1512.02325, section 3.6, as in the MLPerf training reference.
+Sources: of the crop, Liu et al., https://arxiv.org/abs/1512.02325, section 2.2, as in the MLPerf training reference; of
+zooming out, its section 3.6; of mosaics, Bochkovskiy et al., "YOLOv4", https://arxiv.org/abs/2004.10934, section 3.3.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ MIN_SIDE = 0.3
 MAX_ASPECT = 2.0
 BRIGHTNESS, CONTRAST, SATURATION, HUE = 0.125, 0.5, 0.5, 0.05
 
+ZOOM_OUT_PROBABILITY = 0.5
+MOSAIC_CENTER = (0.35, 0.65)
+
 WHOLE_IMAGE = np.array([0.0, 0.0, 1.0, 1.0], np.float32)
 
 
@@ -31,7 +35,7 @@ class Draws:
     """Draws for one image in one epoch.
 
     Attributes:
-        window_yxyx: float32 [4], the crop as fractions of the image.
+        window_yxyx: float32 [4], the crop as fractions of the image; it reaches beyond an image that is zoomed out.
         flip: whether the crop is mirrored left to right.
         brightness: added to values in 0..1.
         contrast: factor of the distance from the channel's mean.
@@ -50,13 +54,40 @@ class Draws:
 
 
 def draw_augmentation(
-    boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generator, flip_probability: float = FLIP_PROBABILITY
+    boxes_yxyx: npt.NDArray[np.float32],
+    generator: np.random.Generator,
+    flip_probability: float = FLIP_PROBABILITY,
+    *,
+    zoom_in: float = MIN_SIDE,
+    zoom_out: float = 1.0,
 ) -> Draws:
-    """Draw crop, flip and colours for an image with objects at boxes_yxyx [n, 4], fractions of the image."""
-    window = draw_crop(boxes_yxyx, generator)
+    """Draw crop, flip and colours for an image with objects at boxes_yxyx [n, 4], fractions of the image.
+
+    See `gaudi_datasets.sampling.InputOptions` for the options. An image that is zoomed out, as half of them are with
+    `zoom_out` above 1, lies on a canvas, which is then cropped in its place.
+    """
+    if zoom_out > 1 and generator.random() < ZOOM_OUT_PROBABILITY:
+        canvas = draw_canvas(generator, zoom_out)
+        origin, size = canvas[[0, 1, 0, 1]], np.tile(canvas[2:] - canvas[:2], 2)
+        window = origin + size * draw_crop((boxes_yxyx - origin) / size, generator, zoom_in)
+    else:
+        window = draw_crop(boxes_yxyx, generator, zoom_in)
+    return draw_colors(window, generator, flip_probability)
+
+
+def draw_canvas(generator: np.random.Generator, zoom_out: float) -> npt.NDArray[np.float32]:
+    """Draw a canvas with sides of 1 to `zoom_out` times the image's, and its place: float32 [4], around 0, 0, 1, 1."""
+    draws = generator.random(3, dtype=np.float32)
+    side = 1 + (zoom_out - 1) * draws[0]
+    top, left = -draws[1:] * (side - 1)
+    return np.array([top, left, top + side, left + side], np.float32)
+
+
+def draw_colors(window_yxyx: npt.NDArray[np.float32], generator: np.random.Generator, flip_probability: float) -> Draws:
+    """Draw flip and colours for a window that was drawn."""
     flip, brightness, contrast, saturation, hue = generator.random(5)
     return Draws(
-        window_yxyx=window,
+        window_yxyx=window_yxyx,
         flip=bool(flip < flip_probability),
         brightness=BRIGHTNESS * (2 * brightness - 1),
         contrast=1 + CONTRAST * (2 * contrast - 1),
@@ -65,11 +96,46 @@ def draw_augmentation(
     )
 
 
-def draw_crop(boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generator) -> npt.NDArray[np.float32]:
+@dataclass(frozen=True, eq=False)
+class Mosaic:
+    """Draws for an image that is composed of four: above left, above right, below left, below right.
+
+    Attributes:
+        partners: int64 [3], the images beside the first one, as distances from it in the data set, around its end.
+        windows_yxyx: float32 [4, 4], the crop of each as fractions of its image.
+        places_yxyx: float32 [4, 4], where they go, as fractions of the composed image.
+    """
+
+    partners: npt.NDArray[np.int64]
+    windows_yxyx: npt.NDArray[np.float32]
+    places_yxyx: npt.NDArray[np.float32]
+
+
+def draw_mosaic(generator: np.random.Generator, num_images: int, zoom_in: float = MIN_SIDE) -> Mosaic:
+    """Draw a mosaic of images of a data set.
+
+    Crops have the aspect ratios of their places, so that objects are distorted no more than by the network's square
+    input. Their longer sides are `zoom_in` to 1 times the image's, and objects have no part in where they lie.
+    """
+    partners = generator.integers(min(1, num_images - 1), num_images, size=3)
+    low, high = MOSAIC_CENTER
+    y, x = (low + (high - low) * generator.random(2)).tolist()
+    places = np.array([[0, 0, y, x], [0, x, y, 1], [y, 0, 1, x], [y, x, 1, 1]], np.float32)
+    sides = places[:, 2:] - places[:, :2]
+    draws = generator.random((4, 3), dtype=np.float32)
+    sides *= (zoom_in + (1 - zoom_in) * draws[:, :1]) / sides.max(axis=1, keepdims=True)
+    corners = draws[:, 1:] * (1 - sides)
+    return Mosaic(partners, np.concatenate([corners, corners + sides], axis=1), places)
+
+
+def draw_crop(
+    boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generator, min_side: float = MIN_SIDE
+) -> npt.NDArray[np.float32]:
     """Draw a window that shows enough of every object.
 
     Each pass keeps the whole image with probability 1/7, or draws a least IoU and 50 windows, of which the last valid
     one is taken; passes repeat until one gives a window. Without boxes [n, 4] there is nothing to aim at, and no crop.
+    Windows have sides of at least `min_side` of the image's.
 
     Returns:
         float32 [4], y0, x0, y1, x1 as fractions of the image.
@@ -77,14 +143,14 @@ def draw_crop(boxes_yxyx: npt.NDArray[np.float32], generator: np.random.Generato
     if len(boxes_yxyx) == 0:
         return WHOLE_IMAGE
     sizes = boxes_yxyx[:, 2:] - boxes_yxyx[:, :2]
-    # No window exceeds this IoU with all boxes, since windows have sides of at least 0.3; windows are rounded.
-    attainable = float((sizes / np.maximum(sizes, MIN_SIDE)).prod(axis=1).min()) + 1e-4
+    # No window exceeds this IoU with all boxes, since windows have sides of at least that; windows are rounded.
+    attainable = float((sizes / np.maximum(sizes, min_side)).prod(axis=1).min()) + 1e-4
     while generator.random() >= WHOLE_CROP_PROBABILITY:
         min_iou = MIN_IOUS[generator.integers(len(MIN_IOUS))]
         if min_iou > attainable:  # none of 50 windows would be valid
             continue
         draws = generator.random((4, PROPOSALS_PER_PASS), dtype=np.float32)
-        height, width = MIN_SIDE + (1 - MIN_SIDE) * draws[:2]
+        height, width = min_side + (1 - min_side) * draws[:2]
         top, left = draws[2] * (1 - height), draws[3] * (1 - width)
         windows = np.stack([top, left, top + height, left + width], axis=1)
         height, width = (windows[:, 2:] - windows[:, :2]).T  # as rounded

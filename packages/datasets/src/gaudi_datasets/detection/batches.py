@@ -19,9 +19,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB, finish_image
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.examples import DetectionExample
-from gaudi_datasets.detection.samples import draw_example_crop, encode_crop_targets, make_synthetic_batch
+from gaudi_datasets.detection.samples import Tile, draw_sample, make_synthetic_batch
 from gaudi_datasets.detection.sources import DetectionSource, name_place
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.image_files import check_image
@@ -60,13 +60,14 @@ def train_batches(
     read = functools.cache(source.read) if options.cache_encoded else source.read
 
     def load(index: int, epoch: int, batch: Batch, row: int) -> None:
-        example = read(index)
-        window, draws = draw_example_crop(example, epoch, options, scale_brightness=scale_brightness)
-        targets = encode_crop_targets(example, draws, spec)
-        crop = cut_window(decode_example_pixels(example, name_place(source, index, example)), window)
-        _put_image(batch["images"][row], finish_image(crop, draws, options.image_size), layout)
-        batch["classes"][row], batch["offsets"][row], batch["num_matched"][row] = targets
-        batch["image_ids"][row] = example.image_id
+        sample = draw_sample(read, index, epoch, options, len(source), scale_brightness=scale_brightness)
+        _put_image(batch["images"][row], sample.render(decode_tile, options.image_size), layout)
+        batch["classes"][row], batch["offsets"][row], batch["num_matched"][row] = sample.encode(spec)
+        batch["image_ids"][row] = sample.image_id
+
+    def decode_tile(tile: Tile) -> npt.NDArray[np.uint8]:
+        pixels = decode_example_pixels(tile.example, name_place(source, tile.index, tile.example))
+        return cut_window(pixels, tile.decoded)
 
     shapes = {
         "images": (_image_shape(options, layout), np.float32),

@@ -7,6 +7,7 @@ those by `tf.image` in float32; with the rounding when resizing, images are with
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -21,6 +22,9 @@ Floats = npt.NDArray[np.float32]
 # Of ImageNet, RGB, for values in 0..1; the networks' pretrained weights expect them.
 MEAN_RGB = np.array([0.485, 0.456, 0.406], np.float32)
 STDDEV_RGB = np.array([0.229, 0.224, 0.225], np.float32)
+
+# Of what no image covers; about 0 once it is normalised.
+BLANK_RGB = np.rint(MEAN_RGB * 255).astype(np.uint8)
 
 _threads = threading.local()
 
@@ -41,6 +45,44 @@ def resize_image(pixels: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uin
     """Resize bilinearly to a square, uint8 [side, side, 3]: the first part of `finish_image`."""
     resized: npt.NDArray[np.uint8] = cv2.resize(pixels, (side, side), interpolation=cv2.INTER_LINEAR)
     return resized
+
+
+def place_window(
+    canvas: npt.NDArray[np.uint8],
+    pixels: npt.NDArray[np.uint8],
+    decoded: npt.NDArray[np.int32],
+    size: tuple[int, int],
+    window_yxyx: npt.NDArray[np.float32],
+    place_yxyx: npt.NDArray[np.float32],
+) -> None:
+    """Resize a window of an image bilinearly into a place of a canvas; what is outside of the image is left there.
+
+    Args:
+        canvas: uint8 [side, side, 3], changed in place.
+        pixels: uint8 [height, width, 3], the part of the image that was decoded.
+        decoded: int32 [4], that part in pixels of the image: y0, x0, height and width.
+        size: height and width of the image.
+        window_yxyx: [4], as fractions of the image; it may reach beyond it.
+        place_yxyx: [4], as fractions of the canvas.
+    """
+    starts, spans, scales, offsets = [], [], [], []
+    for axis in range(2):
+        first, last = (round(float(place_yxyx[axis + corner]) * canvas.shape[axis]) for corner in (0, 2))
+        low, high = (float(window_yxyx[axis + corner]) * size[axis] for corner in (0, 2))
+        scale = (high - low) / max(1, last - first)  # pixels of the image in one of the canvas
+        # Pixels of the canvas whose centres are in the image.
+        begin = max(0, math.ceil(-low / scale - 0.5))
+        end = min(last - first, math.ceil((size[axis] - low) / scale - 0.5))
+        starts.append(first + begin)
+        spans.append(end - begin)
+        scales.append(scale)
+        offsets.append(low + (begin + 0.5) * scale - 0.5 - float(decoded[axis]))
+    if min(spans) <= 0:
+        return
+    from_canvas = np.array([[scales[1], 0, offsets[1]], [0, scales[0], offsets[0]]])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    part = cv2.warpAffine(pixels, from_canvas, (spans[1], spans[0]), flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    canvas[starts[0] : starts[0] + spans[0], starts[1] : starts[1] + spans[1]] = part
 
 
 def color_image(resized: npt.NDArray[np.uint8], draws: Draws) -> Floats:

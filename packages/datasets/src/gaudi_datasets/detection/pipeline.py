@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB, finish_image
-from gaudi_datasets.detection.samples import draw_example_crop, encode_crop_targets, make_synthetic_batch
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
+from gaudi_datasets.detection.samples import Tile, draw_sample, make_synthetic_batch
 from gaudi_datasets.detection.sources import DetectionSource, name_place
 from gaudi_datasets.sampling import InputOptions, SampleOrder
 from gaudi_datasets.tf_input import call_python, decode_image, decode_window, evaluation_batches, threading_options
@@ -52,12 +52,13 @@ def train_dataset(
     def load_sample(index: int, epoch: int) -> tuple[Any, ...]:
         # All of it is one call of Python, for what goes from Python to TensorFlow or back is copied. It takes no lock:
         # while it waited for one, a garbage collection could stop an iterator, and wait for this call.
-        example = read_example(int(index))
-        window, draws = draw_example_crop(example, int(epoch), options)
-        classes, offsets, num_matched = encode_crop_targets(example, draws, spec)
-        pixels = decode_window(example.encoded, window, name_place(source, index, example))
-        image = finish_image(pixels, draws, options.image_size)
-        return image, classes, offsets, np.int32(num_matched), np.int64(example.image_id)
+        sample = draw_sample(read_example, int(index), int(epoch), options, len(source))
+        classes, offsets, num_matched = sample.encode(spec)
+        image = sample.render(decode_tile, options.image_size)
+        return image, classes, offsets, np.int32(num_matched), np.int64(sample.image_id)
+
+    def decode_tile(tile: Tile) -> npt.NDArray[np.uint8]:
+        return decode_window(tile.example.encoded, tile.decoded, name_place(source, tile.index, tile.example))
 
     @tf.autograph.experimental.do_not_convert
     def load(index: Any, epoch: Any) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from gaudi_ops import SSD300, DefaultBoxSpec
 MANIFEST_FORMAT = "gaudi-datasets static batches"
 MANIFEST_VERSION = 1  # of the files, and of what `train_dataset` makes of a source and a seed
 _LARGEST_EXAMPLE = 2**31 - 2**20  # protobuf's limit, and room for what is not tensors
+_ADDED = ("zoom_in", "zoom_out", "mosaic")
 _WITHOUT_EFFECT = ("parallel_calls", "threads", "dtype")  # options on which the batches do not depend
 
 
@@ -90,7 +91,13 @@ def write_static_batches(
         raise FlagError(f"--steps {steps}: must be at least 1", flag="--steps")
     folder = Path(output_dir) / f"worker_{options.rank}"
     manifest_path = folder / f"train-{options.batch_size}.json"
-    drawn = {name: value for name, value in asdict(options).items() if name not in _WITHOUT_EFFECT}
+    # Options that an earlier version did not have count where they have another value than it drew by.
+    plain = asdict(InputOptions(options.batch_size))
+    drawn = {
+        name: value
+        for name, value in asdict(options).items()
+        if name not in _WITHOUT_EFFECT and (name not in _ADDED or value != plain[name])
+    }
     settings = {  # all that the batches of a rank depend on
         "format": MANIFEST_FORMAT,
         "version": MANIFEST_VERSION,
