@@ -88,9 +88,9 @@ def test_one_process_is_the_default() -> None:
     assert shard_indices(5, options).tolist() == list(range(8))
 
 
-def list_epochs(factors: list[float], epochs: int, **options: int) -> list[list[tuple[int, int]]]:
+def list_epochs(factors: list[float], epochs: int, seed: int = 0) -> list[list[tuple[int, int]]]:
     """List the images of the first epochs, each with the number of its repeat."""
-    order = SampleOrder(len(factors), InputOptions(1, **options), np.array(factors))
+    order = SampleOrder(len(factors), InputOptions(1, seed=seed), np.array(factors))
     found: list[list[tuple[int, int]]] = []
     for epoch in range(epochs):
         steps = [order.at_step(epoch * order.num_images + place) for place in range(order.num_images)]

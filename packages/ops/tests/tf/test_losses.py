@@ -117,7 +117,7 @@ def test_classes_are_weighted_where_they_are_positive(form: Form) -> None:
 
 
 def test_weights_of_one_change_no_bit() -> None:
-    inputs = random_batch((3, 0, 9))
+    inputs: dict[str, Any] = dict(random_batch((3, 0, 9)))
     for one, other in zip(ssd_loss(**inputs, class_weights=[1.0] * 5), ssd_loss(**inputs), strict=True):
         np.testing.assert_array_equal(one, other)
 

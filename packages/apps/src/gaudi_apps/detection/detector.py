@@ -80,7 +80,7 @@ class SSDTask(KerasTask):
         class_weights: Sequence[float] | None = None,
         frozen: bool = False,
     ) -> None:
-        self._loss_options = {"implementation": cross_entropy, "class_weights": class_weights}
+        self._loss_options: dict[str, Any] = {"implementation": cross_entropy, "class_weights": class_weights}
         architecture = architecture or SSDArchitecture()
         model = build_ssd(
             num_classes,
