@@ -30,8 +30,8 @@ Program = Callable[..., Any]
 
 
 def test_records_and_files_have_the_same_labels(records: Path, annotation_file: Path, image_dir: Path) -> None:
-    of_records = read_labels(RecordSource(records, "train"))
-    of_files = read_labels(CocoSource(read_coco(annotation_file), image_dir, keep_empty=False))
+    of_records: tuple[Any, ...] = read_labels(RecordSource(records, "train"))
+    of_files: tuple[Any, ...] = read_labels(CocoSource(read_coco(annotation_file), image_dir, keep_empty=False))
     for one, other in zip(of_records, of_files, strict=True):
         np.testing.assert_array_equal(one, other)
     assert [part.tolist() for part in of_files] == [[0, 1, 2, 3, 4], [2, 1, 2, 1, 2]]

@@ -79,8 +79,9 @@ def test_plain_samples_are_crops_as_ever() -> None:
         sample = draw(index, 3, PLAIN)
         example = SOURCE.read(index)
         window, draws = draw_example_crop(example, 3, PLAIN)
-        expected = encode_crop_targets(example, draws, SSD300)
-        for one, other in zip(sample.encode(SSD300), expected, strict=True):
+        expected: tuple[Any, ...] = encode_crop_targets(example, draws, SSD300)
+        found: tuple[Any, ...] = sample.encode(SSD300)
+        for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other)
         crop = cut_window(decode_example_pixels(example, ""), window)
         np.testing.assert_array_equal(sample.render(decode, SIDE), finish_image(crop, draws, SIDE))

@@ -117,7 +117,7 @@ class NetworkFlags:
     """Side in pixels that images are resized to. 512: a level more, 24564 default boxes for 8732, and about three times
     the work; for small objects."""
     freeze: Annotated[Literal["none", "backbone"], fixed()] = "none"
-    """Part of the network to keep as --resnet_checkpoint has it, with the statistics of its batch norms; a frozen
+    """Part of the network to keep as --weights has it, with the statistics of its batch norms; a frozen
     backbone trains faster, for few images that look like those of its training."""
 
 
@@ -341,9 +341,9 @@ def _check_recipe(run: RunFlags, config: SSDConfig) -> None:
     if run.mode in (*USING, "eval"):
         return
     data, rare = config.data, config.rare
-    if config.network.freeze == "backbone" and config.weights.resnet_checkpoint is None and not data.use_fake_data:
+    if config.network.freeze == "backbone" and config.weights.weights is None and not data.use_fake_data:
         raise FlagError(
-            "--freeze backbone: keeps random weights without --resnet_checkpoint",
+            "--freeze backbone: keeps random weights without --weights",
             flag="--freeze",
             remedy="give the weights of the backbone",
         )
