@@ -76,7 +76,7 @@ def test_torchvision_has_the_whole_backbone_of_the_detector(depth: int, variable
     report = assign_weights(model, weights)
     assert (len(report.loaded), dict(report.other_shape)) == (variables, {})
     assert all(name.startswith(("extra", "class_head", "box_head")) for name in report.initial)
-    assert {name.partition("_")[0] for name, why in report.skipped.items() if why != "batch count"} == {
+    assert {name.partition("_")[0] for name in report.skipped if not name.endswith("num_batches_tracked")} == {
         "stage4",
         "logits/kernel",
         "logits/bias",
@@ -88,7 +88,8 @@ def test_weights_of_another_backbone_are_refused(of_file: int, of_model: int) ->
     weights = translate_names("x", make_raw(dict(list_torchvision(of_file))))
     with pytest.raises(WeightsError) as caught:
         assign_weights(build_ssd(4, depth=of_model, pool_padding="symmetric"), weights)
-    assert "another" in str(caught.value)
+    assert caught.value.record is not None
+    assert caught.value.record.startswith("stage")
 
 
 def list_original() -> Iterator[tuple[str, tuple[int, ...]]]:

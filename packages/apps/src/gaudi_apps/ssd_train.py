@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.cli.program import Program
-from gaudi_apps.detection.config import FORMER_FLAGS, SSDConfig, find_mode, validate
+from gaudi_apps.detection.config import FORMER_FLAGS, RareClassFlags, SSDConfig, find_mode, validate
 from gaudi_apps.runtime.settings import Distribution
 
 if TYPE_CHECKING:
@@ -37,7 +37,12 @@ class SSDTrain(Program):
         """Print the plan of a training."""
         from gaudi_apps.detection.plan import print_plan
 
-        print_plan(config, workers, launch)
+        emphasis = None
+        if config.rare != RareClassFlags():
+            from gaudi_apps.detection.data import describe_emphasis
+
+            emphasis = describe_emphasis(config)
+        print_plan(config, workers, launch, emphasis=emphasis)
 
     def open(self, config: SSDConfig, distribution: Distribution) -> Application:
         """Make the application."""

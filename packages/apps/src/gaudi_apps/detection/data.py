@@ -114,6 +114,24 @@ def find_emphasis(config: SSDConfig, source: DetectionSource) -> Emphasis:
     return Emphasis(count_repeated(factors), factors, weights)
 
 
+def describe_emphasis(config: SSDConfig) -> dict[str, Any]:
+    """Return what flags make of rare classes for a plan, JSON values by name; empty without such a flag."""
+    rare = config.rare
+    if not rare.repeat_factor and rare.class_weights == "none":
+        return {}
+    source = open_source(config, "train")
+    emphasis, found = find_emphasis(config, source), dict[str, Any]()
+    if emphasis.repeat_factors is not None:
+        found["repeat_factor"] = rare.repeat_factor
+        found["images_per_epoch"] = emphasis.num_images
+        found["repeated_images"] = int((emphasis.repeat_factors > 1).sum())
+        found["largest_repeat"] = float(emphasis.repeat_factors.max())
+    if emphasis.class_weights is not None:
+        names = [category.name for category in source.categories]
+        found["class_weights"] = dict(zip(names, emphasis.class_weights[1:].tolist(), strict=True))
+    return found
+
+
 def open_source(config: SSDConfig, split: Split) -> DetectionSource:
     """Open a split: records in --data_dir, or the files that annotations name, in the same order.
 

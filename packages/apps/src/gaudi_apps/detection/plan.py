@@ -110,11 +110,23 @@ def _list_warnings(
 
 
 def print_plan(
-    config: SSDConfig, workers: int = 1, launch: LaunchReport | None = None, console: Console | None = None
+    config: SSDConfig,
+    workers: int = 1,
+    launch: LaunchReport | None = None,
+    console: Console | None = None,
+    emphasis: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print the plan of a configuration for some processes, as tables or (--json) as JSON."""
+    """Print the plan of a configuration for some processes, as tables or (--json) as JSON.
+
+    Args:
+        config: validated.
+        workers: processes.
+        launch: of them.
+        console: to print to; standard output when None.
+        emphasis: on rare classes, see `gaudi_apps.detection.data.describe_emphasis`.
+    """
     training_set = describe_training_set(config, workers)
-    emphasis = describe_emphasis(config)
+    emphasis = emphasis or {}
     # A number of images that is given replaces that of the data, repeated or not.
     images = config.data.num_examples_per_epoch or emphasis.get("images_per_epoch", training_set.images)
     plan = make_plan(config, images, workers, find_version_in(config.run.model_dir))
@@ -126,7 +138,7 @@ def print_plan(
         weight_decay=config.schedule.weight_decay,
         architecture=SSDArchitecture(config.network.backbone, config.network.image_size),
     )
-    document |= {"rare_classes": emphasis} if emphasis else {}
+    document |= {"rare_classes": dict(emphasis)} if emphasis else {}
     rows += list_emphasis(emphasis)
     if config.network.freeze == "backbone":
         rows.append(("frozen", "the backbone, with the statistics of its batch norms"))
@@ -184,28 +196,8 @@ def describe_plan(
     return document, [*rows, ("network", network), ("optimizer", f"SGD, weight decay {weight_decay:g}"), *needs_rows]
 
 
-def describe_emphasis(config: SSDConfig) -> dict[str, Any]:
-    """Return what flags make of rare classes, JSON values by name; empty without such a flag."""
-    rare = config.rare
-    if not rare.repeat_factor and rare.class_weights == "none":
-        return {}
-    from gaudi_apps.detection.data import find_emphasis, open_source
-
-    source = open_source(config, "train")
-    emphasis, found = find_emphasis(config, source), dict[str, Any]()
-    if emphasis.repeat_factors is not None:
-        found["repeat_factor"] = rare.repeat_factor
-        found["images_per_epoch"] = emphasis.num_images
-        found["repeated_images"] = int((emphasis.repeat_factors > 1).sum())
-        found["largest_repeat"] = float(emphasis.repeat_factors.max())
-    if emphasis.class_weights is not None:
-        names = [category.name for category in source.categories]
-        found["class_weights"] = dict(zip(names, emphasis.class_weights[1:].tolist(), strict=True))
-    return found
-
-
 def list_emphasis(emphasis: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of a table about `describe_emphasis`."""
+    """Return the rows of a table about `gaudi_apps.detection.data.describe_emphasis`."""
     rows = []
     if "images_per_epoch" in emphasis:
         images, largest = emphasis["repeated_images"], emphasis["largest_repeat"]
