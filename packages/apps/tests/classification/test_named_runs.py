@@ -81,3 +81,37 @@ def test_other_data_is_named_by_classes_and_files(train: Callable[..., Any], fol
     done = train("a", "--steps", 2, data=data)
     assert (done.status, done.error.field) == (78, "data")
     assert "lime" not in done.err
+
+
+def test_wrong_paths_are_found_before_the_framework_starts(
+    run_classifier: Callable[..., Any], folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the framework was started")
+
+    monkeypatch.setattr("gaudi_apps.runtime.tensorflow.start_tensorflow", refuse)
+    common = ("--model_dir", tmp_path / "none")
+    (tmp_path / "own" / "cats").mkdir(parents=True)
+    (tmp_path / "own" / "cats" / "a.png").write_bytes((folders / "train" / "red" / "0.png").read_bytes())
+    cases = (
+        ("--data_dir", tmp_path / "nowhere"),
+        ("--data_dir", tmp_path / "own"),
+        ("--data_dir", folders, "--weights", tmp_path / "nowhere.pth"),
+        ("--data_dir", folders, "--mode", "eval"),
+        ("--mode", "predict", "--inference", folders / "train" / "red" / "0.png"),
+        ("--mode", "export", "--data_dir", folders),
+    )
+    for flags in cases:
+        done = run_classifier(*flags, *common)
+        assert done.status == 66, done.err
+    assert "validation/" in run_classifier(*cases[1], *common).error.remedy
+
+
+def test_the_best_checkpoint_that_no_evaluation_chose_names_the_flag(train: Callable[..., Any]) -> None:
+    assert train("a", "--steps", 1).status == 0
+    done = train("a", "--mode", "eval", "--checkpoint", "best")
+    assert done.status == 66
+    assert "--eval_epochs" in done.error.remedy
+    done = train("a", "--checkpoint", "best")
+    assert (done.status, done.error.flag) == (64, "--checkpoint")
+    assert "--mode eval" in done.error.remedy

@@ -15,13 +15,21 @@ import io
 import re
 import sys
 import types
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from gaudi_datasets.arguments import FormerFlag, FormerFlagError, normalize_arguments, replace_former_flags, walk_groups
+from gaudi_datasets.arguments import (
+    FormerFlag,
+    FormerFlagError,
+    list_options,
+    normalize_arguments,
+    replace_former_flags,
+    walk_groups,
+)
 from gaudi_datasets.errors import FlagError
 
 Config = TypeVar("Config")
@@ -29,6 +37,34 @@ Config = TypeVar("Config")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STRAY = re.compile(r"unknown argument '(.*?)'")
 _LONG_FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
+_UNKNOWN_FLAG = re.compile(r"unknown flag (-+[\w-]+)")
+# Names that the flags of other libraries have, each with ours; the first that a program has is suggested.
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("imgsz", "img_size", "img", "resize", "train_crop_size", "input_size"), ("image_size",)),
+    **dict.fromkeys(("lr", "lr0", "learning_rate", "base_learning_rate"), ("base_lr",)),
+    **dict.fromkeys(("batch", "bs", "train_batch_size", "per_device_train_batch_size"), ("batch_size",)),
+    **dict.fromkeys(("max_epochs", "num_epochs", "train_epochs", "num_train_epochs"), ("epochs",)),
+    **dict.fromkeys(("max_steps", "train_steps", "num_steps", "iterations"), ("steps",)),
+    **dict.fromkeys(("data_path", "data", "dataset_path", "dataset_dir", "root"), ("data", "data_dir")),
+    **dict.fromkeys(("pretrained", "ckpt", "ckpt_path", "init_weights", "weights_path"), ("weights",)),
+    **dict.fromkeys(("project", "save_dir", "logdir", "log_dir", "work_dir", "run_dir"), ("model_dir", "output_dir")),
+    **dict.fromkeys(("workers", "num_workers", "nw"), ("threadpool_size", "processes")),
+    **dict.fromkeys(("wd", "l2"), ("weight_decay",)),
+    **dict.fromkeys(("cos_lr", "lr_scheduler", "scheduler"), ("lr_schedule", "use_cosine_lr")),
+    **dict.fromkeys(("lr_warmup_epochs", "warmup"), ("warmup_epochs",)),
+    **dict.fromkeys(("model_ema", "ema", "model_ema_decay"), ("ema_decay",)),
+    **dict.fromkeys(("fliplr", "hflip_prob", "hflip"), ("flip_probability",)),
+    **dict.fromkeys(("amp", "half", "precision"), ("dtype", "precision")),
+    **dict.fromkeys(("conf", "conf_thres", "confidence", "threshold"), ("score_threshold",)),
+    **dict.fromkeys(("source", "input", "images"), ("inference", "images")),
+    **dict.fromkeys(("print_freq", "log_every", "log_interval"), ("log_steps",)),
+    **dict.fromkeys(("save_period",), ("save_checkpoints_epochs", "save_checkpoints_steps")),
+    **dict.fromkeys(("test_only", "task"), ("mode",)),
+    **dict.fromkeys(("exist_ok", "overwrite_output_dir"), ("clean", "overwrite")),
+    **dict.fromkeys(("arch", "net", "encoder"), ("model", "backbone")),
+    **dict.fromkeys(("opt",), ("optimizer",)),
+    **dict.fromkeys(("val_split", "validation_split"), ("val_share",)),
+}
 
 
 def parse_flags(
@@ -81,8 +117,39 @@ def parse_flags(
         for flag in former_flags:
             if stray is not None and not flag.name.startswith("-"):
                 raise FormerFlagError(stray[1], flag) from None
+        unknown = _UNKNOWN_FLAG.match(text)
+        if unknown is not None and (better := suggest_flag(unknown[1], config_class)):
+            text = f"unknown flag {unknown[1]}; did you mean {better}?"
         named = _LONG_FLAG.search(text)
-        raise FlagError(f"{text} (see {prog} --help)", flag=None if named is None else named[0]) from None
+        command = " ".join([prog, *_list_command(config_class, arguments)])
+        raise FlagError(f"{text} (see {command} --help)", flag=None if named is None else named[0]) from None
+
+
+def suggest_flag(flag: str, config_class: Any) -> str | None:
+    """Return the flag of a program that is named otherwise in ultralytics, torchvision or Lightning; None for none."""
+    options = list_options(config_class)
+    known = OTHER_NAMES.get(flag.lstrip("-").replace("-", "_").lower(), ())
+    return next((options[name].flag for name in known if name in options), None)
+
+
+def _list_command(annotation: Any, arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the subcommands that arguments begin with."""
+    for word in arguments:
+        known = dict(_list_subcommands(annotation))
+        if word not in known:
+            return
+        yield word
+        annotation = known[word]
+
+
+def _list_subcommands(annotation: Any) -> Iterator[tuple[str, Any]]:
+    inner, *metadata = typing.get_args(annotation) if typing.get_origin(annotation) is Annotated else (annotation,)
+    name = next((entry.name for entry in metadata if type(entry).__name__ == "_SubcommandConfig"), None)
+    if name is not None:
+        yield name, inner
+    elif typing.get_origin(inner) in (typing.Union, types.UnionType):
+        for each in typing.get_args(inner):
+            yield from _list_subcommands(each)
 
 
 def _set_help(group: Any) -> None:

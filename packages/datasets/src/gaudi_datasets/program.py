@@ -17,6 +17,11 @@ EX_TEMPFAIL = 75
 EX_CONFIG = 78
 
 
+def count_things(number: int, noun: str) -> str:
+    """Return a number with its noun, such as 1 image or 2 images."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def run_program(main: Callable[[], int | None], *, prog: str, debug: bool = False) -> NoReturn:
     """Run `main` and leave the process with the status that it returns, None being 0, or with that of its error.
 

@@ -72,11 +72,23 @@ class ClassificationApplication(Application):
     def open_training_data(self) -> TrainingData:
         """Open records, folders of classes, or random images."""
         data = self.train_config.flags.data
-        if data.jpeg_data_dir:
-            read = f"images are read from {data.folder} by the CPU"
-            print(f"--jpeg_data_dir: hardware media loading is not available; {read}")
-        print(describe_jemalloc(os.environ))
+        if self.framework.list_devices() != ["CPU"]:  # without a device neither is of use
+            if data.jpeg_data_dir:
+                read = f"images are read from {data.folder} by the CPU"
+                print(f"--jpeg_data_dir: hardware media loading is not available; {read}")
+            print(describe_jemalloc(os.environ))
         return open_training_data(self.train_config)
+
+    def find_data(self, mode: str) -> None:
+        """Find the splits that are trained or evaluated on."""
+        from gaudi_datasets.classification.sources import open_split
+        from gaudi_datasets.split_folders import find_folder
+
+        data = self.train_config.flags.data
+        folder = Path(data.folder or "")
+        for split in () if data.folder is None else (data.eval_split,) if mode == "eval" else data.train_splits:
+            if not any(folder.glob(f"{split}-*")) and find_folder(folder, split) is None:
+                open_split(folder, split)  # which says what is there
 
     def make_plan(self, num_images: int) -> Plan:
         """Plan by the configuration; its own number of images comes first."""

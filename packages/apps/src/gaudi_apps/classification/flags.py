@@ -340,6 +340,7 @@ def make_run_settings(
         steps_per_call=steps_per_call,
         distribution=distribution,
         callbacks=run.callbacks,
+        log_to=run.log_to,
     )
 
 

@@ -21,7 +21,7 @@ PROG = "gaudi_apps.cli.demo"
 
 @dataclass(frozen=True)
 class DemoFlags:
-    """Size of the demonstration; the defaults take about ten minutes on two processors."""
+    """Size of the demonstration; the training says after its first steps how long it takes here."""
 
     output_dir: Path = Path("runs/demo")
     """Folder of images, records and the trained model; a demonstration that was stopped goes on from there."""
@@ -67,7 +67,7 @@ def list_commands(flags: DemoFlags) -> list[list[str]]:
     warmup_steps = min(80, flags.steps // 2)
     schedule = f"--steps {flags.steps} --base_lr 0.08 --lr_schedule cosine --lr_warmup_steps {warmup_steps}"
     # A mirrored digit is none.
-    others = "--batch_size 8 --flip_probability 0 --log_step_count_steps 10"
+    others = "--batch_size 8 --flip_probability 0 --log_steps 10"
     commands.append(["gaudi_apps.ssd_train", *paths, *schedule.split(), *others.split()])
     return commands
 

@@ -25,6 +25,7 @@ class ProgramConfig:
     """
 
     run: RunFlags
+    data: DataFlags
     use: UseFlags
     distribution: HorovodFlags
     report: ReportFlags
@@ -55,6 +56,10 @@ class RunFlags:
     callbacks: Annotated[tuple[str, ...], resume_safe(short_run=())] = ()
     """Callbacks of your own to call during training, as package.module:Name, each a subclass of
     gaudi_apps.Callback."""
+    log_to: Annotated[tuple[Literal["csv", "mlflow", "wandb"], ...], resume_safe(short_run=())] = ()
+    """Trackers to log scalars and scores to, besides the run's own files and TensorBoard. csv: metrics.csv in
+    --model_dir; mlflow: MLFLOW_TRACKING_URI, by default the folder mlruns; wandb: Weights & Biases. The last two need
+    gaudi-apps[mlflow] and gaudi-apps[wandb]."""
 
 
 @dataclass(frozen=True)
@@ -299,7 +304,11 @@ def check_modes(config: Any, mode: str, *, checkpoint: str, steps: int, steps_fl
         )
     if checkpoint != "newest" and mode not in ("eval", "parity", *USING):
         which = "eval, predict, export and parity"
-        raise FlagError(f"--checkpoint {checkpoint}: is for --mode {which}; mode is {mode}", flag="--checkpoint")
+        raise FlagError(
+            f"--checkpoint {checkpoint}: is for --mode {which}; mode is {mode}",
+            flag="--checkpoint",
+            remedy="give --mode eval, or --weights with a run to begin from" if mode == "train" else None,
+        )
     if run.clean and mode != "train":
         raise FlagError(f"--clean: is for --mode train; mode is {mode}", flag="--clean")
     check_distribution(config.distribution)

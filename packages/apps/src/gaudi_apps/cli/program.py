@@ -228,9 +228,13 @@ def _write_flags(flags: Mapping[str, Any]) -> Iterator[str]:
 def _compute(mode: str, app: Application, reporter: FailureReporter, elastic: ElasticState | None = None) -> None:
     # Imported here: help and plans need none of it.
     from gaudi_apps.runtime.session import Session
+    from gaudi_apps.training.loggers import require_loggers
     from gaudi_apps.training.run import dry_run, open_training, run_evaluation
     from gaudi_apps.training.verify_resume import verify_resume
 
+    if mode == "train":
+        require_loggers(app.settings.log_to)
+    app.find_inputs(mode)
     if mode == "verify-resume":
         verify_resume(app)
         return

@@ -63,6 +63,14 @@ class SSDApplication(Application):
         """Open records, files, static batches or random images."""
         return open_training_data(self.config, self.settings)
 
+    def find_data(self, mode: str) -> None:
+        """Find the records that are trained or evaluated on."""
+        from gaudi_datasets.records.record_sets import has_records
+
+        data, split = self.config.data, "val" if mode == "eval" else "train"
+        if data.data_dir is not None and not data.static and not has_records(Path(data.data_dir), split):
+            open_source(self.config, "val" if mode == "eval" else "train")  # which says what is there
+
     def make_plan(self, num_images: int) -> Plan:
         """Plan by the flags; --num_examples_per_epoch replaces the number of images."""
         workers = self.settings.distribution.rank_info.size
@@ -197,4 +205,5 @@ def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
         kills=run.kills,
         distribution=distribution,
         callbacks=config.run.callbacks,
+        log_to=config.run.log_to,
     )

@@ -32,6 +32,7 @@ from gaudi_datasets.detection.sources import DetectionExample, DetectionSource, 
 from gaudi_datasets.drawing import Outcomes
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
+from gaudi_datasets.program import count_things
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import Communicator
 
@@ -118,7 +119,8 @@ class DetectionEvaluator(Evaluator[Scored]):
         scores = result[0]
         figures = {name: value for name, value in scores.figures.items() if value is not None}
         ap = figures.get("AP", 0.0)
-        return Score(ap, figures, f"AP {ap:.4f}, AP50 {figures.get('AP50', 0.0):.4f}, {scores.images} images")
+        images = count_things(scores.images, "image")
+        return Score(ap, figures, f"AP {ap:.4f}, AP50 {figures.get('AP50', 0.0):.4f}, {images}")
 
     def write(self, result: Scored, step: int) -> None:
         """Print the metrics, and write them, the detections and images into the folder of the run."""

@@ -33,6 +33,7 @@ from gaudi_apps.inference.media import find_files, is_video, read_encoded
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.output_files import staging_folder, write_json
+from gaudi_datasets.program import count_things
 from gaudi_models.weights import assign_weights, read_weights, write_weights
 
 if TYPE_CHECKING:
@@ -70,9 +71,10 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
 
 def describe_export(path: Path, images: int, agreement: Agreement) -> str:
     """Describe the comparison of an export on a number of images in one line."""
+    checked = count_things(images, "image")
     if not agreement.compared:
-        return f"{path}: nothing was detected on {images} images to compare; check it on other images"
-    return f"{path}: {agreement.compared} outputs on {images} images agree with the network ({agreement})"
+        return f"{path}: nothing was detected on {checked} to compare; check it on other images"
+    return f"{path}: {agreement.compared} outputs on {checked} agree with the network ({agreement})"
 
 
 def require_possible(output_dir: Path, formats: Sequence[str], suffixes: Sequence[str] = ("",)) -> None:

@@ -249,4 +249,5 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
         steps=run.steps,
         distribution=distribution,
         callbacks=config.run.callbacks,
+        log_to=config.run.log_to,
     )

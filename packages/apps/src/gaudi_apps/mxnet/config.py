@@ -213,7 +213,7 @@ class MXNetHorovodFlags(HorovodFlags):
 class ReportFlags(flags.ReportFlags):
     """Log and checkpoints."""
 
-    log_steps: Annotated[int, arg(aliases=["--log_interval"])] = 100
+    log_steps: Annotated[int, arg(aliases=["--log_interval"])] = 1
     save_checkpoints_epochs: Annotated[int | None, arg(aliases=["--save_interval"]), resume_safe(minimum=1)] = None
     """Epochs between two checkpoints; by default 1."""
     keep_ckpt_max: int = 20

@@ -153,11 +153,10 @@ class Session:
         if which.isdecimal():
             steps = [step for step in steps if step == int(which)]
         if not steps:
-            raise MissingInputError(
-                f"has no checkpoint {which}",
-                path=folder.folder,
-                remedy="train first, or give another --model_dir",
-            )
+            remedy = "train first, or give another --model_dir"
+            if which == "best" and self.checkpoints.steps():
+                remedy = "train with --eval_epochs above 0, which keeps the best one, or give --checkpoint newest"
+            raise MissingInputError(f"has no checkpoint {which}", path=folder.folder, remedy=remedy)
         return [folder.path(step) for step in (steps if which == "all" else steps[-1:])]
 
     def load_selected(self) -> Checkpoint:

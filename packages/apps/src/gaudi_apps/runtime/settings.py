@@ -95,6 +95,7 @@ class RunSettings:
         kills: how often verify-resume kills its run.
         steps_per_call: steps that are computed in one call.
         callbacks: import paths of the user's callbacks, see `gaudi_apps.training.callbacks.load_callbacks`.
+        log_to: trackers to log to, see `gaudi_apps.training.loggers`.
         distribution: this process among those that train together.
     """
 
@@ -117,6 +118,7 @@ class RunSettings:
     kills: int = 0
     steps_per_call: int = 1
     callbacks: tuple[str, ...] = ()
+    log_to: tuple[str, ...] = ()
     distribution: Distribution = field(default_factory=Distribution)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder
 from gaudi_apps.training.plan import CURRENT
+from gaudi_datasets.errors import MissingInputError
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.flags import ProgramConfig
@@ -25,6 +28,12 @@ if TYPE_CHECKING:
 
 # Returns the sums over ranks of what batch norm measures.
 ReduceStatistics: TypeAlias = Callable[[Sequence[Any]], list[Any]]
+
+
+_PATHS = (
+    *("data", "data_dir", "jpeg_data_dir", "coco_root"),
+    *("train_annotations", "train_images", "val_annotations", "val_images"),
+)
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,46 @@ class Application(ABC):
     def use_version(self, version: int) -> None:
         """Plan and train by a version of the rules."""
         self.recipe_version = version
+
+    def find_inputs(self, mode: str) -> None:
+        """Find the files and folders that flags name, before the framework is imported, which takes seconds.
+
+        Raises:
+            MissingInputError: one of them is not there.
+        """
+        settings, config = self.settings, self.config
+        if settings.distribution.rank_info.size > 1:
+            return  # rank 0 alone may have them, and tells the others
+        if mode not in ("predict", "export"):
+            for name in _PATHS:
+                path = getattr(config.data, name, None)
+                if path is not None and not Path(path).exists():
+                    raise MissingInputError(
+                        "there is no such file or folder", flag=f"--{name}", path=path, remedy=f"correct --{name}"
+                    )
+            self.find_data(mode)
+        if mode in ("predict", "export", "eval") and not any(
+            CheckpointFolder(settings.model_dir / name).steps() for name in (CHECKPOINTS, BEST)
+        ):
+            raise MissingInputError(
+                "has no checkpoint",
+                flag="--model_dir",
+                path=settings.model_dir / CHECKPOINTS,
+                remedy="train first, or give another --model_dir",
+            )
+        if config.use.inference:
+            from gaudi_apps.inference.media import find_files
+
+            find_files(config.use.inference)
+        weights = None if settings.weights is None else Path(settings.weights)
+        is_there = weights is None or weights.exists() or any(weights.parent.glob(f"{glob.escape(weights.name)}.*"))
+        if mode == "train" and not is_there:  # a checkpoint of TensorFlow is the beginning of names
+            raise MissingInputError(
+                "there is no such file, run or checkpoint", flag="--weights", path=weights, remedy="correct --weights"
+            )
+
+    def find_data(self, mode: str) -> None:  # noqa: B027 - most programs have nothing to add
+        """Find the split that a mode needs in the folders that flags name; see `find_inputs`."""
 
     @property
     def resolved_config(self) -> ProgramConfig:

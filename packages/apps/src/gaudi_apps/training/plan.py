@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gaudi_apps.training.run_dir import RunFolder
 
 
+_LOOKED_AT = 4000  # steps, to find the highest rate of a run
 DROP_FACTORS = (0.1, 0.01, 0.001, 0.0001)
 
 
@@ -91,6 +92,16 @@ class Plan:
             ]
         marks = [(step, f"{what}, not reached" if step >= self.total_steps else what) for step, what in marks]
         return tuple(RateChange(step, self.learning_rate(step), what) for step, what in sorted(marks))
+
+    @property
+    def reached_learning_rate(self) -> float:
+        """Return the highest rate of a step of the run, which a long warm-up or a cosine may keep below the peak."""
+        step = max(1, self.total_steps // _LOOKED_AT)
+        near = {
+            mark + shift for mark in (self.warmup_steps, *self.drop_steps, self.total_steps) for shift in (-1, 0, 1)
+        }
+        steps = {0, *range(0, self.total_steps, step), *(one for one in near if 0 <= one < self.total_steps)}
+        return max(map(self.learning_rate, steps))
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers by name, and the changes of the rate."""
@@ -266,7 +277,8 @@ def list_plan(plan: Plan, keep_checkpoints: int) -> Iterator[tuple[str, str]]:
     shares = f", {plan.own_batch} on each of {plan.workers} processes" if plan.workers > 1 else ""
     yield "batch", f"{plan.global_batch}{shares}"
     yield "steps", f"{plan.total_steps} ({plan.epochs:.4g} epochs of {plan.steps_per_epoch})"
-    yield "peak rate", f"{plan.peak_learning_rate:.4g}"
+    reached, peak = f"{plan.reached_learning_rate:.4g}", f"{plan.peak_learning_rate:.4g}"
+    yield "peak rate", peak if reached == peak else f"{reached}, of {peak} that the flags ask for"
     yield "warm-up", f"{plan.warmup_steps} steps"
     if plan.lr_schedule == "piecewise":
         yield "drops", " and ".join(f"{step}" for step in plan.drop_steps)

@@ -32,6 +32,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.output_files import write_atomically, write_json
+from gaudi_datasets.program import count_things
 from gaudi_datasets.records.tfrecords import frame_record
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 RECENT_UPDATES = 20
+FORECAST_UPDATES = 5  # lines after which the time left is said
 
 
 class ProgressBar(Callback):
@@ -54,6 +56,7 @@ class ProgressBar(Callback):
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_UPDATES)
         self._bar: Progress | None = None
+        self._has_forecast = False
 
     def is_due(self, step: int) -> bool:
         """Return whether a line is due."""
@@ -93,10 +96,13 @@ class ProgressBar(Callback):
             self._bar.update(self._task, completed=step, description=text)
         else:
             self.on_message(f"step {step}/{plan.total_steps}  {text}")
+        if len(self._recent) == FORECAST_UPDATES and not self._has_forecast and self._bar is None:
+            self._has_forecast = True
+            self._forecast(step)
         start_step, start = self._epoch_start
         if step // plan.steps_per_epoch > start_step // plan.steps_per_epoch or step == plan.total_steps:
             images, seconds = (step - start_step) * plan.global_batch, max(now - start, 1e-9)
-            speed = f"{images} images in {format_duration(seconds)}, {images / seconds:.1f} images/s"
+            speed = f"{count_things(images, 'image')} in {format_duration(seconds)}, {images / seconds:.1f} images/s"
             self.on_message(f"epoch {step / plan.steps_per_epoch:.4g}: {speed}")
             self._epoch_start = (step, now)
 
@@ -113,6 +119,13 @@ class ProgressBar(Callback):
         """Stop the bar."""
         if self._bar:
             self._bar.stop()
+
+    def _forecast(self, step: int) -> None:
+        """Say once how long the training will take here, where there is no live bar that shows it."""
+        plan = self.trainer.plan
+        if self.images_per_second > 0 and step < plan.total_steps:
+            left = (plan.total_steps - step) * plan.global_batch / self.images_per_second
+            self.on_message(f"about {format_duration(left)} to step {plan.total_steps}, by the first steps here")
 
     def _describe(self, step: int, logs: Mapping[str, float]) -> str:
         parts = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ from gaudi_apps.training.checkpoint import (
     read_initial_weights,
     require_classes,
 )
+from gaudi_apps.training.loggers import RunLogger, log_score, open_loggers
 from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.reports import History, ProgressBar, RunLog, TensorBoard, plot_curves, read_history
 from gaudi_apps.training.run_dir import ANALYSIS, REPORT, RUN_LOG, describe_data, describe_data_change
@@ -64,6 +65,14 @@ def open_training(session: Session) -> Iterator[Trainer]:
         StoppedError: somebody asked the run to stop; it has saved.
         RunChangedError: the folder holds a run of other settings.
     """
+    names, register = session.settings.log_to, session.folder.register_files
+    loggers = open_loggers(names if session.is_root else (), session.model_dir, session.settings.log_every, register)
+    with loggers as opened, _open_logged_training(session, opened) as trainer:
+        yield trainer
+
+
+@contextmanager
+def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Iterator[Trainer]:
     run, communicator = session.settings, session.communicator
     trainer, early_stopping, evaluator = prepare_training(session)
     broadcast_from_rank0(communicator, partial(_begin_folder, session, trainer))
@@ -73,7 +82,7 @@ def open_training(session: Session) -> Iterator[Trainer]:
             paths = session.app.draw_input(trainer.data, folder)
             session.folder.register_files(*paths)
             print(f"images of the training input: {folder} ({len(paths)})")
-        trainer.callbacks = _make_callbacks(session, trainer, early_stopping, evaluator, stop)
+        trainer.callbacks = [*loggers, *_make_callbacks(session, trainer, early_stopping, evaluator, stop)]
         ended = early_stopping.reason
         if ended or trainer.step >= trainer.plan.total_steps:
             trainer.should_stop = True
@@ -95,7 +104,7 @@ def open_training(session: Session) -> Iterator[Trainer]:
                 f"stopped by {name} after step {trainer.step}, which is saved", remedy=f"{command} continues"
             )
     if evaluator is not None and run.reports_scores:
-        evaluator.report(trainer.task, trainer.step)
+        log_score(loggers, trainer.step, evaluator.report(trainer.task, trainer.step))
     _report(session)
     session.reporter.at(trainer.step, "export")
     if session.is_root:

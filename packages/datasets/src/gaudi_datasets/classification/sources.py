@@ -76,9 +76,10 @@ def open_split(data_dir: Path, split: str, class_names: Sequence[str] | None = N
     if folder is None:
         if beside is None and data_dir.is_dir():
             names = " or ".join(name_folders(split))
-            raise MissingInputError(
-                f"has no records {split}-* and no folder {names}", path=data_dir, remedy="name another folder"
-            )
+            remedy = "name another folder"
+            if inspect_folder(data_dir) == "class folders":
+                remedy = f"it holds class folders: move them into {split}/, and some images of each into validation/"
+            raise MissingInputError(f"has no records {split}-* and no folder {names}", path=data_dir, remedy=remedy)
         return RecordSource(data_dir, split)
     content = inspect_folder(folder)
     if beside is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,6 +162,7 @@ class _Lint(Generic[Sets]):
 
             histograms = describe_images(report.sizes_hw) if annotations is None else describe_boxes(annotations)
             write_sheet(self.sheet, report, histograms, draw_samples(source))
+            print(f"{self.sheet}: the report, histograms and samples", file=sys.stderr if self.json else sys.stdout)
         if report.losses and not self.allow:
             raise DataError(
                 f"{report.losses} finding{'s' * (report.losses != 1)} by which something would be lost",

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gaudi_datasets.linting.rules import RULES, ClassCount, Finding, Rule
+from gaudi_datasets.program import count_things
 
 SHOWN_FINDINGS = 10  # of a rule, in the table; JSON has all
 
@@ -64,7 +65,7 @@ class LintReport:
         """Describe the content of the data set in one line without its name."""
         if not self.kind:
             return "cannot be read"
-        parts = [f"{self.images} images"]
+        parts = [count_things(self.images, "image")]
         if self.boxes_total is not None:
             parts.append(f"{self.boxes_kept} of {self.boxes_total} boxes")
         parts.append(f"{len(self.classes)} classes")

@@ -1,0 +1,275 @@
+"""Log a training to trackers of experiments: a CSV file, MLflow and Weights & Biases, by `--log_to`.
+
+A logger belongs to a run: one that goes on continues its row of the tracker, whose id is kept in the folder of the run.
+Rank 0 alone logs. The packages of trackers are extras, and are looked for before anything is computed.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import os
+import re
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from gaudi_apps.training.trainer import Callback, Score
+from gaudi_datasets.errors import MissingExtraError
+from gaudi_datasets.output_files import write_atomically, write_json
+
+LoggerName: TypeAlias = Literal["csv", "mlflow", "wandb"]
+EXTRAS: Mapping[str, str] = {"mlflow": "mlflow", "wandb": "wandb"}  # module by name of the logger and of its extra
+PROJECT = "gaudi-apps"  # where the environment names none
+_NOT_IN_NAMES = re.compile(r"[^\w./ -]+")  # of MLflow's metrics
+_BATCH = 100  # parameters that MLflow takes at once
+
+
+def require_loggers(names: Sequence[str]) -> None:
+    """Check that the packages of trackers can be imported.
+
+    Raises:
+        MissingExtraError: one cannot; it names the extra.
+    """
+    for name in names:
+        if name in EXTRAS:
+            _load(name)
+
+
+def _load(name: str) -> Any:
+    try:
+        return importlib.import_module(EXTRAS[name])
+    except ImportError as error:
+        raise MissingExtraError(
+            f"--log_to {name}: {EXTRAS[name]} cannot be imported ({error})",
+            flag="--log_to",
+            remedy=f"pip install 'gaudi-apps[{name}]'",
+        ) from error
+
+
+class RunLogger(Callback):
+    """Base class of loggers: it passes on scalars and scores, and is finished after the last evaluation.
+
+    Args:
+        folder: of the run; its name is that of the run in the tracker.
+        every: steps between two points of scalars.
+        register: called with files that the logger makes in the folder.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, folder: Path, every: int, register: Callable[..., None]) -> None:
+        self.folder, self._every, self._register = folder, every, register
+        self.is_open = False
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a point is due."""
+        return self.trainer.is_due(step, self._every)
+
+    def on_train_begin(self) -> None:
+        """Begin or continue the run in the tracker, with its settings as hyperparameters."""
+        self.begin()
+        self.is_open = True
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Log the scalars of the step."""
+        if self.is_due(step):
+            self.write(step, logs)
+
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Log the figures of an evaluation, with val_ before their names, as Keras does."""
+        self.write(step, {f"val_{name}": value for name, value in score.figures.items()})
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Begin or continue the run in the tracker."""
+
+    @abstractmethod
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Log figures by name after a step."""
+
+    @abstractmethod
+    def finish(self, *, failed: bool) -> None:
+        """End the row of this run; it may be continued later."""
+
+    def read_id(self) -> str | None:
+        """Read the id that the run has in the tracker; None for a new one."""
+        try:
+            found = json.loads(self._id_file.read_text(encoding="utf-8"))["id"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if isinstance(found, str) else None
+
+    def keep_id(self, run_id: str) -> None:
+        """Keep the id that the run has in the tracker."""
+        write_json(self._id_file, {"id": run_id})
+        self._register(self._id_file)
+
+    @property
+    def _id_file(self) -> Path:
+        return self.folder / f"{self.name}.json"
+
+
+class CsvLogger(RunLogger):
+    """Write `metrics.csv`: a row for each step, with a column for each scalar and each figure of an evaluation."""
+
+    name = "csv"
+
+    def begin(self) -> None:
+        """Read the rows up to the step from which the run goes on."""
+        self._path = self.folder / "metrics.csv"
+        self._rows: dict[int, dict[str, float | str]] = {}
+        if self._path.is_file():
+            with self._path.open(encoding="utf-8", newline="") as file:
+                for row in csv.DictReader(file):
+                    if row["step"].isdecimal() and int(row["step"]) <= self.trainer.step:
+                        known: dict[str, float | str] = {name: text for name, text in row.items() if name and text}
+                        self._rows[int(row["step"])] = known
+        self._save()
+        self._register(self._path)
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Add figures to the row of a step; the file is written where an evaluation or the end comes."""
+        self._rows.setdefault(step, {"step": step}).update(figures)
+
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Write the file with the figures of an evaluation."""
+        super().on_evaluate_end(step, score)
+        self._save()
+
+    def on_checkpoint(self, step: int) -> None:
+        """Write the file beside each checkpoint."""
+        self._save()
+
+    def finish(self, *, failed: bool) -> None:
+        """Write the file."""
+        self._save()
+
+    def _save(self) -> None:
+        columns = dict.fromkeys(["step", *(name for row in self._rows.values() for name in row)])
+        text = io.StringIO(newline="")
+        table = csv.DictWriter(text, list(columns), lineterminator="\n")
+        table.writeheader()
+        table.writerows(row for _, row in sorted(self._rows.items()))
+        with write_atomically(self._path) as temporary:
+            temporary.write_text(text.getvalue(), encoding="utf-8")
+
+
+class MlflowLogger(RunLogger):
+    """Log to the server or folder that MLFLOW_TRACKING_URI names, by default `mlruns` in the current folder.
+
+    The experiment is MLFLOW_EXPERIMENT_NAME, by default gaudi-apps.
+    """
+
+    name = "mlflow"
+
+    def begin(self) -> None:
+        """Begin or continue the run."""
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"file:{Path('mlruns').absolute()}"
+        if uri.startswith("file:") or "://" not in uri:
+            # A folder is all that a run on one machine needs; recent versions ask to be told so.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        mlflow = _load("mlflow")
+        self._entities = mlflow.entities
+        self._client: Any = mlflow.MlflowClient(uri)
+        self._run_id = self._find_run(mlflow.exceptions.MlflowException)
+        self.trainer.message(f"MLflow: run {self._run_id} in {uri}")
+
+    def _find_run(self, error: type[Exception]) -> str:
+        if known := self.read_id():
+            try:
+                self._client.update_run(known, status="RUNNING")
+            except error:  # another store, or somebody removed it
+                pass
+            else:
+                return known
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        run_id = str(self._client.create_run(experiment_id, run_name=self.folder.name).info.run_id)
+        settings = [self._entities.Param(name, str(value)[:500]) for name, value in self.trainer.state.settings.items()]
+        for first in range(0, len(settings), _BATCH):
+            self._client.log_batch(run_id, params=settings[first : first + _BATCH])
+        self.keep_id(run_id)
+        return run_id
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Log a metric for each figure."""
+        now = round(1000 * time.time())
+        metrics = [
+            self._entities.Metric(_NOT_IN_NAMES.sub("_", name), float(value), now, step)
+            for name, value in figures.items()
+        ]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def finish(self, *, failed: bool) -> None:
+        """Set the status of the run."""
+        self._client.set_terminated(self._run_id, status="FAILED" if failed else "FINISHED")
+
+
+class WandbLogger(RunLogger):
+    """Log to Weights & Biases; its own variables (WANDB_MODE, WANDB_PROJECT, WANDB_API_KEY, ...) say where and how."""
+
+    name = "wandb"
+
+    def begin(self) -> None:
+        """Begin or continue the run."""
+        wandb = _load("wandb")
+        known = self.read_id()
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            name=self.folder.name,
+            dir=str(self.folder),
+            id=known,
+            resume=None if known is None else "allow",
+            config=dict(self.trainer.state.settings),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        if known is None:
+            self.keep_id(str(self._run.id))
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Log the figures of a step."""
+        self._run.log({name: float(value) for name, value in figures.items()}, step=step)
+
+    def finish(self, *, failed: bool) -> None:
+        """End the run, and wait until it is written."""
+        self._run.finish(exit_code=int(failed))
+
+
+_LOGGERS: Mapping[str, type[RunLogger]] = {"csv": CsvLogger, "mlflow": MlflowLogger, "wandb": WandbLogger}
+
+
+@contextmanager
+def open_loggers(
+    names: Sequence[str], folder: Path, every: int, register: Callable[..., None]
+) -> Iterator[list[RunLogger]]:
+    """Make the loggers of some names, each once, and finish at the end of the context those that have begun.
+
+    Args:
+        names: of `LoggerName`.
+        folder: see `RunLogger`.
+        every: see `RunLogger`.
+        register: see `RunLogger`.
+    """
+    loggers = [_LOGGERS[name](folder, every, register) for name in dict.fromkeys(names)]
+    failed = True
+    try:
+        yield loggers
+        failed = False
+    finally:
+        for logger in loggers:
+            if logger.is_open:
+                logger.finish(failed=failed)
+
+
+def log_score(loggers: Sequence[RunLogger], step: int, score: Score) -> None:
+    """Log the score of an evaluation after the last step."""
+    for logger in loggers:
+        if logger.is_open:
+            logger.on_evaluate_end(step, score)

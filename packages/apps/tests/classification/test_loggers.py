@@ -1,0 +1,88 @@
+"""Runs are logged to a CSV file, a real file store of MLflow, and Weights & Biases without a network."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_apps.training.reports import read_history
+
+FLAGS = ("-bs", 4, "--image_size", 32, "--log_steps", 1, "--eval_epochs", 0)
+
+
+@pytest.fixture
+def train(
+    run_classifier: Callable[..., Any], folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    monkeypatch.chdir(tmp_path)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # set here so that it ends with the test
+
+    def run(*flags: object) -> Any:
+        return run_classifier("--data_dir", folders, *FLAGS, "--model_dir", tmp_path / "run", *flags)
+
+    return run
+
+
+def test_a_csv_file_has_a_row_for_each_step_also_of_a_run_that_goes_on(
+    train: Callable[..., Any], tmp_path: Path
+) -> None:
+    for steps in (2, 3):
+        done = train("--log_to", "csv", "--steps", steps)
+        assert done.status == 0, done.err
+    with (tmp_path / "run" / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    history = read_history(tmp_path / "run" / "history.jsonl")
+    assert [int(row["step"]) for row in rows] == [1, 2, 3]
+    assert [float(row["loss"]) for row in rows] == [row["loss"] for row in history]
+    assert rows[0]["val_top_1"] == ""
+    scores = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert float(rows[2]["val_top_1"]) == scores["top_1"]
+    assert "metrics.csv" in json.loads((tmp_path / "run" / "run.json").read_text())["files"]
+
+
+def test_a_file_store_of_mlflow_has_settings_scalars_and_scores(train: Callable[..., Any], tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    for steps in (2, 3):
+        done = train("--log_to", "mlflow", "--steps", steps)
+        assert done.status == 0, done.err
+    client = mlflow.MlflowClient(f"file:{tmp_path / 'mlruns'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("gaudi-apps").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert (run.data.params["batch_size"], run.data.params["seed"]) == ("4", "0")
+    history = read_history(tmp_path / "run" / "history.jsonl")
+    losses = client.get_metric_history(run.info.run_id, "loss")
+    assert [(one.step, one.value) for one in losses] == [(row["step"], row["loss"]) for row in history]
+    scores = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert run.data.metrics["val_top_1"] == scores["top_1"]
+
+
+@pytest.mark.slow
+def test_weights_and_biases_gets_a_run_that_can_be_sent_later(train: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    done = train("--log_to", "csv", "wandb", "--steps", 2)
+    assert done.status == 0, done.err
+    run_id = json.loads((tmp_path / "run" / "wandb.json").read_text())["id"]
+    (log,) = (tmp_path / "run" / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb")
+    content = log.read_bytes()
+    assert all(name in content for name in (b"learning_rate", b"val_top_1", b"gaudi-apps"))
+
+
+def test_a_missing_package_is_named_before_anything_is_read(
+    train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mlflow", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)
+        done = train("--log_to", name, "--steps", 2)
+        assert (done.status, done.error.flag) == (78, "--log_to")
+        assert f"gaudi-apps[{name}]" in done.error.remedy
+    assert not (tmp_path / "run").exists()
+    assert train("--log_to", "tensorboard").status == 64
