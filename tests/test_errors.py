@@ -179,7 +179,7 @@ def test_an_empty_folder_is_no_voc_folder(folder: Path) -> None:
         (64, ["--batch_size -1: ", "at least 1"], [*TRAIN, "-f", "--batch_size", "-1"]),
         (64, ["--base_lr nan: ", "above 0"], [*TRAIN, "-f", "--base_lr", "nan"]),
         (64, ["--dtype", "fp16"], [*TRAIN, "-f", "--dtype", "fp16"]),
-        (64, ["--mode train: needs --data_dir"], TRAIN),
+        (64, ["--mode train: needs --data"], TRAIN),
         (66, ["--config nowhere.yaml"], [*TRAIN, "--config", "nowhere.yaml"]),
     ],
 )

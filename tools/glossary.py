@@ -60,8 +60,8 @@ WORDS = (
     FormerWord(r"_?Detects|_?Found|_?Answers", "Detector, ObjectDetections, Predictions"),
     FormerWord(r"_?Preparation|_?from_root", "Preprocessor, broadcast_from_rank0"),
     FormerWord(r"(?i)rehears", "dry run", prose=True),
-    # Caches of recipes are Habana's, pruning recipes SparseML's; files of runs hold a recipe_version.
-    FormerWord(r"(?!_?(Pruning|Use))\w*Recipe|_?recipes?|(make|model|data|learning|rate)_recipe", "TrainConfig"),
+    # A recipe is what --recipe chooses, and not the configuration of a training.
+    FormerWord(r"(make|model|learning|rate)_recipe", "TrainConfig"),
     FormerWord(r"(?i)trunk(?!at)", "backbone", prose=True),
     FormerWord(r"topk_hits|MovingAverages|deal_positions|draw_fake_batch", "in_top_k, ExponentialMovingAverage, ..."),
     FormerWord(r"require_agreement|_?Packing", "verify_consistent, BucketConfig"),

@@ -13,6 +13,7 @@ from gaudi_apps.classification.resnet import FORMER_FLAGS, ResNetConfig, make_tr
 from gaudi_apps.cli.program import Program
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.plan import find_version_in
+from gaudi_apps.training.recipe import Recipe, find_host
 from gaudi_distributed.cluster.rank_info import RankInfo
 
 if TYPE_CHECKING:
@@ -38,13 +39,24 @@ class ResNetTrain(Program):
 
         version = find_version_in(config.run.model_dir)
         train_config = make_train_config(config, Distribution(RankInfo(size=workers)), version)
-        print_plan(train_config, launch, as_json=config.run.json)
+        print_plan(train_config, launch, as_json=config.run.json, recipe=self.recipe)
+
+    def choose_recipe(self, config: ResNetConfig, given: frozenset[str], workers: int) -> Recipe:
+        """Choose the flags that follow from data and machine."""
+        from gaudi_apps.classification.data import open_found
+        from gaudi_apps.classification.plan import choose_recipe
+
+        found, host = open_found(config.recipe, config.run.seed), find_host(config.device)
+        images = config.data.num_examples_per_epoch or len(found.train)
+        return choose_recipe(config, given, workers, images=images, validates=found.val is not None, host=host)
 
     def open(self, config: ResNetConfig, distribution: Distribution) -> Application:
         """Make the application."""
         from gaudi_apps.classification.application import ClassificationApplication
 
-        return ClassificationApplication(self.module, config, partial(make_train_config, config, distribution))
+        return ClassificationApplication(
+            self.module, config, partial(make_train_config, distribution=distribution), self.recipe
+        )
 
 
 PROGRAM = ResNetTrain()

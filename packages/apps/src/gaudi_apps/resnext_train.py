@@ -48,7 +48,7 @@ class ResNeXtTrain(Program):
         """Make the application."""
         from gaudi_apps.classification.application import ClassificationApplication
 
-        return ClassificationApplication(self.module, config, partial(make_train_config, config, distribution))
+        return ClassificationApplication(self.module, config, partial(make_train_config, distribution=distribution))
 
 
 PROGRAM = ResNeXtTrain()

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.cli.program import Program
-from gaudi_apps.detection.config import FORMER_FLAGS, RareClassFlags, SSDConfig, find_mode, validate
+from gaudi_apps.detection.config import FORMER_FLAGS, RareClassFlags, SSDConfig, find_mode, open_found, validate
 from gaudi_apps.runtime.settings import Distribution
+from gaudi_apps.training.recipe import Recipe, find_host
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.launch import LaunchReport
@@ -42,13 +43,21 @@ class SSDTrain(Program):
             from gaudi_apps.detection.data import describe_emphasis
 
             emphasis = describe_emphasis(config)
-        print_plan(config, workers, launch, emphasis=emphasis)
+        print_plan(config, workers, launch, emphasis=emphasis, recipe=self.recipe)
+
+    def choose_recipe(self, config: SSDConfig, given: frozenset[str], workers: int) -> Recipe:
+        """Choose the flags that follow from data and machine."""
+        from gaudi_apps.detection.plan import choose_recipe
+
+        found, host = open_found(config), find_host(config.device)
+        images = config.data.num_examples_per_epoch or len(found.train)
+        return choose_recipe(config, given, workers, images=images, validates=found.val is not None, host=host)
 
     def open(self, config: SSDConfig, distribution: Distribution) -> Application:
         """Make the application."""
         from gaudi_apps.detection.application import SSDApplication
 
-        return SSDApplication(config, distribution)
+        return SSDApplication(config, distribution, self.recipe)
 
 
 PROGRAM = SSDTrain()

@@ -63,7 +63,7 @@ def test_false_switch_is_the_default(tmp_path: Path) -> None:
         ("batch_size: true\n", None, "--batch_size", "True"),
         ("mode: fly\n", None, "--mode", "fly"),
         ("use_fake_data: 7\n", "use_fake_data", None, "7"),
-        ("data:\n  batch_size: 3\n", "data", None, "no flag"),
+        ("schedule:\n  batch_size: 3\n", "schedule", None, "no flag"),
         ("batch_size: {a: 3}\n", "batch_size", None, "a mapping"),
         ("- batch_size\n", None, None, "a list"),
         ("", None, None, "nothing"),

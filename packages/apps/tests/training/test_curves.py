@@ -22,6 +22,22 @@ def test_curve_is_a_image_with_the_colours_of_its_lines(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
 
 
+def test_scores_are_drawn_with_a_star_at_the_best(tmp_path: Path) -> None:
+    rows = [{"step": step, "loss": 9 - step / 20, "learning_rate": 1e-3} for step in range(100)]
+    evaluations = [{"step": 10 * n, "AP": n * (8 - n) / 40, "AP50": n / 10} for n in range(1, 10)]
+    plot_curves(rows, tmp_path / "detector.png", evaluations=evaluations)
+    image = cv2.imread(str(tmp_path / "detector.png"))
+    assert image.shape == (1080, 1080, 3)
+    scores = image[540:830]
+    star = np.argwhere(np.all(scores == (0x28, 0x27, 0xD6), axis=2))
+    left = star[star[:, 1] < 900]  # without the legend
+    assert abs(left[:, 1].mean() - (108 + 956 * 0.43)) < 30  # step 40 of 99
+    plot_curves(rows, tmp_path / "classifier.png", evaluations=[{"step": 50, "top_1": 0.05, "top_5": float("nan")}])
+    assert cv2.imread(str(tmp_path / "classifier.png")).shape == (1080, 1080, 3)
+    plot_curves(rows, tmp_path / "others.png", evaluations=[{"step": 50, "loss": 0.5}])
+    assert cv2.imread(str(tmp_path / "others.png")).shape == (720, 1080, 3)
+
+
 def test_curve_of_nothing_and_of_gaps(tmp_path: Path) -> None:
     plot_curves([], tmp_path / "empty.png")
     plot_curves([{"step": 1, "loss": float("nan")}, {"step": 2}], tmp_path / "gaps.png")

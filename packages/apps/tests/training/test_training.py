@@ -159,7 +159,7 @@ def test_the_configuration_beside_a_run_makes_the_same_run(train: Program, ssd_t
     flags = yaml.safe_load((one / "config.yaml").read_text())
     assert flags["lr_drop_epochs"] == [0.5, 1.0]
     known = {name for name, _ in list_flags(SSDConfig())}
-    assert known - flags.keys() == {"config", "clean", "debug", "json", "mode", "task_index"}
+    assert known - flags.keys() == {"config", "clean", "debug", "json", "minutes", "mode", "task_index"}
     done = ssd_train("--config", one / "config.yaml", "--model_dir", two)
     assert done.status == 0, done.err
     assert load(two).metadata == load(one).metadata

@@ -74,6 +74,16 @@ def normalize_arguments(argv: Sequence[str], config_class: Any) -> list[str]:
     return result
 
 
+def list_given(argv: Sequence[str], config_class: Any) -> frozenset[str]:
+    """Return the names of the flags among some arguments, by their long forms, without dashes."""
+    options, given, place = list_options(config_class), set(), 0
+    while place < len(argv):
+        option, _, place = _read_flag(argv, place, options)
+        if option is not None:
+            given.add(option.flag.removeprefix("--"))
+    return frozenset(given)
+
+
 def _read_flag(
     argv: Sequence[str], place: int, options: Mapping[str, Option]
 ) -> tuple[Option | None, str | bool | None, int]:

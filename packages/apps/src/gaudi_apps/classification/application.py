@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gaudi_apps.classification.data import (
+    describe_found,
     input_options,
+    open_found,
     open_training_data,
     read_class_names,
     require_model_config,
 )
 from gaudi_apps.classification.flags import TrainConfig
-from gaudi_apps.classification.plan import make_plan
+from gaudi_apps.classification.plan import fit_choices, make_plan
+from gaudi_apps.cli.flag_rules import replace_flags
 from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import Plan
+from gaudi_apps.training.recipe import NO_RECIPE, SPLIT, Length, Recipe
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
+from gaudi_datasets.errors import MissingInputError
 from gaudi_distributed import Communicator
 from gaudi_distributed.devices.machine import describe_jemalloc
 from gaudi_models.architectures import RESNETS
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
     from gaudi_apps.classification.evaluator import AccuracyEvaluator
     from gaudi_apps.cli.flags import ExportFormat, ProgramConfig
     from gaudi_apps.training.run_dir import RunFolder
+    from gaudi_datasets.classification.examples import ClassificationSource
+    from gaudi_datasets.classification.layouts import ClassificationData
     from gaudi_models.weights import WeightsFile
 
 
@@ -37,7 +44,8 @@ class ClassificationApplication(Application):
     Args:
         program: what a Python is given to run it.
         config: the flags, validated.
-        make_train_config: what they mean, by a version of `gaudi_apps.training.plan`.
+        make_train_config: what they mean for this process, by a version of `gaudi_apps.training.plan`.
+        recipe: what some of the flags follow from.
     """
 
     files: ClassVar = ("evaluation.json",)
@@ -45,19 +53,23 @@ class ClassificationApplication(Application):
     framework: TensorFlow
 
     def __init__(
-        self, program: tuple[str, ...], config: ProgramConfig, make_train_config: Callable[..., TrainConfig]
+        self,
+        program: tuple[str, ...],
+        config: ProgramConfig,
+        make_train_config: Callable[..., TrainConfig],
+        recipe: Recipe = NO_RECIPE,
     ) -> None:
         self.program = program
-        self.config = config
+        self.config, self.recipe = config, recipe
         self.framework = TensorFlow()
         self._make_train_config = make_train_config
-        self.train_config = make_train_config(version=self.recipe_version)
+        self.train_config = make_train_config(config, version=self.recipe_version)
         self.settings = self.train_config.run
 
     def use_version(self, version: int) -> None:
         """Plan and train by a version of the rules."""
         super().use_version(version)
-        self.train_config = self._make_train_config(version=version)
+        self.train_config = self._make_train_config(self.config, version=version)
 
     @property
     def resolved_config(self) -> ProgramConfig:
@@ -68,6 +80,27 @@ class ClassificationApplication(Application):
     def rate_needs_length(self) -> bool:
         """Tell whether the learning rate depends on the last step."""
         return self.train_config.rate.needs_length
+
+    def describe_data(self) -> tuple[str, ...]:
+        """Return what was recognised in --data, and what was left out."""
+        flags = self.train_config.recipe
+        return () if flags.data is None else describe_found(flags, self.settings.device.seed)
+
+    def list_documents(self) -> dict[str, Any]:
+        """Return the recipe, and the split that was made here."""
+        found = self._open_found()
+        return super().list_documents() | ({SPLIT: {**found.split}} if found is not None and found.split else {})
+
+    def fit(self, length: Length, steps_per_epoch: int, reason: str) -> None:
+        """Set the length of training, and what follows from it."""
+        self.recipe = self.recipe.replace_values(fit_choices(length, steps_per_epoch, reason))
+        self.config = replace_flags(self.config, {name: value for name, value, _ in self.recipe.effective})
+        self.use_version(self.recipe_version)
+        self.settings = self.train_config.run
+
+    def _open_found(self) -> ClassificationData | None:
+        flags = self.train_config.recipe
+        return None if flags.data is None else open_found(flags, self.settings.device.seed)
 
     def open_training_data(self) -> TrainingData:
         """Open records, folders of classes, or random images."""
@@ -148,10 +181,23 @@ class ClassificationApplication(Application):
 
         require_model_config(model_config)
         data, names = self.train_config.flags.data, read_class_names(model_config)
-        source = open_source(data.folder, [data.eval_split], class_names=names)
+        found = self._open_found()
+        if found is None:
+            source = open_source(data.folder, [data.eval_split], class_names=names)
+        elif found.val is None:
+            raise MissingInputError("--data: has no images to validate on", flag="--data", remedy="give --val_share")
+        else:
+            source = found.val
         options = input_options(self.train_config, image_size=model_config["image_size"])
         num_images = self.train_config.eval_images or None
-        return AccuracyEvaluator(source, options, folder, names, communicator, num_images=num_images)
+        evaluator = AccuracyEvaluator(source, options, folder, names, communicator, num_images=num_images)
+        evaluator.split = data.eval_split if found is None else "val"
+        return evaluator
+
+    def open_test_source(self) -> ClassificationSource | None:
+        """Open the test images of --data."""
+        found = self._open_found()
+        return None if found is None else found.test
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Draw training images with their labels."""
@@ -197,7 +243,8 @@ class ClassificationApplication(Application):
         from gaudi_apps.inference.exporter import choose_images, describe_export
 
         use, data = self.train_config.flags.use, self.train_config.flags.data
-        source = open_source(data.folder, [data.eval_split]) if data.folder else None
+        found = self._open_found()
+        source = open_source(data.folder, [data.eval_split]) if data.folder else found and (found.val or found.train)
         encoded_images = choose_images(use.inference, source)
         agreements = run_export(
             restored.task.model,

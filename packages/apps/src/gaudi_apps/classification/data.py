@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +23,10 @@ from gaudi_datasets.classification.sources import open_split
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.memory import SHARE_OF_FREE_MEMORY, measure_free_memory
 from gaudi_datasets.sampling import InputOptions
+
+if TYPE_CHECKING:
+    from gaudi_apps.cli.flags import RecipeFlags
+    from gaudi_datasets.classification.layouts import ClassificationData
 
 # Modules that import TensorFlow are imported inside of functions, after TensorFlow was configured.
 
@@ -54,14 +59,14 @@ def open_training_data(config: TrainConfig) -> TrainingData:
     from gaudi_datasets.tf_input import read_batches
 
     data, options = config.flags.data, input_options(config)
-    if data.folder is None:
+    if data.folder is None and config.recipe.data is None:
 
         def draw_batches(first_step: int) -> Batches:
             return iter(synthetic_dataset(options, num_classes=IMAGENET_CLASSES))
 
         names = [str(number) for number in range(1, IMAGENET_CLASSES + 1)]
         return TrainingData(make_class_config(names), IMAGENET_TRAIN_IMAGES, "random images", draw_batches)
-    source = open_source(data.folder, data.train_splits)
+    source = open_training_source(config)
     if data.training_dataset_cache:
         options = keep_if_it_fits(source.num_bytes, options, config.run.distribution.rank_info.local_size)
     if len(source.class_names) < 2:
@@ -77,6 +82,44 @@ def open_training_data(config: TrainConfig) -> TrainingData:
 
     files = getattr(source, "list_files", dict)
     return TrainingData(make_class_config(source.class_names), len(source), source.fingerprint, read_images, files)
+
+
+def open_training_source(config: TrainConfig) -> ClassificationSource:
+    """Open the training images: those of --data, or of some splits of a folder.
+
+    Raises:
+        MissingInputError: they are not there.
+        DataError: they are damaged.
+    """
+    data = config.flags.data
+    if config.recipe.data is not None:
+        return open_found(config.recipe, config.run.device.seed).train
+    return open_source(data.folder, data.train_splits)
+
+
+def open_found(flags: RecipeFlags, seed: int) -> ClassificationData:
+    """Open the data set of --data as it is; it is opened once in a process.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it is no data set for classification, or it is damaged.
+    """
+    return _open_found(flags.data or "", flags.val_share, seed)
+
+
+def describe_found(flags: RecipeFlags, seed: int) -> tuple[str, ...]:
+    """Return the layout of the data set of --data, its size by split, and what was left out or guessed, a line each."""
+    found = open_found(flags, seed)
+    sources = {"training": found.train, "validation": found.val, "test": found.test}
+    sizes = (f"{len(source)} images for {name}" for name, source in sources.items() if source is not None)
+    return (f"{flags.data}: {found.layout}", ", ".join(sizes), *found.notes)
+
+
+@functools.lru_cache(maxsize=1)
+def _open_found(path: str, val_share: float, seed: int) -> ClassificationData:
+    from gaudi_datasets.classification.layouts import open_data
+
+    return open_data(path, val_share=val_share, seed=seed)
 
 
 def open_source(

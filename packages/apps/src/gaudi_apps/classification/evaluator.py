@@ -135,7 +135,7 @@ class AccuracyEvaluator(Evaluator[Predictions]):
     def write(self, result: Predictions, step: int) -> None:
         """Print the metrics, and write them and images into the folder of the run."""
         path, names = self._folder.folder / EVALUATION, self._source.class_names
-        write_json(path, {"step": step, **as_json(result, names)})
+        write_json(path, {"step": step, "split": self.split, **as_json(result, names)})
         drawn = draw_report(self._folder.folder / IMAGES, self._source, result)
         worst = draw_worst(self._folder.folder / IMAGES, self._source, result)
         analysis = {**analyse(result, names), "worst": worst}

@@ -10,7 +10,15 @@ from tyro.conf import arg
 
 from gaudi_apps.cli import flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, resume_safe
-from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, check_modes, parse_step_range
+from gaudi_apps.cli.flags import (
+    USING,
+    DistributionFlags,
+    ParityFlags,
+    RecipeFlags,
+    check_modes,
+    parse_step_range,
+    require_alone,
+)
 from gaudi_apps.runtime.settings import Distribution, RunSettings, ThreadFlag, make_device_settings
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
@@ -280,6 +288,7 @@ class TrainConfig:
         checkpoint_steps: between two checkpoints; 0: an epoch; None: only at the end.
         eval_epochs: between two evaluations during training; 0: none.
         export_at_end: folder to export a SavedModel into after training, if it is to be exported.
+        recipe: the data set as it is, and the time that the length is fitted to.
     """
 
     flags: ClassifierConfig
@@ -293,6 +302,7 @@ class TrainConfig:
     checkpoint_steps: int | None
     eval_epochs: float
     export_at_end: str | None
+    recipe: RecipeFlags = field(default_factory=RecipeFlags)
 
     @property
     def own_batch(self) -> int:
@@ -311,6 +321,7 @@ def make_run_settings(
     evaluates: bool,
     steps: int,
     steps_per_call: int = 1,
+    recipe: RecipeFlags | None = None,
 ) -> RunSettings:
     """Make the settings of a run of the flags of both programs and of those whose names differ."""
     run, device, report = config.run, config.device, config.report
@@ -341,11 +352,19 @@ def make_run_settings(
         distribution=distribution,
         callbacks=run.callbacks,
         log_to=run.log_to,
+        minutes=0.0 if recipe is None else recipe.minutes,
+        reports_best=recipe is not None and recipe.data is not None,
     )
 
 
 def check_common(
-    config: ClassifierConfig, mode: str, *, steps: int, steps_flag: str, skips_evaluation: str | None
+    config: ClassifierConfig,
+    mode: str,
+    *,
+    steps: int,
+    steps_flag: str,
+    skips_evaluation: str | None,
+    found: str | None = None,
 ) -> None:
     """Check the groups of flags that both programs have.
 
@@ -355,6 +374,7 @@ def check_common(
         steps: that the run has in all; 0 where epochs decide.
         steps_flag: the flag that gives them.
         skips_evaluation: the flag that is given to evaluate nothing, if it is.
+        found: the data set as it is, if one is given.
 
     Raises:
         FlagError: for the first value that breaks a rule of its own or of another flag.
@@ -372,7 +392,7 @@ def check_common(
             flag="--pruning_method",
             remedy="leave one of them out",
         )
-    _check_data(config.data, mode)
+    _check_data(config.data, mode, found)
     check_modes(config, mode, checkpoint=config.run.checkpoint, steps=steps, steps_flag=steps_flag)
     if config.data.use_fake_data:
         skips_evaluation = "use_fake_data"
@@ -385,8 +405,12 @@ def check_common(
     parse_step_range(config.report.profile, "profile")
 
 
-def _check_data(data: DataFlags, mode: str) -> None:
+def _check_data(data: DataFlags, mode: str, found: str | None) -> None:
     """Check that images come from one place, which the mode has a use for."""
+    if found is not None:
+        others = {"data_dir": data.data_dir, "jpeg_data_dir": data.jpeg_data_dir}
+        require_alone("data", found, {**others, "use_fake_data": data.use_fake_data})
+        return
     folders = {"data_dir": data.data_dir, "jpeg_data_dir": data.jpeg_data_dir}
     given = next((f"--{flag} {folder}" for flag, folder in folders.items() if folder is not None), "")
     if data.use_fake_data and given:
@@ -401,7 +425,7 @@ def _check_data(data: DataFlags, mode: str) -> None:
         )
     sized = mode == "plan" and data.num_examples_per_epoch > 0
     if mode not in USING and not (given or data.use_fake_data or sized):
-        raise FlagError(f"--mode {mode}: needs --data_dir, with records or folders of classes", flag="--mode")
+        raise FlagError(f"--mode {mode}: needs --data or --data_dir, with records or folders of classes", flag="--mode")
 
 
 _SEED = "give --seed, the one seed of a run"

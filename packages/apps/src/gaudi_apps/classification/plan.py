@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, ScheduleConfig, TrainConfig
-from gaudi_apps.cli.launch import LaunchReport
+from gaudi_apps.cli.launch import LaunchReport, share_batch
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     DROP_FACTORS,
@@ -20,6 +20,18 @@ from gaudi_apps.training.plan import (
     list_plan,
     print_json,
     print_tables,
+)
+from gaudi_apps.training.recipe import (
+    NO_RECIPE,
+    Choice,
+    Host,
+    Length,
+    Recipe,
+    choose_average,
+    choose_evaluations,
+    choose_steps,
+    count_epochs,
+    fit_evaluations,
 )
 from gaudi_models.architectures import RESNETS, measure_classifier
 from gaudi_ops import schedules
@@ -56,6 +68,86 @@ def make_plan(config: TrainConfig, num_images: int) -> Plan:
         workers=config.run.distribution.rank_info.size,
         drop_delay=rate.drop_delay,
     )
+
+
+if TYPE_CHECKING:
+    from gaudi_apps.classification.resnet import ResNetConfig
+
+SMALL_SET, LARGE_SET = 2000, 20000  # images
+EPOCHS, FEWEST_STEPS = 50, 2000
+WARMUP_SHARE, MOST_WARMUP_EPOCHS = 0.06, 3.0
+# Images of 128 pixels a second that a processor trains on, with bf16 and without, and an accelerator, to plan with.
+ASSUMED_SPEEDS = (56.0, 28.0, 1500.0)
+
+
+def choose_recipe(
+    config: ResNetConfig, given: frozenset[str], workers: int, *, images: int, validates: bool, host: Host
+) -> Recipe:
+    """Choose the flags of a training by the size of the data and the machine.
+
+    They were found on photographs of clothes, see configs/.
+
+    Args:
+        config: the flags, without a recipe.
+        given: names of those that the user gives.
+        workers: processes that train together.
+        images: to train on.
+        validates: whether there are images to validate on.
+        host: the machine.
+    """
+    is_large = images >= LARGE_SET
+    wanted = 32 if host.device == "cpu" or images < SMALL_SET else 128
+    shared = workers if config.distribution.use_horovod else 1
+    own_batch = config.data.batch_size if "batch_size" in given else max(1, wanted // shared)
+    batch = share_batch(config.distribution, own_batch, workers)
+    per_epoch = max(1, images // batch)
+    speed = host.assume_speed(*ASSUMED_SPEEDS)
+    length = choose_steps(config, given, speed / batch, per_epoch, epochs=EPOCHS, fewest=FEWEST_STEPS)
+    steps = int(length.value)
+    of_dtype = "bf16 is the faster one here" if host.has_bf16 else "this processor has no instructions for bf16"
+    size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
+    choices = [
+        *([] if {"steps", "epochs"} & given else [length]),
+        Choice("model", "resnet50_v1.5" if is_large else "resnet18", f"for {images} images"),
+        Choice("image_size", size, of_size),
+        Choice("batch_size", own_batch, f"for {images} images on {host.describe()}"),
+        Choice("dtype", "bf16" if host.has_bf16 else "fp32", of_dtype),
+        Choice("optimizer", "Adam", "needs no search for a rate"),
+        Choice("lr_schedule", "cosine", "ends at 0 with the last step"),
+        Choice("warmup_epochs", choose_warmup(steps, per_epoch), _WARMUP_REASON),
+        Choice("label_smoothing", 0.1, "against overconfidence"),
+        Choice("zero_gamma", True, "residual blocks begin as the identity"),
+        Choice("ema_decay", choose_average(steps), f"averages the weights of {steps} steps"),
+        Choice("training_dataset_cache", True, "reads each file once, if all fit into memory"),
+    ]
+    if not is_large:
+        choices += [
+            Choice("least_crop_area", 0.4, "small data sets: crops that show the object"),
+            Choice("color_jitter", 0.2, "small data sets; give 0 where color tells the classes"),
+            Choice("gray_probability", 0.2, "small data sets; give 0 where color tells the classes"),
+        ]
+    choices += choose_evaluations(given, steps, per_epoch, validates=validates)
+    choices.append(Choice("log_steps", 10, "a line every few seconds"))
+    notes = () if config.weights.weights else (NO_WEIGHTS,)
+    return Recipe(tuple(choices), given, notes, config.recipe.minutes)
+
+
+_WARMUP_REASON = f"{WARMUP_SHARE:.0%} of the steps, {MOST_WARMUP_EPOCHS:g} epochs at most"
+NO_WEIGHTS = (
+    "starts from random weights, from which a classifier learns more slowly than from those of ImageNet; "
+    "`gaudi-datasets fetch weights resnet50` fetches these, and --weights with --model resnet50 takes them"
+)
+
+
+def fit_choices(length: Length, steps_per_epoch: int, reason: str) -> list[Choice]:
+    """Return the flags of a training whose length was fitted to a time, see `fit_evaluations`."""
+    warmup = Choice("warmup_epochs", choose_warmup(length.steps, steps_per_epoch), _WARMUP_REASON)
+    return [*fit_evaluations(length, steps_per_epoch, reason), warmup]
+
+
+def choose_warmup(steps: int, steps_per_epoch: int) -> float:
+    """Choose the epochs of the warm-up."""
+    return min(MOST_WARMUP_EPOCHS, count_epochs(int(WARMUP_SHARE * steps), steps_per_epoch))
 
 
 def make_schedule(
@@ -123,16 +215,27 @@ MOMENTUM_FORMS = {
 
 
 def print_plan(
-    config: TrainConfig, launch: LaunchReport | None = None, *, as_json: bool, console: Console | None = None
+    config: TrainConfig,
+    launch: LaunchReport | None = None,
+    *,
+    as_json: bool,
+    console: Console | None = None,
+    recipe: Recipe = NO_RECIPE,
 ) -> None:
     """Print the plan of a training and the processes to start, as tables or as one JSON object."""
     training_set = describe_training_set(config)
     plan = make_plan(config, training_set.images)
     document, rows = _describe_plan(config, training_set, plan)
+    lines: Sequence[str] = ()
+    if config.recipe.data is not None:
+        from gaudi_apps.classification.data import describe_found
+
+        lines = describe_found(config.recipe, config.run.device.seed)
+        document["found"] = list(lines)
     if as_json:
-        print_json(document, launch, console)
+        print_json(document | ({"recipe": recipe.as_json()} if recipe.choices else {}), launch, console)
     else:
-        print_tables(config.run.model_dir, rows, plan, launch, console)
+        print_tables(config.run.model_dir, rows, plan, launch, console, recipe=recipe, lines=lines)
 
 
 def describe_training_set(config: TrainConfig) -> TrainingSet:
@@ -144,11 +247,11 @@ def describe_training_set(config: TrainConfig) -> TrainingSet:
     """
     data = config.flags.data
     given = data.num_examples_per_epoch
-    if data.folder is None:
+    if data.folder is None and config.recipe.data is None:
         return TrainingSet(given or IMAGENET_TRAIN_IMAGES, IMAGENET_CLASSES)
-    from gaudi_apps.classification.data import open_source
+    from gaudi_apps.classification.data import open_training_source
 
-    source = open_source(data.folder, data.train_splits)
+    source = open_training_source(config)
     return TrainingSet(given or len(source), len(source.class_names))
 
 
@@ -192,7 +295,7 @@ def _describe_plan(
     if learning.optimizer == "SGD":
         rows.append(("momentum", MOMENTUM_FORMS[learning.momentum_form]))
     rows.append(("loss", f"label smoothing {learning.label_smoothing:g}, mixup {learning.mixup_alpha:g}"))
-    rows += list_plan(plan, kept)
+    rows += list_plan(plan, kept, config.run.checkpoint_minutes)
     if plan.lr_schedule == "polynomial":
         document["decay_steps"] = decay_steps(plan.total_steps, plan.warmup_steps)
         rows.append(("decay", f"over {document['decay_steps']} steps"))

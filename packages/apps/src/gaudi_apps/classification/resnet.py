@@ -21,6 +21,7 @@ from gaudi_apps.classification.flags import (
     make_run_settings,
 )
 from gaudi_apps.cli.flag_rules import Switch, fixed, resume_safe
+from gaudi_apps.cli.flags import RecipeFlags
 from gaudi_apps.cli.launch import share_batch
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.plan import CURRENT
@@ -137,6 +138,7 @@ class ResNetConfig(ClassifierConfig):
     """Everything a run of resnet_train depends on."""
 
     run: RunFlags = field(default_factory=RunFlags)
+    recipe: RecipeFlags = field(default_factory=RecipeFlags)
     weights: WeightFlags = field(default_factory=WeightFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
@@ -170,7 +172,8 @@ def validate(config: ResNetConfig) -> None:
             flag="--enable_checkpoint_and_export",
         )
     skips = "no_evaluate" if config.evaluation.no_evaluate else None
-    check_common(config, run.mode, steps=run.steps, steps_flag="--steps", skips_evaluation=skips)
+    found = config.recipe.data
+    check_common(config, run.mode, steps=run.steps, steps_flag="--steps", skips_evaluation=skips, found=found)
 
 
 def make_train_config(
@@ -201,7 +204,9 @@ def make_train_config(
             evaluates=evaluates,
             steps=run.steps,
             steps_per_call=report.steps_per_loop,
+            recipe=config.recipe,
         ),
+        recipe=config.recipe,
         model=SAME_MODELS.get(weights.model, weights.model),
         rate=_make_rate(config, preset, global_batch, workers).for_version(version),
         learning=LearningConfig(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gaudi_apps.cli.flag_rules import find_aliases, find_rules, list_flags
 from gaudi_apps.runtime.errors import ConfigFileError
-from gaudi_datasets.arguments import FormerFlag
+from gaudi_datasets.arguments import FormerFlag, list_given
 from gaudi_datasets.errors import FlagError, MissingInputError
 from gaudi_datasets.flags import parse_flags
 
@@ -27,10 +27,12 @@ def parse_config(
     prog: str,
     description: str,
     former_flags: Sequence[FormerFlag] = (),
+    choose: Callable[[Config, frozenset[str]], Sequence[str]] | None = None,
 ) -> Config:
     """Make a `config_class` from the command line, from the YAML file that --config names, and from presets.
 
-    The command line wins over the file, and both win over the presets of a flag, see `gaudi_apps.cli.flag_rules`.
+    The command line wins over the file, and both win over the presets of a flag, see `gaudi_apps.cli.flag_rules`, and
+    over a recipe.
 
     Args:
         config_class: a dataclass.
@@ -38,6 +40,7 @@ def parse_config(
         prog: the program's name.
         description: what stands at the top of its help text.
         former_flags: of the program that this one replaces.
+        choose: returns the flags of a recipe, from the flags without it and the names of those that are given.
 
     Raises:
         FlagError: a flag of the command line is unknown or has a value it does not take.
@@ -55,8 +58,12 @@ def parse_config(
         except FlagError as error:
             raise ConfigFileError(str(error), path=path, flag=error.flag) from None
         given = [*from_file, *argv]
-    given = [*_list_preset(config_class, given), *given]
-    return parse_flags(config_class, given, prog=prog, description=description, former_flags=former_flags)
+    complete = [*_list_preset(config_class, given), *given]
+    config = parse_flags(config_class, complete, prog=prog, description=description, former_flags=former_flags)
+    chosen = [] if choose is None else choose(config, list_given(given, config_class))
+    if not chosen:
+        return config
+    return parse_flags(config_class, [*chosen, *complete], prog=prog, former_flags=former_flags)
 
 
 def _list_preset(config_class: type[Any], argv: Sequence[str]) -> list[str]:

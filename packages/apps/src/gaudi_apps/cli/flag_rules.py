@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -208,6 +208,25 @@ def check_bounds(config: Any) -> None:
         fault = rules[name].find_fault(value)
         if fault is not None:
             raise FlagError(f"--{name} {value:g}: {fault}", flag=f"--{name}")
+
+
+def replace_flags(config: Any, values: Mapping[str, Any]) -> Any:
+    """Return a dataclass of flags with other values of some of them by name; groups are followed.
+
+    Raises:
+        KeyError: there is no such flag.
+    """
+    if unknown := values.keys() - dict(list_flags(config)).keys():
+        raise KeyError(min(unknown))
+    changed: dict[str, Any] = {}
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if is_dataclass(value):
+            names = {name for name, _ in list_flags(value)}
+            changed[entry.name] = replace_flags(value, {name: values[name] for name in names & values.keys()})
+        elif entry.name in values:
+            changed[entry.name] = values[entry.name]
+    return replace(config, **changed)
 
 
 def list_flags(config: Any) -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from gaudi_apps.cli.flag_rules import Switch, find_aliases, fixed, list_per_side, per_rank, resume_safe
+from gaudi_apps.cli.flag_rules import Switch, find_aliases, find_rules, fixed, list_per_side, per_rank, resume_safe
 from gaudi_datasets.errors import FlagError
 
 
@@ -70,6 +70,22 @@ class LengthFlags:
     """Number of passes over the training images."""
     steps: Annotated[int, resume_safe(length="steps", minimum=0)] = 0
     """Number of steps to train, instead of --epochs; 0: by --epochs."""
+
+
+@dataclass(frozen=True)
+class RecipeFlags:
+    """Data as it is, and the flags that follow from it."""
+
+    data: Annotated[str | None, per_rank()] = None
+    """Folder or YAML file of a data set in any known layout. Splits are found, or made by --val_share."""
+    val_share: Annotated[float, resume_safe(minimum=0, below=1)] = 0.2
+    """With --data, share of the images to validate on where the data set has no such split."""
+    recipe: Annotated[Literal["auto", "original"], resume_safe()] = "auto"
+    """auto: with --data, flags that are not given follow from the data and the machine, as --mode plan shows; original:
+    the defaults below, which are those of the original program."""
+    minutes: Annotated[float, resume_safe(minimum=0, per_command=True)] = 0.0
+    """Minutes from the start of the program to its end; the first steps are measured, and the number of steps follows;
+    0: by steps or epochs."""
 
 
 @dataclass(frozen=True)
@@ -315,6 +331,27 @@ def check_modes(config: Any, mode: str, *, checkpoint: str, steps: int, steps_fl
     check_parity(config.parity, mode, list_per_side(type(config)), find_aliases(type(config)))
     if device.no_hpu and device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
+
+
+def check_minutes(config: Any, mode: str, given: Collection[str]) -> None:
+    """Raise FlagError if --minutes does not fit the mode, or the flags that are given by name."""
+    if not config.recipe.minutes:
+        return
+    if mode not in ("train", "plan"):
+        raise FlagError(f"--minutes: is for --mode train and plan; mode is {mode}", flag="--minutes")
+    for name, rules in find_rules(type(config)).items():
+        if rules.length and name in given:
+            raise FlagError(f"--minutes: contradicts --{name}", flag="--minutes", remedy="leave one of them out")
+
+
+def require_alone(flag: str, value: str, others: Mapping[str, Any]) -> None:
+    """Raise FlagError for the first of the other flags, by name, that is given beside one that replaces them."""
+    for name, other in others.items():
+        if other:
+            shown = "" if other is True else f" {other}"
+            raise FlagError(
+                f"--{flag} {value}: contradicts --{name}{shown}", flag=f"--{flag}", remedy="leave one of them out"
+            )
 
 
 def check_distribution(flags: DistributionFlags) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from gaudi_apps.cli.config_file import parse_config
-from gaudi_apps.cli.flags import ParityFlags
+from gaudi_apps.cli.flag_rules import check_bounds
+from gaudi_apps.cli.flags import USING, ParityFlags, check_minutes
 from gaudi_apps.cli.launch import (
     FindDevice,
     LaunchReport,
@@ -28,6 +29,7 @@ from gaudi_apps.cli.launch import (
 )
 from gaudi_apps.runtime.failure_reporting import FailureReporter, interrupt_on_sigterm
 from gaudi_apps.runtime.settings import Distribution
+from gaudi_apps.training.recipe import Recipe, read_recipe
 from gaudi_datasets.arguments import FormerFlag, is_switch_on, read_switch, split_word
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.program import exit_on_error
@@ -52,12 +54,14 @@ class Program(ABC):
         config: the dataclass of its flags; its group `run` has the mode, `device` the device, and `distribution` says
             how several processes train together.
         former_flags: of the program that it replaces.
+        recipe: what the flags that were parsed last follow from, besides those that are given.
     """
 
     prog: ClassVar[str]
     description: ClassVar[str]
     config: ClassVar[type[Any]]
     former_flags: ClassVar[Sequence[FormerFlag]] = ()
+    recipe: Recipe = Recipe()
 
     @abstractmethod
     def validate(self, config: Any) -> None:
@@ -108,11 +112,47 @@ class Program(ABC):
             prog=self.prog,
             description=self.description,
             former_flags=self.former_flags,
+            choose=self._choose,
         )
         completed = fill_distribution_flags(config.distribution, os.environ, _device_finder(config))
         config = replace(config, distribution=completed)
         self.validate(config)
         return config
+
+    def choose_recipe(self, config: Any, given: frozenset[str], workers: int) -> Recipe:
+        """Choose the flags that follow from data and machine; a program without --data chooses none.
+
+        Args:
+            config: the flags, without a recipe.
+            given: names of those that the user gives.
+            workers: processes that train together.
+
+        Raises:
+            MissingInputError, DataError: as by the data.
+        """
+        return Recipe()
+
+    def _choose(self, config: Any, given: frozenset[str]) -> list[str]:
+        """Choose the recipe, or read that of the run in the folder; return its flags."""
+        self.recipe = Recipe()
+        flags, mode = getattr(config, "recipe", None), self.find_mode(config)
+        if flags is None or mode in USING:
+            return []
+        check_bounds(config)
+        check_minutes(config, mode, given)
+        found = None
+        if mode in ("train", "plan", "eval") and not config.run.clean and flags.recipe == "auto":
+            minutes = None if mode == "eval" else flags.minutes
+            found = read_recipe(Path(config.run.model_dir), given, minutes)
+        if found is not None:
+            self.recipe = found
+        elif flags.data is not None and flags.recipe == "auto":
+            engine = fill_distribution_flags(config.distribution, os.environ, _device_finder(config)).to_distribution()
+            workers = count_workers(engine, os.environ, _device_finder(config))
+            self.recipe = self.choose_recipe(config, given, workers)
+        elif flags.minutes:
+            self.recipe = Recipe(given=given, minutes=flags.minutes)
+        return self.recipe.to_arguments()
 
     def start_ranks(self, config: Any, arguments: Sequence[str]) -> None:
         """Become the launcher of several processes, if the flags ask for them; else return.

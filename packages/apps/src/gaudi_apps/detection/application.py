@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from gaudi_apps.cli.flag_rules import replace_flags
 from gaudi_apps.cli.flags import parse_step_range
-from gaudi_apps.detection.config import SSDConfig, find_checkpoint, find_mode
+from gaudi_apps.detection.config import SSDConfig, describe_found, find_checkpoint, find_mode, open_found
 from gaudi_apps.detection.data import (
     choose_architecture,
     input_options,
@@ -16,12 +17,13 @@ from gaudi_apps.detection.data import (
     read_architecture,
     read_categories,
 )
-from gaudi_apps.detection.plan import make_plan
+from gaudi_apps.detection.plan import fit_choices, make_plan
 from gaudi_apps.runtime.settings import Distribution, RunSettings, make_device_settings
 from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import Plan
+from gaudi_apps.training.recipe import NO_RECIPE, SPLIT, Length, Recipe
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed import Communicator
@@ -29,6 +31,7 @@ from gaudi_distributed import Communicator
 if TYPE_CHECKING:
     from gaudi_apps.detection.evaluator import DetectionEvaluator
     from gaudi_apps.training.run_dir import RunFolder
+    from gaudi_datasets.detection.sources import DetectionSource
     from gaudi_models.weights import WeightsFile
 
 # Modes whose images are of the size that the flags say.
@@ -41,6 +44,7 @@ class SSDApplication(Application):
     Args:
         config: validated.
         distribution: this process among those that train together.
+        recipe: what some of the flags follow from.
     """
 
     program = ("-m", "gaudi_apps.ssd_train")
@@ -49,8 +53,8 @@ class SSDApplication(Application):
     framework: TensorFlow
     config: SSDConfig
 
-    def __init__(self, config: SSDConfig, distribution: Distribution | None = None) -> None:
-        self.config = config
+    def __init__(self, config: SSDConfig, distribution: Distribution | None = None, recipe: Recipe = NO_RECIPE) -> None:
+        self.config, self.recipe = config, recipe
         self.settings = make_settings(config, distribution or Distribution())
         self.framework = TensorFlow()
 
@@ -59,8 +63,27 @@ class SSDApplication(Application):
         """A cosine ends at the last step; steps of the rate do not depend on it."""
         return self.config.schedule.lr_schedule == "cosine"
 
+    def describe_data(self) -> tuple[str, ...]:
+        """Return what was recognised in --data, and what was left out."""
+        return () if self.config.recipe.data is None else describe_found(self.config)
+
+    def list_documents(self) -> dict[str, Any]:
+        """Return the recipe, and the split that was made here."""
+        found = None if self.config.recipe.data is None else open_found(self.config)
+        return super().list_documents() | ({SPLIT: {**found.split}} if found is not None and found.split else {})
+
+    def change_flags(self, values: Mapping[str, Any]) -> None:
+        """Replace values of flags by name."""
+        self.config = replace_flags(self.config, values)
+        self.settings = make_settings(self.config, self.settings.distribution)
+
+    def fit(self, length: Length, steps_per_epoch: int, reason: str) -> None:
+        """Set the length of training, and what follows from it."""
+        self.recipe = self.recipe.replace_values(fit_choices(length, steps_per_epoch, reason))
+        self.change_flags({name: value for name, value, _ in self.recipe.effective})
+
     def open_training_data(self) -> TrainingData:
-        """Open records, files, static batches or random images."""
+        """Open what --data names, records, files, static batches or random images."""
         return open_training_data(self.config, self.settings)
 
     def find_data(self, mode: str) -> None:
@@ -136,6 +159,10 @@ class SSDApplication(Application):
             max_boxes=self.config.use.max_boxes,
         )
 
+    def open_test_source(self) -> DetectionSource | None:
+        """Open the test images of --data."""
+        return None if self.config.recipe.data is None else open_found(self.config).test
+
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Draw training images with the boxes that their targets were encoded from."""
         from gaudi_apps.detection.data import draw_training_input
@@ -164,7 +191,7 @@ class SSDApplication(Application):
         from gaudi_apps.inference.exporter import choose_images, describe_export
 
         use = self.config.use
-        has_images = self.config.data.data_dir or self.config.data.val_annotations
+        has_images = self.config.recipe.data or self.config.data.data_dir or self.config.data.val_annotations
         encoded_images = choose_images(use.inference, open_source(self.config, "val") if has_images else None)
         restored = restore()
         agreements = run_export(
@@ -206,4 +233,6 @@ def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
         distribution=distribution,
         callbacks=config.run.callbacks,
         log_to=config.run.log_to,
+        minutes=config.recipe.minutes,
+        reports_best=config.recipe.data is not None,
     )

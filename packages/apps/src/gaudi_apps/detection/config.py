@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field, fields, replace
 from importlib import util
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from tyro.conf import arg
 
@@ -16,15 +17,20 @@ from gaudi_apps.cli.flags import (
     DistributionFlags,
     ExportFlags,
     ParityFlags,
+    RecipeFlags,
     SummaryFlags,
     TensorFlowRunFlags,
     UseFlags,
     check_modes,
     parse_step_range,
+    require_alone,
 )
 from gaudi_apps.runtime.settings import ThreadFlag
 from gaudi_datasets.arguments import ON, FormerFlag
 from gaudi_datasets.errors import FlagError, MissingExtraError
+
+if TYPE_CHECKING:
+    from gaudi_datasets.detection.layouts import DetectionData
 
 # Of the training images of COCO 2017 that have boxes.
 COCO_TRAIN_IMAGES, COCO_CLASSES = 117266, 80
@@ -222,6 +228,7 @@ class SSDConfig(flags.ProgramConfig):
     """Everything a run of ssd_train depends on."""
 
     run: RunFlags = field(default_factory=RunFlags)
+    recipe: RecipeFlags = field(default_factory=RecipeFlags)
     data: DataFlags = field(default_factory=DataFlags)
     network: NetworkFlags = field(default_factory=NetworkFlags)
     rare: RareClassFlags = field(default_factory=RareClassFlags)
@@ -257,8 +264,8 @@ def validate(config: SSDConfig) -> None:
         )
     if (k := config.schedule.k) <= -10:
         raise FlagError(f"--k {k}: 1 + k/10 must stay above 0", flag="--k", remedy="give -9 or more")
-    _check_data(run, config.data)
-    _check_recipe(run, config)
+    _check_data(run, config.data, config.recipe.data)
+    _check_options(run, config)
     check_modes(config, run.mode, checkpoint=find_checkpoint(run), steps=run.steps, steps_flag="--steps")
     check_use(config.use, run.mode)
     evaluation = config.evaluation
@@ -294,8 +301,8 @@ def check_use(use: ImageFlags, mode: str) -> None:
         )
 
 
-def _check_data(run: RunFlags, data: DataFlags) -> None:
-    """Check that images come from one place: records, COCO files, or nowhere."""
+def _check_data(run: RunFlags, data: DataFlags, found: str | None) -> None:
+    """Check that images come from one place: a data set as it is, records, COCO files, or nowhere."""
     for split in ("train", "val"):
         annotations, images = (getattr(data, f"{split}_{what}") for what in ("annotations", "images"))
         if (annotations is None) != (images is None):
@@ -303,6 +310,10 @@ def _check_data(run: RunFlags, data: DataFlags) -> None:
                 f"--{split}_annotations and --{split}_images: give both or none", flag=f"--{split}_annotations"
             )
     has_files = data.train_annotations is not None or data.val_annotations is not None
+    if found is not None:
+        names = ("data_dir", "train_annotations", "val_annotations", "use_fake_data", "static")
+        require_alone("data", found, {name: getattr(data, name) for name in names})
+        return
     if data.data_dir is not None and has_files:
         raise FlagError(
             f"--data_dir {data.data_dir}: contradicts annotation files",
@@ -330,13 +341,13 @@ def _check_data(run: RunFlags, data: DataFlags) -> None:
     sized = run.mode == "plan" and data.num_examples_per_epoch > 0
     if not (data.data_dir or annotations or data.use_fake_data or sized):
         raise FlagError(
-            f"--mode {run.mode}: needs --data_dir, a folder of records, which `gaudi-datasets convert coco` makes,"
-            f" or --{split}_annotations with --{split}_images",
+            f"--mode {run.mode}: needs --data, a folder or YAML file of images with boxes, or --data_dir, a folder of"
+            f" records, or --{split}_annotations with --{split}_images",
             flag="--mode",
         )
 
 
-def _check_recipe(run: RunFlags, config: SSDConfig) -> None:
+def _check_options(run: RunFlags, config: SSDConfig) -> None:
     """Check that what is frozen was trained before, and that there are objects to count."""
     if run.mode in (*USING, "eval"):
         return
@@ -354,6 +365,32 @@ def _check_recipe(run: RunFlags, config: SSDConfig) -> None:
         if is_given and (data.use_fake_data or data.static):
             kind = "static batches, which are made already" if data.static else "random images"
             raise FlagError(f"{flag}: has no effect on {kind}", flag=flag, remedy="leave one of the two out")
+
+
+def open_found(config: SSDConfig) -> DetectionData:
+    """Open the data set of --data as it is; it is opened once in a process.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: its layout is not known, or it is damaged.
+    """
+    flags = config.recipe
+    return _open_found(flags.data or "", flags.val_share, config.run.seed)
+
+
+def describe_found(config: SSDConfig) -> tuple[str, ...]:
+    """Return the layout of the data set of --data, its size by split, and what was left out or guessed, a line each."""
+    found = open_found(config)
+    sources = {"training": found.train, "validation": found.val, "test": found.test}
+    sizes = (f"{len(source)} images for {name}" for name, source in sources.items() if source is not None)
+    return (f"{config.recipe.data}: {found.layout}", ", ".join(sizes), *found.notes)
+
+
+@functools.lru_cache(maxsize=1)
+def _open_found(path: str, val_share: float, seed: int) -> DetectionData:
+    from gaudi_datasets.detection.layouts import open_data
+
+    return open_data(path, val_share=val_share, seed=seed)
 
 
 FORMER_FLAGS = (

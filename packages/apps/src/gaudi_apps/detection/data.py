@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.cli.launch import share_batch
-from gaudi_apps.detection.config import COCO_TRAIN_IMAGES, SSDConfig
+from gaudi_apps.detection.config import COCO_TRAIN_IMAGES, SSDConfig, open_found
 from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, draw_detections, write_first_images
 from gaudi_apps.runtime.settings import RunSettings
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gaudi_datasets.detection.sources import DetectionSource
 
 
-Split = Literal["train", "val"]
+Split = Literal["train", "val", "test"]
 
 # Modules that import TensorFlow are imported inside of functions, after TensorFlow was configured.
 
@@ -133,7 +133,7 @@ def describe_emphasis(config: SSDConfig) -> dict[str, Any]:
 
 
 def open_source(config: SSDConfig, split: Split) -> DetectionSource:
-    """Open a split: records in --data_dir, or the files that annotations name, in the same order.
+    """Open a split: of --data, of records in --data_dir, or of the files that annotations name, in the same order.
 
     Raises:
         MissingInputError: no flag names the data, or the data is not there.
@@ -143,6 +143,13 @@ def open_source(config: SSDConfig, split: Split) -> DetectionSource:
     from gaudi_datasets.detection.sources import CocoSource, RecordSource
 
     data = config.data
+    if config.recipe.data is not None:
+        source: DetectionSource | None = getattr(open_found(config), split)
+        if source is None:
+            raise MissingInputError(
+                f"--data {config.recipe.data}: has no images of {split}", flag="--data", remedy="give --val_share"
+            )
+        return source
     if data.data_dir is not None:
         return RecordSource(data.data_dir, split)
     annotations, images = data.train_annotations, data.train_images

@@ -114,6 +114,11 @@ class DetectionEvaluator(Evaluator[Scored]):
         """Return the ground truth as a COCO document; to make it, all images are read."""
         return ground_truth(self._source)
 
+    def use_source(self, source: DetectionSource, split: str) -> None:
+        """Evaluate all images of another source of the same classes from now on."""
+        super().use_source(source, split)
+        self.__dict__.pop("_truth", None)
+
     def summarize(self, result: Scored) -> Score:
         """Return AP and the other metrics that are defined."""
         scores = result[0]
@@ -127,14 +132,14 @@ class DetectionEvaluator(Evaluator[Scored]):
         scores, detections = result
         model_dir = self._folder.folder
         write_json(model_dir / DETECTIONS, detections)
-        write_evaluation(model_dir / EVALUATION, scores, step=step)
+        write_evaluation(model_dir / EVALUATION, scores, step=step, split=self.split)
         images = TruthImages(self._source, self._truth, detections, self._max_boxes)
         drawn = images.draw_comparisons(model_dir / IMAGES, scores.images)
         image_ids = [image["id"] for image in self._truth["images"][: scores.images]]
         analysis, errors = analyse(self._truth, detections, image_ids)
         analysis["data"] |= {"name": self._source.name, "fingerprint": self._source.fingerprint}
         analysis["worst"] = images.draw_worst(model_dir / IMAGES, errors, analysis.get("threshold", DRAWN_SCORE))
-        write_analysis(model_dir, {"kind": "detection", "step": step, **analysis})
+        write_analysis(model_dir, {"kind": "detection", "step": step, "split": self.split, **analysis})
         worst = [model_dir / one["image"] for one in analysis["worst"]]
         self._folder.register_files(*drawn, *worst, model_dir / ANALYSIS)
         print_scores(scores)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from gaudi_apps.cli.launch import LaunchReport, share_batch
-from gaudi_apps.detection.config import COCO_CLASSES, COCO_TRAIN_IMAGES, SSDConfig
+from gaudi_apps.detection.config import COCO_CLASSES, COCO_TRAIN_IMAGES, SSDConfig, describe_found, open_found
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     CURRENT,
@@ -28,6 +28,17 @@ from gaudi_apps.training.plan import (
     list_plan,
     print_json,
     print_tables,
+)
+from gaudi_apps.training.recipe import (
+    NO_RECIPE,
+    Choice,
+    Host,
+    Length,
+    Recipe,
+    choose_average,
+    choose_evaluations,
+    choose_steps,
+    fit_evaluations,
 )
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_models.architectures import SSDArchitecture, measure_ssd
@@ -80,6 +91,76 @@ def make_plan(config: SSDConfig, num_images: int, workers: int = 1, version: int
     )
 
 
+PEAK_RATE, LONG_PEAK_RATE, LONG_STEPS, BATCH_OF_PEAK_RATE = 0.012, 0.016, 1000, 8
+EPOCHS, FEWEST_STEPS = 50, 800
+WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
+# Images a second that a processor trains on, with bf16 and without, and an accelerator, to plan with.
+ASSUMED_SPEEDS = (4.5, 2.5, 250.0)
+
+
+def choose_recipe(
+    config: SSDConfig, given: frozenset[str], workers: int, *, images: int, validates: bool, host: Host
+) -> Recipe:
+    """Choose the flags of a training by the size of the data and the machine.
+
+    The rates were found on BCCD, see configs/: .012 for 8 images a step, and .016 for a longer run. They grow with the
+    square root of the batch; other batches were not tried.
+
+    Args:
+        config: the flags, without a recipe.
+        given: names of those that the user gives.
+        workers: processes that train together.
+        images: to train on.
+        validates: whether there are images to validate on.
+        host: the machine.
+    """
+    wanted = 8 if host.device == "cpu" or images < 320 else 32
+    shared = workers if config.distribution.use_horovod else 1
+    own_batch = config.data.batch_size if "batch_size" in given else max(1, wanted // shared)
+    batch = share_batch(config.distribution, own_batch, workers)
+    per_epoch = math.ceil(images / batch)
+    speed = host.assume_speed(*ASSUMED_SPEEDS)
+    length = choose_steps(config, given, speed / batch, per_epoch, epochs=EPOCHS, fewest=FEWEST_STEPS)
+    steps = int(length.value)
+    peak = (LONG_PEAK_RATE if steps >= LONG_STEPS else PEAK_RATE) * math.sqrt(batch / BATCH_OF_PEAK_RATE)
+    base = round(peak * IMAGES_OF_BASE_RATE / batch, 6)
+    rising = choose_warmup(steps)
+    of_batch = "small batches make more steps of the same time"
+    if wanted > BATCH_OF_PEAK_RATE:
+        of_batch = f"for {images} images on {host.describe()}"
+    of_dtype = "bf16 is the faster one here" if host.has_bf16 else "this processor has no instructions for bf16"
+    choices = [
+        *([] if {"steps", "epochs"} & given else [length]),
+        Choice("batch_size", own_batch, of_batch),
+        Choice("dtype", "bf16" if host.has_bf16 else "fp32", of_dtype),
+        Choice("base_lr", base, f"a peak of {peak:.3g}, for {batch} images a step"),
+        Choice("lr_schedule", "cosine", "ends at 0 with the last step"),
+        *([] if "warmup_epochs" in given else [Choice("lr_warmup_steps", rising, _WARMUP_REASON)]),
+        Choice("ema_decay", choose_average(steps), f"averages the weights of {steps} steps"),
+        *choose_evaluations(given, steps, per_epoch, validates=validates),
+    ]
+    notes = () if config.weights.weights else (NO_WEIGHTS,)
+    return Recipe(tuple(choices), given, notes, config.recipe.minutes)
+
+
+_WARMUP_REASON = f"{WARMUP_SHARE:.0%} of the steps, {MOST_WARMUP_STEPS} at most"
+NO_WEIGHTS = (
+    "starts from random weights, from which a detector learns more slowly than from those of ImageNet; "
+    "`gaudi-datasets fetch weights resnet34` fetches these, and --weights takes them"
+)
+
+
+def fit_choices(length: Length, steps_per_epoch: int, reason: str) -> list[Choice]:
+    """Return the flags of a training whose length was fitted to a time, see `fit_evaluations`."""
+    warmup = Choice("lr_warmup_steps", choose_warmup(length.steps), _WARMUP_REASON)
+    return [*fit_evaluations(length, steps_per_epoch, reason), warmup]
+
+
+def choose_warmup(steps: int) -> int:
+    """Choose the steps of the warm-up."""
+    return max(1, min(MOST_WARMUP_STEPS, int(WARMUP_SHARE * steps)))
+
+
 def _make_piecewise(peak: float, warmup_steps: int, drop_steps: tuple[int, ...], version: int) -> schedules.Schedule:
     """Make the rate that rises to its peak and drops twice; a drop within the warm-up ends it."""
     after = schedules.piecewise_constant(peak, drop_steps, DROP_FACTORS[: len(drop_steps)])
@@ -115,6 +196,7 @@ def print_plan(
     launch: LaunchReport | None = None,
     console: Console | None = None,
     emphasis: Mapping[str, Any] | None = None,
+    recipe: Recipe = NO_RECIPE,
 ) -> None:
     """Print the plan of a configuration for some processes, as tables or (--json) as JSON.
 
@@ -124,6 +206,7 @@ def print_plan(
         launch: of them.
         console: to print to; standard output when None.
         emphasis: on rare classes, see `gaudi_apps.detection.data.describe_emphasis`.
+        recipe: what was chosen from the data and the machine.
     """
     training_set = describe_training_set(config, workers)
     emphasis = emphasis or {}
@@ -137,15 +220,20 @@ def print_plan(
         bytes_per_value=BYTES_PER_VALUE[config.device.dtype],
         weight_decay=config.schedule.weight_decay,
         architecture=SSDArchitecture(config.network.backbone, config.network.image_size),
+        checkpoint_minutes=config.report.save_checkpoints_minutes,
     )
     document |= {"rare_classes": dict(emphasis)} if emphasis else {}
     rows += list_emphasis(emphasis)
     if config.network.freeze == "backbone":
         rows.append(("frozen", "the backbone, with the statistics of its batch norms"))
+    lines: Sequence[str] = ()
+    if config.recipe.data is not None:
+        lines = describe_found(config)
+        document["found"] = list(lines)
     if config.run.json:
-        print_json(document, launch, console)
+        print_json(document | ({"recipe": recipe.as_json()} if recipe.choices else {}), launch, console)
     else:
-        print_tables(config.run.model_dir, rows, plan, launch, console)
+        print_tables(config.run.model_dir, rows, plan, launch, console, recipe=recipe, lines=lines)
 
 
 def describe_plan(
@@ -156,6 +244,7 @@ def describe_plan(
     bytes_per_value: int,
     weight_decay: float,
     architecture: SSDArchitecture | None = None,
+    checkpoint_minutes: float = 0.0,
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Return the plan of a detector as what `--json` prints, and as the rows of a table.
 
@@ -166,6 +255,7 @@ def describe_plan(
         bytes_per_value: of the values that the forward pass keeps.
         weight_decay: of all trainable variables.
         architecture: of the network; None: ResNet-34 at 300 pixels.
+        checkpoint_minutes: between two checkpoints, besides those by steps; 0: none.
 
     Returns:
         names as in Plan, with the data set, rates, disk (bytes) and memory (bytes); and the rows.
@@ -190,7 +280,7 @@ def describe_plan(
     rows = [("images", _format_share(training_set.images, training_set.images_found))]
     if training_set.boxes is not None:
         rows.append(("boxes", _format_share(training_set.boxes, training_set.boxes_found)))
-    rows += [("classes", f"{training_set.num_classes}"), *list_plan(plan, keep_checkpoints)]
+    rows += [("classes", f"{training_set.num_classes}"), *list_plan(plan, keep_checkpoints, checkpoint_minutes)]
     boxes = architecture.spec.num_boxes
     network = f"SSD, {architecture.backbone}, {architecture.image_size} pixels, {boxes} default boxes"
     return document, [*rows, ("network", network), ("optimizer", f"SGD, weight decay {weight_decay:g}"), *needs_rows]
@@ -224,6 +314,9 @@ def describe_training_set(config: SSDConfig, workers: int = 1) -> TrainingSet:
         DataError: the manifest or a record file is damaged.
     """
     data, given = config.data, config.data.num_examples_per_epoch
+    if config.recipe.data is not None:
+        found = open_found(config)
+        return TrainingSet(given or len(found.train), len(found.categories))
     if data.data_dir is not None and data.static:
         own = share_batch(config.distribution, data.batch_size, workers) // workers
         return _read_static(Path(data.data_dir) / "worker_0" / f"train-{own}.json", given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -22,6 +23,8 @@ Batch: TypeAlias = Mapping[str, Any]
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # by name, each with a row for each image
 Result = TypeVar("Result")
 
+MEASURED_BATCHES = 5  # with the first one, which is compiled
+
 
 class Evaluator(ABC, Generic[Result]):
     """Evaluate a task. A step is evaluated once, so that training can score its last step and then report it.
@@ -32,6 +35,9 @@ class Evaluator(ABC, Generic[Result]):
         folder: of the run, to write metrics and images into.
         communicator: of the processes that evaluate together.
         num_images: evaluate the first images only; None: all.
+
+    Attributes:
+        split: name of the images, in what is written.
 
     Raises:
         ConfigurationError: the data of the ranks differs.
@@ -52,10 +58,40 @@ class Evaluator(ABC, Generic[Result]):
         self._network: tuple[Any, Any] | None = None  # a task, and what is made of its model
         self._latest: tuple[int, Result | None] | None = None
         self._begin: Callable[[str], None] = lambda phase: None
+        self.split = "val"
 
     def watch(self, begin: Callable[[str], None]) -> None:
         """Call a function at the beginning of each phase: "evaluation" for each batch, then "scoring"."""
         self._begin = begin
+
+    @property
+    def num_images(self) -> int:
+        """Return the number of images that are evaluated."""
+        return self._total
+
+    def use_source(self, source: Any, split: str) -> None:
+        """Evaluate all images of another source of the same classes from now on, and name its split in what is written.
+
+        Raises:
+            ConfigurationError: the data of the ranks differs.
+        """
+        verify_consistent(self._communicator, {f"{split} data": source.fingerprint})
+        self._source, self._total, self._latest, self.split = source, len(source), None, split
+
+    def measure(self, task: Any) -> float:
+        """Measure the seconds that the network needs for an image of all ranks, once it is compiled."""
+        if self._network is None or self._network[0] is not task:
+            self._network = task, self.open_network(task.model)
+        per_step = self._options.batch_size * self._options.size
+        times = []
+        for batch in self.read_batches(min(MEASURED_BATCHES * per_step, self._total)):
+            self._begin("evaluation")
+            self.predict(self._network[1], batch)
+            times.append(time.monotonic())
+        if len(times) == 1:  # which was compiled meanwhile
+            self.predict(self._network[1], batch)
+            times.append(time.monotonic())
+        return (times[-1] - times[0]) / (len(times) - 1) / per_step
 
     def score(self, task: Any, step: int) -> Score:
         """Evaluate a task after a step, with the average of its weights if one is kept.

@@ -96,6 +96,8 @@ class RunSettings:
         steps_per_call: steps that are computed in one call.
         callbacks: import paths of the user's callbacks, see `gaudi_apps.training.callbacks.load_callbacks`.
         log_to: trackers to log to, see `gaudi_apps.training.loggers`.
+        minutes: that the length of training is fitted to; 0: it follows from steps or epochs.
+        reports_best: whether the report at the end is of the best checkpoint, and of the test images if there are any.
         distribution: this process among those that train together.
     """
 
@@ -119,6 +121,8 @@ class RunSettings:
     steps_per_call: int = 1
     callbacks: tuple[str, ...] = ()
     log_to: tuple[str, ...] = ()
+    minutes: float = 0.0
+    reports_best: bool = False
     distribution: Distribution = field(default_factory=Distribution)
 
 

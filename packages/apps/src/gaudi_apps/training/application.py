@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder
 from gaudi_apps.training.plan import CURRENT
+from gaudi_apps.training.recipe import NO_RECIPE, RECIPE, Length, Recipe
 from gaudi_datasets.errors import MissingInputError
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ class Application(ABC):
         folders: the same of folders.
         config: the dataclass of its flags, validated.
         settings: what the machinery has to know of them.
-        recipe_version: which recipe is followed, see `gaudi_apps.training.plan`.
+        recipe_version: version of the rules that are followed, see `gaudi_apps.training.plan`.
+        recipe: what some of the flags follow from.
         framework: what computes.
     """
 
@@ -105,6 +107,7 @@ class Application(ABC):
     config: ProgramConfig
     settings: RunSettings
     recipe_version: int = CURRENT
+    recipe: Recipe = NO_RECIPE
 
     def use_version(self, version: int) -> None:
         """Plan and train by a version of the rules."""
@@ -149,6 +152,22 @@ class Application(ABC):
 
     def find_data(self, mode: str) -> None:  # noqa: B027 - most programs have nothing to add
         """Find the split that a mode needs in the folders that flags name; see `find_inputs`."""
+
+    def describe_data(self) -> tuple[str, ...]:
+        """Return lines for the user about the data, once it is open."""
+        return ()
+
+    def list_documents(self) -> dict[str, Any]:
+        """Return what a run is to keep of its beginning: JSON values by the name of the file."""
+        return {RECIPE: self.recipe.to_document()} if self.recipe.choices else {}
+
+    def fit(self, length: Length, steps_per_epoch: int, reason: str) -> None:
+        """Set the length of training, which was fitted to a time, and what follows from it; with --minutes only."""
+        raise NotImplementedError(f"{type(self).__name__} has no --minutes")
+
+    def open_test_source(self) -> Any | None:
+        """Open images that the result of a training is reported on, in place of those of validation; None: none."""
+        return None
 
     @property
     def resolved_config(self) -> ProgramConfig:

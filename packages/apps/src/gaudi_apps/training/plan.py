@@ -18,6 +18,7 @@ from gaudi_ops.schedules import Schedule
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.launch import LaunchReport
+    from gaudi_apps.training.recipe import Recipe
     from gaudi_apps.training.run_dir import RunFolder
 
 
@@ -253,13 +254,22 @@ def print_tables(
     plan: Plan,
     launch: LaunchReport | None = None,
     console: Console | None = None,
+    *,
+    recipe: Recipe | None = None,
+    lines: Iterable[str] = (),
 ) -> None:
-    """Print a table of a run, its learning rate, the warnings, and the processes to start."""
+    """Print lines about the data, a table of a run, its recipe and learning rate, the warnings, and the processes."""
     console = console or make_console()
+    for line in lines:
+        console.print(line, markup=False)
     table = Table(title=f"Plan of {model_dir}", title_justify="left", show_header=False, box=None)
     for name, text in rows:
         table.add_row(name, text)
     console.print(table)
+    if recipe is not None and recipe.choices:
+        console.print(_tabulate_recipe(recipe))
+        for note in recipe.notes:
+            console.print(note, markup=False)
     console.print(_tabulate_rates(plan))
     for warning in plan.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
@@ -272,7 +282,7 @@ def make_console() -> Console:
     return Console(highlight=False, soft_wrap=True)
 
 
-def list_plan(plan: Plan, keep_checkpoints: int) -> Iterator[tuple[str, str]]:
+def list_plan(plan: Plan, keep_checkpoints: int, checkpoint_minutes: float = 0.0) -> Iterator[tuple[str, str]]:
     """Yield the rows of a plan's table."""
     shares = f", {plan.own_batch} on each of {plan.workers} processes" if plan.workers > 1 else ""
     yield "batch", f"{plan.global_batch}{shares}"
@@ -283,7 +293,19 @@ def list_plan(plan: Plan, keep_checkpoints: int) -> Iterator[tuple[str, str]]:
     if plan.lr_schedule == "piecewise":
         yield "drops", " and ".join(f"{step}" for step in plan.drop_steps)
     kept = plan.count_checkpoints(keep_checkpoints)
-    yield "checkpoints", f"every {plan.checkpoint_steps} steps, {kept} kept"
+    by_minutes = f" and every {checkpoint_minutes:g} minutes" if checkpoint_minutes else ""
+    yield "checkpoints", f"every {plan.checkpoint_steps} steps{by_minutes}, {kept} kept"
+    if plan.evaluation_steps and checkpoint_minutes:
+        yield "evaluations", f"every {plan.evaluation_steps} steps, the best checkpoint is kept"
+
+
+def _tabulate_recipe(recipe: Recipe) -> Table:
+    table = Table(title="Recipe auto", title_justify="left")
+    for heading in ("flag", "value", "reason"):
+        table.add_column(heading)
+    for row in recipe.list_rows():
+        table.add_row(*row)
+    return table
 
 
 def _tabulate_rates(plan: Plan) -> Table:

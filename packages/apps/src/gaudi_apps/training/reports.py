@@ -380,26 +380,38 @@ class SummaryWriter:
 Values = NDArray[np.float64]
 
 LOSSES = (("loss", "C0"), ("class_loss", "C1"), ("box_loss", "C2"))
+LOW_SCORE = 0.15  # below it, a label under a point would be outside
+SCORES = (("AP", "AP", "C0"), ("AP50", "AP50", "C1"), ("top_1", "top-1", "C0"), ("top_5", "top-5", "C1"))
 
 
-def plot_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str = "") -> None:
-    """Write a PNG of loss and learning rate by step.
+def plot_curves(
+    rows: Sequence[Mapping[str, float]],
+    path: Path,
+    *,
+    evaluations: Sequence[Mapping[str, float]] = (),
+    title: str = "",
+) -> None:
+    """Write a PNG of loss, scores and learning rate by step.
 
     Args:
         rows: from `read_history`: `step`, and any of `loss`, `class_loss`, `box_loss`, `learning_rate`; a scalar that
             a row lacks, or that is not finite, leaves a gap.
         path: the PNG to write.
+        evaluations: from `read_history`: `step`, and any of `AP`, `AP50`, `top_1`, `top_5`. Without any, no scores
+            are drawn.
         title: stands above the curves.
     """
     # Imported here: it takes a second, and of several ranks one draws.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 6), dpi=120)
+    has_scores = any(name in row for row in evaluations for name, _, _ in SCORES)
+    ratios = (3, 2, 1) if has_scores else (3, 1)
+    figure = Figure(figsize=(9, 1.5 * sum(ratios)), dpi=120)
     FigureCanvasAgg(figure)
     # Fixed margins: a layout that measures its labels draws the figure twice.
-    figure.subplots_adjust(left=0.1, right=0.985, bottom=0.085, top=0.945, hspace=0.13)
-    losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    figure.subplots_adjust(left=0.1, right=0.985, bottom=0.51 / figure.get_figheight(), top=0.945, hspace=0.13)
+    losses, *others, rate = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
     losses.set_title(title or "training")
     for name, colour in LOSSES:
         _draw_smoothed(losses, _column(rows, "step"), _column(rows, name), name.replace("_", " "), colour)
@@ -407,15 +419,36 @@ def plot_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str =
     losses.set_ylim(bottom=0)
     if losses.get_legend_handles_labels()[0]:
         losses.legend(frameon=False)
+    for axes in others:
+        _draw_scores(axes, evaluations)
     rate.plot(_column(rows, "step"), _column(rows, "learning_rate"), color="C3")
     rate.set_ylabel("learning rate")
     rate.set_ylim(bottom=0)
     rate.set_xlabel("step")
-    for axes in (losses, rate):
+    for axes in (losses, *others, rate):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     with write_atomically(path) as temporary:
         figure.savefig(temporary, format="png")
+
+
+def _draw_scores(axes: Axes, evaluations: Sequence[Mapping[str, float]]) -> None:
+    """Draw the scores of each evaluation, and mark the best one, which training keeps."""
+    steps = _column(evaluations, "step")
+    drawn = []
+    for name, label, colour in SCORES:
+        values = _column(evaluations, name)
+        if np.isfinite(values).any():
+            axes.plot(steps, values, color=colour, marker="o", markersize=4, label=label)
+            drawn.append(values)
+    best = int(np.nanargmax(drawn[0]))
+    axes.plot(steps[best], drawn[0][best], color="C3", marker="*", markersize=12, linestyle="", label="best")
+    place = (steps[best], drawn[0][best])
+    below_or_above = (0, -16 if place[1] > LOW_SCORE else 8)
+    axes.annotate(f"{place[1]:.3f}", place, below_or_above, textcoords="offset points", ha="center")
+    axes.set_ylabel("validation")
+    axes.set_ylim(0, 1)
+    axes.legend(frameon=False, loc="lower right")
 
 
 def smooth(values: Values, window: int) -> Values:

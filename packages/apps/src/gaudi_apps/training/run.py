@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +40,7 @@ from gaudi_apps.training.checkpoint import (
 )
 from gaudi_apps.training.loggers import RunLogger, log_score, open_loggers
 from gaudi_apps.training.plan import Plan, version_setting
+from gaudi_apps.training.recipe import SCORING_SECONDS, STARTED, Length, Speed, fit_length
 from gaudi_apps.training.reports import History, ProgressBar, RunLog, TensorBoard, plot_curves, read_history
 from gaudi_apps.training.run_dir import ANALYSIS, REPORT, RUN_LOG, describe_data, describe_data_change
 from gaudi_apps.training.trainer import Callback, Score, TrainableTask, Trainer, TrainingData, require_finite
@@ -93,7 +95,8 @@ def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Ite
         finally:
             session.register_logs()
         if session.is_root:
-            plot_curves(read_history(session.model_dir / HISTORY), session.model_dir / CURVES)
+            history, evaluations = (read_history(session.model_dir / name) for name in (HISTORY, EVALUATIONS))
+            plot_curves(history, session.model_dir / CURVES, evaluations=evaluations)
         # A signal may come to some ranks only, and all of them have to end alike.
         names = [name.decode() for name in communicator.gather(stop.name.encode())]
         asked = (name + f" to rank {rank}" * (len(names) > 1) for rank, name in enumerate(names) if name)
@@ -104,7 +107,7 @@ def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Ite
                 f"stopped by {name} after step {trainer.step}, which is saved", remedy=f"{command} continues"
             )
     if evaluator is not None and run.reports_scores:
-        log_score(loggers, trainer.step, evaluator.report(trainer.task, trainer.step))
+        log_score(loggers, *_report_scores(session, trainer, evaluator))
     _report(session)
     session.reporter.at(trainer.step, "export")
     if session.is_root:
@@ -136,6 +139,8 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     app, run, communicator = session.app, session.settings, session.communicator
     callbacks = load_callbacks(run.callbacks)
     data = app.open_training_data()
+    for line in app.describe_data():
+        print(line)
     session.choose_version()
     plan = app.make_plan(data.num_images)
     session.require_equal_start(data.fingerprint)
@@ -152,6 +157,10 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     evaluator = app.open_evaluator(session.folder, model_config, communicator) if run.evaluates else None
     if evaluator is not None:
         evaluator.watch(session.reporter.begin)
+    if run.minutes and not app.recipe.is_fitted:
+        _fit_to_time(session, task, data, evaluator, run.minutes)
+        plan = app.make_plan(data.num_images)
+        settings = list_run_settings(app, data, plan)
     trainer = Trainer(
         task,
         data,
@@ -189,6 +198,102 @@ def _validate_folder(session: Session, data: TrainingData, settings: dict[str, A
                 remedy=f"begin a run from its weights by --weights {session.model_dir} and another --model_dir",
             ) from None
         raise
+
+
+def _report_scores(session: Session, trainer: Trainer, evaluator: Evaluator[Any]) -> tuple[int, Score]:
+    """Report the newest network, or with --data the best one so far, on the test images if there are any.
+
+    Returns:
+        the step of that network, and its score.
+    """
+    step, task, found = trainer.step, trainer.task, list[Checkpoint]()
+
+    def load_best() -> int:
+        if steps := session.best.steps():
+            found.append(load_checkpoint(session.best.path(steps[-1])))
+            task.write_state(found[0].tensors)
+        return found[0].step if found else step
+
+    if session.settings.reports_best:
+        step = broadcast_from_rank0(session.communicator, load_best)
+        share_state(session.communicator, task)
+        _use_test_images(session, evaluator)
+        print(f"report of step {step} on {evaluator.num_images} images of {evaluator.split}")
+    return step, evaluator.report(task, step)
+
+
+def _use_test_images(session: Session, evaluator: Evaluator[Any]) -> None:
+    """Evaluate the test images of --data from now on, if there are any."""
+    test = session.app.open_test_source()
+    if test is not None:
+        evaluator.use_source(test, "test")
+
+
+MEASURED_STEPS = (4, 40)  # at least and at most, after the first one
+MEASURED_SECONDS = 12.0
+
+
+def _fit_to_time(
+    session: Session, task: TrainableTask, data: TrainingData, evaluator: Evaluator[Any] | None, minutes: float
+) -> None:
+    """Measure the first steps, fit the length of the training to a time, and set the flags; all ranks together.
+
+    The network has the weights of before afterwards, so the run is the same as with this number of steps given. The
+    clock runs since the program began. Rank 0 decides.
+
+    Args:
+        session: its application gets the flags.
+        task: the network.
+        data: is trained on.
+        evaluator: of the validation images, if they are evaluated.
+        minutes: from the start of the program to its end.
+
+    Raises:
+        FlagError: the time is too short for a step.
+    """
+    app = session.app
+    plan, recipe = app.make_plan(data.num_images), app.recipe
+    print(f"measuring the first steps, to fit the training into {minutes:g} minutes")
+    state = task.read_state()
+    step = _measure_steps(session, task, data, minutes)
+    per_image = 0.0 if evaluator is None else evaluator.measure(task)
+    task.write_state(state)
+    evaluation = 0.0 if evaluator is None else per_image * evaluator.num_images + SCORING_SECONDS
+    test = app.open_test_source()
+    report = 0.0 if not plan.evaluation_steps else evaluation
+    if test is not None and evaluator is not None:
+        report = per_image * len(test) + SCORING_SECONDS
+    every = None if recipe.chooses("eval_epochs") else plan.evaluation_steps
+    if not plan.evaluation_steps:
+        report, evaluation = max(report, evaluation), 0.0
+
+    def decide() -> list[float]:
+        left = minutes * 60 - (time.monotonic() - STARTED)
+        length = fit_length(left, Speed(step, evaluation, report), plan.steps_per_epoch, every)
+        return [*length, plan.global_batch / step]
+
+    steps, evaluation_steps, speed = broadcast_from_rank0(session.communicator, decide)
+    app.fit(Length(int(steps), int(evaluation_steps)), plan.steps_per_epoch, f"{speed:.3g} images/s were measured")
+    shown = f", evaluated every {int(evaluation_steps)}" if evaluation_steps else ""
+    print(f"{speed:.3g} images/s: {int(steps)} steps{shown}")
+
+
+def _measure_steps(session: Session, task: TrainableTask, data: TrainingData, minutes: float) -> float:
+    """Return the seconds of a training step, without those of the first one, which is compiled."""
+    plan = session.app.make_plan(data.num_images)
+    batches, fewest, most = data.batches(0), *MEASURED_STEPS
+    limit = min(MEASURED_SECONDS, 0.05 * minutes * 60)
+    began, steps = 0.0, 0
+    while True:
+        session.reporter.at(0, "step")
+        scalars = task.train_step(next(batches), plan.learning_rate(0))
+        float(scalars["loss"])  # waits for the device
+        now = time.monotonic()
+        began, steps = (began, steps + 1) if began else (now, 0)
+        seconds = now - began
+        is_enough = steps >= most or (steps >= fewest and seconds >= limit)
+        if broadcast_from_rank0(session.communicator, partial(bool, is_enough)):
+            return seconds / steps
 
 
 def _load_or_initialize(
@@ -274,6 +379,13 @@ def _begin_folder(session: Session, trainer: Trainer) -> None:
         if name not in left_out
     }
     (session.model_dir / CONFIG).write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
+    documents = [(session.model_dir / name, content) for name, content in session.app.list_documents().items()]
+    for path, content in documents:
+        write_json(path, content)
+    session.folder.register_files(*(path for path, _ in documents))
+    recipe = session.app.recipe
+    for text in (recipe.describe(), *recipe.notes) if recipe.choices else ():
+        print(text)
     for text in trainer.plan.warnings:
         warn(text)
 
@@ -396,5 +508,6 @@ def _evaluate_checkpoint(session: Session, load: Callable[[], Checkpoint]) -> tu
     restored = session.restore_together(load)
     print(f"step {restored.step}")
     evaluator = session.app.open_evaluator(session.folder, restored.model_config, session.communicator)
+    _use_test_images(session, evaluator)
     evaluator.watch(session.reporter.begin)
     return restored.step, evaluator.report(restored.task, restored.step)

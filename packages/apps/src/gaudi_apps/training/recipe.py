@@ -1,0 +1,345 @@
+"""Choose the flags of a training from its data and its machine, and fit its length to a time.
+
+A recipe is a list of flags with values and reasons. They stand in front of the command line, so a flag that the user
+gives wins. A run keeps its recipe in ``recipe.json``, and goes on by it on any machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from gaudi_apps.runtime.errors import RunChangedError
+from gaudi_datasets.errors import DataError, FlagError
+
+RECIPE, SPLIT = "recipe.json", "split.json"
+FORMAT, VERSION = "gaudi-apps recipe", 1
+
+# The process began a moment before: the command line imports this module first of all that takes time.
+STARTED = time.monotonic()
+
+Value: TypeAlias = bool | int | float | str
+
+
+class Choice(NamedTuple):
+    """A flag, the value that the recipe gives it, and the reason in a few words."""
+
+    flag: str
+    value: Value
+    reason: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The flags that follow from data and machine.
+
+    Attributes:
+        choices: in the order in which they are shown.
+        given: names of the flags that the user gives, which win.
+        notes: lines for the user: what is missing, and what it would bring.
+        minutes: that the length was fitted to, or is to be; 0: the length does not follow from a time.
+        is_fitted: the length was fitted on the machine that the run began on.
+    """
+
+    choices: tuple[Choice, ...] = ()
+    given: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    minutes: float = 0.0
+    is_fitted: bool = False
+
+    @property
+    def effective(self) -> tuple[Choice, ...]:
+        """Return the choices that the user does not replace."""
+        return tuple(choice for choice in self.choices if choice.flag not in self.given)
+
+    def to_arguments(self) -> list[str]:
+        """Return the effective choices as a command line."""
+        words = []
+        for flag, value, _ in self.effective:
+            words.append((f"--{flag}" if value else f"--no_{flag}") if isinstance(value, bool) else f"--{flag}={value}")
+        return words
+
+    def replace_values(self, fitted: Sequence[Choice]) -> Recipe:
+        """Return the recipe of a run whose length was fitted.
+
+        Args:
+            fitted: the number of steps, and then what follows from it; this is used only where the recipe had chosen
+                it before.
+        """
+        steps, *others = fitted
+        by_flag = {choice.flag: choice for choice in others}
+        kept = tuple(by_flag.get(choice.flag, choice) for choice in self.choices if choice.flag != steps.flag)
+        return replace(self, choices=(steps, *kept), is_fitted=True)
+
+    def chooses(self, flag: str) -> bool:
+        """Return whether a flag has the value of the recipe."""
+        return any(choice.flag == flag for choice in self.effective)
+
+    def list_rows(self) -> list[tuple[str, str, str]]:
+        """Return flag, value and reason of each choice; a flag that the user gives has no value here."""
+        return [
+            (flag, "as given" if flag in self.given else format_value(value), reason)
+            for flag, value, reason in self.choices
+        ]
+
+    def as_json(self) -> list[dict[str, Value]]:
+        """Return the effective choices as JSON values."""
+        return [choice._asdict() for choice in self.effective]
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the content of ``recipe.json``; `read_recipe` reads it."""
+        document = asdict(self) | {"choices": [choice._asdict() for choice in self.choices]}
+        del document["given"], document["notes"]
+        return {"format": FORMAT, "version": VERSION, **document}
+
+    def describe(self) -> str:
+        """Describe the effective choices in a line."""
+        listed = ", ".join(f"{flag} {format_value(value)}" for flag, value, _ in self.effective)
+        return f"recipe auto: {listed}; --mode plan gives the reasons"
+
+
+NO_RECIPE = Recipe()
+
+
+def format_value(value: Value) -> str:
+    """Format the value of a flag for a table."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:.6g}" if isinstance(value, float) else f"{value}"
+
+
+def read_recipe(model_dir: Path, given: Collection[str], minutes: float | None) -> Recipe | None:
+    """Read the recipe of the run in a folder.
+
+    Args:
+        model_dir: folder of the run.
+        given: names of the flags that the user gives.
+        minutes: that the user gives for the length; 0: none; None: nothing is trained.
+
+    Returns:
+        None where there is no run, or where it has no recipe.
+
+    Raises:
+        DataError: the file is damaged.
+        RunChangedError: the length of the run was fitted to another time.
+    """
+    path = model_dir / RECIPE
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format"] != FORMAT or document["version"] != VERSION:
+            raise ValueError(f"format {document['format']!r}, version {document['version']!r}")
+        choices = tuple(_parse_choice(entry) for entry in document["choices"])
+        recipe = Recipe(choices, frozenset(given), (), float(document["minutes"]), bool(document["is_fitted"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"is no recipe of a run ({error})", path=path, remedy="give another --model_dir") from None
+    if minutes is not None and recipe.minutes != minutes:
+        raise RunChangedError(
+            f"the length of the run there was fitted to {recipe.minutes:g} minutes, not {minutes:g}",
+            path=path,
+            field="minutes",
+            remedy="give the same --minutes, another --model_dir, or --clean to start over",
+        )
+    return recipe
+
+
+def _parse_choice(entry: Mapping[str, Any]) -> Choice:
+    choice = Choice(entry["flag"], entry["value"], entry["reason"])
+    if not (isinstance(choice.flag, str) and choice.flag.isidentifier() and isinstance(choice.reason, str)):
+        raise ValueError(f"{choice.flag!r} is no flag")
+    if not isinstance(choice.value, (bool, int, float, str)):
+        raise ValueError(f"{choice.flag} has no value")
+    return choice
+
+
+SHARE_OF_EVALUATION = 0.1  # of the time, at most
+MOST_EVALUATIONS = 10
+SCORING_SECONDS = 1.0  # of an evaluation, besides the network
+END_SECONDS = 8.0  # the last checkpoint, curves, drawn images
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Speed of a machine, in seconds.
+
+    Attributes:
+        step: a training step.
+        evaluation: an evaluation during training.
+        report: the evaluation after it.
+    """
+
+    step: float
+    evaluation: float
+    report: float
+
+
+class Length(NamedTuple):
+    """Steps of a training, and steps between two of its evaluations; 0: none."""
+
+    steps: int
+    evaluation_steps: int
+
+
+def fit_length(seconds: float, speed: Speed, steps_per_epoch: int, evaluation_steps: int | None = None) -> Length:
+    """Fit the length of a training to the time that is left.
+
+    The last evaluation comes after the last step. There are as many as fit into a tenth of the time, at most 10 and at
+    most one for each epoch, and one in any case.
+
+    Args:
+        seconds: that are left.
+        speed: of the machine.
+        steps_per_epoch: of the training.
+        evaluation_steps: steps between two evaluations, if they are given; 0: none but the report.
+
+    Raises:
+        FlagError: not even one step fits.
+    """
+    left = seconds - speed.report - END_SECONDS
+    if evaluation_steps is not None:
+        share = speed.evaluation / evaluation_steps if evaluation_steps else 0.0
+        steps = int((left - speed.evaluation * bool(evaluation_steps)) / (speed.step + share))
+        evaluations = 0
+    else:
+        evaluations = 0
+        if speed.evaluation:
+            evaluations = max(1, min(MOST_EVALUATIONS, int(SHARE_OF_EVALUATION * left / speed.evaluation)))
+            epochs = (left - evaluations * speed.evaluation) / speed.step / steps_per_epoch
+            evaluations = max(1, min(evaluations, int(epochs)))
+        steps = int((left - evaluations * speed.evaluation) / speed.step)
+    if steps < 1:
+        needed = math.ceil(speed.step + speed.evaluation + speed.report + END_SECONDS)
+        raise FlagError(
+            f"--minutes: {max(0.0, seconds):.0f} s are left after the start, and a step with its evaluation needs "
+            f"{needed} s",
+            flag="--minutes",
+            remedy="give more minutes",
+        )
+    return Length(steps, -(-steps // evaluations) if evaluations else evaluation_steps or 0)
+
+
+@dataclass(frozen=True)
+class Host:
+    """The machine as far as a recipe depends on it.
+
+    Attributes:
+        device: `"cpu"`, `"gpu"` or `"hpu"`.
+        processors: that the program may use.
+        has_bf16: whether the device computes bf16 faster than fp32.
+    """
+
+    device: str
+    processors: int
+    has_bf16: bool
+
+    def describe(self) -> str:
+        """Describe the machine in a few words."""
+        return f"{self.processors} processors" if self.device == "cpu" else f"a {self.device}"
+
+    def assume_speed(self, of_processor: float, of_processor_fp32: float, of_accelerator: float) -> float:
+        """Return the images a second to plan with, of a number for each kind of machine."""
+        if self.device != "cpu":
+            return of_accelerator
+        return self.processors * (of_processor if self.has_bf16 else of_processor_fp32)
+
+
+def find_host(flags: Any) -> Host:
+    """Find the machine by the flags of the group `device` of a program in TensorFlow.
+
+    Raises:
+        DeviceError: the device that was asked for is not there.
+    """
+    # Imported here, for programs without a recipe need none of it.
+    from gaudi_distributed import choose_device
+    from gaudi_distributed.devices.machine import Machine, count_processors, gather_processor
+
+    device = choose_device(flags.device, use_hpu=not flags.no_hpu)
+    processors = min(count_processors(), flags.max_cpus or count_processors())
+    instructions = gather_processor(Machine(), os.sched_getaffinity(0)).flags
+    has_bf16 = device != "cpu" or bool({"amx_bf16", "avx512_bf16"} & instructions)
+    return Host(device, processors, has_bf16)
+
+
+START_SECONDS = 60.0  # until the first step is compiled and measured, about
+EVALUATIONS = 8
+
+
+def choose_steps(
+    config: Any, given: Collection[str], steps_per_second: float, per_epoch: int, *, epochs: int, fewest: int
+) -> Choice:
+    """Choose the number of steps: the given one, what is likely to fit into the given minutes, or by epochs.
+
+    Args:
+        config: the flags, without a recipe.
+        given: names of those that the user gives.
+        steps_per_second: of the machine, about.
+        per_epoch: steps of an epoch.
+        epochs: of a training whose length is not given.
+        fewest: steps of such a training, if the epochs are fewer.
+    """
+    if config.recipe.minutes:
+        seconds = max(0.0, config.recipe.minutes * 60 - START_SECONDS) * (1 - SHARE_OF_EVALUATION)
+        reason = f"about, for {config.recipe.minutes:g} minutes; the first steps are measured, and say how many"
+        return Choice("steps", max(1, int(seconds * steps_per_second)), reason)
+    if "steps" in given and config.run.steps:
+        return Choice("steps", config.run.steps, "as given")
+    if "epochs" in given:
+        return Choice("steps", max(1, int(config.run.epochs * per_epoch)), "as given")
+    steps = max(fewest, epochs * per_epoch)
+    return Choice("steps", steps, f"{steps / per_epoch:.3g} epochs, {epochs} or {fewest} steps at least")
+
+
+def choose_evaluations(given: Collection[str], steps: int, per_epoch: int, *, validates: bool) -> Iterator[Choice]:
+    """Choose when to evaluate and to save.
+
+    Args:
+        given: names of the flags that the user gives.
+        steps: of the training.
+        per_epoch: steps of an epoch.
+        validates: whether there are images to validate on.
+    """
+    if validates:
+        every = max(per_epoch, -(-steps // EVALUATIONS))
+        reason = f"{-(-steps // every)} evaluations, the best checkpoint is kept"
+        yield Choice("eval_epochs", count_epochs(every, per_epoch), reason)
+    else:
+        yield Choice("no_evaluate", True, "there are no images to validate on")
+    if "save_checkpoints_epochs" not in given:
+        yield Choice("save_checkpoints_steps", steps, "at the end")
+    yield Choice("save_checkpoints_minutes", 10.0, "what a crash costs at most")
+    yield Choice("keep_ckpt_max", 2, "besides the best one")
+
+
+def fit_evaluations(length: Length, per_epoch: int, reason: str) -> Iterator[Choice]:
+    """Return the flags of a training whose length was fitted to a time, first the number of steps.
+
+    Args:
+        length: of the training.
+        per_epoch: steps of an epoch.
+        reason: of the length.
+    """
+    yield Choice("steps", length.steps, reason)
+    yield Choice("save_checkpoints_steps", length.steps, "at the end")
+    if length.evaluation_steps:
+        every = count_epochs(length.evaluation_steps, per_epoch)
+        yield Choice("eval_epochs", every, "a tenth of the time at most, the best checkpoint is kept")
+
+
+def count_epochs(steps: int, steps_per_epoch: int) -> float:
+    """Return the epochs that become these steps where a fraction of a step is cut off."""
+    return round((steps + 1e-3) / steps_per_epoch, 9)
+
+
+def choose_average(steps: int) -> float:
+    """Choose the decay of the average of the weights, which remembers about a third of a run at most."""
+    return next((decay for limit, decay in AVERAGES if steps < limit), AVERAGES[-1][1])
+
+
+AVERAGES = ((400, 0.99), (1000, 0.995), (5000, 0.998), (50000, 0.9995), (0, 0.9998))

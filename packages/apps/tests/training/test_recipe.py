@@ -1,0 +1,289 @@
+"""Recipes: flags that follow from data and machine, and the length that follows from a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_apps import resnet_train, ssd_train
+from gaudi_apps.cli.flag_rules import find_rules, list_flags, replace_flags
+from gaudi_apps.detection.config import SSDConfig
+from gaudi_apps.detection.plan import choose_recipe, make_plan
+from gaudi_apps.runtime.errors import RunChangedError
+from gaudi_apps.training.plan import count_steps
+from gaudi_apps.training.recipe import (
+    END_SECONDS,
+    MOST_EVALUATIONS,
+    Choice,
+    Host,
+    Recipe,
+    Speed,
+    choose_average,
+    count_epochs,
+    fit_length,
+    read_recipe,
+)
+from gaudi_datasets.errors import DataError, FlagError, MissingInputError
+
+CPU = Host("cpu", 2, has_bf16=True)
+SECONDS = st.floats(0.01, 100)
+
+
+@given(st.floats(60, 36000), SECONDS, st.floats(0.1, 100), st.floats(0, 100), st.integers(1, 500))
+def test_a_fitted_training_ends_in_time(
+    seconds: float, step: float, evaluation: float, report: float, per_epoch: int
+) -> None:
+    if seconds < step + evaluation + report + END_SECONDS + 1:
+        return
+    steps, every = fit_length(seconds, Speed(step, evaluation, report), per_epoch)
+    evaluations = -(-steps // every)
+    needed = steps * step + evaluations * evaluation + report + END_SECONDS
+    assert 1 <= evaluations <= MOST_EVALUATIONS
+    assert needed <= seconds + 1e-6
+    assert needed > seconds - step - MOST_EVALUATIONS * evaluation
+
+
+def test_evaluations_take_a_tenth_of_the_time_and_not_more_than_one_an_epoch() -> None:
+    assert fit_length(608, Speed(1.0, 6.0, 0.0), 10) == (540, 54)
+    assert fit_length(608, Speed(1.0, 30.0, 0.0), 10) == (540, 270)
+    assert fit_length(608, Speed(1.0, 6.0, 0.0), 200) == (588, 294)
+    assert fit_length(608, Speed(1.0, 0.0, 60.0), 10) == (540, 0)
+
+
+def test_evaluations_at_given_steps_are_reckoned_with() -> None:
+    assert fit_length(608, Speed(1.0, 10.0, 0.0), 10, evaluation_steps=20) == (393, 20)
+    assert fit_length(608, Speed(1.0, 10.0, 20.0), 10, evaluation_steps=0) == (580, 0)
+
+
+def test_a_time_without_room_for_a_step_is_an_error_of_the_flag() -> None:
+    with pytest.raises(FlagError) as caught:
+        fit_length(9, Speed(2.0, 1.0, 1.0), 10)
+    assert (caught.value.flag, caught.value.exit_status) == ("--minutes", 64)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**5))
+def test_epochs_become_the_steps_that_they_stand_for(steps: int, per_epoch: int) -> None:
+    assert count_steps(count_epochs(steps, per_epoch), per_epoch) == steps
+
+
+def test_averages_remember_more_of_longer_runs() -> None:
+    decays = [choose_average(steps) for steps in (10, 560, 1200, 20000, 10**6)]
+    assert decays == [0.99, 0.995, 0.998, 0.9995, 0.9998]
+
+
+def choose(*given_flags: str, images: int = 205, host: Host = CPU, validates: bool = True, **flags: Any) -> Recipe:
+    config = replace_flags(SSDConfig(), {"data": "cells", **flags})
+    return choose_recipe(config, frozenset(given_flags), 1, images=images, validates=validates, host=host)
+
+
+def test_a_detector_of_few_images_on_processors() -> None:
+    values = {flag: value for flag, value, _ in choose(minutes=10.0).choices}
+    assert values["steps"] == 546
+    assert (values["batch_size"], values["base_lr"], values["lr_warmup_steps"]) == (8, 0.048, 98)
+    assert (values["lr_schedule"], values["ema_decay"], values["dtype"]) == ("cosine", 0.995, "bf16")
+    assert (values["save_checkpoints_minutes"], values["save_checkpoints_steps"]) == (10.0, 546)
+    config = replace_flags(SSDConfig(), values)
+    plan = make_plan(config, 205)
+    assert (plan.total_steps, plan.warmup_steps, plan.evaluation_steps) == (546, 98, 69)
+    assert plan.peak_learning_rate == pytest.approx(0.012)
+    assert plan.warnings == ()
+
+
+def test_a_detector_without_a_time_learns_for_epochs() -> None:
+    values = {flag: value for flag, value, _ in choose().choices}
+    assert values["steps"] == 50 * 26
+    assert values["base_lr"] == 0.064
+    assert {flag: value for flag, value, _ in choose(images=20).choices}["steps"] == 800
+
+
+def test_a_detector_on_another_machine() -> None:
+    slow = {flag: value for flag, value, _ in choose(host=Host("cpu", 2, has_bf16=False)).choices}
+    assert slow["dtype"] == "fp32"
+    fast = {flag: value for flag, value, _ in choose(images=5000, host=Host("gpu", 16, has_bf16=True)).choices}
+    assert (fast["batch_size"], fast["base_lr"]) == (32, 0.032)
+
+
+def test_without_validation_nothing_is_evaluated() -> None:
+    values = {flag: value for flag, value, _ in choose(validates=False).choices}
+    assert values["no_evaluate"] is True
+    assert "eval_epochs" not in values
+
+
+def test_flags_of_the_user_shape_the_rest() -> None:
+    recipe = choose("steps", "batch_size", steps=100, batch_size=4)
+    assert recipe.effective[0].flag == "dtype"
+    values = {flag: value for flag, value, _ in recipe.choices}
+    assert "steps" not in values
+    assert (values["lr_warmup_steps"], values["save_checkpoints_steps"]) == (18, 100)
+    assert {flag: value for flag, value, _ in recipe.list_rows()}["batch_size"] == "as given"
+    assert [word for word in recipe.to_arguments() if "batch_size" in word] == []
+
+
+def test_each_choice_is_a_flag_with_a_reason() -> None:
+    rules = find_rules(SSDConfig)
+    for flag, _, reason in choose(minutes=10.0).choices:
+        assert flag in rules
+        assert reason
+
+
+def test_a_recipe_is_read_as_it_was_written(tmp_path: Path) -> None:
+    recipe = Recipe((Choice("steps", 9, "measured"), Choice("zero_gamma", True, "so")), minutes=10.0)
+    fitted = recipe.replace_values([Choice("steps", 7, "fitted"), Choice("base_lr", 0.1, "not chosen before")])
+    assert fitted.choices == (Choice("steps", 7, "fitted"), Choice("zero_gamma", True, "so"))
+    (tmp_path / "recipe.json").write_text(json.dumps(fitted.to_document()))
+    assert read_recipe(tmp_path, frozenset({"seed"}), 10.0) == replace(fitted, given=frozenset({"seed"}))
+    assert fitted.to_arguments() == ["--steps=7", "--zero_gamma"]
+
+
+def test_a_run_without_a_recipe_has_none(tmp_path: Path) -> None:
+    assert read_recipe(tmp_path, frozenset(), 0.0) is None
+
+
+def test_a_run_that_was_fitted_to_another_time_is_refused(tmp_path: Path) -> None:
+    document = Recipe((Choice("steps", 9, "measured"),), minutes=10.0).to_document()
+    (tmp_path / "recipe.json").write_text(json.dumps(document))
+    with pytest.raises(RunChangedError) as caught:
+        read_recipe(tmp_path, frozenset(), 5.0)
+    assert (caught.value.field, caught.value.exit_status) == ("minutes", 78)
+    assert read_recipe(tmp_path, frozenset(), None) is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "another"},
+        {"version": 9},
+        {"choices": [{"flag": "--steps 3", "value": 1, "reason": ""}]},
+        {"choices": [{"flag": "steps", "value": [1], "reason": ""}]},
+        {"choices": 3},
+        {"minutes": "many"},
+    ],
+)
+def test_a_damaged_recipe_is_an_error(tmp_path: Path, change: dict[str, Any]) -> None:
+    document = Recipe((Choice("steps", 9, "measured"),)).to_document() | change
+    (tmp_path / "recipe.json").write_text(json.dumps(document))
+    with pytest.raises(DataError) as caught:
+        read_recipe(tmp_path, frozenset(), 0.0)
+    assert (caught.value.path, caught.value.exit_status) == (str(tmp_path / "recipe.json"), 65)
+
+
+def test_flags_are_replaced_by_name_in_their_groups() -> None:
+    config = replace_flags(SSDConfig(), {"steps": 3, "base_lr": 0.5})
+    assert (config.run.steps, config.schedule.base_lr) == (3, 0.5)
+    changed = {name for (name, one), (_, other) in zip(list_flags(config), list_flags(SSDConfig())) if one != other}  # noqa: B905
+    assert changed == {"steps", "base_lr"}
+    with pytest.raises(KeyError):
+        replace_flags(SSDConfig(), {"stepps": 3})
+
+
+def parse(*arguments: str | Path) -> SSDConfig:
+    config: SSDConfig = ssd_train.PROGRAM.parse([str(one) for one in arguments])
+    return config
+
+
+def test_the_program_takes_its_recipe_from_the_data(records: Path, tmp_path: Path) -> None:
+    config = parse("--data", records, "--model_dir", tmp_path / "run", "-b", "2", "--max_cpus", "1", "--device", "cpu")
+    assert config.data.batch_size == 2
+    assert config.run.steps == 800
+    assert config.schedule.lr_schedule == "cosine"
+    assert config.report.save_checkpoints_minutes == 10
+    assert config.evaluation.eval_epochs > 0
+    recipe = ssd_train.PROGRAM.recipe
+    assert recipe.given == {"data", "model_dir", "batch_size", "max_cpus", "device"}
+    for flag, value, _ in recipe.effective:
+        assert dict(list_flags(config))[flag] == value
+
+
+def test_the_original_recipe_has_the_defaults(records: Path) -> None:
+    config = parse("--data", records, "--recipe", "original")
+    assert replace_flags(config, {"data": None, "recipe": "auto"}) == SSDConfig()
+    assert ssd_train.PROGRAM.recipe == Recipe()
+
+
+def test_a_run_goes_on_by_its_own_recipe(records: Path, tmp_path: Path) -> None:
+    recipe = Recipe((Choice("steps", 77, "fitted"), Choice("batch_size", 3, "so")), minutes=10.0, is_fitted=True)
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe.to_document()))
+    config = parse("--data", records, "--model_dir", tmp_path, "--minutes", "10")
+    assert (config.run.steps, config.data.batch_size) == (77, 3)
+    assert ssd_train.PROGRAM.recipe.is_fitted
+    config = parse("--data", records, "--model_dir", tmp_path, "--minutes", "10", "--clean")
+    assert config.data.batch_size == 8
+    assert not ssd_train.PROGRAM.recipe.is_fitted
+    config = parse("--data", records, "--model_dir", tmp_path, "--mode", "eval")
+    assert config.data.batch_size == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [
+        (["--minutes", "10", "--steps", "5"], "--minutes"),
+        (["--minutes", "10", "-e", "5"], "--minutes"),
+        (["--minutes", "-1"], "--minutes"),
+        (["--minutes", "10", "--mode", "verify-resume"], "--minutes"),
+        (["--val_share", "1"], "--val_share"),
+        (["--data_dir", "records"], "--data"),
+        (["--train_annotations", "a.json", "--train_images", "b"], "--data"),
+        (["--use_fake_data"], "--data"),
+    ],
+)
+def test_flags_that_contradict_are_refused(records: Path, flags: list[str], flag: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        parse("--data", records, *flags)
+    assert (caught.value.flag, caught.value.exit_status) == (flag, 64)
+
+
+@pytest.mark.parametrize("program", ["ssd_train", "resnet_train"])
+def test_a_wrong_path_is_found_before_tensorflow(program: str, tmp_path: Path) -> None:
+    """In a process of its own, in which TensorFlow cannot be imported."""
+    code = f"import sys; sys.modules['tensorflow'] = None; from gaudi_apps import {program}; {program}.main()"
+    command = [sys.executable, "-c", code, "--data", str(tmp_path / "nothing")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == MissingInputError("").exit_status
+    assert str(tmp_path / "nothing") in done.stderr
+
+
+@pytest.fixture
+def clothes(tmp_path: Path) -> Path:
+    """Make folders of three classes, of 10 images each."""
+    for label, name in enumerate(("coat", "hat", "shoe")):
+        folder = tmp_path / "clothes" / name
+        folder.mkdir(parents=True)
+        for number in range(10):
+            image = np.full((40, 40, 3), 20 * number, np.uint8)
+            image[..., label] = 255 - 9 * number
+            cv2.imwrite(str(folder / f"{number}.png"), image)
+    return tmp_path / "clothes"
+
+
+def test_a_classifier_of_folders_is_planned(clothes: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ["--data", clothes, "--val_share", "0.3", "--mode", "plan", "--json", "--model_dir", tmp_path / "run"]
+    with pytest.raises(SystemExit) as ended:
+        resnet_train.main([str(one) for one in arguments])
+    assert ended.value.code == 0
+    plan = json.loads(capsys.readouterr().out)
+    values = {entry["flag"]: entry["value"] for entry in plan["recipe"]}
+    assert plan["data"] == {"images": 21, "num_classes": 3}
+    assert (plan["model"], plan["optimizer"], plan["lr_schedule"]) == ("resnet18", "Adam", "cosine")
+    assert plan["total_steps"] == values["steps"] == 2000
+    assert values["zero_gamma"] is True
+    assert plan["evaluation_steps"] == 250
+    assert all(entry["reason"] for entry in plan["recipe"])
+
+
+def test_flags_of_the_user_win_over_the_recipe_of_a_classifier(clothes: Path) -> None:
+    flags = ["--no_zero_gamma", "--train_epochs", "7", "-bs", "4", "--color_jitter", "0"]
+    config = resnet_train.PROGRAM.parse(["--data", str(clothes), *flags])
+    assert not config.weights.zero_gamma
+    assert (config.run.epochs, config.run.steps) == (7, 0)
+    assert (config.data.batch_size, config.data.color_jitter) == (4, 0)
+    assert config.schedule.optimizer == "Adam"
