@@ -169,8 +169,9 @@ def test_ranks_may_differ_in_the_flags_that_are_declared_so(name: str, monkeypat
         return list_start_metadata(app, "fingerprint")
 
     rules = find_rules(CLASSES[name])
-    first = describe_rank(parse(name))
-    faults = {flag: find_difference([first, describe_rank(change_one(parse(name), flag))]) for flag in rules}
+    config = parse(name)
+    first = describe_rank(config)
+    faults = {flag: find_difference([first, describe_rank(change_one(config, flag))]) for flag in rules}
     assert {flag: fault is None for flag, fault in faults.items()} == {
         flag: rule.per_rank for flag, rule in rules.items()
     }
@@ -249,6 +250,7 @@ def test_no_help_is_written_twice() -> None:
     assert repeated == {}
 
 
+@functools.cache
 def list_helps(group: type[Any]) -> dict[str, str]:
     """Return the help of the flags that a class itself describes."""
     if not is_dataclass(group):

@@ -215,10 +215,10 @@ def test_runs_are_compared(make_run: Callable[..., Path], tmp_path: Path) -> Non
 
 
 def test_the_program(hostile_run: Path, tmp_path: Path, run_main: Callable[..., Any]) -> None:
-    report = (hostile_run / "report.html").read_bytes()
-    (hostile_run / "report.html").unlink()
     done = run_main(run_commands.main, ["report", hostile_run])
     assert (done.status, done.out) == (0, f"{hostile_run / 'report.html'}\n")
+    report = (hostile_run / "report.html").read_bytes()
+    assert run_main(run_commands.main, ["report", hostile_run]).status == 0
     assert (hostile_run / "report.html").read_bytes() == report
     output = tmp_path / "two.html"
     done = run_main(run_commands.main, ["compare", hostile_run, hostile_run, "--output", output])

@@ -139,7 +139,8 @@ def test_an_import_path_that_is_wrong_is_named(name: str, named: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_paths_are_checked_before_any_data_is_read(ssd_train: Callable[..., Any], folder: Path) -> None:
+def test_import_paths_are_checked_before_any_data_is_read(ssd_train: Callable[..., Any], folder: Path) -> None:
+    (folder / "train-00000-of-00001").write_bytes(b"no record")
     done = ssd_train("--data_dir", folder, "--model_dir", "run", "--callbacks", "no_such_module:Name")
     assert done.status == 64
     assert "--callbacks no_such_module:Name" in done.err
