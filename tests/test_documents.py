@@ -113,6 +113,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         program, *arguments = shlex.split(command)
         subprocess.run([Path(sys.executable).parent / program, *arguments], cwd=folder, check=True, timeout=600)
+    (folder / "runs" / "mine").symlink_to("cells")
     shutil.copy(next((folder / "scenes" / "val").glob("*.jpg")), folder / "photo.jpg")
     return folder
 
@@ -174,6 +175,7 @@ def test_command_in_documents_is_one(command: str, monkeypatch: pytest.MonkeyPat
         "nox -s test",
         'nox -s "tests(nothing)"',
         "pip install ./packages/nothing",
+        "pip install -r nothing.txt",
         'pip install "gaudi-ops[gpu]"',
         "ssd_train --batch_sice 8",
         "gaudi-datasets make-scenes --nothing 1",
@@ -265,7 +267,11 @@ def check_requirements(words: Sequence[str]) -> None:
     """Fail unless each requirement is a package of ours (by name or folder) with extras that it has."""
     options = {"-c", "--constraint"}
     for before, word in zip(["", *words], words, strict=False):
-        if before in options:
+        if before in ("-r", "--requirement"):
+            assert (ROOT / word).is_file()
+            lines = (ROOT / word).read_text(encoding="utf-8").splitlines()
+            check_requirements([part for line in lines if not line.startswith("#") for part in line.split()])
+        elif before in options:
             assert (ROOT / word).exists()
         elif not word.startswith("-"):
             path, _, extras = word.partition("[")

@@ -140,6 +140,7 @@ def main(folder: Path) -> None:
     for name, (extra, commands) in EXAMPLES.items():
         run_examples(name, extra, commands, dist, folder / f"{name}-examples")
     check_ranges(dist, folder)
+    check_clone(folder / "clone")
 
 
 def build(name: str, dist: Path, direct: Path) -> None:
@@ -235,6 +236,18 @@ def check_ranges(dist: Path, folder: Path) -> None:
             for version, fits in ((lowest, True), (last_before(beyond), True), (beyond, False)):
                 check_version(name, other, version, fits, dist, folder)
         say(f"{name}: versions of ours that it needs, at both ends")
+
+
+def check_clone(folder: Path) -> None:
+    """Check that the README's first command installs the packages of this clone, with their programs."""
+    environment = Environment(folder).create()
+    command = ("pip", "install", "--quiet", "-p", str(folder), "--reinstall", "-r", "requirements.txt")
+    call([sys.executable, "-m", "uv", *command], ROOT)
+    environment.check()
+    if missing := ({f"gaudi-{name}" for name in NAMES} | {"tensorflow-cpu"}) - environment.list_names():
+        raise CheckError(f"requirements.txt does not install {', '.join(sorted(missing))}")
+    call([str(folder / "bin" / "ssd_train"), "--help"], folder)
+    say("the clone, by requirements.txt")
 
 
 def last_before(version: str) -> str:
