@@ -47,6 +47,7 @@ def test_a_run_learns_and_leaves_what_belongs_to_it(train: Program, run_classifi
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("analysis.json", "best", "checkpoints", "config.yaml", "curves.png", "dataloader", "evaluation.json"),
         *("evaluations.jsonl", "history.jsonl", "pictures", "report.html", "run.json", "run_log.json", "summaries"),
+        "training_data.json",
     ]
     rows = read_history(tmp_path / "evaluations.jsonl")
     assert [row["step"] for row in rows] == [3, 6, 9, 12, 15, 18, 21, 24]
