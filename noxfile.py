@@ -41,6 +41,9 @@ EXTRAS = {
     "distributed": "test,horovod",
     "apps": "tensorflow-cpu,mxnet,mlperf,export,supervision,test",
 }
+# Trackers of experiments, whose tests are slow: they bring two dozen packages, which `make test` does without.
+TRACKERS = "mlflow,wandb"
+TRACKER_TESTS = "packages/apps/tests/classification/test_loggers.py"
 
 # What the session `current` is there for; a TensorFlow that is older would be tested without anybody seeing it.
 CURRENT_LANE = """
@@ -167,7 +170,8 @@ def integration(session: nox.Session) -> None:
 @nox.session(default=False)
 def slow(session: nox.Session) -> None:
     """Run the tests of all packages and of the root that are marked `slow`."""
-    install(session, EXTRAS, XDIST, "cosmic-ray", "ipykernel", "nbclient")
+    extras = EXTRAS | {"apps": f"{EXTRAS['apps']},{TRACKERS}"}
+    install(session, extras, XDIST, "cosmic-ray", "ipykernel", "nbclient")
     session.run("pytest", "packages", "tests", *(session.posargs or (*SLOW, *workers(session))))
 
 
@@ -242,7 +246,7 @@ def gaudi_contract(session: nox.Session) -> None:
 @nox.session(default=False, python="3.13")
 def current(session: nox.Session) -> None:
     """Test all packages with the newest Python, TensorFlow and NumPy that they take, of all else the newest too."""
-    extras = {"models": "tensorflow-cpu,test", "apps": "tensorflow-cpu,mlperf,export,supervision,test"}
+    extras = {"models": "tensorflow-cpu,test", "apps": "tensorflow-cpu,mlperf,export,supervision,test," + TRACKERS}
     install_unpinned(session, EXTRAS | extras)
     session.run("python", "-c", CURRENT_LANE)
     test_quickly(session, WITHOUT_MXNET)
@@ -251,7 +255,8 @@ def current(session: nox.Session) -> None:
 @nox.session(default=False, python="3.10")
 def minimums(session: nox.Session) -> None:
     """Test all packages with the oldest version of each thing that they declare."""
-    install_unpinned(session, EXTRAS | {"models": f"{EXTRAS['models']},hdf5"}, "--resolution=lowest-direct")
+    extras = {"models": f"{EXTRAS['models']},hdf5", "apps": f"{EXTRAS['apps']},{TRACKERS}"}
+    install_unpinned(session, EXTRAS | extras, "--resolution=lowest-direct")
     test_quickly(session)
 
 
@@ -262,12 +267,14 @@ def install_unpinned(session: nox.Session, requirements: dict[str, str], *option
 
 
 def test_quickly(session: nox.Session, *options: str) -> None:
-    """Test all packages; arguments after `--` take the place of the choice of quick tests."""
+    """Test all packages, and the trackers; arguments after `--` take the place of the choice of tests."""
     # Versions are what this is about: the many examples of CI are drawn once, in the session `tests`.
     # Tests run in workers here even if there is one: with TensorFlow, MXNet and OpenVINO of the oldest versions in one
     # process, that process has been seen to crash as it ended, after the summary of all tests.
     chosen = session.posargs or (*QUICK, *(workers(session) or ("-n", "1")))
     session.run("pytest", "packages", "--hypothesis-profile=dev", *options, *chosen)
+    if not session.posargs:
+        session.run("pytest", *SLOW, TRACKER_TESTS)
 
 
 @nox.session(default=False)

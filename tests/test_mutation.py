@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cosmic_ray", reason="the session `integration` of nox installs it")
-
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = """
 def double(value: int | None, *, times: int = 2) -> int:

@@ -43,6 +43,8 @@ IMPORTS = {
     ("apps", "export"): "onnx, onnxruntime",
     ("apps", "mxnet"): "gaudi_apps.training.run, gaudi_apps.mxnet.task",
     ("apps", "mlperf"): "mlperf_logging.mllog",
+    ("apps", "mlflow"): "mlflow, gaudi_apps.training.loggers",
+    ("apps", "wandb"): "wandb, gaudi_apps.training.loggers",
     ("apps", "supervision"): "supervision, gaudi_apps.detection.outputs",
 }
 # What the examples of a README need before they run, beside the package and its extras.

@@ -202,7 +202,6 @@ def test_crops_keep_to_the_image_and_have_a_pixel_at_least() -> None:
 
 
 def test_supervision_gets_pixels_classes_and_names() -> None:
-    pytest.importorskip("supervision")
     made = make(("a", "b"), [[0.1, 0.2, 0.5, 0.6], [0, 0, 1, 1]]).to_supervision()
     np.testing.assert_allclose(made.xyxy, [[160, 40, 480, 200], [0, 0, 800, 400]], atol=1e-3)
     assert made.class_id.tolist() == [0, 1]

@@ -188,7 +188,6 @@ def write_clip(image_dir: Path, folder: Path, frames: int) -> Path:
 def test_objects_of_a_video_keep_their_numbers(
     oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("supervision")
     other = [([0.7, 0.7, 0.95, 0.95], 2, 5.0)]
     network = oracle({2: truth[2] + other})
     first, second = (write_clip(image_dir, tmp_path / name, 6) for name in make_folders(tmp_path, "a", "b"))

@@ -30,8 +30,9 @@ class Opened(NamedTuple):
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Start Chromium."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
         opened = started.chromium.launch(executable_path=BROWSER, args=[*FLAGS, "--disable-component-update"])
         yield opened
         opened.close()

@@ -217,7 +217,6 @@ def test_batches_are_those_of_records(make: Callable[[Path], None], tmp_path: Pa
 
 @pytest.mark.parametrize("make", [coco_of_roboflow, voc_beside_images, yolo_of_folders], ids=lambda make: make.__name__)
 def test_batches_of_tensorflow_are_those_of_records(make: Callable[[Path], None], tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
     from gaudi_datasets.detection.pipeline import train_dataset
     from gaudi_datasets.tf_input import read_batches
 

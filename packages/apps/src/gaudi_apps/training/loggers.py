@@ -238,7 +238,7 @@ class WandbLogger(RunLogger):
         self._run.log({name: float(value) for name, value in figures.items()}, step=step)
 
     def finish(self, *, failed: bool) -> None:
-        """End the run, and wait until it is written."""
+        """End the run; the end of the process waits until its service has written it."""
         self._run.finish(exit_code=int(failed))
 
 
