@@ -17,7 +17,7 @@ from typing import Any
 from failing_program import open_session  # type: ignore[import-not-found]
 
 from gaudi_apps import resnet_train
-from gaudi_apps.runtime.failure_reporting import FailureReporter
+from gaudi_apps.runtime.errors import FailureReporter
 from gaudi_apps.runtime.session import Session
 from gaudi_distributed.cluster.elastic import RendezvousClient
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gaudi_apps.detection.detector import Detector, make_preprocessor
-from gaudi_apps.detection.predictions import DetectionResults
+from gaudi_apps.detection.outputs import DetectionResults
 from gaudi_apps.inference.media import VideoWriter, read_frames
 from gaudi_apps.inference.predictor import predict_files
 from gaudi_datasets.detection.coco import Category

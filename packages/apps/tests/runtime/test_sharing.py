@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.runtime.errors import RootError
-from gaudi_apps.runtime.process_group import broadcast_from_rank0
+from gaudi_apps.runtime.errors import RootError, broadcast_from_rank0
 from gaudi_apps.runtime.session import share_state
 from gaudi_apps.training.trainer import ImageSequence
 from gaudi_datasets.errors import DataError

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.runtime.errors import StoppedError
-from gaudi_apps.runtime.failure_reporting import SIGNALS, StopRequest
+from gaudi_apps.runtime.errors import SIGNALS, StoppedError, StopRequest
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -38,7 +37,7 @@ def test_sigterm_is_ctrl_c_where_nothing_has_to_be_saved(tmp_path: Path) -> None
     code = """
 import os, signal, sys
 from pathlib import Path
-from gaudi_apps.runtime.failure_reporting import interrupt_on_sigterm
+from gaudi_apps.runtime.errors import interrupt_on_sigterm
 from gaudi_datasets.program import run_program
 from gaudi_datasets.output_files import staging_folder
 

@@ -16,8 +16,7 @@ import PIL.Image
 import tensorflow as tf
 
 from gaudi_apps.classification.flags import LISTED
-from gaudi_apps.inference.inputs import GivenImage, Images, predict_images
-from gaudi_apps.inference.media import InputImage, Preprocessor
+from gaudi_apps.inference.media import GivenImage, Images, InputImage, Preprocessor, predict_images
 from gaudi_apps.inference.predictor import Results, assign_all, read_trained
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge
 from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels

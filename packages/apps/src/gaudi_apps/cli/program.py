@@ -27,7 +27,7 @@ from gaudi_apps.cli.launch import (
     report_launch,
     start_processes,
 )
-from gaudi_apps.runtime.failure_reporting import FailureReporter, interrupt_on_sigterm
+from gaudi_apps.runtime.errors import FailureReporter, interrupt_on_sigterm
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.recipe import Recipe, read_recipe
 from gaudi_datasets.arguments import FormerFlag, is_switch_on, read_switch, split_word

@@ -173,7 +173,7 @@ class SSDApplication(Application):
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Detect on the user's images and videos."""
         from gaudi_apps.detection.detector import Detector, make_preprocessor
-        from gaudi_apps.detection.predictions import predict_by_flags
+        from gaudi_apps.detection.outputs import predict_by_flags
 
         batch_size, folder = self.config.data.batch_size, self.settings.model_dir
         predict_by_flags(

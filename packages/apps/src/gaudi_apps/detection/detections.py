@@ -8,7 +8,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,10 @@ from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.drawing import fit_image
 from gaudi_datasets.errors import DataError, MissingExtraError
 
+# Detects in a batch: boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1), labels [batch, n], 0 for padding, and scores.
+Detect: TypeAlias = Callable[[Any], tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]]
+
+DRAWN_PER_IMAGE = 50
 NOTEBOOK_SIDE, NOTEBOOK_ROWS = 640, 10
 """The longer side in pixels of an image in a notebook, and the most rows of its table."""
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from gaudi_apps.detection.detections import to_records
+from gaudi_apps.detection.detections import DRAWN_PER_IMAGE, Detect, to_records
 from gaudi_apps.detection.error_analysis import analyse, match_image
 from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator
 from gaudi_apps.inference.visualizer import (
@@ -36,18 +35,12 @@ from gaudi_datasets.program import count_things
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import Communicator
 
-if TYPE_CHECKING:
-    pass
-
 Detection = dict[str, Any]
-# Detects in a batch: boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1), labels [batch, n], 0 for padding, and scores.
-Detect: TypeAlias = Callable[[Any], tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]]
 Scored: TypeAlias = tuple[CocoScores, list[Detection]]
 
 EVALUATION, DETECTIONS, IMAGES = "evaluation.json", "detections.json", "pictures"
 NUM_IMAGES = 8  # drawn after an evaluation
 NUM_WORST = 24  # in the report
-DRAWN_PER_IMAGE = 50
 DRAWN_SCORE = 0.3
 
 

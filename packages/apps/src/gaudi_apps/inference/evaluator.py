@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.runtime.process_group import broadcast_from_rank0
+from gaudi_apps.runtime.errors import broadcast_from_rank0
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_apps.training.trainer import Score
 from gaudi_datasets.errors import DataError

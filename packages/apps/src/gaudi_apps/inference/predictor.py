@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from gaudi_apps.inference.addresses import Address, Source
 from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, is_live, read_images
 from gaudi_apps.inference.visualizer import Image, write_image
-from gaudi_apps.runtime.failure_reporting import StopRequest
+from gaudi_apps.runtime.errors import StopRequest
 from gaudi_apps.training.checkpoint import find_run_checkpoint
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import staging_folder

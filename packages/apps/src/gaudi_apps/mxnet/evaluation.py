@@ -13,7 +13,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias, cast
 
-from gaudi_apps.detection.evaluator import DRAWN_PER_IMAGE, Detect, DetectionEvaluator, Scored
+from gaudi_apps.detection.detections import DRAWN_PER_IMAGE, Detect
+from gaudi_apps.detection.evaluator import DetectionEvaluator, Scored
 from gaudi_apps.inference.evaluator import Batch
 from gaudi_apps.runtime.errors import BackgroundError, warn
 from gaudi_apps.training.callbacks import Evaluation, Heartbeat

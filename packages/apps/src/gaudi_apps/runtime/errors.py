@@ -1,10 +1,21 @@
-"""Define the errors of the training programs, beside those of `gaudi_datasets.errors`, and show warnings."""
+"""Define the errors of the training programs, share them among ranks, and end on a failure or a request."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
 
 from gaudi_datasets.errors import GaudiError
+from gaudi_datasets.program import EX_TEMPFAIL, describe_error, exit_status_of, is_foreseen
+from gaudi_distributed import Communicator
+from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank
+from gaudi_distributed.failure import RankClient, exit_now, join_coordinator, start_coordinator
 
 
 class ConfigFileError(GaudiError, ValueError):
@@ -94,3 +105,144 @@ class ThreadTrialError(GaudiError, RuntimeError):
 def warn(text: str) -> None:
     """Show a line that is no result."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+Value = TypeVar("Value")
+
+
+def broadcast_from_rank0(communicator: Communicator, compute: Callable[[], Value]) -> Value:
+    """Call a function on rank 0 only, and return its result, a JSON value, on every rank.
+
+    Raises:
+        RootError: on the other ranks, if the function raised an error on rank 0, where that error is raised.
+    """
+    if communicator.size == 1:
+        return compute()
+    if communicator.rank:
+        answer = json.loads(communicator.gather(b"")[0])
+        if "error" in answer:
+            raise RootError(answer["error"], answer["status"])
+        value: Value = answer["value"]
+        return value
+    try:
+        value = compute()
+    except Exception as error:
+        told = {"error": describe_error(error), "status": exit_status_of(error)}
+        communicator.gather(json.dumps(told).encode())
+        raise
+    communicator.gather(json.dumps({"value": value}).encode())
+    return value
+
+
+class FailureReporter:
+    """Report to the failure detector where this rank is and what ends it; use it as a context manager.
+
+    Args:
+        prog: the name that error messages begin with.
+        debug: show the traceback of an error.
+    """
+
+    def __init__(self, prog: str = "", *, debug: bool = False) -> None:
+        self._prog, self._debug = prog, debug
+        self._client: RankClient | None = None
+        self._step = 0
+
+    def find_requester(self) -> str:
+        """Return who asks all ranks to save and end; empty: nobody does."""
+        return "gaudi-run" if self._client is not None and self._client.stop_requested else ""
+
+    def at(self, step: int, phase: str) -> None:
+        """Report the number of steps done and the next phase, see `RankClient.set_progress`."""
+        self._step = step
+        if self._client is not None:
+            self._client.set_progress(step, phase)
+
+    def begin(self, phase: str) -> None:
+        """Report the next phase after the same step."""
+        self.at(self._step, phase)
+
+    def __enter__(self) -> FailureReporter:
+        """Connect to the coordinator of gaudi-run, if gaudi-run started this process."""
+        self._client = join_coordinator(detect_rank(os.environ), os.environ, self._announce)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Report an error, or leave the run.
+
+        A rank of several ends here with the exit status of what ended the run, be it its own error or another rank's
+        that came first; its own error is not shown then. Of a process that is alone, the error goes on.
+        """
+        if self._client is None:
+            return
+        if isinstance(error, (Exception, KeyboardInterrupt)):
+            if self._debug:
+                traceback.print_exception(error)
+            exit_now(self._report(self._client, error))
+        cause = self._client.leave()
+        if error is None and cause is not None:
+            exit_now(cause.status)
+
+    def host(self, communicator: Communicator, rank_info: RankInfo) -> None:
+        """Start a coordinator in rank 0, if gaudi-run did not; every rank calls this."""
+        if self._client is None:
+            self._client = start_coordinator(communicator, rank_info, os.environ, self._announce)
+
+    def _report(self, client: RankClient, error: BaseException) -> int:
+        status, text = exit_status_of(error), describe_error(error)
+        if getattr(error, "is_on_all_ranks", False):
+            cause = client.leave(text, status)
+            return status if cause is None else cause.status
+        is_certain = is_foreseen(error) and status != EX_TEMPFAIL and getattr(error, "is_own", True)
+        if not is_foreseen(error) and not self._debug:
+            text += "; this was not foreseen, rerun with --debug for the traceback"
+        return client.report_failure(text, status, certain=is_certain).status
+
+    def _announce(self, text: str) -> None:
+        sys.stdout.flush()
+        print(f"{self._prog}: error: {text}", file=sys.stderr, flush=True)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def interrupt_on_sigterm() -> None:
+    """Let SIGTERM interrupt the program as Ctrl-C does, so that files that are half written are removed."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+class StopRequest:
+    """Remember the first SIGINT or SIGTERM within a context; a second one interrupts at once.
+
+    Args:
+        find_other: the name of who else asks; empty: nobody does.
+    """
+
+    def __init__(self, find_other: Callable[[], str] = lambda: "") -> None:
+        self._name = ""
+        self._find_other = find_other
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.name)
+
+    @property
+    def name(self) -> str:
+        """Name of the signal that came, or of who else asked; empty before."""
+        return self._name or self._find_other()
+
+    def __enter__(self) -> StopRequest:
+        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._name:
+            raise KeyboardInterrupt
+        self._name = signal.Signals(number).name

@@ -15,12 +15,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gaudi_apps.cli.flag_rules import list_flags, list_per_rank
-from gaudi_apps.runtime.errors import RanksChangedError, warn
-from gaudi_apps.runtime.failure_reporting import FailureReporter
-from gaudi_apps.runtime.process_group import broadcast_from_rank0
+from gaudi_apps.runtime.errors import FailureReporter, RanksChangedError, broadcast_from_rank0, warn
 from gaudi_apps.runtime.threads import find_version
 from gaudi_apps.training.application import Application, Framework, Restored
-from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, Checkpoint, CheckpointFolder, ModelConfig, load_checkpoint
+from gaudi_apps.training.checkpoint import (
+    BEST,
+    CHECKPOINTS,
+    Checkpoint,
+    CheckpointFolder,
+    ModelConfig,
+    RunState,
+    load_checkpoint,
+    read_initial_weights,
+    require_classes,
+)
 from gaudi_apps.training.plan import find_recipe_version
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.errors import MissingInputError
@@ -30,7 +38,8 @@ from gaudi_distributed.comm.communicator import SumOfGroup, allreduce_within
 from gaudi_distributed.comm.opening import communication_environment, open_communicator, verify_consistent
 
 if TYPE_CHECKING:
-    from gaudi_apps.training.trainer import TrainableTask
+    from gaudi_apps.training.trainer import TrainableTask, TrainingData
+    from gaudi_models.weights import WeightsFile
 
 WORKER, LOG = "worker_{}", "log.txt"
 SUMMARIES = "summaries"
@@ -136,6 +145,55 @@ class Session:
         if self.settings.device.checks_shapes or self.app.framework.needs_static_shapes():
             task.guard_shapes()
         return task
+
+    def load_or_initialize(
+        self, data: TrainingData, batch_norm_images: int
+    ) -> tuple[TrainableTask, ModelConfig, RunState]:
+        """Build the network with one state on every rank: that of a checkpoint, of a file of weights, or a new one.
+
+        Args:
+            data: is trained on.
+            batch_norm_images: images that batch norm goes over.
+
+        Raises:
+            DataError: no checkpoint can be read, or it is of other classes than the data.
+        """
+        checkpoint: Checkpoint | None = None
+        weights: WeightsFile | None = None
+
+        def find() -> dict[str, Any]:
+            """Look for a checkpoint, or a file of weights; return JSON values of it for all ranks."""
+            nonlocal checkpoint, weights
+            checkpoint = self.elastic.newest
+            if checkpoint is None and not self.settings.clean and self.checkpoints.steps():
+                checkpoint = self.checkpoints.load_newest(report=warn)
+            if checkpoint is None:
+                if self.settings.weights is not None:
+                    weights = read_initial_weights(self.settings.weights)
+                return {"model_config": self.app.describe_model(data, weights), "step": 0, "run_state": {}}
+            require_classes(checkpoint.metadata, data.model_config, f"checkpoint of step {checkpoint.step}")
+            state = checkpoint.run_state
+            if state.batch_norm_images not in (0, batch_norm_images):
+                warn(
+                    f"batch norm went over {state.batch_norm_images} images up to step {checkpoint.step}, "
+                    f"now {batch_norm_images}"
+                )
+            return {"model_config": checkpoint.model_config, "step": checkpoint.step, "run_state": state.to_json()}
+
+        def fill() -> None:
+            """Set the state of rank 0's network."""
+            if checkpoint is not None:
+                task.write_state(checkpoint.tensors)
+                print(f"{self.checkpoints.path(checkpoint.step)}: continuing after step {checkpoint.step}")
+            elif weights is not None:
+                print(task.load_weights(weights).describe())
+
+        found = broadcast_from_rank0(self.communicator, find)
+        task = self.build_task(found["model_config"], averages=True)
+        broadcast_from_rank0(self.communicator, fill)
+        self.reporter.at(found["step"], "broadcast")
+        share_state(self.communicator, task)
+        return task, found["model_config"], RunState.from_json(found["step"], found["run_state"])
 
     def _find_reduction(self) -> SumOfGroup | None:
         group = self.settings.distribution.batch_norm_group

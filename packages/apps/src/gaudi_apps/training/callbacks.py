@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gaudi_apps.runtime.errors import RanksChangedError, warn
-from gaudi_apps.runtime.failure_reporting import FailureReporter, StopRequest
-from gaudi_apps.runtime.process_group import broadcast_from_rank0
+from gaudi_apps.runtime.errors import FailureReporter, RanksChangedError, StopRequest, broadcast_from_rank0, warn
 from gaudi_apps.training.application import Framework
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunState
 from gaudi_apps.training.trainer import Callback, Score
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Heartbeat(Callback):
-    """Report the step and the phase to the failure detector, see `gaudi_apps.runtime.failure_reporting`.
+    """Report the step and the phase to the failure detector, see `gaudi_apps.runtime.errors`.
 
     Args:
         reporter: gets them.

@@ -16,9 +16,7 @@ import yaml
 from rich.console import Console
 
 from gaudi_apps.cli.flag_rules import find_aliases, find_lengths, list_flags, list_per_command, list_settings
-from gaudi_apps.runtime.errors import RunChangedError, StoppedError, warn
-from gaudi_apps.runtime.failure_reporting import StopRequest
-from gaudi_apps.runtime.process_group import broadcast_from_rank0
+from gaudi_apps.runtime.errors import RunChangedError, StoppedError, StopRequest, broadcast_from_rank0, warn
 from gaudi_apps.runtime.session import SUMMARIES, Session, describe_environment, share_state
 from gaudi_apps.training.callbacks import (
     Checkpoints,
@@ -32,11 +30,7 @@ from gaudi_apps.training.callbacks import (
 )
 from gaudi_apps.training.checkpoint import (
     Checkpoint,
-    ModelConfig,
-    RunState,
     load_checkpoint,
-    read_initial_weights,
-    require_classes,
 )
 from gaudi_apps.training.loggers import RunLogger, log_score, open_loggers
 from gaudi_apps.training.plan import Plan, version_setting
@@ -50,7 +44,6 @@ from gaudi_datasets.output_files import write_json
 if TYPE_CHECKING:
     from gaudi_apps.inference.evaluator import Evaluator
     from gaudi_apps.training.application import Application
-    from gaudi_models.weights import WeightsFile
 
 HISTORY, EVALUATIONS, CURVES, CONFIG = "history.jsonl", "evaluations.jsonl", "curves.png", "config.yaml"
 DATALOADER = "dataloader"
@@ -149,7 +142,7 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
         broadcast_from_rank0(communicator, partial(_validate_folder, session, data, settings))
     # Before anything is written or removed: a wrong file of weights leaves all as it was.
     batch_norm_images = plan.global_batch // communicator.size * run.distribution.batch_norm_group
-    task, model_config, state = _load_or_initialize(session, data, batch_norm_images)
+    task, model_config, state = session.load_or_initialize(data, batch_norm_images)
     early_stopping = EarlyStopping(target=run.target, patience=run.patience)
     if state.early_stop is not None:
         early_stopping.load(state.early_stop)
@@ -294,57 +287,6 @@ def _measure_steps(session: Session, task: TrainableTask, data: TrainingData, mi
         is_enough = steps >= most or (steps >= fewest and seconds >= limit)
         if broadcast_from_rank0(session.communicator, partial(bool, is_enough)):
             return seconds / steps
-
-
-def _load_or_initialize(
-    session: Session, data: TrainingData, batch_norm_images: int
-) -> tuple[TrainableTask, ModelConfig, RunState]:
-    """Build the network, on every rank with the same state: that of a checkpoint, of a file of weights, or a new one.
-
-    Args:
-        session: names the checkpoints and the file of weights.
-        data: is trained on.
-        batch_norm_images: images that batch norm goes over.
-
-    Raises:
-        DataError: no checkpoint can be read, or it is of other classes than the data.
-    """
-    checkpoint: Checkpoint | None = None
-    weights: WeightsFile | None = None
-
-    def find() -> dict[str, Any]:
-        """Look for a checkpoint, or a file of weights; return JSON values of it for all ranks."""
-        nonlocal checkpoint, weights
-        checkpoint = session.elastic.newest
-        if checkpoint is None and not session.settings.clean and session.checkpoints.steps():
-            checkpoint = session.checkpoints.load_newest(report=warn)
-        if checkpoint is None:
-            if session.settings.weights is not None:
-                weights = read_initial_weights(session.settings.weights)
-            return {"model_config": session.app.describe_model(data, weights), "step": 0, "run_state": {}}
-        require_classes(checkpoint.metadata, data.model_config, f"checkpoint of step {checkpoint.step}")
-        state = checkpoint.run_state
-        if state.batch_norm_images not in (0, batch_norm_images):
-            warn(
-                f"batch norm went over {state.batch_norm_images} images up to step {checkpoint.step}, "
-                f"now {batch_norm_images}"
-            )
-        return {"model_config": checkpoint.model_config, "step": checkpoint.step, "run_state": state.to_json()}
-
-    def fill() -> None:
-        """Set the state of rank 0's network."""
-        if checkpoint is not None:
-            task.write_state(checkpoint.tensors)
-            print(f"{session.checkpoints.path(checkpoint.step)}: continuing after step {checkpoint.step}")
-        elif weights is not None:
-            print(task.load_weights(weights).describe())
-
-    found = broadcast_from_rank0(session.communicator, find)
-    task = session.build_task(found["model_config"], averages=True)
-    broadcast_from_rank0(session.communicator, fill)
-    session.reporter.at(found["step"], "broadcast")
-    share_state(session.communicator, task)
-    return task, found["model_config"], RunState.from_json(found["step"], found["run_state"])
 
 
 def list_run_settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from gaudi_apps.inference.report import sections
 from gaudi_apps.inference.report.charts import COLOURS, Line, draw_lines, show_text
-from gaudi_apps.inference.report.run_files import RunFiles, read_run
+from gaudi_apps.inference.report.sections import RunFiles, read_run
 from gaudi_apps.training.reports import smooth
 from gaudi_apps.training.run_dir import REPORT, RunFolder
 from gaudi_datasets.errors import FlagError, UnsafeError
