@@ -45,7 +45,7 @@ IMPORTS = {
     ("apps", "mlperf"): "mlperf_logging.mllog",
     ("apps", "mlflow"): "mlflow, gaudi_apps.training.loggers",
     ("apps", "wandb"): "wandb, gaudi_apps.training.loggers",
-    ("apps", "supervision"): "supervision, gaudi_apps.detection.outputs",
+    ("apps", "supervision"): "supervision, gaudi_apps.detection.detections",
 }
 # What the examples of a README need before they run, beside the package and its extras.
 EXAMPLES: Mapping[str, tuple[str, tuple[str, ...]]] = {

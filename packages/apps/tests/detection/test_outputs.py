@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from gaudi_apps.detection.config import ImageFlags, SaveFlag
+from gaudi_apps.detection.detections import Selection, find_labels
 from gaudi_apps.detection.detector import Detector, make_preprocessor
-from gaudi_apps.detection.outputs import DetectionFiles, DetectionResults, Refinement, Selection, find_labels
+from gaudi_apps.detection.outputs import DetectionFiles, DetectionResults, Refinement
 from gaudi_apps.inference.media import InputImage, VideoWriter
 from gaudi_apps.inference.predictor import predict_files
 from gaudi_datasets.detection.coco import Category

@@ -15,8 +15,8 @@ from gaudi_apps.detection.data import (
     open_source,
     open_training_data,
     read_architecture,
-    read_categories,
 )
+from gaudi_apps.detection.detections import read_categories
 from gaudi_apps.detection.plan import fit_choices, make_plan
 from gaudi_apps.runtime.settings import Distribution, RunSettings, make_device_settings
 from gaudi_apps.runtime.tensorflow import TensorFlow

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gaudi_apps.cli.launch import share_batch
 from gaudi_apps.detection.config import COCO_TRAIN_IMAGES, SSDConfig, open_found
+from gaudi_apps.detection.detections import make_category_config
 from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, draw_detections, write_first_images
 from gaudi_apps.runtime.settings import RunSettings
@@ -196,23 +197,6 @@ def input_options(config: SSDConfig, run: RunSettings, architecture: SSDArchitec
         **asdict(config.augmentation),
         dtype="bfloat16" if device.dtype == "bf16" else "float32",
     )
-
-
-def read_categories(model_config: ModelConfig) -> tuple[Category, ...]:
-    """Return the classes of a model.
-
-    Raises:
-        DataError: its configuration does not name them.
-    """
-    try:
-        return tuple(Category(**category) for category in model_config["categories"])
-    except (KeyError, TypeError) as error:
-        raise DataError(f"checkpoint: does not name its classes ({error!r}); use another") from None
-
-
-def make_category_config(categories: Sequence[Category]) -> ModelConfig:
-    """Return the configuration of a model with these classes, which `read_categories` reads."""
-    return {"categories": [asdict(category) for category in categories]}
 
 
 NUM_IMAGES = 16

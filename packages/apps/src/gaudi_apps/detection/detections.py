@@ -1,23 +1,28 @@
-"""Detections in one image: boxes in pixels and as fractions, drawn, cut out, and in the forms of other programs."""
+"""Detections in one image: drawn, cut out, in the forms of other programs, chosen by class, followed through videos."""
 
 from __future__ import annotations
 
 import base64
+import difflib
 import html
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
+from gaudi_apps.inference.tiles import Rows, suppress_across_classes
 from gaudi_apps.inference.visualizer import Image, draw_detections
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.drawing import fit_image
-from gaudi_datasets.errors import DataError, MissingExtraError
+from gaudi_datasets.errors import DataError, FlagError, MissingExtraError
+
+if TYPE_CHECKING:
+    from gaudi_apps.training.checkpoint import ModelConfig
 
 # Detects in a batch: boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1), labels [batch, n], 0 for padding, and scores.
 Detect: TypeAlias = Callable[[Any], tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]]
@@ -168,6 +173,23 @@ class ObjectDetections:
         return self.read_pixels()
 
 
+def read_categories(model_config: ModelConfig) -> tuple[Category, ...]:
+    """Return the classes of a model.
+
+    Raises:
+        DataError: its configuration does not name them.
+    """
+    try:
+        return tuple(Category(**category) for category in model_config["categories"])
+    except (KeyError, TypeError) as error:
+        raise DataError(f"checkpoint: does not name its classes ({error!r}); use another") from None
+
+
+def make_category_config(categories: Sequence[Category]) -> ModelConfig:
+    """Return the configuration of a model with these classes, which `read_categories` reads."""
+    return {"categories": [asdict(category) for category in categories]}
+
+
 def crop_boxes(pixels: Image, boxes_yxyx: npt.NDArray[np.float32]) -> list[Image]:
     """Cut boxes [n, 4], in 0..1, out of an image, uint8 [height, width, 3]; each is of at least one pixel."""
     height, width = pixels.shape[:2]
@@ -235,3 +257,97 @@ def make_supervision(
         tracker_id=track_ids,
         data={"class_name": np.array(names, dtype=str)},
     )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Detections to keep.
+
+    Attributes:
+        labels: of the classes, from 1; None: of all.
+        agnostic: keep the best of boxes that overlap by half or more, whatever their classes.
+    """
+
+    labels: frozenset[int] | None = None
+    agnostic: bool = False
+
+    def apply(self, rows: Rows) -> Rows:
+        """Return the rows that are kept, without those of label 0, best first."""
+        boxes, labels, scores = rows
+        is_kept = labels > 0
+        if self.labels is not None:
+            is_kept &= np.isin(labels, list(self.labels))
+        kept = np.flatnonzero(is_kept)
+        if self.agnostic:
+            kept = kept[suppress_across_classes(boxes[kept], scores[kept])]
+        return boxes[kept], labels[kept], scores[kept]
+
+
+def find_labels(classes: Sequence[str | int], categories: Sequence[Category]) -> frozenset[int] | None:
+    """Find the labels of classes that are given by name, or by the id of their category; None where none is given.
+
+    Raises:
+        FlagError: a class is none of the detector's.
+    """
+    by_name = {one.name: label for label, one in enumerate(categories, 1)}
+    by_id = {str(one.id): label for label, one in enumerate(categories, 1)}
+    labels = set()
+    for given in map(str, classes):
+        label = by_name.get(given) or by_id.get(given)
+        if label is None:
+            nearest = difflib.get_close_matches(given.lower(), [name.lower() for name in by_name], n=3, cutoff=0.5)
+            known = [name for name in by_name if name.lower() in nearest]
+            listed = known or [f"{one.name} ({one.id})" for one in categories[:20]]
+            remedy = f"did you mean {' or '.join(known)}?" if known else f"give one of {', '.join(listed)}"
+            raise FlagError(f"--classes {given}: is no class of the detector", flag="--classes", remedy=remedy)
+        labels.add(label)
+    return frozenset(labels) if classes else None
+
+
+class Tracker:
+    """Follow objects through the frames of videos, each from new, by the ByteTrack of supervision.
+
+    Zhang et al., https://arxiv.org/abs/2110.06864. An image is no frame, and its objects get no number.
+
+    Raises:
+        MissingExtraError: supervision is not installed.
+    """
+
+    def __init__(self) -> None:
+        load_supervision()
+        self._video: Any = None
+        self._tracks: Any = None
+        self._shift = 0  # numbers of the videos before, so that each is of one object
+        self._last = 0
+
+    def follow(self, video: object, frame: int | None, rate: float, boxes_xyxy: Any, rows: Rows) -> Any:
+        """Return the numbers of the objects of a frame, int32 [n], from 1; 0 for what is not followed (yet).
+
+        Args:
+            video: tells videos apart.
+            frame: number of the frame; None for an image.
+            rate: frames a second.
+            boxes_xyxy: float32 [n, 4], in pixels.
+            rows: the detections, whose labels and scores are read.
+        """
+        numbers = np.zeros(len(boxes_xyxy), np.int32)
+        if frame is None:
+            return numbers
+        if video != self._video:
+            self._video, self._tracks, self._shift = video, _make_byte_track(rate), self._last
+        labels, scores = rows[1], rows[2]
+        found = make_supervision(boxes_xyxy, labels, scores, [""] * len(labels))
+        found.data["row"] = np.arange(len(labels))
+        followed = self._tracks.update_with_detections(found)
+        if len(followed):
+            numbers[followed.data["row"]] = followed.tracker_id.astype(np.int32) + self._shift
+            self._last = max(self._last, int(numbers.max()))
+        return numbers
+
+
+def _make_byte_track(rate: float) -> Any:
+    import warnings
+
+    with warnings.catch_warnings():  # a later major version moves it into a package of its own
+        warnings.simplefilter("ignore")
+        return load_supervision().ByteTrack(frame_rate=max(1, round(rate)))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_apps.detection.detections import ObjectDetections as ObjectDetections
-from gaudi_apps.detection.outputs import Selection, Tracker, find_labels
+from gaudi_apps.detection.detections import Selection, Tracker, find_labels
 from gaudi_apps.inference.media import GivenImage, Images, Preprocessor, predict_images
 from gaudi_apps.inference.predictor import assign_all, read_trained
 from gaudi_apps.inference.tiles import Tiles

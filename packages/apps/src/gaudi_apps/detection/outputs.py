@@ -1,33 +1,32 @@
-"""Predict on the user's images by flags: choose among detections, follow objects, draw, print and write them."""
+"""Detect on a user's images by flags: print, draw and write what was found, by a detector of any framework."""
 
 from __future__ import annotations
 
 import csv
-import difflib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.detection.data import read_categories
 from gaudi_apps.detection.detections import (
     DRAWN_PER_IMAGE,
     Detect,
+    Selection,
+    Tracker,
     crop_boxes,
-    load_supervision,
-    make_supervision,
+    find_labels,
+    read_categories,
     to_records,
 )
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
 from gaudi_apps.inference.predictor import Results, predict_files
-from gaudi_apps.inference.tiles import Rows, Tiles, suppress_across_classes
+from gaudi_apps.inference.tiles import Rows, Tiles
 from gaudi_apps.inference.visualizer import add_title, draw_detections, write_image
 from gaudi_datasets.detection.coco import Category
-from gaudi_datasets.errors import FlagError
 from gaudi_datasets.output_files import write_atomically, write_json
 
 if TYPE_CHECKING:
@@ -41,100 +40,6 @@ COLUMNS = (
     *("image_id", "path", "frame", "image_width", "image_height", "category_id", "class", "score"),
     *("left", "top", "right", "bottom", "track_id"),
 )
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Detections to keep.
-
-    Attributes:
-        labels: of the classes, from 1; None: of all.
-        agnostic: keep the best of boxes that overlap by half or more, whatever their classes.
-    """
-
-    labels: frozenset[int] | None = None
-    agnostic: bool = False
-
-    def apply(self, rows: Rows) -> Rows:
-        """Return the rows that are kept, without those of label 0, best first."""
-        boxes, labels, scores = rows
-        is_kept = labels > 0
-        if self.labels is not None:
-            is_kept &= np.isin(labels, list(self.labels))
-        kept = np.flatnonzero(is_kept)
-        if self.agnostic:
-            kept = kept[suppress_across_classes(boxes[kept], scores[kept])]
-        return boxes[kept], labels[kept], scores[kept]
-
-
-def find_labels(classes: Sequence[str | int], categories: Sequence[Category]) -> frozenset[int] | None:
-    """Find the labels of classes that are given by name, or by the id of their category; None where none is given.
-
-    Raises:
-        FlagError: a class is none of the detector's.
-    """
-    by_name = {one.name: label for label, one in enumerate(categories, 1)}
-    by_id = {str(one.id): label for label, one in enumerate(categories, 1)}
-    labels = set()
-    for given in map(str, classes):
-        label = by_name.get(given) or by_id.get(given)
-        if label is None:
-            nearest = difflib.get_close_matches(given.lower(), [name.lower() for name in by_name], n=3, cutoff=0.5)
-            known = [name for name in by_name if name.lower() in nearest]
-            listed = known or [f"{one.name} ({one.id})" for one in categories[:20]]
-            remedy = f"did you mean {' or '.join(known)}?" if known else f"give one of {', '.join(listed)}"
-            raise FlagError(f"--classes {given}: is no class of the detector", flag="--classes", remedy=remedy)
-        labels.add(label)
-    return frozenset(labels) if classes else None
-
-
-class Tracker:
-    """Follow objects through the frames of videos, each from new, by the ByteTrack of supervision.
-
-    Zhang et al., https://arxiv.org/abs/2110.06864. An image is no frame, and its objects get no number.
-
-    Raises:
-        MissingExtraError: supervision is not installed.
-    """
-
-    def __init__(self) -> None:
-        load_supervision()
-        self._video: Any = None
-        self._tracks: Any = None
-        self._shift = 0  # numbers of the videos before, so that each is of one object
-        self._last = 0
-
-    def follow(self, video: object, frame: int | None, rate: float, boxes_xyxy: Any, rows: Rows) -> Any:
-        """Return the numbers of the objects of a frame, int32 [n], from 1; 0 for what is not followed (yet).
-
-        Args:
-            video: tells videos apart.
-            frame: number of the frame; None for an image.
-            rate: frames a second.
-            boxes_xyxy: float32 [n, 4], in pixels.
-            rows: the detections, whose labels and scores are read.
-        """
-        numbers = np.zeros(len(boxes_xyxy), np.int32)
-        if frame is None:
-            return numbers
-        if video != self._video:
-            self._video, self._tracks, self._shift = video, _make_byte_track(rate), self._last
-        labels, scores = rows[1], rows[2]
-        found = make_supervision(boxes_xyxy, labels, scores, [""] * len(labels))
-        found.data["row"] = np.arange(len(labels))
-        followed = self._tracks.update_with_detections(found)
-        if len(followed):
-            numbers[followed.data["row"]] = followed.tracker_id.astype(np.int32) + self._shift
-            self._last = max(self._last, int(numbers.max()))
-        return numbers
-
-
-def _make_byte_track(rate: float) -> Any:
-    import warnings
-
-    with warnings.catch_warnings():  # a later major version moves it into a package of its own
-        warnings.simplefilter("ignore")
-        return load_supervision().ByteTrack(frame_rate=max(1, round(rate)))
 
 
 class Refinement:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.detection.config import COCO_TRAIN_IMAGES
-from gaudi_apps.detection.data import make_category_config, read_categories
+from gaudi_apps.detection.detections import make_category_config, read_categories
 from gaudi_apps.inference.media import Preprocessor, keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_apps.mxnet.config import SSDMXNetConfig, find_profiled_steps
