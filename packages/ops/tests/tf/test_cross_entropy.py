@@ -215,4 +215,5 @@ def test_a_form_that_is_not_there_is_refused() -> None:
 def test_the_keras_loss_takes_arrays() -> None:
     logits = np.random.default_rng(0).normal(size=[4, 5]).astype(np.float32)
     expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(np.arange(4), logits)
-    np.testing.assert_allclose(SoftmaxCrossEntropyMME()(np.arange(4), logits), expected, rtol=1e-6)
+    for labels in (np.arange(4), np.arange(4)[:, None]):  # Keras gives [batch] labels as [batch, 1]
+        np.testing.assert_allclose(SoftmaxCrossEntropyMME()(labels, logits), expected, rtol=1e-6)

@@ -99,6 +99,22 @@ def test_an_operation_that_is_not_there_is_refused() -> None:
         OperationLayer("open", ["values"], {})
 
 
+def test_a_model_is_made_again_of_its_configuration() -> None:
+    """In this process, with layers and losses as Keras makes them of what get_config returns."""
+    inputs = keras.Input([6, 5, 8])
+    layer = GroupedConv2D(12, 3, groups=4, activation="relu", implementation="split", name="layer")
+    outputs = grouped_conv2d(layer(inputs), tf.Variable(draw(1, 1, 3, 12)), groups=4, padding="same")
+    model = keras.Model(inputs, grouped_conv2d(outputs, draw(1, 1, 3, 12), groups=4, dilations=(1, 2)))
+    again = keras.Model.from_config(model.get_config())
+    assert again.get_layer("layer").implementation == "split"
+    again.set_weights(model.get_weights())
+    images = draw(2, 6, 5, 8)
+    np.testing.assert_array_equal(again(images), model(images))
+    for loss in (SSDLoss("mme"), SoftmaxCrossEntropyMME("mme", name="own")):
+        made = type(loss).from_config(loss.get_config())
+        assert (made.name, made.implementation) == (loss.name, "mme")
+
+
 LOADER = """
 import sys
 import numpy as np
