@@ -77,7 +77,7 @@ def test_epochs_become_the_steps_that_they_stand_for(steps: int, per_epoch: int)
 
 
 def test_averages_remember_more_of_longer_runs() -> None:
-    decays = [choose_average(steps) for steps in (10, 560, 1200, 20000, 10**6)]
+    decays = [choose_average(steps).value for steps in (10, 560, 1200, 20000, 10**6)]
     assert decays == [0.99, 0.995, 0.998, 0.9995, 0.9998]
 
 

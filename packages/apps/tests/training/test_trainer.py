@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +15,13 @@ from rich.console import Console
 
 from gaudi_apps.runtime.errors import NonFiniteError
 from gaudi_apps.training import callbacks as callbacks_module
-from gaudi_apps.training.callbacks import Checkpoints, Evaluation
+from gaudi_apps.training.callbacks import Checkpoints, Evaluation, FitToTime
 from gaudi_apps.training.checkpoint import CheckpointFolder, RunState
 from gaudi_apps.training.plan import Plan
+from gaudi_apps.training.recipe import END_SECONDS, Speed
 from gaudi_apps.training.reports import History, ProgressBar, TensorBoard, read_history
-from gaudi_apps.training.trainer import Callback, Trainer, TrainingData, require_finite
+from gaudi_apps.training.trainer import Callback, Score, Trainer, TrainingData, require_finite
+from gaudi_ops import schedules
 
 
 class Slope:
@@ -365,3 +369,110 @@ def test_whose_number_is_not_finite(own_finite: bool) -> None:
     with pytest.raises(NonFiniteError) as caught:
         require_finite(4, 0.1, scalars, np.arange(2))
     assert caught.value.is_own is not own_finite
+
+
+class Watch(Callback):
+    """A clock that the steps and evaluations of a training turn on."""
+
+    def __init__(self, seconds_of_step: Callable[[int], float], seconds_of_evaluation: float = 0.0) -> None:
+        self.now, self.of_step, self.of_evaluation = 0.0, seconds_of_step, seconds_of_evaluation
+
+    def is_due(self, step: int) -> bool:
+        every = self.trainer.plan.evaluation_steps
+        return every > 0 and self.trainer.is_due(step, every)
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        self.now += self.of_step(step)
+        if self.is_due(step):
+            self.trainer.begin_evaluation(step)
+            self.now += self.of_evaluation
+            self.trainer.end_evaluation(step, Score(0.0, {}, ""))
+
+
+class Saved(Callback):
+    """The newest state of a run."""
+
+    def on_checkpoint(self, step: int) -> None:
+        self.checkpoint = self.trainer.make_checkpoint()
+
+
+def warm_cosine(steps: int) -> Any:
+    return schedules.linear_warmup(schedules.cosine(0.01, steps), steps // 5)
+
+
+def train_for(end: float, watch: Watch, speed: Speed, steps: int, **given: Any) -> tuple[Trainer, Slope]:
+    task = Slope()
+    learner: Any = task
+    plan = make_plan(steps, rate=warm_cosine(steps), **{"checkpoint_steps": steps, **given})
+    fit = FitToTime(end, speed, clock=lambda: watch.now)
+    trainer = Trainer(learner, TrainingData({}, 5, "", make_batches), plan, [watch, Saved(), fit])
+    trainer.fit()
+    return trainer, task
+
+
+@pytest.mark.parametrize(
+    ("of_step", "of_evaluation", "fewest", "most"),
+    [
+        (lambda step: 1.0, 10.0, 980, 1020),
+        (lambda step: 0.5, 5.0, 1900, 2100),
+        (lambda step: 3.0, 30.0, 300, 360),
+        (lambda step: 1.0 if step < 500 else 4.0, 10.0, 580, 700),
+        (lambda step: 4.0 if step < 100 else 1.0, 10.0, 640, 720),
+        (lambda step: 1.0 + step % 2, 10.0, 640, 700),
+    ],
+)
+def test_the_length_follows_the_speed_and_the_rate_the_length(
+    of_step: Callable[[int], float], of_evaluation: float, fewest: int, most: int
+) -> None:
+    end = 1000 + 10 * 10 + 20 + END_SECONDS
+    watch = Watch(of_step, of_evaluation)
+    trainer, task = train_for(end, watch, Speed(1.0, 10.0, 20.0), 1000, evaluation_steps=100)
+    assert fewest <= trainer.step <= most
+    left = end - watch.now
+    assert 0.9 * (2 * of_evaluation + END_SECONDS) < left < 2 * of_evaluation + END_SECONDS + 60
+    rates = [rate for _, rate in task.seen]
+    assert max(rates) == pytest.approx(warm_cosine(1000)(200), rel=0.01)
+    assert max(abs(one - other) for one, other in itertools.pairwise(rates)) < 3e-4
+    peak = rates.index(max(rates))
+    assert rates[:peak] == sorted(rates[:peak])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert rates[-1] < 1e-6
+    plan = trainer.plan
+    assert (plan.total_steps, plan.checkpoint_steps) == (trainer.step, trainer.step)
+    assert plan.epochs == pytest.approx(trainer.step / 5)
+
+
+def test_a_speed_that_stays_leaves_the_plan_as_it_is() -> None:
+    watch = Watch(lambda step: 1.0)
+    trainer, task = train_for(500 + END_SECONDS, watch, Speed(1.0, 0.0, 0.0), 500)
+    assert trainer.step == 500
+    assert [rate for _, rate in task.seen] == list(map(warm_cosine(500), range(500)))
+
+
+def test_a_machine_that_hardly_goes_on_ends_the_run() -> None:
+    watch = Watch(lambda step: 1.0 if step < 100 else 1000.0)
+    trainer, task = train_for(400.0, watch, Speed(1.0, 0.0, 0.0), 392)
+    assert 100 < trainer.step <= 121
+    assert task.seen[-1][1] < 0.01
+
+
+def test_a_run_that_was_fitted_again_goes_on_by_the_same_rates() -> None:
+    watch = Watch(lambda step: 1.0 + step / 200)
+    trainer, task = train_for(400.0, watch, Speed(1.0, 0.0, 0.0), 392)
+    (saved,) = (one for one in trainer.callbacks if isinstance(one, Saved))
+    state = RunState.from_json(trainer.step, json.loads(json.dumps(saved.checkpoint.metadata)))
+    assert len(state.refits) > 1
+    plan = make_plan(392, rate=warm_cosine(392))
+    for refit in state.refits:
+        plan = plan.refit(*refit)
+    assert plan.total_steps == trainer.step
+    assert [rate for _, rate in task.seen] == list(map(plan.learning_rate, range(trainer.step)))
+    assert RunState.from_json(3, {}).refits == ()
+
+
+def test_a_refitted_plan_moves_what_is_to_come() -> None:
+    plan = dataclasses.replace(make_plan(100, rate=warm_cosine(100)), warmup_steps=20, drop_steps=(30, 60))
+    later = plan.refit(20, 180)
+    assert (later.warmup_steps, later.drop_steps, later.total_steps) == (20, (40, 100), 180)
+    assert later.learning_rate(100) == plan.learning_rate(60)
+    assert plan.refit(10, 55).warmup_steps == 15

@@ -91,12 +91,13 @@ class ClassificationApplication(Application):
         found = self._open_found()
         return super().list_documents() | ({SPLIT: {**found.split}} if found is not None and found.split else {})
 
-    def fit(self, length: Length, steps_per_epoch: int, reason: str) -> None:
+    def fit(self, task: Any, plan: Plan, length: Length, reason: str) -> None:
         """Set the length of training, and what follows from it."""
-        self.recipe = self.recipe.replace_values(fit_choices(length, steps_per_epoch, reason))
+        self.recipe = self.recipe.replace_values(fit_choices(plan, length, reason))
         self.config = replace_flags(self.config, {name: value for name, value, _ in self.recipe.effective})
         self.use_version(self.recipe_version)
         self.settings = self.train_config.run
+        task.change_average(self.train_config.learning.ema_decay)
 
     def _open_found(self) -> ClassificationData | None:
         flags = self.train_config.recipe

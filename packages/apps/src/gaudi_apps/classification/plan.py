@@ -117,7 +117,7 @@ def choose_recipe(
         Choice("warmup_epochs", choose_warmup(steps, per_epoch), _WARMUP_REASON),
         Choice("label_smoothing", 0.1, "against overconfidence"),
         Choice("zero_gamma", True, "residual blocks begin as the identity"),
-        Choice("ema_decay", choose_average(steps), f"averages the weights of {steps} steps"),
+        choose_average(steps),
         Choice("training_dataset_cache", True, "reads each file once, if all fit into memory"),
     ]
     if not is_large:
@@ -139,10 +139,10 @@ NO_WEIGHTS = (
 )
 
 
-def fit_choices(length: Length, steps_per_epoch: int, reason: str) -> list[Choice]:
+def fit_choices(plan: Plan, length: Length, reason: str) -> list[Choice]:
     """Return the flags of a training whose length was fitted to a time, see `fit_evaluations`."""
-    warmup = Choice("warmup_epochs", choose_warmup(length.steps, steps_per_epoch), _WARMUP_REASON)
-    return [*fit_evaluations(length, steps_per_epoch, reason), warmup]
+    warmup = Choice("warmup_epochs", choose_warmup(length.steps, plan.steps_per_epoch), _WARMUP_REASON)
+    return [*fit_evaluations(length, plan.steps_per_epoch, reason), warmup, choose_average(length.steps)]
 
 
 def choose_warmup(steps: int, steps_per_epoch: int) -> float:

@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -236,11 +237,14 @@ def open_trainer(program: str, **flags: Any) -> Iterator[Trainer]:
     from gaudi_apps.runtime.session import Session
     from gaudi_apps.training.run import open_training
 
+    began = time.monotonic()
     found = _find_program(program)
     config = found.parse([*_write_flags({**flags, "mode": "train"})])
     with contextlib.ExitStack() as stack:
         reporter = stack.enter_context(FailureReporter(program))
-        session = stack.enter_context(Session(found.open(config, Distribution()), reporter))
+        app = found.open(config, Distribution())
+        app.began = began
+        session = stack.enter_context(Session(app, reporter))
         yield stack.enter_context(open_training(session))
 
 

@@ -77,10 +77,11 @@ class SSDApplication(Application):
         self.config = replace_flags(self.config, values)
         self.settings = make_settings(self.config, self.settings.distribution)
 
-    def fit(self, length: Length, steps_per_epoch: int, reason: str) -> None:
+    def fit(self, task: Any, plan: Plan, length: Length, reason: str) -> None:
         """Set the length of training, and what follows from it."""
-        self.recipe = self.recipe.replace_values(fit_choices(length, steps_per_epoch, reason))
+        self.recipe = self.recipe.replace_values(fit_choices(plan, length, reason))
         self.change_flags({name: value for name, value, _ in self.recipe.effective})
+        task.change_average(self.config.weights.ema_decay)
 
     def open_training_data(self) -> TrainingData:
         """Open what --data names, records, files, static batches or random images."""

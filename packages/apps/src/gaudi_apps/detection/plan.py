@@ -122,8 +122,6 @@ def choose_recipe(
     speed = host.assume_speed(*ASSUMED_SPEEDS)
     length = choose_steps(config, given, speed / batch, per_epoch, epochs=EPOCHS, fewest=FEWEST_STEPS)
     steps = int(length.value)
-    peak = (LONG_PEAK_RATE if steps >= LONG_STEPS else PEAK_RATE) * math.sqrt(batch / BATCH_OF_PEAK_RATE)
-    base = round(peak * IMAGES_OF_BASE_RATE / batch, 6)
     rising = choose_warmup(steps)
     of_batch = "small batches make more steps of the same time"
     if wanted > BATCH_OF_PEAK_RATE:
@@ -133,10 +131,10 @@ def choose_recipe(
         *([] if {"steps", "epochs"} & given else [length]),
         Choice("batch_size", own_batch, of_batch),
         Choice("dtype", "bf16" if host.has_bf16 else "fp32", of_dtype),
-        Choice("base_lr", base, f"a peak of {peak:.3g}, for {batch} images a step"),
+        choose_rate(steps, batch),
         Choice("lr_schedule", "cosine", "ends at 0 with the last step"),
         *([] if "warmup_epochs" in given else [Choice("lr_warmup_steps", rising, _WARMUP_REASON)]),
-        Choice("ema_decay", choose_average(steps), f"averages the weights of {steps} steps"),
+        choose_average(steps),
         *choose_evaluations(given, steps, per_epoch, validates=validates),
     ]
     notes = () if config.weights.weights else (NO_WEIGHTS,)
@@ -150,10 +148,19 @@ NO_WEIGHTS = (
 )
 
 
-def fit_choices(length: Length, steps_per_epoch: int, reason: str) -> list[Choice]:
+def fit_choices(plan: Plan, length: Length, reason: str) -> list[Choice]:
     """Return the flags of a training whose length was fitted to a time, see `fit_evaluations`."""
-    warmup = Choice("lr_warmup_steps", choose_warmup(length.steps), _WARMUP_REASON)
-    return [*fit_evaluations(length, steps_per_epoch, reason), warmup]
+    steps = length.steps
+    warmup = Choice("lr_warmup_steps", choose_warmup(steps), _WARMUP_REASON)
+    fitted = fit_evaluations(length, plan.steps_per_epoch, reason)
+    return [*fitted, choose_rate(steps, plan.global_batch), warmup, choose_average(steps)]
+
+
+def choose_rate(steps: int, batch: int) -> Choice:
+    """Choose the rate of the images of a step."""
+    peak = (LONG_PEAK_RATE if steps >= LONG_STEPS else PEAK_RATE) * math.sqrt(batch / BATCH_OF_PEAK_RATE)
+    base = round(peak * IMAGES_OF_BASE_RATE / batch, 6)
+    return Choice("base_lr", base, f"a peak of {peak:.3g}, for {batch} images a step")
 
 
 def choose_warmup(steps: int) -> int:

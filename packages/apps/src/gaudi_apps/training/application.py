@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder
 from gaudi_apps.training.plan import CURRENT
-from gaudi_apps.training.recipe import NO_RECIPE, RECIPE, Length, Recipe
+from gaudi_apps.training.recipe import NO_RECIPE, RECIPE, STARTED, Length, Recipe
 from gaudi_datasets.errors import MissingInputError
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class Application(ABC):
         settings: what the machinery has to know of them.
         recipe_version: version of the rules that are followed, see `gaudi_apps.training.plan`.
         recipe: what some of the flags follow from.
+        began: by `time.monotonic`, from when --minutes counts.
         framework: what computes.
     """
 
@@ -108,6 +109,7 @@ class Application(ABC):
     settings: RunSettings
     recipe_version: int = CURRENT
     recipe: Recipe = NO_RECIPE
+    began: float = STARTED
 
     def use_version(self, version: int) -> None:
         """Plan and train by a version of the rules."""
@@ -161,8 +163,15 @@ class Application(ABC):
         """Return what a run is to keep of its beginning: JSON values by the name of the file."""
         return {RECIPE: self.recipe.to_document()} if self.recipe.choices else {}
 
-    def fit(self, length: Length, steps_per_epoch: int, reason: str) -> None:
-        """Set the length of training, which was fitted to a time, and what follows from it; with --minutes only."""
+    def fit(self, task: Any, plan: Plan, length: Length, reason: str) -> None:
+        """Set the length of training, which was fitted to a time, and what follows from it; with --minutes only.
+
+        Args:
+            task: is trained; a `KerasTask`.
+            plan: of another length.
+            length: of the training.
+            reason: of the length.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no --minutes")
 
     def open_test_source(self) -> Any | None:

@@ -11,20 +11,23 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from gaudi_apps.runtime.errors import FailureReporter, RanksChangedError, StopRequest, broadcast_from_rank0, warn
 from gaudi_apps.training.application import Framework
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunState
-from gaudi_apps.training.trainer import Callback, Score
+from gaudi_apps.training.recipe import SCORING_SECONDS, Length, Speed, count_steps_left, fit_length
+from gaudi_apps.training.trainer import Callback, Score, TrainableTask, TrainingData
 from gaudi_datasets.errors import FlagError
 
 if TYPE_CHECKING:
     from gaudi_apps.inference.evaluator import Evaluator
-    from gaudi_apps.runtime.session import ElasticState
+    from gaudi_apps.runtime.session import ElasticState, Session
+    from gaudi_apps.training.plan import Plan
 
 
 class Heartbeat(Callback):
@@ -272,6 +275,147 @@ class StopOnRequest(Callback):
         """Vote to stop."""
         if self._request:
             self.trainer.request_stop()
+
+
+MEASURED_STEPS = (4, 40)  # at least and at most, after the first one
+MEASURED_SECONDS = 12.0
+REFITS = 50
+RECENT_REFITS = 5  # a run that was slow becomes longer once it was fast for so long
+LEAST_CHANGE = 0.05  # of the steps that are left
+Clock: TypeAlias = Callable[[], float]
+
+
+class FitToTime(Callback):
+    """Measure steps and evaluations, and fit the rest of a training to the time that is left, 50 times.
+
+    The learning rate runs its course to the new end, see `Plan.refit`. Checkpoints keep each new length, so a run that
+    goes on from one has the same rates; it is not fitted to a time again. Rank 0 decides for all ranks.
+
+    Args:
+        end: by the clock, when the program is to end.
+        speed: of the machine, as it was measured before.
+        clock: returns seconds.
+    """
+
+    def __init__(self, end: float, speed: Speed, clock: Clock = time.monotonic) -> None:
+        self._end, self._speed, self._clock = end, speed, clock
+        self._seconds = speed.evaluation  # of an evaluation
+        self._refits: list[tuple[int, int]] = []
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the length is to be fitted again."""
+        return step % self._every == 0
+
+    def on_train_begin(self) -> None:
+        """Start the clock."""
+        self._every = -(-self.trainer.plan.total_steps // REFITS)
+        self._evaluated = 0.0  # seconds
+        self._marks = [(self.trainer.step, self._clock(), self._evaluated)]
+
+    def on_evaluate_begin(self, step: int) -> None:
+        """Take the time of an evaluation."""
+        self._evaluation_began = self._clock()
+
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Leave an evaluation out of the time of a step."""
+        self._seconds = self._clock() - self._evaluation_began
+        self._evaluated += self._seconds
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Fit the rest to the time that is left, if that is due."""
+        trainer, plan = self.trainer, self.trainer.plan
+        if not self.is_due(step) or step >= plan.total_steps:
+            return
+        float(logs["loss"])  # waits for the device
+        self._marks.append((step, self._clock(), self._evaluated))
+
+        def decide() -> list[float]:
+            per_step = max(self._measure(1), self._measure(RECENT_REFITS))
+            slower = self._seconds / self._speed.evaluation if self._speed.evaluation else 1.0
+            speed = Speed(per_step, self._seconds, self._speed.report * slower)
+            left = count_steps_left(self._end - self._marks[-1][1], speed, plan.evaluation_steps)
+            return [step + max(1, left), plan.global_batch / per_step]
+
+        total, images_per_second = broadcast_from_rank0(trainer.communicator, decide)
+        if abs(total - plan.total_steps) > LEAST_CHANGE * (plan.total_steps - step):
+            trainer.plan = plan.refit(step, int(total))
+            self._refits.append((step, int(total)))
+            trainer.message(f"step {step}: {images_per_second:.3g} images/s, so the training has {int(total)} steps")
+
+    def add_state(self, state: RunState) -> RunState:
+        """Keep the lengths in checkpoints."""
+        return replace(state, refits=tuple(self._refits))
+
+    def _measure(self, refits: int) -> float:
+        """Return the seconds of a step since so many refits, without evaluations."""
+        marks = self._marks[-refits - 1 :]
+        (first, began, evaluated), (last, now, evaluated_now) = marks[0], marks[-1]
+        return max(now - began - (evaluated_now - evaluated), 1e-9) / (last - first)
+
+
+def fit_to_time(
+    session: Session, task: TrainableTask, data: TrainingData, evaluator: Evaluator[Any] | None, minutes: float
+) -> FitToTime:
+    """Measure the first steps, fit the length of the training to a time, and set the flags; all ranks together.
+
+    The network has the weights of before afterwards, so the run is the same as with this number of steps given. The
+    clock runs since the program began. Rank 0 decides.
+
+    Args:
+        session: its application gets the flags.
+        task: the network.
+        data: is trained on.
+        evaluator: of the validation images, if they are evaluated.
+        minutes: from the start of the program to its end.
+
+    Returns:
+        what fits the length again, while it trains.
+
+    Raises:
+        FlagError: the time is too short for a step.
+    """
+    app = session.app
+    plan, recipe = app.make_plan(data.num_images), app.recipe
+    print(f"measuring the first steps, to fit the training into {minutes:g} minutes")
+    state = task.read_state()
+    step = _measure_steps(session, task, data, plan, min(MEASURED_SECONDS, 0.05 * minutes * 60))
+    per_image = 0.0 if evaluator is None else evaluator.measure(task)
+    task.write_state(state)
+    evaluation = 0.0 if evaluator is None else per_image * evaluator.num_images + SCORING_SECONDS
+    test = app.open_test_source()
+    report = 0.0 if not plan.evaluation_steps else evaluation
+    if test is not None and evaluator is not None:
+        report = per_image * len(test) + SCORING_SECONDS
+    every = None if recipe.chooses("eval_epochs") else plan.evaluation_steps
+    if not plan.evaluation_steps:
+        report, evaluation = max(report, evaluation), 0.0
+    speed, end = Speed(step, evaluation, report), app.began + minutes * 60
+
+    def decide() -> list[float]:
+        return [*fit_length(end - time.monotonic(), speed, plan.steps_per_epoch, every), plan.global_batch / step]
+
+    steps, evaluation_steps, images_per_second = broadcast_from_rank0(session.communicator, decide)
+    reason = f"{images_per_second:.3g} images/s were measured"
+    app.fit(task, plan, Length(int(steps), int(evaluation_steps)), reason)
+    shown = f", evaluated every {int(evaluation_steps)}" if evaluation_steps else ""
+    print(f"{images_per_second:.3g} images/s: {int(steps)} steps{shown}; measured again on the way")
+    return FitToTime(end, speed)
+
+
+def _measure_steps(session: Session, task: TrainableTask, data: TrainingData, plan: Plan, limit: float) -> float:
+    """Return the seconds of a training step, without those of the first one, which is compiled."""
+    batches, fewest, most = data.batches(0), *MEASURED_STEPS
+    began, steps = 0.0, 0
+    while True:
+        session.reporter.at(0, "step")
+        scalars = task.train_step(next(batches), plan.learning_rate(0))
+        float(scalars["loss"])  # waits for the device
+        now = time.monotonic()
+        began, steps = (began, steps + 1) if began else (now, 0)
+        seconds = now - began
+        is_enough = steps >= most or (steps >= fewest and seconds >= limit)
+        if broadcast_from_rank0(session.communicator, partial(bool, is_enough)):
+            return seconds / steps
 
 
 def load_callbacks(names: Sequence[str]) -> list[Callback]:

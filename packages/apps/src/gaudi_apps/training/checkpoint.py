@@ -67,6 +67,7 @@ class RunState:
         image: place of the next image in its epoch.
         image_sequence: see `gaudi_apps.training.trainer.ImageSequence`.
         early_stop: state of `gaudi_apps.training.callbacks.EarlyStopping`, JSON values by name; None: its first one.
+        refits: with --minutes, the arguments of `gaudi_apps.training.plan.Plan.refit`, in their order.
     """
 
     step: int = 0
@@ -76,6 +77,7 @@ class RunState:
     image: int = 0
     image_sequence: str = ""
     early_stop: Mapping[str, Any] | None = None
+    refits: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values by name, as `from_json` reads them; the step is the checkpoint's own."""
@@ -85,6 +87,7 @@ class RunState:
             "position": {"epoch": self.epoch, "image": self.image},
             "image_sequence": self.image_sequence,
             "early_stop": self.early_stop,
+            "refits": [list(refit) for refit in self.refits],
         }
 
     @classmethod
@@ -99,6 +102,7 @@ class RunState:
             image=position["image"],
             image_sequence=values.get("image_sequence", ""),
             early_stop=values.get("early_stop"),
+            refits=tuple((int(done), int(total)) for done, total in values.get("refits", ())),
         )
 
 

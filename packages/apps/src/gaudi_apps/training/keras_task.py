@@ -143,6 +143,11 @@ class KerasTask(ABC):
         """Give the model the average of its weights, if one is kept, within a context."""
         return contextlib.nullcontext() if self._averages is None else self._averages.swapped()
 
+    def change_average(self, decay: float) -> None:
+        """Set the decay of the average of the weights, if one is kept."""
+        if self._averages is not None:
+            self._averages.decay.assign(decay)
+
     def load_weights(self, weights: WeightsFile) -> LoadReport:
         """See `gaudi_models.weights.assign_weights`; the average begins anew."""
         report = assign_weights(self.model, weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -103,6 +103,28 @@ class Plan:
         }
         steps = {0, *range(0, self.total_steps, step), *(one for one in near if 0 <= one < self.total_steps)}
         return max(map(self.learning_rate, steps))
+
+    def refit(self, done: int, total_steps: int) -> Plan:
+        """Return the plan with another last step, to which the rate runs its course from a step on, without a jump.
+
+        Args:
+            done: steps that keep their rates.
+            total_steps: of the run; more than are done.
+        """
+        rate, share = self.learning_rate, (self.total_steps - done) / (total_steps - done)
+
+        def move(step: int) -> int:
+            return step if step <= done else done + round((step - done) / share)
+
+        return replace(
+            self,
+            total_steps=total_steps,
+            epochs=self.epochs * total_steps / self.total_steps,
+            warmup_steps=move(self.warmup_steps),
+            drop_steps=tuple(map(move, self.drop_steps)),
+            checkpoint_steps=total_steps if self.checkpoint_steps == self.total_steps else self.checkpoint_steps,
+            learning_rate=lambda step: rate(step if step <= done else done + (step - done) * share),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers by name, and the changes of the rate."""

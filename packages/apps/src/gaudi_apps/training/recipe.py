@@ -187,6 +187,13 @@ class Length(NamedTuple):
     evaluation_steps: int
 
 
+def count_steps_left(seconds: float, speed: Speed, evaluation_steps: int) -> int:
+    """Count the steps that fit into the time that is left, besides the evaluations and the end; maybe none."""
+    share = speed.evaluation / evaluation_steps if evaluation_steps else 0.0
+    left = seconds - speed.report - END_SECONDS - speed.evaluation * bool(evaluation_steps)
+    return max(0, int(left / (speed.step + share)))
+
+
 def fit_length(seconds: float, speed: Speed, steps_per_epoch: int, evaluation_steps: int | None = None) -> Length:
     """Fit the length of a training to the time that is left.
 
@@ -204,9 +211,7 @@ def fit_length(seconds: float, speed: Speed, steps_per_epoch: int, evaluation_st
     """
     left = seconds - speed.report - END_SECONDS
     if evaluation_steps is not None:
-        share = speed.evaluation / evaluation_steps if evaluation_steps else 0.0
-        steps = int((left - speed.evaluation * bool(evaluation_steps)) / (speed.step + share))
-        evaluations = 0
+        steps, evaluations = count_steps_left(seconds, speed, evaluation_steps), 0
     else:
         evaluations = 0
         if speed.evaluation:
@@ -286,7 +291,7 @@ def choose_steps(
     """
     if config.recipe.minutes:
         seconds = max(0.0, config.recipe.minutes * 60 - START_SECONDS) * (1 - SHARE_OF_EVALUATION)
-        reason = f"about, for {config.recipe.minutes:g} minutes; the first steps are measured, and say how many"
+        reason = f"about, for {config.recipe.minutes:g} minutes; steps are measured at first and on the way"
         return Choice("steps", max(1, int(seconds * steps_per_second)), reason)
     if "steps" in given and config.run.steps:
         return Choice("steps", config.run.steps, "as given")
@@ -337,9 +342,10 @@ def count_epochs(steps: int, steps_per_epoch: int) -> float:
     return round((steps + 1e-3) / steps_per_epoch, 9)
 
 
-def choose_average(steps: int) -> float:
+def choose_average(steps: int) -> Choice:
     """Choose the decay of the average of the weights, which remembers about a third of a run at most."""
-    return next((decay for limit, decay in AVERAGES if steps < limit), AVERAGES[-1][1])
+    decay = next((decay for limit, decay in AVERAGES if steps < limit), AVERAGES[-1][1])
+    return Choice("ema_decay", decay, f"averages the weights of {steps} steps")
 
 
 AVERAGES = ((400, 0.99), (1000, 0.995), (5000, 0.998), (50000, 0.9995), (0, 0.9998))

@@ -93,7 +93,7 @@ class ProgressBar(Callback):
         self._recent.append((step, now))
         text = self._describe(step, logs)
         if self._bar:
-            self._bar.update(self._task, completed=step, description=text)
+            self._bar.update(self._task, completed=step, total=plan.total_steps, description=text)
         else:
             self.on_message(f"step {step}/{plan.total_steps}  {text}")
         if len(self._recent) == FORECAST_UPDATES and not self._has_forecast and self._bar is None:
@@ -201,7 +201,7 @@ class RunLog(Callback):
 
     Args:
         path: the JSON file, to which a start is added.
-        description: of the run, JSON values by name, among them ``program``, ``plan`` and ``data``.
+        description: of the run besides its plan, JSON values by name: ``program`` and ``data``.
         environment: of this start, by what a reader looks for.
     """
 
@@ -253,7 +253,7 @@ class RunLog(Callback):
             measured = (trainer.step - self._first[0]) * trainer.plan.global_batch / seconds
         speed = {"last_step": trainer.step, "seconds": now - self._began, "images_per_second": measured or None}
         starts = [*self._earlier, {**self._start, **speed}]
-        write_json(self._path, {**self._description, "starts": starts})
+        write_json(self._path, {**self._description, "plan": trainer.plan.as_json(), "starts": starts})
 
 
 Row = dict[str, float]

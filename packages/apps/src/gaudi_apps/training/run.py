@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +25,7 @@ from gaudi_apps.training.callbacks import (
     Heartbeat,
     ProfilerTrace,
     StopOnRequest,
+    fit_to_time,
     load_callbacks,
 )
 from gaudi_apps.training.checkpoint import (
@@ -34,10 +34,9 @@ from gaudi_apps.training.checkpoint import (
 )
 from gaudi_apps.training.loggers import RunLogger, log_score, open_loggers
 from gaudi_apps.training.plan import Plan, version_setting
-from gaudi_apps.training.recipe import SCORING_SECONDS, STARTED, Length, Speed, fit_length
 from gaudi_apps.training.reports import History, ProgressBar, RunLog, TensorBoard, plot_curves, read_history
 from gaudi_apps.training.run_dir import ANALYSIS, REPORT, RUN_LOG, describe_data, describe_data_change
-from gaudi_apps.training.trainer import Callback, Score, TrainableTask, Trainer, TrainingData, require_finite
+from gaudi_apps.training.trainer import Callback, Score, Trainer, TrainingData, require_finite
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
 
@@ -120,8 +119,8 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     """Do all that can fail before the first step, on all ranks together; nothing is written or removed.
 
     Returns:
-        a trainer whose callbacks are those of the user; the scores so far; and what scores the network, if scores are
-        wanted.
+        a trainer whose callbacks are those of the user, behind that of --minutes; the scores so far; and what scores
+        the network, if scores are wanted.
 
     Raises:
         FlagError: a callback of the user cannot be loaded.
@@ -151,9 +150,11 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     if evaluator is not None:
         evaluator.watch(session.reporter.begin)
     if run.minutes and not app.recipe.is_fitted:
-        _fit_to_time(session, task, data, evaluator, run.minutes)
+        callbacks = [fit_to_time(session, task, data, evaluator, run.minutes), *callbacks]
         plan = app.make_plan(data.num_images)
         settings = list_run_settings(app, data, plan)
+    for refit in state.refits:
+        plan = plan.refit(*refit)
     trainer = Trainer(
         task,
         data,
@@ -220,73 +221,6 @@ def _use_test_images(session: Session, evaluator: Evaluator[Any]) -> None:
     test = session.app.open_test_source()
     if test is not None:
         evaluator.use_source(test, "test")
-
-
-MEASURED_STEPS = (4, 40)  # at least and at most, after the first one
-MEASURED_SECONDS = 12.0
-
-
-def _fit_to_time(
-    session: Session, task: TrainableTask, data: TrainingData, evaluator: Evaluator[Any] | None, minutes: float
-) -> None:
-    """Measure the first steps, fit the length of the training to a time, and set the flags; all ranks together.
-
-    The network has the weights of before afterwards, so the run is the same as with this number of steps given. The
-    clock runs since the program began. Rank 0 decides.
-
-    Args:
-        session: its application gets the flags.
-        task: the network.
-        data: is trained on.
-        evaluator: of the validation images, if they are evaluated.
-        minutes: from the start of the program to its end.
-
-    Raises:
-        FlagError: the time is too short for a step.
-    """
-    app = session.app
-    plan, recipe = app.make_plan(data.num_images), app.recipe
-    print(f"measuring the first steps, to fit the training into {minutes:g} minutes")
-    state = task.read_state()
-    step = _measure_steps(session, task, data, minutes)
-    per_image = 0.0 if evaluator is None else evaluator.measure(task)
-    task.write_state(state)
-    evaluation = 0.0 if evaluator is None else per_image * evaluator.num_images + SCORING_SECONDS
-    test = app.open_test_source()
-    report = 0.0 if not plan.evaluation_steps else evaluation
-    if test is not None and evaluator is not None:
-        report = per_image * len(test) + SCORING_SECONDS
-    every = None if recipe.chooses("eval_epochs") else plan.evaluation_steps
-    if not plan.evaluation_steps:
-        report, evaluation = max(report, evaluation), 0.0
-
-    def decide() -> list[float]:
-        left = minutes * 60 - (time.monotonic() - STARTED)
-        length = fit_length(left, Speed(step, evaluation, report), plan.steps_per_epoch, every)
-        return [*length, plan.global_batch / step]
-
-    steps, evaluation_steps, speed = broadcast_from_rank0(session.communicator, decide)
-    app.fit(Length(int(steps), int(evaluation_steps)), plan.steps_per_epoch, f"{speed:.3g} images/s were measured")
-    shown = f", evaluated every {int(evaluation_steps)}" if evaluation_steps else ""
-    print(f"{speed:.3g} images/s: {int(steps)} steps{shown}")
-
-
-def _measure_steps(session: Session, task: TrainableTask, data: TrainingData, minutes: float) -> float:
-    """Return the seconds of a training step, without those of the first one, which is compiled."""
-    plan = session.app.make_plan(data.num_images)
-    batches, fewest, most = data.batches(0), *MEASURED_STEPS
-    limit = min(MEASURED_SECONDS, 0.05 * minutes * 60)
-    began, steps = 0.0, 0
-    while True:
-        session.reporter.at(0, "step")
-        scalars = task.train_step(next(batches), plan.learning_rate(0))
-        float(scalars["loss"])  # waits for the device
-        now = time.monotonic()
-        began, steps = (began, steps + 1) if began else (now, 0)
-        seconds = now - began
-        is_enough = steps >= most or (steps >= fewest and seconds >= limit)
-        if broadcast_from_rank0(session.communicator, partial(bool, is_enough)):
-            return seconds / steps
 
 
 def list_run_settings(app: Application, data: TrainingData, plan: Plan) -> dict[str, Any]:
@@ -376,7 +310,7 @@ def _make_run_log(session: Session, trainer: Trainer) -> list[Callback]:
         "fingerprint": trainer.data.fingerprint,
     }
     program = session.app.program[-1].rpartition(".")[2]
-    description = {"program": program, "plan": trainer.plan.as_json(), "data": data}
+    description = {"program": program, "data": data}
     session.folder.register_files(session.model_dir / RUN_LOG)  # of a run that began before there was one
     return [RunLog(session.model_dir / RUN_LOG, description, describe_environment(session.app))]
 

@@ -311,6 +311,9 @@ class ExponentialMovingAverage:
         variables: of any floating dtype, with names that differ.
         decay: share of the average that is kept in an update, above 0 and below 1, such as 0.9998.
 
+    Attributes:
+        decay: a variable, which no state of a checkpoint holds; assign to it for a graph that is there already.
+
     Raises:
         ValueError: the decay is out of range, or two variables have one name.
     """
@@ -319,7 +322,7 @@ class ExponentialMovingAverage:
         if not 0 < decay < 1:
             raise ValueError(f"decay is {decay}; it must be above 0 and below 1")
         self._variables = name_variables(variables)
-        self._decay = decay
+        self.decay = tf.Variable(decay, trainable=False, dtype=tf.float32)
         self._updates = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._averages = {
             name: tf.Variable(tf.identity(variable), trainable=False) for name, variable in self._variables.items()
@@ -328,7 +331,7 @@ class ExponentialMovingAverage:
     def update(self) -> None:
         """Move the averages towards the variables: once a step, after the optimizer; eagerly or in a tf.function."""
         count = tf.cast(self._updates, tf.float32)
-        share = 1 - tf.minimum(self._decay, (1 + count) / (10 + count))
+        share = 1 - tf.minimum(self.decay, (1 + count) / (10 + count))
         for name, variable in self._variables.items():
             average = self._averages[name]
             average.assign_add(tf.cast(share, average.dtype) * (variable - average))
