@@ -192,7 +192,7 @@ def test_wrong_flags(folder: Path, status: int, named: list[str], arguments: lis
     ("status", "named", "arguments"),
     [
         (66, ["empty", "gaudi-datasets convert"], [*TRAIN, "--data_dir", "empty"]),
-        (66, ["nowhere", "gaudi-datasets convert"], [*TRAIN, "--data_dir", "nowhere"]),
+        (66, ["nowhere: ", "--data_dir"], [*TRAIN, "--data_dir", "nowhere"]),
         (65, ["notes: ", "is a file"], [*TRAIN, "--data_dir", "notes"]),
         (66, ["nowhere.pth"], [*TRAIN, "-f", "--resnet_checkpoint", "nowhere.pth"]),
         (66, ["empty: ", "holds no image"], [*TRAIN, "--mode", "predict", "--inference", "empty"]),

@@ -147,6 +147,11 @@ def test_a_recipe_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_run_without_a_recipe_has_none(tmp_path: Path) -> None:
     assert read_recipe(tmp_path, frozenset(), 0.0) is None
+    (tmp_path / "file").touch()
+    assert read_recipe(tmp_path / "file" / "run", frozenset(), 0.0) is None  # what is written there meets the fault
+    (tmp_path / "recipe.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        read_recipe(tmp_path, frozenset(), 0.0)
 
 
 def test_a_run_that_was_fitted_to_another_time_is_refused(tmp_path: Path) -> None:

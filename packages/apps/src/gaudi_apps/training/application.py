@@ -132,6 +132,10 @@ class Application(ABC):
                         "there is no such file or folder", flag=f"--{name}", path=path, remedy=f"correct --{name}"
                     )
             self.find_data(mode)
+        if config.use.inference:
+            from gaudi_apps.inference.media import find_files
+
+            find_files(config.use.inference)
         if mode in ("predict", "export", "eval") and not any(
             CheckpointFolder(settings.model_dir / name).steps() for name in (CHECKPOINTS, BEST)
         ):
@@ -141,10 +145,6 @@ class Application(ABC):
                 path=settings.model_dir / CHECKPOINTS,
                 remedy="train first, or give another --model_dir",
             )
-        if config.use.inference:
-            from gaudi_apps.inference.media import find_files
-
-            find_files(config.use.inference)
         weights = None if settings.weights is None else Path(settings.weights)
         is_there = weights is None or weights.exists() or any(weights.parent.glob(f"{glob.escape(weights.name)}.*"))
         if mode == "train" and not is_there:  # a checkpoint of TensorFlow is the beginning of names

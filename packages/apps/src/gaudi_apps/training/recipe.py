@@ -126,6 +126,7 @@ def read_recipe(model_dir: Path, given: Collection[str], minutes: float | None) 
         None where there is no run, or where it has no recipe.
 
     Raises:
+        OSError: it cannot be read.
         DataError: the file is damaged.
         RunChangedError: the length of the run was fitted to another time.
     """
@@ -136,9 +137,9 @@ def read_recipe(model_dir: Path, given: Collection[str], minutes: float | None) 
             raise ValueError(f"format {document['format']!r}, version {document['version']!r}")
         choices = tuple(_parse_choice(entry) for entry in document["choices"])
         recipe = Recipe(choices, frozenset(given), (), float(document["minutes"]), bool(document["is_fitted"]))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"is no recipe of a run ({error})", path=path, remedy="give another --model_dir") from None
     if minutes is not None and recipe.minutes != minutes:
         raise RunChangedError(
