@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,53 +66,42 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
     if config.data.cache == "auto":
         options = keep_if_it_fits(source.num_bytes, options, run.distribution.rank_info.local_size)
 
-    emphasis = find_emphasis(config, source)
+    num_images, repeat_factors, class_weights = find_emphasis(config, source)
 
     def read_images(first_step: int) -> Batches:
-        dataset = train_dataset(
-            source, options, first_step=first_step, spec=spec, repeat_factors=emphasis.repeat_factors
-        )
+        dataset = train_dataset(source, options, first_step=first_step, spec=spec, repeat_factors=repeat_factors)
         return read_batches(dataset, source)
 
     model_config = make_category_config(source.categories)
-    if emphasis.class_weights is not None:
-        model_config["class_weights"] = emphasis.class_weights.tolist()
+    if class_weights is not None:
+        model_config["class_weights"] = class_weights.tolist()
     files = getattr(source, "list_files", dict)
-    return TrainingData(model_config, emphasis.num_images, source.fingerprint, read_images, files)
+    return TrainingData(model_config, num_images, source.fingerprint, read_images, files)
 
 
-@dataclass(frozen=True, eq=False)
-class Emphasis:
-    """The emphasis on rare classes that flags ask for.
+def find_emphasis(
+    config: SSDConfig, source: DetectionSource
+) -> tuple[int, npt.NDArray[np.float64] | None, npt.NDArray[np.float32] | None]:
+    """Count the objects of the training images, if flags ask for an emphasis on rare classes.
 
-    Attributes:
-        num_images: in an epoch, with their repeats.
-        repeat_factors: float64 [images], see `gaudi_datasets.sampling.SampleOrder`; None: every image once.
-        class_weights: float32 [classes + 1], see `gaudi_ops.tf.ssd_loss`; None: all are 1.
-    """
-
-    num_images: int
-    repeat_factors: npt.NDArray[np.float64] | None = None
-    class_weights: npt.NDArray[np.float32] | None = None
-
-
-def find_emphasis(config: SSDConfig, source: DetectionSource) -> Emphasis:
-    """Count the objects of the training images, if flags ask for it.
+    Returns:
+        images of an epoch, with their repeats; float64 [images], see `gaudi_datasets.sampling.SampleOrder`, None: every
+        image once; and float32 [classes + 1], see `gaudi_ops.tf.ssd_loss`, None: all are 1.
 
     Raises:
         DataError: a record is damaged.
     """
     rare = config.rare
     if not rare.repeat_factor and rare.class_weights == "none":
-        return Emphasis(len(source))
+        return len(source), None, None
     from gaudi_datasets.detection.sources import read_labels
 
     images, labels = read_labels(source)
     weights = balance_classes(labels, len(source.categories)) if rare.class_weights == "balanced" else None
     if not rare.repeat_factor:
-        return Emphasis(len(source), class_weights=weights)
+        return len(source), None, weights
     factors = find_repeat_factors(images, labels, len(source), rare.repeat_factor)
-    return Emphasis(count_repeated(factors), factors, weights)
+    return count_repeated(factors), factors, weights
 
 
 def describe_emphasis(config: SSDConfig) -> dict[str, Any]:
@@ -121,15 +110,15 @@ def describe_emphasis(config: SSDConfig) -> dict[str, Any]:
     if not rare.repeat_factor and rare.class_weights == "none":
         return {}
     source = open_source(config, "train")
-    emphasis, found = find_emphasis(config, source), dict[str, Any]()
-    if emphasis.repeat_factors is not None:
+    (num_images, factors, weights), found = find_emphasis(config, source), dict[str, Any]()
+    if factors is not None:
         found["repeat_factor"] = rare.repeat_factor
-        found["images_per_epoch"] = emphasis.num_images
-        found["repeated_images"] = int((emphasis.repeat_factors > 1).sum())
-        found["largest_repeat"] = float(emphasis.repeat_factors.max())
-    if emphasis.class_weights is not None:
+        found["images_per_epoch"] = num_images
+        found["repeated_images"] = int((factors > 1).sum())
+        found["largest_repeat"] = float(factors.max())
+    if weights is not None:
         names = [category.name for category in source.categories]
-        found["class_weights"] = dict(zip(names, emphasis.class_weights[1:].tolist(), strict=True))
+        found["class_weights"] = dict(zip(names, weights[1:].tolist(), strict=True))
     return found
 
 

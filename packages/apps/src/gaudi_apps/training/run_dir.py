@@ -87,11 +87,10 @@ class RunFolder:
         *,
         files: Sequence[str],
         folders: Sequence[str],
-        defaults: Mapping[str, Any] | None = None,
-        aliases: Mapping[str, str] | None = None,
+        **earlier: Mapping[str, Any] | None,
     ) -> bool:
-        """Begin a run here, or go on with the one that is here; the rest is as of `validate`."""
-        if self.validate(settings, files=files, folders=folders, defaults=defaults, aliases=aliases):
+        """Begin a run here, or go on with the one that is here; all else is as of `validate`."""
+        if self.validate(settings, files=files, folders=folders, **earlier):
             return True
         self.folder.mkdir(parents=True, exist_ok=True)
         record = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "files": sorted(files)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -11,37 +10,29 @@ import numpy as np
 from gaudi_datasets.classification.class_folders import FolderSource, check_folder
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.classification.sources import RecordSource
-from gaudi_datasets.errors import DataError, FlagError
+from gaudi_datasets.errors import DataError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.layouts.checking import check_all
 from gaudi_datasets.layouts.inventory import SPLITS, count_names, split_of_path
-from gaudi_datasets.layouts.splitting import choose_validation, hash_files, hash_records
+from gaudi_datasets.layouts.splitting import (
+    SplitData,
+    choose_validation,
+    hash_files,
+    note_split,
+    require_share,
+    require_training,
+    split_records,
+)
 from gaudi_datasets.records.record_sets import find_splits
 
 __all__ = ["ClassificationData", "check_all", "open_data"]
 
+_REMEDY = "add a folder train/"
 _DEPTH = 3  # folders that hold one folder alone, as archives have them
 
 
-@dataclass(frozen=True, eq=False)
-class ClassificationData:
-    """Images with classes for training, validation and test.
-
-    Attributes:
-        layout: what was recognised, on one line.
-        train: images of training.
-        val: images of validation; None only where nothing may be split.
-        test: images of the test set, if there is one.
-        notes: what was left out, changed or guessed, named and counted.
-        split: file names by "train" and "val" where they were split here; else empty.
-    """
-
-    layout: str
-    train: ClassificationSource
-    val: ClassificationSource | None = None
-    test: ClassificationSource | None = None
-    notes: tuple[str, ...] = ()
-    split: Mapping[str, Sequence[str]] = field(default_factory=dict)
+class ClassificationData(SplitData[ClassificationSource]):
+    """Images with classes for training, validation and test."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -66,8 +57,7 @@ def open_data(path: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Cla
         DataError: there are no classes, the classes of splits differ, or it is not clear what is a class.
         FlagError: the share is not in 0..1.
     """
-    if not 0 <= val_share < 1:
-        raise FlagError(f"--val_share is {val_share:g}; it must be at least 0 and below 1", flag="--val_share")
+    require_share(val_share)
     path = check_folder(Path(path), "a folder for each class")
     if splits := find_splits(path, "classification"):
         return _open_records(path, splits, val_share, seed)
@@ -76,28 +66,19 @@ def open_data(path: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Cla
 
 def _open_records(path: Path, splits: Mapping[str, str], val_share: float, seed: int) -> ClassificationData:
     sources = {split: RecordSource(path, name) for split, name in splits.items()}
-    if "train" not in sources:
-        raise _no_training(path, sources)
+    require_training(sources, path, _REMEDY)
     for split, source in sources.items():
         _require_known(source.class_names, sources["train"].class_names, split, path)
-    split_names: dict[str, list[str]] = {}
-    if "val" not in sources and val_share:
-        rows = range(len(sources["train"]))
-        examples = [sources["train"].read(row) for row in rows]
-        in_val = choose_validation(
-            [[example.label] for example in examples],
-            [str(example.image_id) for example in examples],
-            hash_records([example.encoded for example in examples]),
-            share=val_share,
-            seed=seed,
-            name=str(path),
-        )
-        sources["val"] = RecordSource(path, splits["train"])
-        for split, kept in (("train", ~in_val), ("val", in_val)):
-            sources[split].keep(np.flatnonzero(kept))
-            split_names[split] = [examples[row].file_name or f"record {row}" for row in np.flatnonzero(kept)]
+    split_names = split_records(
+        sources,
+        lambda: RecordSource(path, splits["train"]),
+        lambda example: [example.label],
+        share=val_share,
+        seed=seed,
+        name=str(path),
+    )
     layout = f"records ({', '.join(splits.values())})"
-    notes = _note_split(split_names)
+    notes = note_split(split_names)
     return ClassificationData(layout, sources["train"], sources.get("val"), sources.get("test"), notes, split_names)
 
 
@@ -105,8 +86,8 @@ def _open_folders(path: Path, val_share: float, seed: int) -> ClassificationData
     root = _find_root(path)
     notes: list[str] = []
     folders = _find_splits(root, notes)
-    if folders and "train" not in folders:
-        raise _no_training(path, folders)
+    if folders:
+        require_training(folders, path, _REMEDY)
     train = _open_classes(folders.get("train", root), None, "train", notes)
     sources = {"train": train}
     for split in ("val", "test"):
@@ -129,7 +110,7 @@ def _open_folders(path: Path, val_share: float, seed: int) -> ClassificationData
             split_names[split] = [files.name(row) for row in np.flatnonzero(kept)]
     where = ", ".join(f"{folders[split].name}/" for split in SPLITS if split in folders) or "not split"
     layout = f"folders of {len(train.class_names)} classes ({where})"
-    notes += _note_split(split_names)
+    notes += note_split(split_names)
     return ClassificationData(layout, train, sources.get("val"), sources.get("test"), tuple(notes), split_names)
 
 
@@ -207,14 +188,3 @@ def _require_known(names: Sequence[str], known: Sequence[str], split: str, path:
             path=path,
             remedy="give both the same classes",
         )
-
-
-def _note_split(split_names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    if not split_names:
-        return ()
-    return (f"split here: {len(split_names['train'])} images for training, {len(split_names['val'])} for validation",)
-
-
-def _no_training(path: Path, splits: Mapping[str, object]) -> DataError:
-    there = ", ".join(splits)
-    return DataError(f"has images for {there} and none for training", path=path, remedy="add a folder train/")

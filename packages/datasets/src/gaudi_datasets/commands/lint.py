@@ -154,29 +154,17 @@ class _Lint(Generic[Sets]):
         try:
             report, source, annotations = _lint(self.data, others)
         except DataError as error:
-            self._print(report_broken(self.data.name, error))
+            _print(report_broken(self.data.name, error), self.json)
             raise  # no flag allows it
-        self._print(report)
+        _print(report, self.json)
         if self.sheet is not None:
             from gaudi_datasets.linting.sheet import describe_boxes, describe_images, draw_samples, write_sheet
 
             histograms = describe_images(report.sizes_hw) if annotations is None else describe_boxes(annotations)
             write_sheet(self.sheet, report, histograms, draw_samples(source))
             print(f"{self.sheet}: the report, histograms and samples", file=sys.stderr if self.json else sys.stdout)
-        if report.losses and not self.allow:
-            raise DataError(
-                f"{report.losses} finding{'s' * (report.losses != 1)} by which something would be lost",
-                path=report.name,
-                remedy="fix what the report names, or accept it with --allow",
-            )
-
-    def _print(self, report: LintReport) -> None:
-        from gaudi_datasets.linting.report import print_report
-
-        if self.json:
-            print(json.dumps(report.as_json(), indent=2))
-        else:
-            print_report(report)
+        if not self.allow:
+            _require_no_losses(report.losses, report.name)
 
 
 @dataclass(frozen=True)
@@ -200,11 +188,7 @@ class _LintAuto:
             data = open_any(self.data, val_share=0, seed=0)
             reports = dict(_lint_splits(data, self.data))
         except DataError as error:
-            broken = report_broken(str(self.data), error)
-            if self.json:
-                print(json.dumps(broken.as_json(), indent=2))
-            else:
-                print_report(broken)
+            _print(report_broken(str(self.data), error), self.json)
             raise  # no flag allows it
         if self.json:
             splits = {split: report.as_json() for split, report in reports.items()}
@@ -213,13 +197,26 @@ class _LintAuto:
             print_layout(data)
             for report in reports.values():
                 print_report(report)
-        losses = sum(report.losses for report in reports.values())
-        if losses and not self.allow:
-            raise DataError(
-                f"{losses} finding{'s' * (losses != 1)} by which something would be lost",
-                path=self.data,
-                remedy="fix what the report names, or accept it with --allow",
-            )
+        if not self.allow:
+            _require_no_losses(sum(report.losses for report in reports.values()), self.data)
+
+
+def _print(report: LintReport, as_json: bool) -> None:
+    from gaudi_datasets.linting.report import print_report
+
+    if as_json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        print_report(report)
+
+
+def _require_no_losses(losses: int, path: str | Path) -> None:
+    if losses:
+        raise DataError(
+            f"{losses} finding{'s' * (losses != 1)} by which something would be lost",
+            path=path,
+            remedy="fix what the report names, or accept it with --allow",
+        )
 
 
 def _lint_splits(data: DetectionData | ClassificationData, path: Path) -> Iterator[tuple[str, LintReport]]:

@@ -11,37 +11,35 @@ import numpy as np
 
 from gaudi_datasets.detection.coco import BOX_RULES, Category, CocoAnnotations, select_images
 from gaudi_datasets.detection.sources import CocoSource, DetectionSource, RecordSource
-from gaudi_datasets.errors import DataError, FlagError
+from gaudi_datasets.errors import DataError
 from gaudi_datasets.layouts.boxes import ALL, BoxSets
 from gaudi_datasets.layouts.checking import check_all
 from gaudi_datasets.layouts.inventory import SPLITS, count_names
 from gaudi_datasets.layouts.recognition import read_boxes
-from gaudi_datasets.layouts.splitting import choose_validation, hash_files, hash_records
+from gaudi_datasets.layouts.splitting import (
+    SplitData,
+    choose_validation,
+    hash_files,
+    note_split,
+    require_share,
+    require_training,
+    split_records,
+)
 from gaudi_datasets.records.record_sets import find_splits
 
 __all__ = ["DetectionData", "check_all", "open_data"]
 
+_REMEDY = "add them, or give one annotation file"
+
 
 @dataclass(frozen=True, eq=False)
-class DetectionData:
+class DetectionData(SplitData[DetectionSource]):
     """Images with boxes for training, validation and test.
 
     Attributes:
-        layout: what was recognised, on one line.
-        train: images with a box to learn from.
-        val: images of validation; None only where nothing may be split.
-        test: images of the test set, if there is one.
-        notes: what was left out, changed or guessed, named and counted.
-        split: file names by "train" and "val" where they were split here; else empty.
         annotations: what the sources were made of, by split, with the folder of the images; empty for records.
     """
 
-    layout: str
-    train: DetectionSource
-    val: DetectionSource | None = None
-    test: DetectionSource | None = None
-    notes: tuple[str, ...] = ()
-    split: Mapping[str, Sequence[str]] = field(default_factory=dict)
     annotations: Mapping[str, tuple[CocoAnnotations, Path]] = field(default_factory=dict)
 
     @property
@@ -68,46 +66,34 @@ def open_data(path: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Det
         FlagError: the share is not in 0..1.
     """
     path = Path(path)
-    if not 0 <= val_share < 1:
-        raise FlagError(f"--val_share is {val_share:g}; it must be at least 0 and below 1", flag="--val_share")
+    require_share(val_share)
     if path.is_dir() and (splits := find_splits(path, "detection")):
         return _open_records(path, splits, val_share, seed)
     return _open_boxes(path, read_boxes(path), val_share, seed)
 
 
 def _open_records(path: Path, splits: Mapping[str, str], val_share: float, seed: int) -> DetectionData:
-    layout = f"records ({', '.join(splits.values())})"
     sources = {split: RecordSource(path, name) for split, name in splits.items()}
-    if "train" not in sources:
-        raise _no_training(path, sources)
+    require_training(sources, path, _REMEDY)
     require_equal_classes({split: [each.name for each in source.categories] for split, source in sources.items()}, path)
-    split_names: dict[str, list[str]] = {}
-    if "val" not in sources and val_share:
-        examples = [sources["train"].read(row) for row in range(len(sources["train"]))]
-        in_val = choose_validation(
-            [example.labels[~example.is_crowd].tolist() for example in examples],
-            [str(example.image_id) for example in examples],
-            hash_records([example.encoded for example in examples]),
-            share=val_share,
-            seed=seed,
-            name=str(path),
-        )
-        names = [example.file_name or str(example.image_id) for example in examples]
-        sources["val"] = RecordSource(path, splits["train"])
-        for split, kept in (("train", ~in_val), ("val", in_val)):
-            sources[split].keep(np.flatnonzero(kept))
-            split_names[split] = [names[row] for row in np.flatnonzero(kept)]
-    return DetectionData(
-        layout, sources["train"], sources.get("val"), sources.get("test"), note_split(split_names), split_names
+    split_names = split_records(
+        sources,
+        lambda: RecordSource(path, splits["train"]),
+        lambda example: example.labels[~example.is_crowd].tolist(),
+        share=val_share,
+        seed=seed,
+        name=str(path),
     )
+    layout = f"records ({', '.join(splits.values())})"
+    notes = note_split(split_names)
+    return DetectionData(layout, sources["train"], sources.get("val"), sources.get("test"), notes, split_names)
 
 
 def _open_boxes(path: Path, boxes: BoxSets, val_share: float, seed: int) -> DetectionData:
     sets, notes, split_names = dict(boxes.sets), list(boxes.notes), dict[str, list[str]]()
     if ALL in sets:
         sets["train"] = sets.pop(ALL)
-    if "train" not in sets:
-        raise _no_training(path, sets)
+    require_training(sets, path, _REMEDY)
     require_equal_classes(
         {split: [f"{one.name} ({one.id})" for one in sets[split][0].categories] for split in sets}, path
     )
@@ -140,13 +126,6 @@ def list_classes(annotations: CocoAnnotations) -> list[list[int]]:
     for start, stop in zip(annotations.box_splits[:-1], annotations.box_splits[1:], strict=True):
         classes.append(annotations.category_ids[start:stop][~annotations.is_crowd[start:stop]].tolist())
     return classes
-
-
-def note_split(split_names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Note how many images were split."""
-    if not split_names:
-        return ()
-    return (f"split here: {len(split_names['train'])} images for training, {len(split_names['val'])} for validation",)
 
 
 def note_losses(split: str, annotations: CocoAnnotations, source: CocoSource) -> list[str]:
@@ -188,10 +167,3 @@ def require_equal_classes(names_of: Mapping[str, Sequence[str]], path: Path) -> 
                 path=path,
                 remedy="give both the same classes",
             )
-
-
-def _no_training(path: Path, splits: Mapping[str, object]) -> DataError:
-    there = ", ".join(splits)
-    return DataError(
-        f"has images for {there} and none for training", path=path, remedy="add them, or give one annotation file"
-    )

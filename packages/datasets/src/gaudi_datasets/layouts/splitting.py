@@ -7,8 +7,9 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,84 @@ from gaudi_datasets.image_files import stat_image
 _OVERSHOOT = 0.5 + 1e-9  # images of validation above its share
 _HEAD = 2**14
 _PIECE = 2**20
+
+
+Source = TypeVar("Source", covariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class SplitData(Generic[Source]):
+    """Images for training, validation and test, with their classes or boxes.
+
+    Attributes:
+        layout: what was recognised, on one line.
+        train: images of training; of a data set with boxes, those with one to learn from.
+        val: images of validation; None only where nothing may be split.
+        test: images of the test set, if there is one.
+        notes: what was left out, changed or guessed, named and counted.
+        split: file names by "train" and "val" where they were split here; else empty.
+    """
+
+    layout: str
+    train: Source
+    val: Source | None = None
+    test: Source | None = None
+    notes: tuple[str, ...] = ()
+    split: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def require_share(share: float) -> None:
+    """Raise FlagError for a share of validation that is not in 0..1."""
+    if not 0 <= share < 1:
+        raise FlagError(f"--val_share is {share:g}; it must be at least 0 and below 1", flag="--val_share")
+
+
+def require_training(splits: Mapping[str, object], path: Path, remedy: str) -> None:
+    """Raise DataError where there are splits, and none is that of training."""
+    if "train" not in splits:
+        raise DataError(f"has images for {', '.join(splits)} and none for training", path=path, remedy=remedy)
+
+
+def split_records(
+    sources: dict[str, Any],
+    open_training: Callable[[], Any],
+    list_classes: Callable[[Any], Sequence[int]],
+    *,
+    share: float,
+    seed: int,
+    name: str,
+) -> dict[str, list[str]]:
+    """Split validation off the records of training, if there is none; return the names of both.
+
+    `open_training` opens the records once more, `list_classes` returns the classes of an example. The others are those
+    of `choose_validation`; with a share of 0 nothing is split.
+    """
+    if "val" in sources or not share:
+        return {}
+    train = sources["train"]
+    examples = [train.read(row) for row in range(len(train))]
+    in_val = choose_validation(
+        [list_classes(example) for example in examples],
+        [str(example.image_id) for example in examples],
+        hash_records([example.encoded for example in examples]),
+        share=share,
+        seed=seed,
+        name=name,
+    )
+    sources["val"] = open_training()
+    split_names = {}
+    for split, kept in (("train", ~in_val), ("val", in_val)):
+        rows = np.flatnonzero(kept)
+        sources[split].keep(rows)
+        split_names[split] = [examples[row].file_name or f"record {row}" for row in rows]
+    return split_names
+
+
+def note_split(split_names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Note how many images were split."""
+    if not split_names:
+        return ()
+    return (f"split here: {len(split_names['train'])} images for training, {len(split_names['val'])} for validation",)
 
 
 def choose_validation(
