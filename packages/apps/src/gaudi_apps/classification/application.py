@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gaudi_apps.classification.data import (
-    describe_found,
     input_options,
     open_found,
     open_training_data,
@@ -22,7 +21,7 @@ from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import Plan
-from gaudi_apps.training.recipe import NO_RECIPE, SPLIT, Length, Recipe
+from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe, describe_found
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_datasets.errors import MissingInputError
 from gaudi_distributed import Communicator
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from gaudi_apps.classification.evaluator import AccuracyEvaluator
     from gaudi_apps.cli.flags import ExportFormat, ProgramConfig
     from gaudi_apps.training.run_dir import RunFolder
-    from gaudi_datasets.classification.examples import ClassificationSource
     from gaudi_datasets.classification.layouts import ClassificationData
     from gaudi_models.weights import WeightsFile
 
@@ -83,13 +81,8 @@ class ClassificationApplication(Application):
 
     def describe_data(self) -> tuple[str, ...]:
         """Return what was recognised in --data, and what was left out."""
-        flags = self.train_config.recipe
-        return () if flags.data is None else describe_found(flags, self.settings.device.seed)
-
-    def list_documents(self) -> dict[str, Any]:
-        """Return the recipe, and the split that was made here."""
-        found = self._open_found()
-        return super().list_documents() | ({SPLIT: {**found.split}} if found is not None and found.split else {})
+        found = self.open_found()
+        return () if found is None else describe_found(self.train_config.recipe.data, found)
 
     def fit(self, task: Any, plan: Plan, length: Length, reason: str) -> None:
         """Set the length of training, and what follows from it."""
@@ -99,7 +92,8 @@ class ClassificationApplication(Application):
         self.settings = self.train_config.run
         task.change_average(self.train_config.learning.ema_decay)
 
-    def _open_found(self) -> ClassificationData | None:
+    def open_found(self) -> ClassificationData | None:
+        """Open what --data names."""
         flags = self.train_config.recipe
         return None if flags.data is None else open_found(flags, self.settings.device.seed)
 
@@ -182,7 +176,7 @@ class ClassificationApplication(Application):
 
         require_model_config(model_config)
         data, names = self.train_config.flags.data, read_class_names(model_config)
-        found = self._open_found()
+        found = self.open_found()
         if found is None:
             source = open_source(data.folder, [data.eval_split], class_names=names)
         elif found.val is None:
@@ -194,11 +188,6 @@ class ClassificationApplication(Application):
         evaluator = AccuracyEvaluator(source, options, folder, names, communicator, num_images=num_images)
         evaluator.split = data.eval_split if found is None else "val"
         return evaluator
-
-    def open_test_source(self) -> ClassificationSource | None:
-        """Open the test images of --data."""
-        found = self._open_found()
-        return None if found is None else found.test
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Draw training images with their labels."""
@@ -244,7 +233,7 @@ class ClassificationApplication(Application):
         from gaudi_apps.inference.exporter import choose_images, describe_export
 
         use, data = self.train_config.flags.use, self.train_config.flags.data
-        found = self._open_found()
+        found = self.open_found()
         source = open_source(data.folder, [data.eval_split]) if data.folder else found and (found.val or found.train)
         encoded_images = choose_images(use.inference, source)
         agreements = run_export(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMA
 from gaudi_apps.inference.media import keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge, write_first_images
 from gaudi_apps.training.checkpoint import ModelConfig
+from gaudi_apps.training.recipe import open_once
 from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.classification.sources import open_split
@@ -98,28 +98,11 @@ def open_training_source(config: TrainConfig) -> ClassificationSource:
 
 
 def open_found(flags: RecipeFlags, seed: int) -> ClassificationData:
-    """Open the data set of --data as it is; it is opened once in a process.
-
-    Raises:
-        MissingInputError: it is not there.
-        DataError: it is no data set for classification, or it is damaged.
-    """
-    return _open_found(flags.data or "", flags.val_share, seed)
-
-
-def describe_found(flags: RecipeFlags, seed: int) -> tuple[str, ...]:
-    """Return the layout of the data set of --data, its size by split, and what was left out or guessed, a line each."""
-    found = open_found(flags, seed)
-    sources = {"training": found.train, "validation": found.val, "test": found.test}
-    sizes = (f"{len(source)} images for {name}" for name, source in sources.items() if source is not None)
-    return (f"{flags.data}: {found.layout}", ", ".join(sizes), *found.notes)
-
-
-@functools.lru_cache(maxsize=1)
-def _open_found(path: str, val_share: float, seed: int) -> ClassificationData:
+    """Open the data set of --data, see `gaudi_apps.training.recipe.open_once`."""
     from gaudi_datasets.classification.layouts import open_data
 
-    return open_data(path, val_share=val_share, seed=seed)
+    found: ClassificationData = open_once(open_data, flags.data or "", flags.val_share, seed)
+    return found
 
 
 def open_source(

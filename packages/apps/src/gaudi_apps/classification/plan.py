@@ -31,6 +31,7 @@ from gaudi_apps.training.recipe import (
     choose_evaluations,
     choose_steps,
     count_epochs,
+    describe_found,
     fit_evaluations,
 )
 from gaudi_models.architectures import RESNETS, measure_classifier
@@ -228,9 +229,9 @@ def print_plan(
     document, rows = _describe_plan(config, training_set, plan)
     lines: Sequence[str] = ()
     if config.recipe.data is not None:
-        from gaudi_apps.classification.data import describe_found
+        from gaudi_apps.classification.data import open_found
 
-        lines = describe_found(config.recipe, config.run.device.seed)
+        lines = describe_found(config.recipe.data, open_found(config.recipe, config.run.device.seed))
         document["found"] = list(lines)
     if as_json:
         print_json(document | ({"recipe": recipe.as_json()} if recipe.choices else {}), launch, console)

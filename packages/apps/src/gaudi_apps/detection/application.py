@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gaudi_apps.cli.flag_rules import replace_flags
 from gaudi_apps.cli.flags import parse_step_range
-from gaudi_apps.detection.config import SSDConfig, describe_found, find_checkpoint, find_mode, open_found
+from gaudi_apps.detection.config import SSDConfig, find_checkpoint, find_mode, open_found
 from gaudi_apps.detection.data import (
     choose_architecture,
     input_options,
@@ -23,7 +23,7 @@ from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import Plan
-from gaudi_apps.training.recipe import NO_RECIPE, SPLIT, Length, Recipe
+from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe, describe_found
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed import Communicator
@@ -31,7 +31,7 @@ from gaudi_distributed import Communicator
 if TYPE_CHECKING:
     from gaudi_apps.detection.evaluator import DetectionEvaluator
     from gaudi_apps.training.run_dir import RunFolder
-    from gaudi_datasets.detection.sources import DetectionSource
+    from gaudi_datasets.detection.layouts import DetectionData
     from gaudi_models.weights import WeightsFile
 
 # Modes whose images are of the size that the flags say.
@@ -65,12 +65,12 @@ class SSDApplication(Application):
 
     def describe_data(self) -> tuple[str, ...]:
         """Return what was recognised in --data, and what was left out."""
-        return () if self.config.recipe.data is None else describe_found(self.config)
+        found = self.open_found()
+        return () if found is None else describe_found(self.config.recipe.data, found)
 
-    def list_documents(self) -> dict[str, Any]:
-        """Return the recipe, and the split that was made here."""
-        found = None if self.config.recipe.data is None else open_found(self.config)
-        return super().list_documents() | ({SPLIT: {**found.split}} if found is not None and found.split else {})
+    def open_found(self) -> DetectionData | None:
+        """Open what --data names."""
+        return None if self.config.recipe.data is None else open_found(self.config)
 
     def change_flags(self, values: Mapping[str, Any]) -> None:
         """Replace values of flags by name."""
@@ -159,10 +159,6 @@ class SSDApplication(Application):
             num_images=limit,
             max_boxes=self.config.use.max_boxes,
         )
-
-    def open_test_source(self) -> DetectionSource | None:
-        """Open the test images of --data."""
-        return None if self.config.recipe.data is None else open_found(self.config).test
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
         """Draw training images with the boxes that their targets were encoded from."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, field, fields, replace
 from importlib import util
@@ -26,6 +25,7 @@ from gaudi_apps.cli.flags import (
     require_alone,
 )
 from gaudi_apps.runtime.settings import ThreadFlag
+from gaudi_apps.training.recipe import open_once
 from gaudi_datasets.arguments import ON, FormerFlag
 from gaudi_datasets.errors import FlagError, MissingExtraError
 
@@ -368,29 +368,11 @@ def _check_options(run: RunFlags, config: SSDConfig) -> None:
 
 
 def open_found(config: SSDConfig) -> DetectionData:
-    """Open the data set of --data as it is; it is opened once in a process.
-
-    Raises:
-        MissingInputError: it is not there.
-        DataError: its layout is not known, or it is damaged.
-    """
-    flags = config.recipe
-    return _open_found(flags.data or "", flags.val_share, config.run.seed)
-
-
-def describe_found(config: SSDConfig) -> tuple[str, ...]:
-    """Return the layout of the data set of --data, its size by split, and what was left out or guessed, a line each."""
-    found = open_found(config)
-    sources = {"training": found.train, "validation": found.val, "test": found.test}
-    sizes = (f"{len(source)} images for {name}" for name, source in sources.items() if source is not None)
-    return (f"{config.recipe.data}: {found.layout}", ", ".join(sizes), *found.notes)
-
-
-@functools.lru_cache(maxsize=1)
-def _open_found(path: str, val_share: float, seed: int) -> DetectionData:
+    """Open the data set of --data, see `gaudi_apps.training.recipe.open_once`."""
     from gaudi_datasets.detection.layouts import open_data
 
-    return open_data(path, val_share=val_share, seed=seed)
+    found: DetectionData = open_once(open_data, config.recipe.data or "", config.recipe.val_share, config.run.seed)
+    return found
 
 
 FORMER_FLAGS = (

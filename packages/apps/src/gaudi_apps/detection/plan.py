@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from gaudi_apps.cli.launch import LaunchReport, share_batch
-from gaudi_apps.detection.config import COCO_CLASSES, COCO_TRAIN_IMAGES, SSDConfig, describe_found, open_found
+from gaudi_apps.detection.config import COCO_CLASSES, COCO_TRAIN_IMAGES, SSDConfig, open_found
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     CURRENT,
@@ -38,6 +38,7 @@ from gaudi_apps.training.recipe import (
     choose_average,
     choose_evaluations,
     choose_steps,
+    describe_found,
     fit_evaluations,
 )
 from gaudi_datasets.errors import DataError, MissingInputError
@@ -235,7 +236,7 @@ def print_plan(
         rows.append(("frozen", "the backbone, with the statistics of its batch norms"))
     lines: Sequence[str] = ()
     if config.recipe.data is not None:
-        lines = describe_found(config)
+        lines = describe_found(config.recipe.data, open_found(config))
         document["found"] = list(lines)
     if config.run.json:
         print_json(document | ({"recipe": recipe.as_json()} if recipe.choices else {}), launch, console)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder
 from gaudi_apps.training.plan import CURRENT
-from gaudi_apps.training.recipe import NO_RECIPE, RECIPE, STARTED, Length, Recipe
+from gaudi_apps.training.recipe import NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
 from gaudi_datasets.errors import MissingInputError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gaudi_apps.training.plan import Plan
     from gaudi_apps.training.run_dir import RunFolder
     from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
+    from gaudi_datasets.layouts.splitting import SplitData
     from gaudi_distributed import Communicator
     from gaudi_models.weights import WeightsFile
 
@@ -159,9 +160,15 @@ class Application(ABC):
         """Return lines for the user about the data, once it is open."""
         return ()
 
+    def open_found(self) -> SplitData[Any] | None:
+        """Open the data set of --data as it is, once in a process; None without the flag."""
+        return None
+
     def list_documents(self) -> dict[str, Any]:
         """Return what a run is to keep of its beginning: JSON values by the name of the file."""
-        return {RECIPE: self.recipe.to_document()} if self.recipe.choices else {}
+        documents: dict[str, Any] = {RECIPE: self.recipe.to_document()} if self.recipe.choices else {}
+        found = self.open_found()
+        return documents | ({SPLIT: {**found.split}} if found is not None and found.split else {})
 
     def fit(self, task: Any, plan: Plan, length: Length, reason: str) -> None:
         """Set the length of training, which was fitted to a time, and what follows from it; with --minutes only.
@@ -176,7 +183,8 @@ class Application(ABC):
 
     def open_test_source(self) -> Any | None:
         """Open images that the result of a training is reported on, in place of those of validation; None: none."""
-        return None
+        found = self.open_found()
+        return None if found is None else found.test
 
     @property
     def resolved_config(self) -> ProgramConfig:

@@ -6,17 +6,21 @@ gives wins. A run keeps its recipe in ``recipe.json``, and goes on by it on any 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_datasets.errors import DataError, FlagError
+
+if TYPE_CHECKING:
+    from gaudi_datasets.layouts.splitting import SplitData
 
 RECIPE, SPLIT = "recipe.json", "split.json"
 FORMAT, VERSION = "gaudi-apps recipe", 1
@@ -158,6 +162,24 @@ def _parse_choice(entry: Mapping[str, Any]) -> Choice:
     if not isinstance(choice.value, (bool, int, float, str)):
         raise ValueError(f"{choice.flag} has no value")
     return choice
+
+
+@functools.lru_cache(maxsize=1)
+def open_once(open_data: Callable[..., Any], path: str, val_share: float, seed: int) -> Any:
+    """Open the data set of --data as it is, by the `open_data` of its kind; it is opened once in a process.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: its layout is not known, it is of the other kind, or it is damaged.
+    """
+    return open_data(path, val_share=val_share, seed=seed)
+
+
+def describe_found(path: str | None, found: SplitData[Any]) -> tuple[str, ...]:
+    """Return the layout of the data set of --data, its size by split, and what was left out or guessed, a line each."""
+    sources = {"training": found.train, "validation": found.val, "test": found.test}
+    sizes = (f"{len(source)} images for {name}" for name, source in sources.items() if source is not None)
+    return (f"{path}: {found.layout}", ", ".join(sizes), *found.notes)
 
 
 SHARE_OF_EVALUATION = 0.1  # of the time, at most
