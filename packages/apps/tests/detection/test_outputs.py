@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from gaudi_apps.detection.config import ImageFlags, SaveFlag
-from gaudi_apps.detection.detections import Selection, find_labels
+from gaudi_apps.detection.detections import find_labels
 from gaudi_apps.detection.detector import Detector, make_preprocessor
-from gaudi_apps.detection.outputs import DetectionFiles, DetectionResults, Refinement
+from gaudi_apps.detection.outputs import DetectionFiles, DetectionResults, make_refinement
 from gaudi_apps.inference.media import InputImage, VideoWriter
 from gaudi_apps.inference.predictor import predict_files
 from gaudi_datasets.detection.coco import Category
@@ -31,7 +31,7 @@ def run(
 ) -> tuple[DetectionResults, list[str]]:
     lines: list[str] = []
     given, detect = ImageFlags(**flags), Detector(network).detect
-    refinement = Refinement(given, categories, detect, PREPROCESSOR, 2)
+    refinement = make_refinement(given, categories, detect, PREPROCESSOR, 2)
     results = predict_files(
         detect,
         files,
@@ -137,11 +137,15 @@ def test_overlapping_boxes_of_two_classes_are_one_with_agnostic_nms(
     assert [one["category_id"] for one in together.detections] == [9]
     rows = np.array([box, near], np.float32), np.array([1, 2], np.int32), np.array([0.5, 0.9], np.float32)
     # Classes are chosen first, so a class that is not wanted suppresses nothing.
-    assert Selection(frozenset({1}), agnostic=True).apply(rows)[1].tolist() == [1]
+    refinement = make_refinement(
+        ImageFlags(classes=("red",), agnostic_nms=True), CATEGORIES, Detector(network).detect, PREPROCESSOR, 2
+    )
+    assert refinement.choose(rows)[1].tolist() == [1]
 
 
 def make_image(name: str, frame: int | None = None) -> InputImage:
-    return InputImage(1, Path(name), frame, 0.0, np.zeros([2, 2, 3], np.float32), np.zeros([20, 30, 3], np.uint8))
+    pixels = np.zeros([20, 30, 3], np.uint8)
+    return InputImage(Path(name), frame, 0.0, 20, 30, np.zeros([2, 2, 3], np.float32), lambda: pixels, image_id=1)
 
 
 def test_names_of_classes_and_files_stay_in_the_folder(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import PIL.Image
 import tensorflow as tf
 
 from gaudi_apps.classification.flags import LISTED
-from gaudi_apps.inference.media import GivenImage, Images, InputImage, Preprocessor, predict_images
+from gaudi_apps.inference.media import Images, InputImage, Preprocessor, predict_images
 from gaudi_apps.inference.predictor import Results, assign_all, read_trained
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge
 from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
@@ -141,12 +141,12 @@ class Classifier:
         prepare = make_preprocessor(self._model.input_shape[1])
         return predict_images(images, prepare, batch_size, partial(self._predict_batch, top=top))
 
-    def _predict_batch(self, batch: Sequence[GivenImage], top: int) -> list[Classification]:
+    def _predict_batch(self, batch: Sequence[InputImage], top: int) -> list[Classification]:
         outputs = self.classify(np.stack([image.network_input for image in batch]))
         results = []
         for image, probabilities, labels in zip(batch, *outputs, strict=True):
             names = tuple(self.class_names[label] for label in labels[:top])
-            shape = image.name, image.height, image.width, image.frame
+            shape = image.file_name, image.height, image.width, image.frame
             results.append(Classification(names, labels[:top], probabilities[:top], *shape, image.read_pixels))
         return results
 

@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
-from gaudi_apps.inference.tiles import Rows, suppress_across_classes
+from gaudi_apps.inference.tiles import Rows, Tiles, suppress_across_classes
 from gaudi_apps.inference.visualizer import Image, draw_detections
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.drawing import fit_image
 from gaudi_datasets.errors import DataError, FlagError, MissingExtraError
 
 if TYPE_CHECKING:
+    from gaudi_apps.inference.media import InputImage, Preprocessor
     from gaudi_apps.training.checkpoint import ModelConfig
 
 # Detects in a batch: boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1), labels [batch, n], 0 for padding, and scores.
@@ -259,30 +260,6 @@ def make_supervision(
     )
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Detections to keep.
-
-    Attributes:
-        labels: of the classes, from 1; None: of all.
-        agnostic: keep the best of boxes that overlap by half or more, whatever their classes.
-    """
-
-    labels: frozenset[int] | None = None
-    agnostic: bool = False
-
-    def apply(self, rows: Rows) -> Rows:
-        """Return the rows that are kept, without those of label 0, best first."""
-        boxes, labels, scores = rows
-        is_kept = labels > 0
-        if self.labels is not None:
-            is_kept &= np.isin(labels, list(self.labels))
-        kept = np.flatnonzero(is_kept)
-        if self.agnostic:
-            kept = kept[suppress_across_classes(boxes[kept], scores[kept])]
-        return boxes[kept], labels[kept], scores[kept]
-
-
 def find_labels(classes: Sequence[str | int], categories: Sequence[Category]) -> frozenset[int] | None:
     """Find the labels of classes that are given by name, or by the id of their category; None where none is given.
 
@@ -351,3 +328,72 @@ def _make_byte_track(rate: float) -> Any:
     with warnings.catch_warnings():  # a later major version moves it into a package of its own
         warnings.simplefilter("ignore")
         return load_supervision().ByteTrack(frame_rate=max(1, round(rate)))
+
+
+class Refinement:
+    """Refine what a detector finds in images and frames: windows of photos, a choice of classes, and tracks.
+
+    Args:
+        categories: the classes, label 1 first.
+        detect: returns boxes, labels and scores of a batch.
+        prepare: makes inputs of the network.
+        batch_size: inputs at once, at most.
+        score_threshold: of detections that are followed; others would begin tracks of nothing.
+        classes: names or category ids of the classes to keep; none: all.
+        agnostic: keep the best of boxes that overlap by half or more, whatever their classes.
+        tiles: see `Tiles`; None: images are looked at as a whole only.
+        track: follow objects through videos.
+
+    Raises:
+        FlagError: a class is none of the detector's.
+        MissingExtraError: `track` needs supervision, which is not installed.
+    """
+
+    def __init__(
+        self,
+        categories: Sequence[Category],
+        detect: Detect,
+        prepare: Preprocessor,
+        batch_size: int,
+        *,
+        score_threshold: float,
+        classes: Sequence[str | int] = (),
+        agnostic: bool = False,
+        tiles: int | str | None = None,
+        track: bool = False,
+    ) -> None:
+        self._labels, self._agnostic = find_labels(classes, categories), agnostic
+        self._tracker = Tracker() if track else None
+        self._tiles, self._threshold = tiles, score_threshold
+        self._detect, self._prepare, self._batch_size = detect, prepare, batch_size
+
+    def apply(self, image: InputImage, rows: Rows) -> tuple[Rows, npt.NDArray[np.int32] | None]:
+        """Return the detections in an image, and the numbers of their tracks, int32 [n], 0 without; None: none wanted.
+
+        Args:
+            image: where they are.
+            rows: boxes in 0..1, labels and scores, best first; label 0 is none.
+        """
+        if self._tiles is not None:
+            tiles = Tiles(self._tiles, image.network_input.shape[0])
+            rows = tiles.detect(image.pixels, rows, self._detect, self._prepare.from_pixels, self._batch_size)
+        rows = self.choose(rows)
+        if self._tracker is None:
+            return rows, None
+        numbers = np.zeros(len(rows[1]), np.int32)
+        shown = rows[2] >= self._threshold
+        followed = rows[0][shown], rows[1][shown], rows[2][shown]
+        boxes = followed[0][:, [1, 0, 3, 2]] * np.array([image.width, image.height] * 2, np.float32)
+        numbers[shown] = self._tracker.follow(image.path, image.frame, image.rate, boxes, followed)
+        return rows, numbers
+
+    def choose(self, rows: Rows) -> Rows:
+        """Return the rows of the classes that are kept, without those of label 0, best first."""
+        boxes, labels, scores = rows
+        is_kept = labels > 0
+        if self._labels is not None:
+            is_kept &= np.isin(labels, list(self._labels))
+        kept = np.flatnonzero(is_kept)
+        if self._agnostic:
+            kept = kept[suppress_across_classes(boxes[kept], scores[kept])]
+        return boxes[kept], labels[kept], scores[kept]

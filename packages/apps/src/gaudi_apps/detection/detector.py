@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,10 +12,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_apps.detection.detections import ObjectDetections as ObjectDetections
-from gaudi_apps.detection.detections import Selection, Tracker, find_labels
-from gaudi_apps.inference.media import GivenImage, Images, Preprocessor, predict_images
+from gaudi_apps.detection.detections import Refinement
+from gaudi_apps.inference.media import Images, InputImage, Preprocessor, predict_images
 from gaudi_apps.inference.predictor import assign_all, read_trained
-from gaudi_apps.inference.tiles import Tiles
 from gaudi_apps.training.keras_task import Batch, KerasTask
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
@@ -187,47 +185,38 @@ class Detector:
             MissingExtraError: supervision is not installed, and `track` is set.
         """
         prepare = make_preprocessor(self.image_size)
-        selection = Selection(find_labels(classes, self.categories), agnostic_nms)
-        run = partial(
-            self._predict_batch,
-            prepare=prepare,
-            selection=selection,
-            tiles=tiles,
+        refinement = Refinement(
+            self.categories,
+            self.detect,
+            prepare,
+            batch_size,
             score_threshold=score_threshold,
-            batch_size=batch_size,
-            tracker=Tracker() if track else None,
+            classes=classes,
+            agnostic=agnostic_nms,
+            tiles=tiles,
+            track=track,
         )
+        run = partial(self._predict_batch, refinement=refinement, score_threshold=score_threshold)
         return predict_images(images, prepare, batch_size, run)
 
     def _predict_batch(
-        self,
-        batch: Sequence[GivenImage],
-        *,
-        prepare: Preprocessor,
-        selection: Selection,
-        tiles: int | str | None,
-        score_threshold: float,
-        batch_size: int,
-        tracker: Tracker | None,
+        self, batch: Sequence[InputImage], *, refinement: Refinement, score_threshold: float
     ) -> list[ObjectDetections]:
         outputs = self.detect(np.stack([image.network_input for image in batch]))
         results = []
-        for image, boxes, labels, scores in zip(batch, *outputs, strict=True):
-            rows = boxes, labels, scores
-            if tiles is not None:
-                tiling = Tiles(tiles, image.network_input.shape[0])
-                rows = tiling.detect(image.read_pixels(), rows, self.detect, prepare.from_pixels, batch_size)
-            boxes, labels, scores = selection.apply(rows)
+        for image, *rows in zip(batch, *outputs, strict=True):
+            (boxes, labels, scores), tracks = refinement.apply(image, (rows[0], rows[1], rows[2]))
             kept = scores >= score_threshold
-            boxes, labels, scores = boxes[kept], labels[kept], scores[kept]
-            names = tuple(self.class_names[label - 1] for label in labels)
-            shape = image.name, image.height, image.width, image.frame
             found = ObjectDetections(
-                boxes, labels, scores, names, *shape, categories=self.categories, read_pixels=image.read_pixels
+                boxes[kept],
+                labels[kept],
+                scores[kept],
+                tuple(self.class_names[label - 1] for label in labels[kept]),
+                *(image.file_name, image.height, image.width, image.frame),
+                track_ids=None if tracks is None else tracks[kept],
+                categories=self.categories,
+                read_pixels=image.read_pixels,
             )
-            if tracker is not None:
-                numbers = tracker.follow(image.name, image.frame, image.rate, found.boxes_xyxy, (boxes, labels, scores))
-                found = replace(found, track_ids=numbers)
             results.append(found)
         return results
 

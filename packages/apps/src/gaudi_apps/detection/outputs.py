@@ -15,16 +15,14 @@ import numpy.typing as npt
 from gaudi_apps.detection.detections import (
     DRAWN_PER_IMAGE,
     Detect,
-    Selection,
-    Tracker,
+    Refinement,
     crop_boxes,
-    find_labels,
     read_categories,
     to_records,
 )
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
 from gaudi_apps.inference.predictor import Results, predict_files
-from gaudi_apps.inference.tiles import Rows, Tiles
+from gaudi_apps.inference.tiles import Rows
 from gaudi_apps.inference.visualizer import add_title, draw_detections, write_image
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.output_files import write_atomically, write_json
@@ -40,51 +38,6 @@ COLUMNS = (
     *("image_id", "path", "frame", "image_width", "image_height", "category_id", "class", "score"),
     *("left", "top", "right", "bottom", "track_id"),
 )
-
-
-class Refinement:
-    """Refine what a network finds in images and frames: windows of photos, classes, and tracks, as flags say.
-
-    Args:
-        flags: of the program.
-        categories: the classes, label 1 first.
-        detect: returns boxes, labels and scores of a batch.
-        prepare: makes inputs of the network.
-        batch_size: inputs at once, at most.
-
-    Raises:
-        FlagError: --classes names a class that is none of the detector's.
-        MissingExtraError: --track needs supervision, which is not installed.
-    """
-
-    def __init__(
-        self, flags: ImageFlags, categories: Sequence[Category], detect: Any, prepare: Preprocessor, batch_size: int
-    ) -> None:
-        self._selection = Selection(find_labels(flags.classes, categories), flags.agnostic_nms)
-        self._tracker = Tracker() if flags.track else None
-        self._tiles, self._threshold = flags.tiles, flags.score_threshold
-        self._detect, self._prepare, self._batch_size = detect, prepare, batch_size
-
-    def apply(self, image: InputImage, rows: Rows) -> tuple[Rows, npt.NDArray[np.int32] | None]:
-        """Return the detections in an image, and the numbers of their tracks, int32 [n], 0 without; None: none wanted.
-
-        Args:
-            image: where they are.
-            rows: boxes in 0..1, labels and scores, best first; label 0 is none.
-        """
-        if self._tiles != "off":
-            tiles = Tiles(self._tiles, image.network_input.shape[0])
-            rows = tiles.detect(image.pixels, rows, self._detect, self._prepare.from_pixels, self._batch_size)
-        rows = self._selection.apply(rows)
-        if self._tracker is None:
-            return rows, None
-        # Only what is shown is followed; the others would begin tracks of nothing.
-        numbers = np.zeros(len(rows[1]), np.int32)
-        shown = rows[2] >= self._threshold
-        followed = rows[0][shown], rows[1][shown], rows[2][shown]
-        boxes = followed[0][:, [1, 0, 3, 2]] * np.array([*image.pixels.shape[1::-1]] * 2, np.float32)
-        numbers[shown] = self._tracker.follow(image.path, image.frame, image.rate, boxes, followed)
-        return rows, numbers
 
 
 def name_tracks(
@@ -167,14 +120,14 @@ class DetectionFiles:
         (folder / f"{stem}.txt").write_text("".join(lines), encoding="utf-8")
 
     def _add_rows(self, image: InputImage, rows: Rows, track_ids: npt.NDArray[np.int32] | None) -> None:
-        height, width = image.pixels.shape[:2]
         frame = "" if image.frame is None else image.frame
         tracks = [0] * len(rows[1]) if track_ids is None else track_ids.tolist()
         for (y0, x0, y1, x1), label, score, track in zip(*(part.tolist() for part in rows), tracks, strict=True):
             one = self._categories[label - 1]
-            sides = (x0 * width, y0 * height, x1 * width, y1 * height)
+            sides = (x0 * image.width, y0 * image.height, x1 * image.width, y1 * image.height)
             texts = [f"{score:.6f}", *(f"{side:.2f}" for side in sides), track or ""]
-            self._rows.append((image.image_id, image.path, frame, width, height, one.id, one.name, *texts))
+            place = image.image_id, image.path, frame, image.width, image.height
+            self._rows.append((*place, one.id, one.name, *texts))
 
     def _write_crops(self, stem: str, image: InputImage, rows: Rows) -> None:
         for number, (pixels, label) in enumerate(
@@ -218,7 +171,7 @@ def predict_by_flags(
     categories = read_categories(restored.model_config)
     preprocessor = prepare(restored.model_config)
     detect = open_detector(restored.task.model)
-    refinement = Refinement(flags, categories, detect, preprocessor, batch_size)
+    refinement = make_refinement(flags, categories, detect, preprocessor, batch_size)
     results = predict_files(
         detect,
         files,
@@ -237,6 +190,23 @@ def predict_by_flags(
             f"{results.boxes_left_out} boxes in {results.images_cut} images and frames are listed and not drawn: "
             f"--max_boxes {flags.max_boxes}"
         )
+
+
+def make_refinement(
+    flags: ImageFlags, categories: Sequence[Category], detect: Detect, prepare: Preprocessor, batch_size: int
+) -> Refinement:
+    """Make the refinement of detections that flags ask for; see `Refinement`."""
+    return Refinement(
+        categories,
+        detect,
+        prepare,
+        batch_size,
+        score_threshold=flags.score_threshold,
+        classes=flags.classes,
+        agnostic=flags.agnostic_nms,
+        tiles=None if flags.tiles == "off" else flags.tiles,
+        track=flags.track,
+    )
 
 
 class DetectionResults(Results):
@@ -291,7 +261,7 @@ class DetectionResults(Results):
         if self._refinement is not None:
             rows, tracks = self._refinement.apply(image, rows)
         boxes_yxyx, labels, scores = rows
-        size = np.array(image.pixels.shape[:2], np.int32)
+        size = np.array([image.height, image.width], np.int32)
         records = to_records(image.image_id, size, boxes_yxyx, self._category_ids[labels], scores)
         shown = np.flatnonzero(scores >= self._score_threshold)
         self._others.add(

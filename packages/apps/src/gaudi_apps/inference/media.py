@@ -45,25 +45,39 @@ class Preprocessor:
     errors: tuple[type[Exception], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class InputImage:
     """An image, or a frame of a video, to predict on.
 
     Attributes:
-        image_id: its number, from 1, among all images, frames and bad files of the run.
-        path: its file, or its address.
+        path: its file, or its address; `Path()` for bytes and pixels.
         frame: the number of the frame in the video, from 0; None for an image.
         rate: frames a second of the video; 0 for an image.
+        height: in pixels.
+        width: in pixels.
         network_input: float32 [side, side, 3].
-        pixels: uint8 [height, width, 3], RGB, to draw on.
+        read_pixels: returns uint8 [height, width, 3], RGB, to draw on.
+        image_id: its number, from 1, among all images, frames and bad files of the mode predict.
     """
 
-    image_id: int
     path: Source
     frame: int | None
     rate: float
+    height: int
+    width: int
     network_input: npt.NDArray[np.float32]
-    pixels: Image
+    read_pixels: Callable[[], Image]
+    image_id: int = 0
+
+    @property
+    def pixels(self) -> Image:
+        """Return uint8 [height, width, 3], RGB."""
+        return self.read_pixels()
+
+    @property
+    def file_name(self) -> str:
+        """Return the file or the address; empty for bytes and pixels."""
+        return "" if self.path == Path() else str(self.path)
 
     @property
     def name(self) -> str:
@@ -117,9 +131,9 @@ def read_images(
     image_id = 0
     for path in files:
         try:
-            for frame, rate, image, pixels in itertools.islice(_read(path, prepare), max_frames or None):
+            for image in itertools.islice(_read_source(path, prepare, keep=True), max_frames or None):
                 image_id += 1
-                yield InputImage(image_id, path, frame, rate, image, pixels)
+                yield replace(image, image_id=image_id)
         except (DataError, OSError) as error:
             image_id += 1
             on_error(image_id, path, error)
@@ -142,22 +156,6 @@ def _expand(text: str) -> list[Source]:
             what = f"{'holds' if path.is_dir() else 'matches'} no image ({', '.join(IMAGE_ENDINGS)}) and no video"
         raise MissingInputError(f"{text}: {what}; give --inference images, videos, folders or patterns of them")
     return list(usable)
-
-
-def _read(path: Source, prepare: Preprocessor) -> Iterator[tuple[int | None, float, npt.NDArray[np.float32], Image]]:
-    """Yield number and rate of a frame (None and 0 for an image), network input, and pixels."""
-    if is_video(path):
-        for frame in read_frames(path):
-            yield frame.number, frame.rate, np.asarray(prepare.from_pixels(frame.pixels)), frame.pixels
-        return
-    encoded = read_encoded(path)
-    errors: tuple[type[Exception], ...] = (cv2.error, *prepare.errors)
-    try:
-        image, pixels = np.asarray(prepare.from_encoded(encoded)), decode_image(encoded)
-    except errors as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{path}: cannot be decoded ({reason}); fetch it again or leave it out") from None
-    yield None, 0.0, image, pixels
 
 
 def read_encoded(source: Source) -> bytes:
@@ -278,34 +276,11 @@ Images: TypeAlias = ImageInput | Iterable[ImageInput]
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class GivenImage:
-    """An image, or a frame of a video, with the input of the network.
-
-    Attributes:
-        name: path or address, as it was given; empty for bytes and pixels.
-        frame: the number of the frame in its video, from 0; None for an image.
-        rate: frames a second of the video; 0 for an image.
-        height: in pixels.
-        width: in pixels.
-        network_input: float32 [side, side, 3].
-        read_pixels: returns uint8 [height, width, 3], RGB; a file is read again, so that many images take no memory.
-    """
-
-    name: str
-    frame: int | None
-    rate: float
-    height: int
-    width: int
-    network_input: npt.NDArray[np.float32]
-    read_pixels: Callable[[], Image]
-
-
 def predict_images(
     images: Images,
     prepare: Preprocessor,
     batch_size: int,
-    predict: Callable[[Sequence[GivenImage]], Sequence[Result]],
+    predict: Callable[[Sequence[InputImage]], Sequence[Result]],
 ) -> Any:
     """Predict on images, in batches and in the order of the images.
 
@@ -346,7 +321,7 @@ def predict_images(
     return run(images)
 
 
-def read_given(image: Any, prepare: Preprocessor) -> Iterator[GivenImage]:
+def read_given(image: Any, prepare: Preprocessor) -> Iterator[InputImage]:
     """Yield the images of one input; a folder, a pattern and a video have several.
 
     Raises:
@@ -355,46 +330,50 @@ def read_given(image: Any, prepare: Preprocessor) -> Iterator[GivenImage]:
         TransferError: a camera or an address does not answer.
     """
     if isinstance(image, bytes):
-        yield _make_from_encoded(check_image(image, "the image").encoded, "", prepare, None)
+        yield _make_from_encoded(check_image(image, "the image").encoded, Path(), prepare)
     elif isinstance(image, str | os.PathLike):
         for source in find_files([os.fspath(image)]):
             yield from _read_source(source, prepare)
     elif isinstance(image, Address):
         yield from _read_source(image, prepare)
     else:
-        yield _make_from_pixels(_to_pixels(image), "", None, 0.0, prepare)
+        yield _make_from_pixels(_to_pixels(image), Path(), None, 0.0, prepare)
 
 
-def _read_source(source: Source, prepare: Preprocessor) -> Iterator[GivenImage]:
+def _read_source(source: Source, prepare: Preprocessor, *, keep: bool = False) -> Iterator[InputImage]:
+    """Yield an image or the frames of a video; the pixels of a file are read again when asked for, unless kept."""
     if is_video(source):
         for frame in read_frames(source):
-            yield _make_from_pixels(frame.pixels, str(source), frame.number, frame.rate, prepare)
+            yield _make_from_pixels(frame.pixels, source, frame.number, frame.rate, prepare)
     else:
-        encoded = read_encoded(source)
-        again = partial(_read_again, source) if isinstance(source, Path) else None
-        yield _make_from_encoded(encoded, str(source), prepare, again)
+        yield _make_from_encoded(read_encoded(source), source, prepare, keep=keep)
+
+
+def _make_from_encoded(encoded: bytes, path: Source, prepare: Preprocessor, *, keep: bool = False) -> InputImage:
+    """Read a JPEG or PNG that is upright."""
+    errors: tuple[type[Exception], ...] = (cv2.error, *prepare.errors)
+    named = None if path == Path() else str(path)
+    try:
+        network_input = np.asarray(prepare.from_encoded(encoded))
+        if keep:
+            pixels = decode_image(encoded)
+            height, width = pixels.shape[:2]
+            return InputImage(path, None, 0.0, height, width, network_input, lambda: pixels)
+    except errors as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"cannot be decoded ({reason})", path=named, remedy="fetch it again or leave it out") from None
+    checked = check_image(encoded, named or "the image", decode=False)
+    read_pixels = partial(_read_again, path) if named and isinstance(path, Path) else partial(decode_image, encoded)
+    return InputImage(path, None, 0.0, checked.height, checked.width, network_input, read_pixels)
 
 
 def _read_again(path: Path) -> Image:
     return decode_image(read_encoded(path))
 
 
-def _make_from_encoded(
-    encoded: bytes, name: str, prepare: Preprocessor, read_again: Callable[[], Image] | None
-) -> GivenImage:
-    """Read a JPEG or PNG that is upright; `read_again` returns its pixels without keeping the bytes."""
-    try:
-        network_input = np.asarray(prepare.from_encoded(encoded))
-    except prepare.errors as error:
-        raise DataError(f"cannot be decoded ({str(error).splitlines()[0]})", path=name or None) from None
-    checked = check_image(encoded, name or "the image", decode=False)
-    read_pixels = read_again or partial(decode_image, encoded)
-    return GivenImage(name, None, 0.0, checked.height, checked.width, network_input, read_pixels)
-
-
-def _make_from_pixels(pixels: Image, name: str, frame: int | None, rate: float, prepare: Preprocessor) -> GivenImage:
+def _make_from_pixels(pixels: Image, path: Source, frame: int | None, rate: float, prepare: Preprocessor) -> InputImage:
     height, width = pixels.shape[:2]
-    return GivenImage(name, frame, rate, height, width, np.asarray(prepare.from_pixels(pixels)), lambda: pixels)
+    return InputImage(path, frame, rate, height, width, np.asarray(prepare.from_pixels(pixels)), lambda: pixels)
 
 
 def _to_pixels(image: Any) -> Image:

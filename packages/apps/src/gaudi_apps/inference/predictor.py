@@ -81,9 +81,8 @@ class Results(ABC):
 
     def add_image(self, image: InputImage, drawn: Image | None) -> dict[str, Any]:
         """Write a drawn image, or add it to its video, where there is one; return its row."""
-        height, width = image.pixels.shape[:2]
         row = _name_file(image.image_id, image.path)
-        row |= {"height": height, "width": width}
+        row |= {"height": image.height, "width": image.width}
         row["drawn"] = None if drawn is None else self._write_drawn(image, drawn)
         self.images.append(row if image.frame is None else row | {"frame": image.frame})
         return self.images[-1]
