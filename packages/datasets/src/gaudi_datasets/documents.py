@@ -28,10 +28,6 @@ class FaultyRecordsError(DataError):
     """Records of a file, or entries of a folder, have faults.
 
     Its message and fields are those of the first fault; `errors` holds those of the first thousand.
-
-    Args:
-        errors: in their order.
-        count: of all faults.
     """
 
     def __init__(self, errors: Sequence[DataError], count: int) -> None:
@@ -151,11 +147,7 @@ class Record:
 
 
 class Faults:
-    """Remembers the first thousand faults of a file or a folder, and counts all.
-
-    Args:
-        path: of the file or the folder.
-    """
+    """Remembers the first thousand faults of a file or a folder, and counts all."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.count = path, 0

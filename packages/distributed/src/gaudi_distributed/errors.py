@@ -75,12 +75,7 @@ class UnsafeError(ConfigurationError):
 
 
 class RunEndedError(ConfigurationError):
-    """A run that failed or was stopped; its exit status is that of the first rank that failed.
-
-    Args:
-        message: says which rank ended it, and how.
-        exit_status: of the program.
-    """
+    """A run that failed or was stopped; its exit status is that of the first rank that failed."""
 
     def __init__(self, message: str, exit_status: int) -> None:
         super().__init__(message)

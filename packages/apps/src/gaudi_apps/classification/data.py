@@ -132,9 +132,6 @@ class JoinedSource:
 
     An image id is that of the part plus the number of images before the part.
 
-    Args:
-        sources: two or more.
-
     Raises:
         DataError: their classes differ.
     """

@@ -269,11 +269,6 @@ def print_figures(predictions: Predictions, class_names: Sequence[str], console:
 def draw_report(folder: Path, source: ClassificationSource, predictions: Predictions) -> list[Path]:
     """Draw accuracy by class, the confusion matrix, and the most confident mistakes.
 
-    Args:
-        folder: made when it is not there.
-        source: the images that were classified.
-        predictions: of these images.
-
     Returns:
         the PNG files.
     """

@@ -87,14 +87,6 @@ def choose_recipe(
     """Choose the flags of a training by the size of the data and the machine.
 
     They were found on photographs of clothes, see configs/.
-
-    Args:
-        config: the flags, without a recipe.
-        given: names of those that the user gives.
-        workers: processes that train together.
-        images: to train on.
-        validates: whether there are images to validate on.
-        host: the machine.
     """
     is_large = images >= LARGE_SET
     wanted = 32 if host.device == "cpu" or images < SMALL_SET else 128

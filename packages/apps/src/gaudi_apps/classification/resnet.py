@@ -179,13 +179,7 @@ def validate(config: ResNetConfig) -> None:
 def make_train_config(
     config: ResNetConfig, distribution: Distribution | None = None, version: int = CURRENT
 ) -> TrainConfig:
-    """Make the TrainConfig of validated flags, for one of the processes that train together.
-
-    Args:
-        config: validated.
-        distribution: this process; None: it is alone.
-        version: see `gaudi_apps.training.plan`.
-    """
+    """Make the TrainConfig of validated flags, for one of the processes that train together."""
     distribution = distribution or Distribution()
     run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
     evaluates, workers = not config.evaluation.no_evaluate, distribution.rank_info.size

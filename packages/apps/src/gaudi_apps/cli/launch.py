@@ -325,12 +325,7 @@ def _list_workers(flags: DistributionFlags, environ: Mapping[str, str]) -> dict[
 
 
 def check_elastic(mode: str, flags: Any) -> None:
-    """Raise FlagError unless this can be done by processes that come and go.
-
-    Args:
-        mode: of the program.
-        flags: see `gaudi_apps.cli.flags.DistributionFlags`.
-    """
+    """Raise FlagError unless this can be done by processes that come and go."""
     if mode != "train":
         raise FlagError(
             f"--mode {mode}: hosts may change during train only", flag="--mode", remedy="start it by gaudi-run --np"

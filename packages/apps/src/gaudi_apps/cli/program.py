@@ -156,12 +156,7 @@ class Program(ABC):
         return self.recipe.to_arguments()
 
     def start_ranks(self, config: Any, arguments: Sequence[str]) -> None:
-        """Become the launcher of several processes, if the flags ask for them; else return.
-
-        Args:
-            config: validated flags.
-            arguments: the command line that they are of.
-        """
+        """Become the launcher of several processes, if the flags ask for them; else return."""
         command = (sys.executable, *self.module, *arguments)
         start_processes(config.distribution.to_distribution(), os.environ, _device_finder(config), command)
 

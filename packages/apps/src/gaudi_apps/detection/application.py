@@ -39,13 +39,7 @@ TRAINING = ("train", "verify-resume", "parity")
 
 
 class SSDApplication(Application):
-    """Train and use the SSD.
-
-    Args:
-        config: validated.
-        distribution: this process among those that train together.
-        recipe: what some of the flags follow from.
-    """
+    """Train and use the SSD."""
 
     program = ("-m", "gaudi_apps.ssd_train")
     files: ClassVar = ("evaluation.json", "detections.json")

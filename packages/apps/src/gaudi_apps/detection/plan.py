@@ -53,12 +53,6 @@ def make_plan(config: SSDConfig, num_images: int, workers: int = 1, version: int
 
     The rate grows with the batch (base_lr is that of 32 images); an epoch is as many steps as it takes to see every
     image; epochs become steps by cutting off the fraction.
-
-    Args:
-        config: validated.
-        num_images: of an epoch.
-        workers: processes.
-        version: see `gaudi_apps.training.plan`.
     """
     run, schedule, report = config.run, config.schedule, config.report
     batch = share_batch(config.distribution, config.data.batch_size, workers)
@@ -106,14 +100,6 @@ def choose_recipe(
 
     The rates were found on BCCD, see configs/: .012 for 8 images a step, and .016 for a longer run. They grow with the
     square root of the batch; other batches were not tried.
-
-    Args:
-        config: the flags, without a recipe.
-        given: names of those that the user gives.
-        workers: processes that train together.
-        images: to train on.
-        validates: whether there are images to validate on.
-        host: the machine.
     """
     wanted = 8 if host.device == "cpu" or images < 320 else 32
     shared = workers if config.distribution.use_horovod else 1

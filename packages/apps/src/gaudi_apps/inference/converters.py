@@ -215,11 +215,6 @@ def _own_variables(model: Any) -> Any:
 def run_saved_model(path: Path, encoded_images: Sequence[bytes], folder: Path) -> tuple[Arrays, Arrays]:
     """Run a SavedModel in a process that imports TensorFlow only.
 
-    Args:
-        path: of the SavedModel.
-        encoded_images: JPEG or PNG.
-        folder: for temporary files.
-
     Returns:
         the outputs of ``serving_default`` on the encoded images, and those of ``images`` on their pixels.
 

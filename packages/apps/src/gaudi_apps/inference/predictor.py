@@ -40,10 +40,6 @@ AnyResults = TypeVar("AnyResults", bound="Results")
 class Results(ABC):
     """Collect predictions, and draw them into a folder; a context manager that finishes the videos.
 
-    Args:
-        folder: to write into.
-        draws: write drawn images and videos.
-
     Attributes:
         tables: names of the files that `write_tables` writes; the last one lists the bad files.
         files: of these and of others, what is written.

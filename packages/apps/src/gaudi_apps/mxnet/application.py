@@ -46,10 +46,6 @@ MLPERF_LOG = "mlperf.log"
 class SSDMXNetApplication(Application):
     """Train and use SSD-ResNet34 in MXNet.
 
-    Args:
-        config: validated flags.
-        distribution: rank and communication of this process.
-
     Raises:
         MissingExtraError: --mlperf is given, and MLPerf's package is not installed.
     """

@@ -38,12 +38,6 @@ def make_plan(config: SSDMXNetConfig, num_images: int, workers: int = 1, version
 
     An epoch is `num_images / global batch` steps, with a fraction: its last step goes on into the next epoch, and
     belongs to the one that it ends. The fraction of the warm-up is cut off.
-
-    Args:
-        config: validated.
-        num_images: images of an epoch.
-        workers: number of ranks.
-        version: of the rules, see `gaudi_apps.training.plan`.
     """
     run, schedule, report = config.run, config.schedule, config.report
     batch = config.data.batch_size * workers

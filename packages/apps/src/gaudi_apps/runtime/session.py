@@ -151,10 +151,6 @@ class Session:
     ) -> tuple[TrainableTask, ModelConfig, RunState]:
         """Build the network with one state on every rank: that of a checkpoint, of a file of weights, or a new one.
 
-        Args:
-            data: is trained on.
-            batch_norm_images: images that batch norm goes over.
-
         Raises:
             DataError: no checkpoint can be read, or it is of other classes than the data.
         """

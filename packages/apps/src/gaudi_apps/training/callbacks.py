@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 
 class Heartbeat(Callback):
-    """Report the step and the phase to the failure detector, see `gaudi_apps.runtime.errors`.
-
-    Args:
-        reporter: gets them.
-    """
+    """Report the step and the phase to the failure detector, see `gaudi_apps.runtime.errors`."""
 
     def __init__(self, reporter: FailureReporter) -> None:
         self._reporter = reporter
@@ -208,13 +204,7 @@ class Checkpoints(Callback):
 
 
 class Evaluation(Callback):
-    """Score the model during training, and keep the best checkpoint.
-
-    Args:
-        evaluator: scores it.
-        early_stopping: follows the scores.
-        best: gets the best checkpoint.
-    """
+    """Score the model during training, and keep the best checkpoint."""
 
     def __init__(self, evaluator: Evaluator[Any], early_stopping: EarlyStopping, best: CheckpointFolder) -> None:
         self.evaluator, self.early_stopping, self.best = evaluator, early_stopping, best
@@ -240,11 +230,7 @@ class Evaluation(Callback):
 
 
 class ElasticCommits(Callback):
-    """Copy the state into memory every so many steps, and end the round when ranks come or go.
-
-    Args:
-        elastic: gets the copies.
-    """
+    """Copy the state into memory every so many steps, and end the round when ranks come or go."""
 
     def __init__(self, elastic: ElasticState) -> None:
         self._elastic = elastic
@@ -262,11 +248,7 @@ class ElasticCommits(Callback):
 
 
 class StopOnRequest(Callback):
-    """Stop on a signal, or when the launcher asks for it.
-
-    Args:
-        request: is true when somebody has asked.
-    """
+    """Stop on a signal, or when the launcher asks for it."""
 
     def __init__(self, request: StopRequest) -> None:
         self._request = request

@@ -249,14 +249,7 @@ _LOGGERS: Mapping[str, type[RunLogger]] = {"csv": CsvLogger, "mlflow": MlflowLog
 def open_loggers(
     names: Sequence[str], folder: Path, every: int, register: Callable[..., None]
 ) -> Iterator[list[RunLogger]]:
-    """Make the loggers of some names, each once, and finish at the end of the context those that have begun.
-
-    Args:
-        names: of `LoggerName`.
-        folder: see `RunLogger`.
-        every: see `RunLogger`.
-        register: see `RunLogger`.
-    """
+    """Make the loggers of some names, each once, and finish at the end of the context those that have begun."""
     loggers = [_LOGGERS[name](folder, every, register) for name in dict.fromkeys(names)]
     failed = True
     try:

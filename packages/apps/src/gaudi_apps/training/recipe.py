@@ -346,13 +346,7 @@ def choose_evaluations(given: Collection[str], steps: int, per_epoch: int, *, va
 
 
 def fit_evaluations(length: Length, per_epoch: int, reason: str) -> Iterator[Choice]:
-    """Return the flags of a training whose length was fitted to a time, first the number of steps.
-
-    Args:
-        length: of the training.
-        per_epoch: steps of an epoch.
-        reason: of the length.
-    """
+    """Return the flags of a training whose length was fitted to a time, first the number of steps."""
     yield Choice("steps", length.steps, reason)
     yield Choice("save_checkpoints_steps", length.steps, "at the end")
     if length.evaluation_steps:

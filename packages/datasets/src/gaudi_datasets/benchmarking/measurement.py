@@ -84,9 +84,6 @@ class Rate:
 class StageClock:
     """Adds up what each stage takes, of images that are worked on one after another.
 
-    Args:
-        clock: gives seconds of processors.
-
     Attributes:
         seconds: of each stage so far, by its name.
         images: that were worked on.

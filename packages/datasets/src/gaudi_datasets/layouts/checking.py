@@ -18,14 +18,7 @@ _REMEMBERED = 1000
 
 
 class BrokenImagesError(DataError):
-    """Images of a source that cannot be used; `errors` holds the faults of the first thousand in their order.
-
-    Args:
-        name: of the source.
-        errors: the faults.
-        count: of broken images.
-        total: of all images.
-    """
+    """Images of a source that cannot be used; `errors` holds the faults of the first thousand in their order."""
 
     def __init__(self, name: str, errors: Sequence[DataError | MissingInputError], count: int, total: int) -> None:
         shown = "; ".join(str(error) for error in errors[:_SHOWN])

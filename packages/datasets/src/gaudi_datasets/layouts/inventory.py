@@ -29,9 +29,6 @@ class Inventory:
 
     The order is that of the names, whatever the file system's is. Links to folders are not followed.
 
-    Args:
-        root: the folder.
-
     Attributes:
         root: the folder.
         images: names with the ending of an image.

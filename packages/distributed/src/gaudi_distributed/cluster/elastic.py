@@ -28,9 +28,6 @@ def is_elastic(environ: Mapping[str, str]) -> bool:
 class RendezvousClient:
     """Ask the launcher for this worker's next rank.
 
-    Args:
-        environ: of the process.
-
     Raises:
         ConfigurationError: the variables are not those of a launcher, or Horovod could not begin a second time.
     """

@@ -36,10 +36,6 @@ def require_horovod() -> None:
 class HorovodRank(ABC):
     """A rank of Horovod, whatever the framework; operations are matched between ranks by name.
 
-    Args:
-        hvd: Horovod's module for the framework.
-        rank_info: of this process.
-
     Raises:
         ConfigurationError: Horovod counts other ranks than the environment names.
     """

@@ -244,11 +244,6 @@ class _Rank:
 class FailureDetector:
     """Find the first failure among ranks from their heartbeats. Times are seconds of a monotonic clock.
 
-    Args:
-        timeouts: see `Timeouts`.
-        settle_seconds: see `Coordinator`.
-        now: the time.
-
     Attributes:
         left: ranks that have left.
         was_given_up: whether this process was stopped for so long that ranks took it for lost.

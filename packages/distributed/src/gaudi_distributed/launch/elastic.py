@@ -34,9 +34,6 @@ _SCRIPT_SECONDS, _WAIT_SECONDS, _TICK = 20.0, 600.0, 0.05
 class HostList:
     """The hosts that a program prints, which is run once a second in a thread.
 
-    Args:
-        script: the program.
-
     Raises:
         ConfigurationError: it cannot be run at first, or what it prints are no hosts.
     """

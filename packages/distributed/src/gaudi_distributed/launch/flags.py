@@ -73,13 +73,7 @@ class Options:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises its errors, in one line that names the nearest flag.
-
-    Args:
-        prog: name of the program.
-        description: for `--help`.
-        usage: what follows the name of the program.
-    """
+    """A parser that raises its errors, in one line that names the nearest flag."""
 
     def __init__(self, prog: str, description: str, usage: str = "[flags]") -> None:
         super().__init__(

@@ -362,10 +362,6 @@ def _read_reference(recording: Recording, step: int) -> ReferenceStep:
 def recorded_side(flags: ParityFlags, command: Sequence[str]) -> Iterator[Path | None]:
     """Give the folder of a recording of the other side within a context; None if this side is to be recorded.
 
-    Args:
-        flags: checked.
-        command: of this side.
-
     Raises:
         OtherSideError: the other side failed.
     """
