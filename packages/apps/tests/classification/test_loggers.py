@@ -24,7 +24,8 @@ def train(
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # set here so that it ends with the test
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")  # so that what the program sets ends with the test
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
 
     def run(*flags: object) -> Any:
         return run_classifier("--data_dir", folders, *FLAGS, "--model_dir", tmp_path / "run", *flags)
