@@ -182,7 +182,7 @@ def test_a_checkpoint_is_used(train: Program, folders: Path, tmp_path: Path) -> 
 
     done = train(run, "--mode", "predict", "--inference", folders / "validation" / "green", "--top", 2)
     assert done.status == 0, done.err
-    assert "3 images and frames" in done.out
+    assert "3 images" in done.out
     table = json.loads((run / "predictions" / "predictions.json").read_text())
     assert [one["classes"][0]["class"] for one in table["images"]] == ["green"] * 3
     assert len(table["images"][0]["classes"]) == 2

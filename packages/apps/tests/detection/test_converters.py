@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from gaudi_apps.detection.detector import Detector, find_raw
 from gaudi_apps.detection.export import FIELDS, DetectionArrays, DetectorExport, compare_detections, compare_rows
 from gaudi_apps.inference.converters import (
     decode_pixels,
+    hold_stderr,
     require_onnx,
     run_onnx,
     run_tflite,
@@ -28,6 +31,21 @@ CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 @pytest.fixture(scope="module")
 def images(noise_images: list[bytes]) -> Any:
     return np.stack([prepare_image(one) for one in noise_images])
+
+
+def test_what_a_converter_writes_is_shown_with_its_error_only(capfd: pytest.CaptureFixture[str]) -> None:
+    @hold_stderr()
+    def convert(divisor: int) -> float:
+        os.write(2, b"from C++\n")
+        print("from Python", file=sys.stderr)
+        return 1 / divisor
+
+    convert(1)
+    print("after", file=sys.stderr)
+    assert capfd.readouterr().err == "after\n"
+    with pytest.raises(ZeroDivisionError):
+        convert(0)
+    assert sorted(capfd.readouterr().err.splitlines()) == ["from C++", "from Python"]
 
 
 @pytest.mark.slow

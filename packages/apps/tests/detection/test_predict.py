@@ -60,7 +60,7 @@ def test_detections_are_listed_drawn_and_written(
     results, lines = run(network, files, out)
     assert lines == [f"{files[0]}: 0.998 blue 8 8 68 68", f"{files[1]}: 0.998 red 16 16 76 76"]
     assert (len(results.images), len(results.bad_files), len(results.detections)) == (3, 0, 3)
-    described = f"{out}: 3 images and frames, 3 detections; detections.json, files.json and what was drawn"
+    described = f"{out}: 3 images, 3 detections; detections.json, files.json and what was drawn"
     assert results.describe(out, ", 3 detections") == described
     names = ["1.png.png", "2.png.png", "3.png.png", "detections.json", "files.json"]
     assert sorted(path.name for path in out.iterdir()) == names

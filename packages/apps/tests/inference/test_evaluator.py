@@ -103,6 +103,21 @@ def test_all_ranks_have_the_score_of_all_images(size: int) -> None:
         assert calls == ["evaluation", "scoring", *([] if rank else [(4, [0, 1, 2, 0, 1, 0, 1])])]
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_rank_0_alone_shows_how_many_of_its_images_are_evaluated(size: int) -> None:
+    def score(communicator: Any) -> Any:
+        evaluator, shown = GuessEvaluator(communicator), list[tuple[int, int]]()
+        if evaluator.show is not None:
+            evaluator.show = lambda done, total: shown.append((done, total))
+        evaluator.score(make_task(), 4)
+        return shown
+
+    own = -(-7 // size)
+    first, *others = run_ranks(size, score)
+    assert first == [(0, own), (own, own)]
+    assert others == [[]] * (size - 1)
+
+
 def test_a_step_is_evaluated_once() -> None:
     evaluator, task = GuessEvaluator(SingleProcess()), make_task()
     assert [evaluator.score(task, step).value for step in (2, 2)] == [5 / 7] * 2

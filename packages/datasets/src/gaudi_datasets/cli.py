@@ -18,12 +18,12 @@ import tyro
 from gaudi_datasets.arguments import OFF, ON, FormerFlag, is_switch_on, rename
 from gaudi_datasets.commands.bench import Bench
 from gaudi_datasets.commands.convert import CONVERT, ConvertImagenet
-from gaudi_datasets.commands.data_flags import AugmentationFlags, Debug, Switch, progress_line, subcommand
+from gaudi_datasets.commands.data_flags import AugmentationFlags, Debug, Switch, subcommand
 from gaudi_datasets.commands.fetch import FETCH
 from gaudi_datasets.commands.lint import LINT
 from gaudi_datasets.commands.show import SHOW
 from gaudi_datasets.flags import parse_flags
-from gaudi_datasets.program import run_program
+from gaudi_datasets.program import ProgressLine, count_things, run_program
 
 PROGRAM = "gaudi-datasets"
 
@@ -93,7 +93,7 @@ class _MakeStaticBatches:
         from gaudi_ops import SSD_SPECS
 
         source = RecordSource(self.input_pattern.parent, self.input_pattern.name.rstrip("-*"))
-        progress = progress_line("batches")
+        progress = ProgressLine("writing", "batch")
         for rank in range(self.workers):
             options = InputOptions(
                 self.batch_size,
@@ -114,7 +114,7 @@ class _MakeStaticBatches:
                 spec=SSD_SPECS[self.augmentation.image_size],
             )
             there = f", {kept} of them there already" if kept else ""
-            print(f"{self.output_dir / f'worker_{rank}'}: {self.steps} batch{'es' * (self.steps != 1)}{there}")
+            print(f"{self.output_dir / f'worker_{rank}'}: {count_things(self.steps, 'batch')}{there}")
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ import io
 import os
 import stat
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 EX_SOFTWARE = 70
 EX_IOERR = 74
@@ -18,8 +19,65 @@ EX_CONFIG = 78
 
 
 def count_things(number: int, noun: str) -> str:
-    """Return a number with its noun, such as 1 image or 2 images."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    """Return a number with its noun in the right form, such as 1 image, 2 images, 1 class or 3 boxes."""
+    ending = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{number} {noun}{ending * (number != 1)}"
+
+
+class ProgressLine:
+    """Show on standard error how much of a work is done, once it has lasted for some seconds.
+
+    On a terminal it is one line, which is written anew and removed at the end. Elsewhere it is a line now and then,
+    each after twice the time of the one before, so that a log has few.
+
+    Args:
+        work: what is done, such as "checking".
+        noun: what is counted.
+        stream: where to show it; standard error when None.
+        clock: gives the time in seconds.
+    """
+
+    FIRST_SECONDS, FIRST_LINE_SECONDS, REFRESH_SECONDS = 1.0, 10.0, 0.2
+    _open: TextIO | None = None  # where the line of a terminal stands that is not removed yet
+
+    def __init__(
+        self, work: str, noun: str = "image", *, stream: TextIO | None = None, clock: Callable[[], float] | None = None
+    ) -> None:
+        self._work, self._noun = work, noun
+        self._clock = clock or time.monotonic
+        self._stream = sys.stderr if stream is None else stream
+        self._is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._done = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._wait = self.FIRST_SECONDS if self._is_terminal else self.FIRST_LINE_SECONDS
+        self._next = self._clock() + self._wait
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that so many of all are done; 0, or fewer than before, begin the next work."""
+        if not done or done < self._done:
+            self._begin()
+        self._done = done
+        if done >= total:
+            self.clear()
+        elif self._clock() >= self._next:
+            text = f"{self._work}: {done} of {count_things(total, self._noun)}"
+            if self._is_terminal:
+                ProgressLine._open = self._stream
+                print(f"\r\x1b[K{text}", end="", file=self._stream, flush=True)
+                self._wait = self.REFRESH_SECONDS
+            else:
+                print(text, file=self._stream, flush=True)
+                self._wait *= 2
+            self._next = self._clock() + self._wait
+
+    @classmethod
+    def clear(cls) -> None:
+        """Remove the line that stands on a terminal, if there is one, so that another text can stand there."""
+        if cls._open is not None:
+            print("\r\x1b[K", end="", file=cls._open, flush=True)
+            cls._open = None
 
 
 def run_program(main: Callable[[], int | None], *, prog: str, debug: bool = False) -> NoReturn:
@@ -52,6 +110,7 @@ def exit_on_error(prog: str, *, debug: bool = False) -> Iterator[None]:
         yield
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
+        ProgressLine.clear()
         if debug:
             traceback.print_exc()
         print(f"{prog}: error: {describe_error(error)}", file=sys.stderr)

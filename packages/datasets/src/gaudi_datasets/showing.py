@@ -18,6 +18,7 @@ from gaudi_datasets.detection.sources import DetectionSource, name_place
 from gaudi_datasets.drawing import add_caption, decode_image, draw_boxes, fit_image, join_images
 from gaudi_datasets.errors import FlagError, UnsafeError
 from gaudi_datasets.output_files import staging_folder
+from gaudi_datasets.program import count_things
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, image_generator
 
 Source = DetectionSource | ClassificationSource
@@ -99,7 +100,7 @@ def draw_example(example: Example, class_names: Sequence[str]) -> Image.Image:
     if isinstance(example, ClassificationExample):
         return add_caption(fit_image(image), class_names[example.label], f"{name}, {size}")
     drawn = draw_boxes(image, example.boxes_yxyx, example.labels, class_names, example.is_crowd)
-    boxes = f"{len(example.labels)} box" + "es" * (len(example.labels) != 1)
+    boxes = count_things(len(example.labels), "box")
     return add_caption(drawn, name, f"image {example.image_id}, {size}, {boxes}")
 
 

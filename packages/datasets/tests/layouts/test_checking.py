@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from gaudi_datasets.classification.class_folders import FolderSource
 from gaudi_datasets.classification.examples import ClassificationExample, encode_example
 from gaudi_datasets.classification.layouts import check_all
 from gaudi_datasets.classification.sources import RecordSource
-from gaudi_datasets.layouts.checking import BrokenImagesError
+from gaudi_datasets.layouts.checking import BrokenImagesError, check_sources
 from gaudi_datasets.records.conversion import write_shards
 
 
@@ -68,3 +70,29 @@ def test_images_of_records_are_checked(tmp_path: Path) -> None:
     with pytest.raises(BrokenImagesError) as error:
         check_all(RecordSource(tmp_path / "records", "train"))
     assert error.value.count == 1
+
+
+def test_a_second_start_reads_no_file_that_did_not_change(folder: Path, tmp_path: Path) -> None:
+    known = tmp_path.parent / f"{tmp_path.name}.json"
+    assert check_sources({"train": FolderSource(folder)}, known).keys() == {"train"}
+    states = check_sources({"train": FolderSource(folder)}, known)
+    known.write_text(json.dumps(states))
+    path = folder / "ant" / "3.jpg"
+    before, content = path.stat(), path.read_bytes()
+    path.write_bytes(bytes(len(content)))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert check_sources({"train": FolderSource(folder)}, known) == states
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    for content_of_known in (known.read_text(), "[]", "{"):
+        known.write_text(content_of_known)
+        with pytest.raises(BrokenImagesError) as error:
+            check_sources({"train": FolderSource(folder)}, known)
+        assert error.value.count == 1
+    known.unlink()
+
+
+def test_broken_images_of_all_splits_are_counted_at_once(folder: Path, tmp_path: Path) -> None:
+    (folder / "ant" / "3.jpg").write_bytes(b"")
+    with pytest.raises(BrokenImagesError) as error:
+        check_sources({"train": FolderSource(folder), "val": FolderSource(folder)}, tmp_path / "none.json")
+    assert (error.value.count, len(error.value.errors), error.value.exit_status) == (2, 2, 65)

@@ -37,7 +37,7 @@ def test_a_report_is_told_in_one_line() -> None:
     numbers = ["4", "3", "15", "2", "40x10", "80x30", "60x20"]
     assert re.findall(r"[\dx]*\d", REPORT.describe()) == numbers
     same = LintReport("x", "classification", 1, classes=(ClassCount("cat", 1),), sizes_hw=SIZES[:1])
-    assert same.describe() == "1 image, 1 classes, all 40x20 pixels"
+    assert same.describe() == "1 image, 1 class, all 40x20 pixels"
     assert LintReport("x").describe() == "cannot be read"
 
 

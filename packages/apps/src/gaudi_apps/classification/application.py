@@ -113,8 +113,10 @@ class ClassificationApplication(Application):
         from gaudi_datasets.split_folders import find_folder
 
         data = self.train_config.flags.data
-        folder = Path(data.folder or "")
-        for split in () if data.folder is None else (data.eval_split,) if mode == "eval" else data.train_splits:
+        folder, splits = Path(data.folder or ""), data.train_splits
+        if mode in ("eval", "export"):
+            splits = (data.eval_split,)
+        for split in () if data.folder is None else splits:
             if not any(folder.glob(f"{split}-*")) and find_folder(folder, split) is None:
                 open_split(folder, split)  # which says what is there
 

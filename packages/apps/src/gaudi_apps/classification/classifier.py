@@ -22,6 +22,7 @@ from gaudi_apps.inference.visualizer import Image, add_title, enlarge
 from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
+from gaudi_datasets.program import count_things
 from gaudi_models.architectures import CLASSIFIERS
 from gaudi_models.classifiers import build_classifier
 
@@ -204,7 +205,7 @@ class ClassResults(Results):
 
     def count(self) -> str:
         """Count the files that were skipped."""
-        return f"{len(self.bad_files)} files skipped"
+        return f"{count_things(len(self.bad_files), 'file')} skipped"
 
     def write_tables(self) -> None:
         """Write the JSON file."""

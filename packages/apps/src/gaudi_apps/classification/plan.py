@@ -34,6 +34,7 @@ from gaudi_apps.training.recipe import (
     describe_found,
     fit_evaluations,
 )
+from gaudi_datasets.program import count_things
 from gaudi_models.architectures import RESNETS, measure_classifier
 from gaudi_ops import schedules
 
@@ -101,9 +102,9 @@ def choose_recipe(
     size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
     choices = [
         *([] if {"steps", "epochs"} & given else [length]),
-        Choice("model", "resnet50_v1.5" if is_large else "resnet18", f"for {images} images"),
+        Choice("model", "resnet50_v1.5" if is_large else "resnet18", f"for {count_things(images, 'image')}"),
         Choice("image_size", size, of_size),
-        Choice("batch_size", own_batch, f"for {images} images on {host.describe()}"),
+        Choice("batch_size", own_batch, f"for {count_things(images, 'image')} on {host.describe()}"),
         Choice("dtype", "bf16" if host.has_bf16 else "fp32", of_dtype),
         Choice("optimizer", "Adam", "needs no search for a rate"),
         Choice("lr_schedule", "cosine", "ends at 0 with the last step"),
@@ -182,7 +183,7 @@ def _list_warnings(
         yield describe_large_batch(batch, num_images)
     if warmup_steps >= total_steps:
         yield (
-            f"the warm-up of {warmup_steps} steps is not over when the run ends at step {total_steps}: "
+            f"the warm-up of {count_things(warmup_steps, 'step')} is not over when the run ends at step {total_steps}: "
             "lower --warmup_epochs"
         )
     # A drop at the very end, as that of epoch 90, is part of the schedules of the originals.

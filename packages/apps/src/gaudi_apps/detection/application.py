@@ -11,6 +11,7 @@ from gaudi_apps.cli.flags import parse_step_range
 from gaudi_apps.detection.config import SSDConfig, find_checkpoint, find_mode, open_found
 from gaudi_apps.detection.data import (
     choose_architecture,
+    find_split,
     input_options,
     open_source,
     open_training_data,
@@ -85,9 +86,9 @@ class SSDApplication(Application):
         """Find the records that are trained or evaluated on."""
         from gaudi_datasets.records.record_sets import has_records
 
-        data, split = self.config.data, "val" if mode == "eval" else "train"
+        data, split = self.config.data, find_split(mode)
         if data.data_dir is not None and not data.static and not has_records(Path(data.data_dir), split):
-            open_source(self.config, "val" if mode == "eval" else "train")  # which says what is there
+            open_source(self.config, split)  # which says what is there
 
     def make_plan(self, num_images: int) -> Plan:
         """Plan by the flags; --num_examples_per_epoch replaces the number of images."""

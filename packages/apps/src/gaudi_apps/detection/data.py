@@ -152,6 +152,11 @@ def open_source(config: SSDConfig, split: Split) -> DetectionSource:
     return CocoSource(read_coco(annotations), images, keep_empty=split == "val")
 
 
+def find_split(mode: str) -> Split:
+    """Find the split whose images a mode needs first."""
+    return "val" if mode in ("eval", "export") else "train"
+
+
 def choose_architecture(config: SSDConfig) -> SSDArchitecture:
     """Return the network that the flags name, for a training that begins."""
     return SSDArchitecture(config.network.backbone, config.network.image_size)

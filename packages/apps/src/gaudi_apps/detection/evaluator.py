@@ -163,7 +163,9 @@ MEANINGS = {
 def print_scores(scores: CocoScores, console: Console | None = None) -> None:
     """Print the twelve metrics, then AP and AP50 of each class; a metric that is not defined is a dash."""
     console = console or Console(highlight=False)
-    title = f"COCO metrics, {scores.images}/{scores.images_total} images, {scores.detections} detections"
+    title = (
+        f"COCO metrics, {scores.images}/{scores.images_total} images, {count_things(scores.detections, 'detection')}"
+    )
     figures = Table(title=title, title_justify="left")
     for heading in ("metric", "IoU", "objects", "detections", "value"):
         figures.add_column(heading, justify="right" if heading in ("detections", "value") else "left")

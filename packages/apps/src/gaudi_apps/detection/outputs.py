@@ -26,6 +26,7 @@ from gaudi_apps.inference.tiles import Rows
 from gaudi_apps.inference.visualizer import add_title, draw_detections, write_image
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.output_files import write_atomically, write_json
+from gaudi_datasets.program import count_things
 
 if TYPE_CHECKING:
     from gaudi_apps.detection.config import ImageFlags, SaveFlag
@@ -184,12 +185,10 @@ def predict_by_flags(
         strict=flags.strict,
         max_frames=flags.max_frames,
     )
-    print(results.describe(output_dir, f", {len(results.detections)} detections"))
+    print(results.describe(output_dir, f", {results.count()}"))
     if results.boxes_left_out:
-        print(
-            f"{results.boxes_left_out} boxes in {results.images_cut} images and frames are listed and not drawn: "
-            f"--max_boxes {flags.max_boxes}"
-        )
+        where = f"{count_things(results.boxes_left_out, 'box')} in {count_things(results.images_cut, 'image')}"
+        print(f"{where} listed and not drawn: --max_boxes {flags.max_boxes}")
 
 
 def make_refinement(
@@ -298,7 +297,7 @@ class DetectionResults(Results):
 
     def count(self) -> str:
         """Return the number of detections."""
-        return f"{len(self.detections)} detections"
+        return count_things(len(self.detections), "detection")
 
     def write_tables(self) -> None:
         """Write the two JSON files, and what else is of all images."""

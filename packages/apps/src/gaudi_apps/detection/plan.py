@@ -42,6 +42,7 @@ from gaudi_apps.training.recipe import (
     fit_evaluations,
 )
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.program import count_things
 from gaudi_models.architectures import SSDArchitecture, measure_ssd
 from gaudi_ops import schedules
 
@@ -112,7 +113,7 @@ def choose_recipe(
     rising = choose_warmup(steps)
     of_batch = "small batches make more steps of the same time"
     if wanted > BATCH_OF_PEAK_RATE:
-        of_batch = f"for {images} images on {host.describe()}"
+        of_batch = f"for {count_things(images, 'image')} on {host.describe()}"
     of_dtype = "bf16 is the faster one here" if host.has_bf16 else "this processor has no instructions for bf16"
     choices = [
         *([] if {"steps", "epochs"} & given else [length]),
@@ -124,14 +125,14 @@ def choose_recipe(
         choose_average(steps),
         *choose_evaluations(given, steps, per_epoch, validates=validates),
     ]
-    notes = () if config.weights.weights else (NO_WEIGHTS,)
+    notes = () if config.weights.weights else (NO_WEIGHTS.format(config.network.backbone),)
     return Recipe(tuple(choices), given, notes, config.recipe.minutes)
 
 
 _WARMUP_REASON = f"{WARMUP_SHARE:.0%} of the steps, {MOST_WARMUP_STEPS} at most"
 NO_WEIGHTS = (
     "starts from random weights, from which a detector learns more slowly than from those of ImageNet; "
-    "`gaudi-datasets fetch weights resnet34` fetches these, and --weights takes them"
+    "`gaudi-datasets fetch weights {}` fetches these, and --weights takes them"
 )
 
 
@@ -147,7 +148,7 @@ def choose_rate(steps: int, batch: int) -> Choice:
     """Choose the rate of the images of a step."""
     peak = (LONG_PEAK_RATE if steps >= LONG_STEPS else PEAK_RATE) * math.sqrt(batch / BATCH_OF_PEAK_RATE)
     base = round(peak * IMAGES_OF_BASE_RATE / batch, 6)
-    return Choice("base_lr", base, f"a peak of {peak:.3g}, for {batch} images a step")
+    return Choice("base_lr", base, f"a peak of {peak:.3g}, for {count_things(batch, 'image')} a step")
 
 
 def choose_warmup(steps: int) -> int:
@@ -180,7 +181,9 @@ def _list_warnings(
             remedy = "lower --lr_drop_epochs or choose --lr_schedule cosine"
             found.append(describe_late_drops(late, total_steps, remedy))
         if drop_steps[0] < warmup_steps:
-            found.append(f"the rate drops at step {drop_steps[0]}, within the warm-up of {warmup_steps} steps")
+            found.append(
+                f"the rate drops at step {drop_steps[0]}, within the warm-up of {count_things(warmup_steps, 'step')}"
+            )
     return found
 
 

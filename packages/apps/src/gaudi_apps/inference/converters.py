@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -54,6 +57,28 @@ class Agreement:
 
     def __str__(self) -> str:
         return ", ".join(f"{name.replace('_', ' ')} {value:.2g}" for name, value in self.differences.items())
+
+
+@contextlib.contextmanager
+def hold_stderr() -> Iterator[None]:
+    """Keep from standard error what libraries write there within a context, in C++, too, unless it raises an error."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with tempfile.TemporaryFile() as held:
+            os.dup2(held.fileno(), 2)
+            try:
+                yield
+            except BaseException:
+                held.seek(0)
+                with open(kept, "wb", closefd=False) as shown:
+                    shutil.copyfileobj(held, shown)
+                raise
+            finally:
+                sys.stderr.flush()
+                os.dup2(kept, 2)
+    finally:
+        os.close(kept)
 
 
 def find_worst(agreements: Sequence[Agreement]) -> Agreement:
@@ -170,7 +195,8 @@ def write_onnx(network: ExportedNetwork, path: Path) -> None:
 
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     traced = tf.function(compute, input_signature=[PIXELS], autograph=False)
-    converted, _ = tf2onnx.convert.from_function(traced, input_signature=[PIXELS], opset=ONNX_OPSET)
+    with hold_stderr():
+        converted, _ = tf2onnx.convert.from_function(traced, input_signature=[PIXELS], opset=ONNX_OPSET)
     onnx.helper.set_model_props(converted, {"classes": json.dumps(network.list_classes())})
     onnx.checker.check_model(converted)
     path.write_bytes(converted.SerializeToString())
@@ -202,7 +228,9 @@ def write_tflite(network: ExportedNetwork, path: Path) -> None:
     traced = tf.function(compute, input_signature=[signature], autograph=False)
     owner = _own_variables(network.model)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)
-    path.write_bytes(converter.convert())
+    with hold_stderr():
+        content = converter.convert()
+    path.write_bytes(content)
 
 
 def _own_variables(model: Any) -> Any:

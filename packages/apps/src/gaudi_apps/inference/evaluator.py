@@ -15,6 +15,7 @@ from gaudi_apps.runtime.errors import broadcast_from_rank0
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_apps.training.trainer import Score
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.program import ProgressLine
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 from gaudi_distributed import Communicator
 from gaudi_distributed.comm.opening import verify_consistent
@@ -38,6 +39,7 @@ class Evaluator(ABC, Generic[Result]):
 
     Attributes:
         split: name of the images, in what is written.
+        show: shows how many of this rank's images are evaluated, and their number; None: nobody does.
 
     Raises:
         ConfigurationError: the data of the ranks differs.
@@ -59,6 +61,7 @@ class Evaluator(ABC, Generic[Result]):
         self._latest: tuple[int, Result | None] | None = None
         self._begin: Callable[[str], None] = lambda phase: None
         self.split = "val"
+        self.show: Callable[[int, int], None] | None = None if communicator.rank else ProgressLine("evaluating")
 
     def watch(self, begin: Callable[[str], None]) -> None:
         """Call a function at the beginning of each phase: "evaluation" for each batch, then "scoring"."""
@@ -124,14 +127,20 @@ class Evaluator(ABC, Generic[Result]):
         # One network for all evaluations of a training: a new one would be traced and compiled again.
         if self._network is None or self._network[0] is not task:
             self._network = task, self.open_network(task.model)
-        found = []
+        positions = shard_indices(self._total, self._options)
+        positions = positions[positions < self._total]
+        found, done = [], 0
+        if self.show is not None:
+            self.show(0, len(positions))
         for batch in self.read_batches(self._total):
             self._begin("evaluation")
             is_image = np.asarray(batch["image_ids"]) != PADDING_ID
             predicted = self.predict(self._network[1], batch)
             found.append({name: values[is_image] for name, values in predicted.items()})
-        positions = shard_indices(self._total, self._options)
-        return {"positions": positions[positions < self._total], **_concatenate(found)}
+            done += int(is_image.sum())
+            if self.show is not None:
+                self.show(done, len(positions))
+        return {"positions": positions, **_concatenate(found)}
 
     def join(self, parts: Sequence[Columns]) -> Result:
         """Compute the result of the parts of all ranks, each from `evaluate`.

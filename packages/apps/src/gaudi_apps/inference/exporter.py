@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,6 +125,8 @@ def write_exports(
             for name in formats:
                 folder = staging / f"{name}{suffix}"
                 folder.mkdir()
+                done = f"{len(agreements) + 1} of {len(networks) * len(formats)}"
+                print(f"exporting {folder.name} ({done})", file=sys.stderr, flush=True)
                 agreement = export_format(name, network, encoded_images, folder, scratch)
                 if not agreement.is_close:
                     raise ExportError(

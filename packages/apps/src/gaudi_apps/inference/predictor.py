@@ -25,7 +25,7 @@ from gaudi_apps.runtime.errors import StopRequest
 from gaudi_apps.training.checkpoint import find_run_checkpoint
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import staging_folder
-from gaudi_datasets.program import describe_error
+from gaudi_datasets.program import count_things, describe_error
 from gaudi_models.weights import LoadReport, WeightsFile, WeightsMetadata, assign_weights, read_weights
 
 # A batch of large frames ends before it takes more memory than this for its pixels.
@@ -86,12 +86,18 @@ class Results(ABC):
     def describe(self, output_dir: Path, counts: str = "") -> str:
         """Describe the results in a line, with counts besides that of images, and the bad files in another."""
         files = " and ".join([", ".join(self.files)] * bool(self.files) + ["what was drawn"] * self.draws)
-        line = f"{output_dir}: {len(self.images)} images and frames{counts}; {files}"
+        line = f"{output_dir}: {self.count_images()}{counts}; {files}"
         if not self.bad_files:
             return line
         count = len({row["path"] for row in (*self.images, *self.bad_files)})
         reason = f"; {self.tables[-1]} says why" if self.tables[-1] in self.files else ""
-        return f"{line}\n{len(self.bad_files)} of {count} files could not be used{reason}"
+        return f"{line}\n{len(self.bad_files)} of {count_things(count, 'file')} could not be used{reason}"
+
+    def count_images(self) -> str:
+        """Return the number of images, and of frames of videos, in words."""
+        frames = sum("frame" in row for row in self.images)
+        counts = {"image": len(self.images) - frames, "frame": frames}
+        return " and ".join(count_things(count, noun) for noun, count in counts.items() if count) or "0 images"
 
     def _write_drawn(self, image: InputImage, drawn: Image) -> str:
         """Write a PNG, or add a frame to the video of the file; return the name of the file."""
@@ -164,7 +170,9 @@ def predict_files(
                 for image, *rows in zip(batch, *outputs, strict=True):
                     for line in results.add(image, *rows):
                         write_line(line)
-                progress.update(places[batch[-1].path], f"{len(results.images)} images, {results.count()}")
+                progress.update(
+                    places[batch[-1].path], f"{count_things(len(results.images), 'image')}, {results.count()}"
+                )
         if not results.images:
             reason = f"; the first: {results.bad_files[0]['error']}" if results.bad_files else ""
             raise DataError(f"none of {len(files)} files can be used{reason}")

@@ -53,6 +53,7 @@ class SSDMXNetApplication(Application):
     program = ("-m", "gaudi_apps.ssd_mxnet_train")
     files: ClassVar = ("evaluation.json", "detections.json", MLPERF_LOG)
     folders: ClassVar = ("pictures",)
+    checks_exports = False
     config: SSDMXNetConfig
 
     def __init__(self, config: SSDMXNetConfig, distribution: Distribution) -> None:
@@ -77,6 +78,20 @@ class SSDMXNetApplication(Application):
         network = replace(self.config.network, precision=self._mxnet.precision, data_layout=self._mxnet.layout)
         self.config = replace(self.config, network=network)
         return open_training_data(self.config, self.settings, self._mxnet.layout)
+
+    def find_data(self, mode: str) -> None:
+        """Find the records or files that are trained or evaluated on."""
+        from gaudi_datasets.records.record_sets import has_records
+
+        data = self.config.data
+        split: Split = "val" if mode == "eval" else "train"
+        if data.data_dir is None and data.coco_root is not None:
+            for path in find_coco_files(data.coco_root, data.dataset, split):
+                if not path.exists():
+                    remedy = "correct --coco_root or --dataset"
+                    raise MissingInputError("there is no such file or folder", path=path, remedy=remedy)
+        elif data.data_dir is not None and not has_records(Path(data.data_dir), split):
+            open_source(self.config, split)  # which says what is there
 
     def make_plan(self, num_images: int) -> Plan:
         """Plan by the flags; --num_examples_per_epoch replaces the number of images."""
@@ -212,6 +227,7 @@ def open_scoring(config: SSDMXNetConfig, model_config: ModelConfig) -> Callable[
     alone = SingleProcess()
     task = app.build_task(model_config, averages=False, communicator=alone, reduce_statistics=None)
     evaluator = app.open_evaluator(RunFolder(app.settings.model_dir), model_config, alone)
+    evaluator.show = None  # the training shows its own progress
 
     def score(tensors: Mapping[str, Any]) -> Any:
         task.write_weights(tensors)

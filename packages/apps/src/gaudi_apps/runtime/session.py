@@ -25,13 +25,13 @@ from gaudi_apps.training.checkpoint import (
     CheckpointFolder,
     ModelConfig,
     RunState,
+    find_checkpoints,
     load_checkpoint,
     read_initial_weights,
     require_classes,
 )
 from gaudi_apps.training.plan import find_recipe_version
 from gaudi_apps.training.run_dir import RunFolder
-from gaudi_datasets.errors import MissingInputError
 from gaudi_distributed import Communicator, SingleProcess, apply_environment
 from gaudi_distributed.cluster.elastic import RendezvousClient
 from gaudi_distributed.comm.communicator import SumOfGroup, allreduce_within
@@ -201,17 +201,7 @@ class Session:
         Raises:
             MissingInputError: there are none.
         """
-        which = self.settings.checkpoint
-        folder = self.best if which == "best" else self.checkpoints
-        steps = folder.steps()
-        if which.isdecimal():
-            steps = [step for step in steps if step == int(which)]
-        if not steps:
-            remedy = "train first, or give another --model_dir"
-            if which == "best" and self.checkpoints.steps():
-                remedy = "train with --eval_epochs above 0, which keeps the best one, or give --checkpoint newest"
-            raise MissingInputError(f"has no checkpoint {which}", path=folder.folder, remedy=remedy)
-        return [folder.path(step) for step in (steps if which == "all" else steps[-1:])]
+        return find_checkpoints(self.model_dir, self.settings.checkpoint)
 
     def load_selected(self) -> Checkpoint:
         """Load the checkpoint that --checkpoint names; the newest is the newest one that can be read."""

@@ -120,6 +120,8 @@ def start_tensorflow(settings: DeviceSettings) -> Precision:
             "TensorFlow has computed in this process already, with other threads",
             remedy="open the training before a network is used, or in a new process",
         ) from None
+    if quiet:
+        tf.get_logger().setLevel("ERROR")  # nor is its advice on functions that are traced again
     open_device(kind, or_cpu=settings.device == "auto", local_rank=settings.local_rank)
     keras.utils.set_random_seed(settings.seed)
     if settings.deterministic:

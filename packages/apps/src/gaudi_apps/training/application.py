@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import glob
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder
+from gaudi_apps.training.checkpoint import find_checkpoints, find_run_checkpoint
 from gaudi_apps.training.plan import CURRENT
-from gaudi_apps.training.recipe import NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
+from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
 from gaudi_datasets.errors import MissingInputError
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class Application(ABC):
         recipe_version: version of the rules that are followed, see `gaudi_apps.training.plan`.
         recipe: what some of the flags follow from.
         began: by `time.monotonic`, from when --minutes counts.
+        checks_exports: an export is compared with the network on images.
+        checked: a hash of the images that `check_images` found good, by split.
         framework: what computes.
     """
 
@@ -106,11 +109,13 @@ class Application(ABC):
     program: tuple[str, ...]
     files: ClassVar[tuple[str, ...]]
     folders: ClassVar[tuple[str, ...]]
+    checks_exports: ClassVar[bool] = True
     config: ProgramConfig
     settings: RunSettings
     recipe_version: int = CURRENT
     recipe: Recipe = NO_RECIPE
     began: float = STARTED
+    checked: Mapping[str, str] = MappingProxyType({})
 
     def use_version(self, version: int) -> None:
         """Plan and train by a version of the rules."""
@@ -125,36 +130,44 @@ class Application(ABC):
         settings, config = self.settings, self.config
         if settings.distribution.rank_info.size > 1:
             return  # rank 0 alone may have them, and tells the others
-        if mode not in ("predict", "export"):
+        is_checked = mode == "export" and self.checks_exports and not config.use.inference
+        if is_checked or mode not in ("predict", "export"):
             for name in _PATHS:
                 path = getattr(config.data, name, None)
                 if path is not None and not Path(path).exists():
                     raise MissingInputError(
                         "there is no such file or folder", flag=f"--{name}", path=path, remedy=f"correct --{name}"
                     )
+            self.open_found()
             self.find_data(mode)
         if config.use.inference:
             from gaudi_apps.inference.media import find_files
 
             find_files(config.use.inference)
-        if mode in ("predict", "export", "eval") and not any(
-            CheckpointFolder(settings.model_dir / name).steps() for name in (CHECKPOINTS, BEST)
-        ):
-            raise MissingInputError(
-                "has no checkpoint",
-                flag="--model_dir",
-                path=settings.model_dir / CHECKPOINTS,
-                remedy="train first, or give another --model_dir",
-            )
+        if mode in ("predict", "export", "eval"):
+            find_checkpoints(settings.model_dir, settings.checkpoint)
         weights = None if settings.weights is None else Path(settings.weights)
         is_there = weights is None or weights.exists() or any(weights.parent.glob(f"{glob.escape(weights.name)}.*"))
         if mode == "train" and not is_there:  # a checkpoint of TensorFlow is the beginning of names
             raise MissingInputError(
                 "there is no such file, run or checkpoint", flag="--weights", path=weights, remedy="correct --weights"
             )
+        if mode == "train" and weights is not None:
+            find_run_checkpoint(weights)  # of a run, which may have none
 
     def find_data(self, mode: str) -> None:  # noqa: B027 - most programs have nothing to add
         """Find the split that a mode needs in the folders that flags name; see `find_inputs`."""
+
+    def check_images(self) -> None:
+        """Check the images of --data, unless the run in the folder has checked the same files.
+
+        Raises:
+            BrokenImagesError: images cannot be used; it names the first and counts all.
+        """
+        if (found := self.open_found()) is not None:
+            from gaudi_datasets.layouts.checking import check_sources
+
+            self.checked = check_sources(found.sources, self.settings.model_dir / CHECKED)
 
     def describe_data(self) -> tuple[str, ...]:
         """Return lines for the user about the data, once it is open."""
@@ -168,7 +181,9 @@ class Application(ABC):
         """Return what a run is to keep of its beginning: JSON values by the name of the file."""
         documents: dict[str, Any] = {RECIPE: self.recipe.to_document()} if self.recipe.choices else {}
         found = self.open_found()
-        return documents | ({SPLIT: {**found.split}} if found is not None and found.split else {})
+        if found is not None and found.split:
+            documents[SPLIT] = {**found.split}
+        return documents | ({CHECKED: dict(self.checked)} if self.checked else {})
 
     def fit(self, task: Any, plan: Plan, length: Length, reason: str) -> None:
         """Set the length of training, which was fitted to a time, and what follows from it; with --minutes only.

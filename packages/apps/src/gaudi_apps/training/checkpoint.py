@@ -30,6 +30,7 @@ MANIFEST = "manifest.json"
 _FILES = (MANIFEST, TENSORS)
 _REMEDY = "remove this checkpoint and use the one before"
 _NAME = re.compile(r"step-(\d{8,})")
+_SHOWN_STEPS = 5  # in a message
 _DRAFT = re.compile(r"step-\d{8,}\.tmp")
 
 
@@ -245,6 +246,27 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: is damaged ({error!r}); {_REMEDY}") from error
+
+
+def find_checkpoints(model_dir: Path, which: str) -> list[Path]:
+    """Find the folders of the checkpoints of a run that --checkpoint names, in the order of steps.
+
+    Raises:
+        MissingInputError: there are none.
+    """
+    others = CheckpointFolder(model_dir / CHECKPOINTS)
+    folder = CheckpointFolder(model_dir / BEST) if which == "best" else others
+    steps = folder.steps()
+    if which.isdecimal():
+        steps = [step for step in steps if step == int(which)]
+    if not steps:
+        fault, remedy = f"has no checkpoint {which}", "train first, or give another --model_dir"
+        if which == "best" and others.steps():
+            remedy = "train with --eval_epochs above 0, which keeps the best one, or give --checkpoint newest"
+        elif known := others.steps():
+            remedy = f"give --checkpoint newest, or one of {', '.join(map(str, known[-_SHOWN_STEPS:]))}"
+        raise MissingInputError(fault, path=folder.folder, remedy=remedy)
+    return [folder.path(step) for step in (steps if which == "all" else steps[-1:])]
 
 
 def find_run_checkpoint(path: Path) -> Path | None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_datasets.memory import format_bytes
+from gaudi_datasets.program import count_things
 from gaudi_models.architectures import NetworkSize
 from gaudi_ops.schedules import Schedule
 
@@ -143,12 +144,14 @@ def count_steps(epochs: float, steps_per_epoch: int) -> int:
 
 def describe_large_batch(batch: int, num_images: int) -> str:
     """Return the warning about a batch that is larger than the data set."""
-    return f"a batch of {batch} is larger than the data set of {num_images} images: a step sees some of them twice"
+    images = count_things(num_images, "image")
+    return f"a batch of {batch} is larger than the data set of {images}: a step sees some of them twice"
 
 
 def describe_long_warmup(warmup_steps: int, total_steps: int, remedy: str) -> str:
     """Return the warning about a warm-up that is longer than the run."""
-    return f"the warm-up of {warmup_steps} steps is not over when the run ends at step {total_steps}: {remedy}"
+    warmup = count_things(warmup_steps, "step")
+    return f"the warm-up of {warmup} is not over when the run ends at step {total_steps}: {remedy}"
 
 
 def describe_late_drops(steps: Sequence[int], total_steps: int, remedy: str) -> str:
@@ -311,14 +314,14 @@ def list_plan(plan: Plan, keep_checkpoints: int, checkpoint_minutes: float = 0.0
     yield "steps", f"{plan.total_steps} ({plan.epochs:.4g} epochs of {plan.steps_per_epoch})"
     reached, peak = f"{plan.reached_learning_rate:.4g}", f"{plan.peak_learning_rate:.4g}"
     yield "peak rate", peak if reached == peak else f"{reached}, of {peak} that the flags ask for"
-    yield "warm-up", f"{plan.warmup_steps} steps"
+    yield "warm-up", count_things(plan.warmup_steps, "step")
     if plan.lr_schedule == "piecewise":
         yield "drops", " and ".join(f"{step}" for step in plan.drop_steps)
     kept = plan.count_checkpoints(keep_checkpoints)
     by_minutes = f" and every {checkpoint_minutes:g} minutes" if checkpoint_minutes else ""
-    yield "checkpoints", f"every {plan.checkpoint_steps} steps{by_minutes}, {kept} kept"
+    yield "checkpoints", f"every {count_things(plan.checkpoint_steps, 'step')}{by_minutes}, {kept} kept"
     if plan.evaluation_steps and checkpoint_minutes:
-        yield "evaluations", f"every {plan.evaluation_steps} steps, the best checkpoint is kept"
+        yield "evaluations", f"every {count_things(plan.evaluation_steps, 'step')}, the best checkpoint is kept"
 
 
 def _tabulate_recipe(recipe: Recipe) -> Table:

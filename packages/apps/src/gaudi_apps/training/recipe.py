@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_datasets.errors import DataError, FlagError
+from gaudi_datasets.program import count_things
 
 if TYPE_CHECKING:
     from gaudi_datasets.layouts.splitting import SplitData
 
-RECIPE, SPLIT = "recipe.json", "split.json"
+RECIPE, SPLIT, CHECKED = "recipe.json", "split.json", "checked.json"
 FORMAT, VERSION = "gaudi-apps recipe", 1
 
 # The process began a moment before: the command line imports this module first of all that takes time.
@@ -177,8 +178,8 @@ def open_once(open_data: Callable[..., Any], path: str, val_share: float, seed: 
 
 def describe_found(path: str | None, found: SplitData[Any]) -> tuple[str, ...]:
     """Return the layout of the data set of --data, its size by split, and what was left out or guessed, a line each."""
-    sources = {"training": found.train, "validation": found.val, "test": found.test}
-    sizes = (f"{len(source)} images for {name}" for name, source in sources.items() if source is not None)
+    names = {"train": "training", "val": "validation", "test": "test"}
+    sizes = (f"{count_things(len(source), 'image')} for {names[split]}" for split, source in found.sources.items())
     return (f"{path}: {found.layout}", ", ".join(sizes), *found.notes)
 
 
@@ -362,7 +363,7 @@ def count_epochs(steps: int, steps_per_epoch: int) -> float:
 def choose_average(steps: int) -> Choice:
     """Choose the decay of the average of the weights, which remembers about a third of a run at most."""
     decay = next((decay for limit, decay in AVERAGES if steps < limit), AVERAGES[-1][1])
-    return Choice("ema_decay", decay, f"averages the weights of {steps} steps")
+    return Choice("ema_decay", decay, f"averages the weights of {count_things(steps, 'step')}")
 
 
 AVERAGES = ((400, 0.99), (1000, 0.995), (5000, 0.998), (50000, 0.9995), (0, 0.9998))

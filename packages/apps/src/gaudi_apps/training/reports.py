@@ -32,7 +32,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.output_files import write_atomically, write_json
-from gaudi_datasets.program import count_things
+from gaudi_datasets.program import ProgressLine, count_things
 from gaudi_datasets.records.tfrecords import frame_record
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class ProgressBar(Callback):
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_UPDATES)
         self._bar: Progress | None = None
         self._has_forecast = False
+        self._evaluation = ProgressLine("evaluating")
 
     def is_due(self, step: int) -> bool:
         """Return whether a line is due."""
@@ -106,6 +107,13 @@ class ProgressBar(Callback):
             self.on_message(f"epoch {step / plan.steps_per_epoch:.4g}: {speed}")
             self._epoch_start = (step, now)
 
+    def show_evaluation(self, done: int, total: int) -> None:
+        """Show how many images of an evaluation are done, in the bar where there is one."""
+        if self._bar:
+            self._bar.update(self._task, description=f"evaluating: {done} of {count_things(total, 'image')}")
+        else:
+            self._evaluation(done, total)
+
     def on_evaluate_end(self, step: int, score: Score) -> None:
         """Show the score."""
         self.on_message(f"step {step}: {score.text}")
@@ -119,6 +127,7 @@ class ProgressBar(Callback):
         """Stop the bar."""
         if self._bar:
             self._bar.stop()
+            self._bar = None
 
     def _forecast(self, step: int) -> None:
         """Say once how long the training will take here, where there is no live bar that shows it."""

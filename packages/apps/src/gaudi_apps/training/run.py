@@ -39,6 +39,7 @@ from gaudi_apps.training.run_dir import ANALYSIS, REPORT, RUN_LOG, describe_data
 from gaudi_apps.training.trainer import Callback, Score, Trainer, TrainingData, require_finite
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
+from gaudi_datasets.program import count_things
 
 if TYPE_CHECKING:
     from gaudi_apps.inference.evaluator import Evaluator
@@ -133,6 +134,7 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     data = app.open_training_data()
     for line in app.describe_data():
         print(line)
+    broadcast_from_rank0(communicator, app.check_images)
     session.choose_version()
     plan = app.make_plan(data.num_images)
     session.require_equal_start(data.fingerprint)
@@ -212,7 +214,7 @@ def _report_scores(session: Session, trainer: Trainer, evaluator: Evaluator[Any]
         step = broadcast_from_rank0(session.communicator, load_best)
         share_state(session.communicator, task)
         _use_test_images(session, evaluator)
-        print(f"report of step {step} on {evaluator.num_images} images of {evaluator.split}")
+        print(f"report of step {step} on {count_things(evaluator.num_images, 'image')} of {evaluator.split}")
     return step, evaluator.report(task, step)
 
 
@@ -242,7 +244,8 @@ def _describe_run(app: Application) -> dict[str, Any]:
 def _begin_folder(session: Session, trainer: Trainer) -> None:
     """Begin or continue the run in its folder, and print the warnings of the plan."""
     if session.settings.clean:
-        print(f"{session.model_dir}: removed {session.folder.clean()} files of the run, and its checkpoints")
+        files = count_things(session.folder.clean(), "file")
+        print(f"{session.model_dir}: removed {files} of the run, and its checkpoints")
     session.folder.begin(trainer.state.settings, **_describe_run(session.app))
     data = trainer.data
     session.folder.write_data(describe_data(data.model_config, data.fingerprint, data.list_files()))
@@ -291,6 +294,8 @@ def _make_callbacks(
         Checkpoints(session.checkpoints, run.checkpoint_minutes),
     ]
     if evaluator is not None:
+        if session.is_root:
+            evaluator.show = progress.show_evaluation
         callbacks.append(Evaluation(evaluator, early_stopping, session.best))
     callbacks = [*session.app.make_callbacks(callbacks, trainer.plan), *trainer.callbacks]
     if session.elastic.every:
@@ -334,7 +339,8 @@ def dry_run(session: Session) -> None:
     require_finite(done + 1, plan.learning_rate(done), scalars, np.asarray(batch["image_ids"]))
     workers = f" on {session.communicator.size} processes" * (session.communicator.size > 1)
     print(f"dry run{workers}: step {done + 1}/{plan.total_steps} of {session.model_dir} would be made")
-    print(f"{trainer.data.num_images} images an epoch, {plan.global_batch} a step, loss {scalars['loss']:.4g}")
+    images = count_things(trainer.data.num_images, "image")
+    print(f"{images} an epoch, {plan.global_batch} a step, loss {scalars['loss']:.4g}")
 
 
 def run_evaluation(session: Session) -> None:

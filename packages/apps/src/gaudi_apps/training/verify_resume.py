@@ -24,6 +24,7 @@ from gaudi_apps.cli.flag_rules import find_rules, make_short_run
 from gaudi_apps.runtime.errors import ResumeError
 from gaudi_apps.training.application import Application
 from gaudi_apps.training.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder
+from gaudi_datasets.program import count_things
 
 STEPS = 6
 _STEP = re.compile(r"step (\d+)/")
@@ -35,7 +36,7 @@ def verify_resume(app: Application) -> None:
     steps = run.steps or max(STEPS, run.kills + 1)
     with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
         end, kills = compare_runs(app, Path(folder), steps=steps, kills=run.kills, seed=run.device.seed)
-    print(f"{end.step} steps, killed {kills} times: the same as without")
+    print(f"{count_things(end.step, 'step')}, killed {count_things(kills, 'time')}: the same as without")
     print(f"weights and optimizer state  {end.sha256}")
     print(f"sequence of image ids        {end.run_state.image_sequence}")
 

@@ -17,6 +17,7 @@ from gaudi_datasets.benchmarking.measurement import SYSTEM_CLOCKS, Clocks, Rate,
 from gaudi_datasets.classification.examples import ClassificationExample
 from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.memory import CacheDecision, decide_cache
+from gaudi_datasets.program import count_things
 from gaudi_datasets.sampling import InputOptions, SampleOrder
 
 Kind = Literal["detection", "classification"]
@@ -133,7 +134,7 @@ def run_benchmark(
     mean_bytes = float(np.mean([len(example.encoded) for example in examples]))
     inputs, left = [], 1 - _READING - _STAGES - _SMALLER
     for threads in sorted({1, options.threads}):
-        say(f"the whole input, {threads} thread{'s' * (threads > 1)}")
+        say(f"the whole input, {count_things(threads, 'thread')}")
         share = _ONE_THREAD if threads < options.threads else left
         left -= share
         calls = max(1, options.parallel_calls * threads // options.threads)

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from gaudi_datasets.benchmarking.benchmark import Benchmark
 from gaudi_datasets.memory import format_bytes
+from gaudi_datasets.program import count_things
 
 Change: TypeAlias = tuple[str, str]
 Bound = Literal["storage", "processors", "one thread"]
@@ -48,12 +49,12 @@ def judge(benchmark: Benchmark, usable: int | None = None) -> Verdict:
     stage = max(benchmark.stages, key=lambda name: benchmark.stages[name])
     rates = reading.images_per_second, whole.images_per_second
     alone = f"reading alone gives {rates[0]:,.0f} images/s, the whole input {rates[1]:,.0f}"
-    plural = "s" * (usable > 1)
+    processors = count_things(usable, "processor")
     first: tuple[Change, ...] = ()
     if busy:
         text = (
-            f"measure again without other programs: {benchmark.load:.1f} processes ran or waited for {usable}"
-            f" processor{plural} before this began, so the rates are lower than they could be"
+            f"measure again without other programs: {benchmark.load:.1f} processes ran or waited for {processors}"
+            f" before this began, so the rates are lower than they could be"
         )
         first = (("quiet machine", text),)
     if rates[0] < _STORAGE_MARGIN * rates[1]:
@@ -73,8 +74,8 @@ def judge(benchmark: Benchmark, usable: int | None = None) -> Verdict:
         last = ("threads", text)
     else:
         text = (
-            f"a device that trains on more than {whole.images_per_second:,.0f} images/s waits for these {usable}"
-            f" processor{plural}; more of them, or fewer other programs on them, are what helps"
+            f"a device that trains on more than {whole.images_per_second:,.0f} images/s waits for {processors};"
+            f" more of them, or fewer other programs on them, are what helps"
         )
         last = ("processors", text)
     return Verdict("processors", stage, f"{alone}{made}{largest}", (*first, *_change_work(benchmark), last))

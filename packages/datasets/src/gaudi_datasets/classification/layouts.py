@@ -23,6 +23,7 @@ from gaudi_datasets.layouts.splitting import (
     require_training,
     split_records,
 )
+from gaudi_datasets.program import count_things
 from gaudi_datasets.records.record_sets import find_splits
 
 __all__ = ["ClassificationData", "check_all", "open_data"]
@@ -109,7 +110,7 @@ def _open_folders(path: Path, val_share: float, seed: int) -> ClassificationData
             sources[split].keep(kept)
             split_names[split] = [files.name(row) for row in np.flatnonzero(kept)]
     where = ", ".join(f"{folders[split].name}/" for split in SPLITS if split in folders) or "not split"
-    layout = f"folders of {len(train.class_names)} classes ({where})"
+    layout = f"folders of {count_things(len(train.class_names), 'class')} ({where})"
     notes += note_split(split_names)
     return ClassificationData(layout, train, sources.get("val"), sources.get("test"), tuple(notes), split_names)
 

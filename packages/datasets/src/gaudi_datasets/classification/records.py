@@ -12,6 +12,7 @@ import numpy as np
 
 from gaudi_datasets.classification.examples import encode_example
 from gaudi_datasets.classification.listed_files import ListedSource
+from gaudi_datasets.program import count_things
 from gaudi_datasets.records.conversion import write_shards
 
 _MAX_SHARDS = 1024
@@ -81,5 +82,5 @@ def describe_records(manifest: Mapping[str, Any]) -> str:
     images, shards = manifest["images"], len(manifest["shards"])
     classes = sum(count > 0 for count in manifest["images_per_class"])
     fixes = ", ".join(f"{count} {fix}" for fix, count in manifest["fixed"].items())
-    text = f"{manifest['split']}: {images['kept']} of {images['of']} images of {classes} classes"
-    return f"{text} in {shards} shard{'s' * (shards != 1)}" + (f"; {fixes}" if fixes else "")
+    text = f"{manifest['split']}: {images['kept']} of {images['of']} images of {count_things(classes, 'class')}"
+    return f"{text} in {count_things(shards, 'shard')}" + (f"; {fixes}" if fixes else "")

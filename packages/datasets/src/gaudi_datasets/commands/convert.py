@@ -18,9 +18,9 @@ from gaudi_datasets.commands.data_flags import (
     YoloFlags,
     open_any,
     print_layout,
-    progress_line,
     subcommand,
 )
+from gaudi_datasets.program import ProgressLine
 
 if TYPE_CHECKING:
     from gaudi_datasets.classification.listed_files import ListedSource
@@ -182,7 +182,7 @@ def _write_boxes(annotations: CocoAnnotations, image_dir: Path, flags: ShardFlag
         decode=flags.decode,
         processes=flags.processes,
         overwrite=flags.overwrite,
-        progress=progress_line(),
+        progress=ProgressLine("converting"),
     )
     print(describe_records(manifest))
 
@@ -199,6 +199,6 @@ def _write(source: ListedSource, flags: ShardFlags, split: str, *, shards: int, 
         processes=flags.processes,
         decode=flags.decode,
         overwrite=flags.overwrite,
-        progress=progress_line(),
+        progress=ProgressLine("converting"),
     )
     print(describe_records(manifest))

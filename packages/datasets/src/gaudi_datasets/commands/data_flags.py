@@ -227,14 +227,3 @@ class ShardFlags:
 def subcommand(flags: Any, name: str, description: str | None = None) -> Any:
     """Return the dataclass of flags as a subcommand; its help begins with the description, else with its docstring."""
     return Annotated[flags, tyro.conf.subcommand(name, description=description)]
-
-
-def progress_line(unit: str = "images") -> Callable[[int, int], None] | None:
-    """Return a function that shows progress on one line of standard error; None when that is no terminal."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show(done: int, total: int) -> None:
-        print(f"\r{done}/{total} {unit}", end="\n" if done == total else "", file=sys.stderr, flush=True)
-
-    return show

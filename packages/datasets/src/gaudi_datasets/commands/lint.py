@@ -20,10 +20,10 @@ from gaudi_datasets.commands.data_flags import (
     YoloFlags,
     open_any,
     print_layout,
-    progress_line,
     subcommand,
 )
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.program import ProgressLine, count_things
 
 if TYPE_CHECKING:
     from gaudi_datasets.classification.layouts import ClassificationData
@@ -213,7 +213,7 @@ def _print(report: LintReport, as_json: bool) -> None:
 def _require_no_losses(losses: int, path: str | Path) -> None:
     if losses:
         raise DataError(
-            f"{losses} finding{'s' * (losses != 1)} by which something would be lost",
+            f"{count_things(losses, 'finding')} by which something would be lost",
             path=path,
             remedy="fix what the report names, or accept it with --allow",
         )
@@ -228,7 +228,7 @@ def _lint_splits(data: DetectionData | ClassificationData, path: Path) -> Iterat
     sources: dict[str, Any] = {split: getattr(data, split) for split in ("train", "val", "test")}
     sources = {split: source for split, source in sources.items() if source is not None}
     images = {split: _list_images(source, annotated.get(split)) for split, source in sources.items()}
-    progress = progress_line()
+    progress = ProgressLine("checking")
     for split, source in sources.items():
         name, others = f"{path} ({split})", images.get("val") if split == "train" else None
         if split in annotated:
@@ -267,7 +267,7 @@ def _lint(
     from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
     from gaudi_datasets.linting import lint
 
-    progress = progress_line()
+    progress = ProgressLine("checking")
     if isinstance(data, AnnotatedImages):
         annotations, image_dir = data.read()
         boxes = CocoSource(annotations, image_dir, keep_empty=True)

@@ -20,6 +20,7 @@ from gaudi_datasets.commands.data_flags import (
     subcommand,
 )
 from gaudi_datasets.errors import FlagError
+from gaudi_datasets.program import count_things
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class _Show(Generic[SourceFlags]):
             overwrite=self.overwrite,
             augmentation=asdict(self.augmentation),
         )
-        print(f"{self.output_dir}: {len(written)} image{'s' * (len(written) != 1)} of {len(source)}")
+        print(f"{self.output_dir}: {count_things(len(written), 'image')} of {len(source)}")
 
 
 SHOW = (

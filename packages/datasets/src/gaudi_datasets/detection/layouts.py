@@ -25,6 +25,7 @@ from gaudi_datasets.layouts.splitting import (
     require_training,
     split_records,
 )
+from gaudi_datasets.program import count_things
 from gaudi_datasets.records.record_sets import find_splits
 
 __all__ = ["DetectionData", "check_all", "open_data"]
@@ -136,10 +137,10 @@ def note_losses(split: str, annotations: CocoAnnotations, source: CocoSource) ->
     for rule in BOX_RULES:
         if broken[rule]:
             names = dict.fromkeys(name_of[fault.image_id] for fault in annotations.faults if fault.rule == rule)
-            boxes = f"{broken[rule]} box{'es' * (broken[rule] != 1)}"
+            boxes = count_things(broken[rule], "box")
             notes.append(f"{split}: left out {boxes} {rule}, in {count_names(names, 'image')}")
     if annotations.wrong_areas:
-        wrong = f"{len(annotations.wrong_areas)} wrong area{'s' * (len(annotations.wrong_areas) != 1)}"
+        wrong = count_things(len(annotations.wrong_areas), "wrong area")
         notes.append(f"{split}: replaced {wrong} by width x height, as of annotation {min(annotations.wrong_areas)}")
     kept = set(source.file_names)
     empty = [name for name in annotations.file_names if name not in kept]

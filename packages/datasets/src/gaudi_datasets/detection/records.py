@@ -16,6 +16,7 @@ from typing import Any
 from gaudi_datasets.detection.coco import BOX_RULES, CocoAnnotations
 from gaudi_datasets.detection.examples import encode_example
 from gaudi_datasets.detection.sources import CocoSource
+from gaudi_datasets.program import count_things
 from gaudi_datasets.records.conversion import write_shards
 
 IMAGE_SKIPPED = "in images without any box that is no crowd"
@@ -97,7 +98,7 @@ def describe_records(manifest: Mapping[str, Any]) -> str:
     """Describe in one line what `write_records` kept, dropped and fixed, by the manifest that it returned."""
     images, boxes, shards = manifest["images"], manifest["boxes"], len(manifest["shards"])
     text = f"{manifest['split']}: kept {images['kept']} of {images['of']} images and {boxes['kept']} of {boxes['of']}"
-    text += f" boxes in {shards} shard{'s' * (shards != 1)}"
+    text += f" boxes in {count_things(shards, 'shard')}"
     for title, counts in (("boxes dropped", boxes["dropped"]), ("images fixed", manifest["fixed"])):
         listed = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
         text += f"; {title}: {listed}" if listed else ""

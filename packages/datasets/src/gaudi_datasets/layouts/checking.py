@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
+from gaudi_datasets.documents import load_json
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import check_image, read_size
+from gaudi_datasets.image_files import check_image, read_size, stat_image
+from gaudi_datasets.program import ProgressLine, count_things
 from gaudi_datasets.records.record_sets import RecordSet
 
 _SHOWN = 3  # images in the message
@@ -48,12 +53,24 @@ class ReadableSource(Protocol):
         """Read image `index`."""
 
 
+class StoredSource(ReadableSource, Protocol):
+    """A source whose images are in files."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Return SHA-256 that is equal for equal data."""
+
+    def path(self, index: int) -> Path:
+        """Return the path of the file that holds image `index`."""
+
+
 def read_sizes(paths: Sequence[Path], name: str) -> list[tuple[int, int]]:
     """Read height and width in pixels of images in threads, as people see them; `name` is that of the data set.
 
     Raises:
         BrokenImagesError: some cannot be read; it names the first and counts all.
     """
+    progress, found = ProgressLine("reading sizes"), list[tuple[int, int] | DataError | MissingInputError]()
 
     def read(path: Path) -> tuple[int, int] | DataError | MissingInputError:
         try:
@@ -62,7 +79,9 @@ def read_sizes(paths: Sequence[Path], name: str) -> list[tuple[int, int]]:
             return error
 
     with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0))) as pool:
-        found = list(pool.map(read, paths))
+        for size in pool.map(read, paths):
+            found.append(size)
+            progress(len(found), len(paths))
     faults = [each for each in found if isinstance(each, Exception)]
     if faults:
         raise BrokenImagesError(name, faults[:_REMEMBERED], len(faults), len(paths))
@@ -103,3 +122,54 @@ def check_all(source: ReadableSource, progress: Callable[[int, int], None] | Non
         faults = [fault for fault in pool.map(check, range(total)) if fault is not None]
     if faults:
         raise BrokenImagesError(source.name, faults[:_REMEMBERED], len(faults), total)
+
+
+def check_sources(sources: Mapping[str, StoredSource], known: Path) -> dict[str, str]:
+    """Check the images of the splits of a data set before training, unless they were checked as they are now.
+
+    Args:
+        sources: by split.
+        known: JSON file of what an earlier call returned, if it is there; files of the same sizes and times of change
+            are not read again.
+
+    Returns:
+        a hash of what was checked, by split.
+
+    Raises:
+        BrokenImagesError: images of some splits cannot be used; all splits are checked before.
+        MissingInputError: a file is not there.
+    """
+    states = {split: hash_state(source) for split, source in sources.items()}
+    try:
+        before = load_json(known)
+    except (DataError, MissingInputError):
+        before = None
+    before = before if isinstance(before, dict) else {}
+    new = {split: sources[split] for split, state in states.items() if before.get(split) != state}
+    broken, start = list[BrokenImagesError](), time.monotonic()
+    for split, source in new.items():
+        try:
+            check_all(source, ProgressLine(f"checking {split}"))
+        except BrokenImagesError as error:
+            broken.append(error)
+    if len(broken) > 1:
+        faults = [fault for error in broken for fault in error.errors]
+        total = sum(map(len, new.values()))
+        raise BrokenImagesError(", ".join(new), faults, sum(error.count for error in broken), total)
+    if broken:
+        raise broken[0]
+    if new:
+        images = count_things(sum(map(len, new.values())), "image")
+        print(f"checked {images} in {time.monotonic() - start:.1f} s")  # noqa: T201 - told before a training
+    return states
+
+
+def hash_state(source: StoredSource) -> str:
+    """Hash the data of a source, and the paths, sizes and times of change of its files; no file is read.
+
+    Raises:
+        MissingInputError: a file is not there.
+    """
+    paths = dict.fromkeys(source.path(index) for index in range(len(source)))
+    files = [(str(path), status.st_size, status.st_mtime_ns) for path in paths if (status := stat_image(path))]
+    return hashlib.sha256(json.dumps([source.fingerprint, files]).encode()).hexdigest()

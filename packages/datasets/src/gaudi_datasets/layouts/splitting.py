@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gaudi_datasets.errors import DataError, FlagError
 from gaudi_datasets.image_files import stat_image
+from gaudi_datasets.program import ProgressLine, count_things
 
 _OVERSHOOT = 0.5 + 1e-9  # images of validation above its share
 _HEAD = 2**14
@@ -44,6 +45,12 @@ class SplitData(Generic[Source]):
     test: Source | None = None
     notes: tuple[str, ...] = ()
     split: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """Return the sources that there are, by "train", "val" and "test"."""
+        found = {"train": self.train, "val": self.val, "test": self.test}
+        return {split: source for split, source in found.items() if source is not None}
 
 
 def require_share(share: float) -> None:
@@ -74,12 +81,17 @@ def split_records(
     """
     if "val" in sources or not share:
         return {}
-    train = sources["train"]
-    examples = [train.read(row) for row in range(len(train))]
+    train, progress = sources["train"], ProgressLine("splitting", "record")
+    examples, contents = [], list[Hashable]()
+    for row in range(len(train)):
+        example = train.read(row)
+        contents += hash_records([example.encoded])
+        examples.append(replace(example, encoded=b""))  # all images may not fit into memory
+        progress(row + 1, len(train))
     in_val = choose_validation(
         [list_classes(example) for example in examples],
         [str(example.image_id) for example in examples],
-        hash_records([example.encoded for example in examples]),
+        contents,
         share=share,
         seed=seed,
         name=name,
@@ -97,7 +109,8 @@ def note_split(split_names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Note how many images were split."""
     if not split_names:
         return ()
-    return (f"split here: {len(split_names['train'])} images for training, {len(split_names['val'])} for validation",)
+    train = count_things(len(split_names["train"]), "image")
+    return (f"split here: {train} for training, {len(split_names['val'])} for validation",)
 
 
 def choose_validation(

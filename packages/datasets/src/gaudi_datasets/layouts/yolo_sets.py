@@ -14,6 +14,7 @@ from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
 from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import SPLITS, Inventory, count_names, split_of_path
+from gaudi_datasets.program import count_things
 
 _NAME_FILES = ("classes.txt", "obj.names", "data.names", "class_names.txt", "labels.txt")
 _SNIFFED = 4096
@@ -168,5 +169,7 @@ def _read_names(inventory: Inventory, labels: Sequence[Path], notes: list[str]) 
     for path in labels:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         numbers.update(read_class(line.split()[0]) for line in lines if line.strip())
-    notes.append(f"no file names the {len(numbers)} classes (classes.txt, or a YAML file); named by their numbers")
+    notes.append(
+        f"no file names the {count_things(len(numbers), 'class')} (classes.txt, or a YAML file); named by their numbers"
+    )
     return {number: str(number) for number in sorted(numbers) if number >= 0}

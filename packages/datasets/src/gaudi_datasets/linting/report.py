@@ -68,7 +68,7 @@ class LintReport:
         parts = [count_things(self.images, "image")]
         if self.boxes_total is not None:
             parts.append(f"{self.boxes_kept} of {self.boxes_total} boxes")
-        parts.append(f"{len(self.classes)} classes")
+        parts.append(count_things(len(self.classes), "class"))
         if sizes := self.sizes:
             low, middle, high = (f"{w}x{h}" for w, h in zip(sizes["width"], sizes["height"], strict=True))
             parts.append(f"all {low} pixels" if low == high else f"{low} to {high} pixels, median {middle}")

@@ -17,6 +17,7 @@ from gaudi_apps.inference.report.charts import COLOURS, Line, draw_bars, draw_li
 from gaudi_apps.training.reports import Row, format_duration, read_history, smooth
 from gaudi_apps.training.run_dir import ANALYSIS, RUN_FILE, RUN_LOG, RunFolder
 from gaudi_datasets.errors import MissingInputError
+from gaudi_datasets.program import count_things
 
 Rows = list[tuple[str, str]]
 LOSSES = ("loss", "class_loss", "box_loss")
@@ -56,7 +57,7 @@ def list_run(run: RunFiles) -> Rows:
     if starts:
         last = starts[-1]
         seconds = sum(float(start["seconds"]) for start in starts)
-        rows.append(("Time", f"{format_duration(seconds)} in {len(starts)} start{'s' * (len(starts) != 1)}"))
+        rows.append(("Time", f"{format_duration(seconds)} in {count_things(len(starts), 'start')}"))
         if last.get("images_per_second"):
             rows.append(("Speed", f"{last['images_per_second']:.1f} images/s"))
         rows += [(str(name), str(value)) for name, value in last.get("environment", {}).items()]
@@ -66,13 +67,8 @@ def list_run(run: RunFiles) -> Rows:
 def list_evaluated(data: Mapping[str, Any]) -> Rows:
     """List the data that was evaluated."""
     words = {"images": "image", "boxes": "box", "crowds": "crowd", "classes": "class", "detections": "detection"}
-    counts = [count_words(int(data[name]), word) for name, word in words.items() if data.get(name)]
+    counts = [count_things(int(data[name]), word) for name, word in words.items() if data.get(name)]
     return [("Evaluated on", ", ".join([*filter(None, [str(data.get("name", ""))]), *counts]))]
-
-
-def count_words(count: int, word: str) -> str:
-    """Return a number with its word, in the plural if it is one: 1 miss, 2 misses, 3 hits."""
-    return f"{count} {word}" + ("" if count == 1 else "es" if word.endswith(("s", "x")) else "s")
 
 
 def list_figures(run: RunFiles) -> Rows:
@@ -256,7 +252,7 @@ def draw_tide(run: RunFiles) -> Markup:
     rows = []
     for name, meaning in TIDE.items():
         delta, count = float(tide["delta_ap"][name]), int(tide["counts"][name])
-        rows.append((f"{meaning} ({name})", max(0.0, delta), f"+{delta:.3f}, {count_words(count, 'error')}"))
+        rows.append((f"{meaning} ({name})", max(0.0, delta), f"+{delta:.3f}, {count_things(count, 'error')}"))
     return draw_bars(rows, title="AP50 lost by kind of error")
 
 
@@ -279,7 +275,7 @@ def list_images(run: RunFiles, missing: dict[str, str]) -> list[dict[str, str]]:
             continue
         if is_detection(run):
             counts = ((one["hits"], "hit"), (one["false_alarms"], "false alarm"), (one["misses"], "miss"))
-            caption = ", ".join(count_words(int(count), word) for count, word in counts)
+            caption = ", ".join(count_things(int(count), word) for count, word in counts)
         else:
             caption = f"{one['taken_for']} {one['probability']:.2f}, is {one['truth']}"
         images.append({"source": source, "file": str(one["file_name"] or one["image_id"]), "caption": caption})
