@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,3 +124,20 @@ def test_class_images_are_augmented_too(classes: FolderSource, tmp_path: Path) -
         middle = np.asarray(image)[height // 2]
     assert height > 640
     assert np.abs(middle[[100, width - 100]].astype(int) - [120, 130, 140]).max() <= 4  # the means were added again
+
+
+def test_images_of_16_bits_look_as_training_gets_them(tmp_path: Path) -> None:
+    """The upper 8 bits, from files and from records, which may hold what another program wrote."""
+    values = np.linspace(0, 0xFFFF, 60 * 90).astype(np.uint16).reshape(60, 90)
+    path = tmp_path / "classes" / "cell" / "a.png"
+    path.parent.mkdir(parents=True)
+    Image.fromarray(values).save(path)
+    source = FolderSource(tmp_path / "classes")
+    stored = replace(source.read(0), encoded=path.read_bytes())
+    (written,) = write_images(source, [0], tmp_path / "shown")
+    with Image.open(written) as image:
+        shown = [np.asarray(image.convert("L"), int), np.asarray(draw_example(stored, ["cell"]).convert("L"), int)]
+    of_training = np.asarray(Image.fromarray((values >> 8).astype(np.uint8)).resize((640, 427)), int)
+    for pixels in shown:
+        assert pixels.shape[1] == 640
+        assert np.abs(pixels[-427:] - of_training).mean() < 3

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +36,14 @@ def test_what_a_converter_writes_is_shown_with_its_error_only(capfd: pytest.Capt
     @hold_stderr()
     def convert(divisor: int) -> float:
         os.write(2, b"from C++\n")
-        print("from Python", file=sys.stderr)
         return 1 / divisor
 
     convert(1)
-    print("after", file=sys.stderr)
+    os.write(2, b"after\n")
     assert capfd.readouterr().err == "after\n"
     with pytest.raises(ZeroDivisionError):
         convert(0)
-    assert sorted(capfd.readouterr().err.splitlines()) == ["from C++", "from Python"]
+    assert capfd.readouterr().err == "from C++\n"
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from gaudi_datasets.image_files import to_eight_bits
+
 Colour = tuple[int, int, int]
 Plate = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
@@ -28,7 +30,7 @@ _DASH = 10
 def decode_image(encoded: bytes) -> Image.Image:
     """Decode a JPEG or PNG to RGB as training does, its pixels as they are stored; `check_image` has turned it."""
     with Image.open(io.BytesIO(encoded)) as image:
-        return image.convert("RGB")
+        return to_eight_bits(image).convert("RGB")
 
 
 class Outcomes(NamedTuple):

@@ -165,7 +165,7 @@ def _convert(image: Image.Image, encoded: bytes, turn: int) -> EncodedImage:
         image = image.transpose(_TURNS[left]) if left != 1 else image
     if image.mode.startswith("I") or (kind == "PNG" and _png_depth(encoded) == 16):
         fixes.append(DEPTH_FIX)
-        image = _to_eight_bits(image)
+        image = to_eight_bits(image)
     if image.mode == "F":
         raise _RefusedError(f"is a {kind} of floating-point numbers", "scale them to 0..255 and write a PNG")
     if kind in ("JPEG", "MPO") and image.mode not in ("L", "RGB"):
@@ -187,7 +187,7 @@ def _encode(image: Image.Image, target: str) -> bytes:
     return buffer.getvalue()
 
 
-def _to_eight_bits(image: Image.Image) -> Image.Image:
+def to_eight_bits(image: Image.Image) -> Image.Image:
     """Keep the upper 8 of 16 bits, as TensorFlow's PNG decoder does; Pillow has done so for colours."""
     if not image.mode.startswith("I"):
         return image

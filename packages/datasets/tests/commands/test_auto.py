@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -105,3 +106,21 @@ def test_images_of_any_layout_are_shown(boxes: Path, classes: Path) -> None:
         assert run("show", "auto", "--data", data, "--output_dir", shown, "--count", 2, "--split", "val") == 0
         assert len(list(shown.iterdir())) == 2
         assert run("show", "auto", "--data", data, "--output_dir", shown, "--split", "test") == 66
+
+
+def test_a_sheet_of_each_split_says_where_it_is(
+    boxes: Path, classes: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("lint", "auto", "--data", boxes, "--sheet", tmp_path / "one.png", "--allow") == 0
+    assert capsys.readouterr().out.splitlines()[-1].partition(":")[0] == str(tmp_path / "one.png")
+    for split in ("train", "val"):
+        (classes.with_name("splits") / split).parent.mkdir(exist_ok=True)
+        shutil.copytree(classes, classes.with_name("splits") / split)
+    command = ["lint", "auto", "--data", classes.with_name("splits"), "--sheet", tmp_path / "two.png", "--allow"]
+    assert run(*command, "--json") == 0
+    sheets = [tmp_path / f"two-{split}.png" for split in ("train", "val")]
+    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == [str(path) for path in sheets]
+    for path in (tmp_path / "one.png", *sheets):
+        with Image.open(path) as image:
+            assert image.width == 2250
+    assert run("lint", "auto", "--data", boxes, "--sheet", tmp_path / "sheet.gif") == 64

@@ -143,8 +143,7 @@ class _Lint(Generic[Sets]):
     debug: Debug = False
 
     def __post_init__(self) -> None:
-        if self.sheet is not None and self.sheet.suffix.lower() not in _SHEET_ENDINGS:
-            raise ValueError(f"--sheet {self.sheet}: must end in one of {', '.join(_SHEET_ENDINGS)}")
+        _check_sheet(self.sheet)
 
     def run(self) -> None:
         """Print the report and draw the sheet; raise DataError when something would be lost and is not allowed."""
@@ -158,11 +157,7 @@ class _Lint(Generic[Sets]):
             raise  # no flag allows it
         _print(report, self.json)
         if self.sheet is not None:
-            from gaudi_datasets.linting.sheet import describe_boxes, describe_images, draw_samples, write_sheet
-
-            histograms = describe_images(report.sizes_hw) if annotations is None else describe_boxes(annotations)
-            write_sheet(self.sheet, report, histograms, draw_samples(source))
-            print(f"{self.sheet}: the report, histograms and samples", file=sys.stderr if self.json else sys.stdout)
+            _write_sheet(self.sheet, report, source, annotations, self.json)
         if not self.allow:
             _require_no_losses(report.losses, report.name)
 
@@ -175,9 +170,15 @@ class _LintAuto:
     """folder of the data set, or a YAML, JSON, CSV or XML file of annotations"""
     json: Switch = False
     """print every finding as JSON instead of tables"""
+    sheet: Path | None = None
+    """draw the report, histograms and samples into this .png, .pdf or .svg; of several splits each into one, whose name
+    ends in that of the split"""
     allow: Switch = False
     """end with status 0 even if images or boxes would be lost"""
     debug: Debug = False
+
+    def __post_init__(self) -> None:
+        _check_sheet(self.sheet)
 
     def run(self) -> None:
         """Print a report of each split; raise DataError when something would be lost and is not allowed."""
@@ -186,7 +187,8 @@ class _LintAuto:
 
         try:
             data = open_any(self.data, val_share=0, seed=0)
-            reports = dict(_lint_splits(data, self.data))
+            linted = list(_lint_splits(data, self.data))
+            reports = {split: report for split, report, _, _ in linted}
         except DataError as error:
             _print(report_broken(str(self.data), error), self.json)
             raise  # no flag allows it
@@ -197,8 +199,28 @@ class _LintAuto:
             print_layout(data)
             for report in reports.values():
                 print_report(report)
+        if self.sheet is not None:
+            for split, report, source, boxes in linted:
+                path = self.sheet.with_stem(f"{self.sheet.stem}-{split}") if len(linted) > 1 else self.sheet
+                _write_sheet(path, report, source, boxes, self.json)
         if not self.allow:
             _require_no_losses(sum(report.losses for report in reports.values()), self.data)
+
+
+def _check_sheet(path: Path | None) -> None:
+    if path is not None and path.suffix.lower() not in _SHEET_ENDINGS:
+        raise ValueError(f"--sheet {path}: must end in one of {', '.join(_SHEET_ENDINGS)}")
+
+
+def _write_sheet(
+    path: Path, report: LintReport, source: Source, annotations: CocoAnnotations | None, as_json: bool
+) -> None:
+    """Draw a sheet, and say where it is."""
+    from gaudi_datasets.linting.sheet import describe_boxes, describe_images, draw_samples, write_sheet
+
+    histograms = describe_images(report.sizes_hw) if annotations is None else describe_boxes(annotations)
+    write_sheet(path, report, histograms, draw_samples(source))
+    print(f"{path}: the report, histograms and samples", file=sys.stderr if as_json else sys.stdout)
 
 
 def _print(report: LintReport, as_json: bool) -> None:
@@ -219,27 +241,28 @@ def _require_no_losses(losses: int, path: str | Path) -> None:
         )
 
 
-def _lint_splits(data: DetectionData | ClassificationData, path: Path) -> Iterator[tuple[str, LintReport]]:
-    """Yield the report on each split; images of training should be in no other one."""
+def _lint_splits(
+    data: DetectionData | ClassificationData, path: Path
+) -> Iterator[tuple[str, LintReport, Source, CocoAnnotations | None]]:
+    """Yield the report on each split, its source and annotations; images of training should be in no other one."""
     from gaudi_datasets.detection.layouts import DetectionData
     from gaudi_datasets.linting import lint
 
     annotated = data.annotations if isinstance(data, DetectionData) else {}
-    sources: dict[str, Any] = {split: getattr(data, split) for split in ("train", "val", "test")}
-    sources = {split: source for split, source in sources.items() if source is not None}
+    sources: dict[str, Any] = {**data.sources}
     images = {split: _list_images(source, annotated.get(split)) for split, source in sources.items()}
     progress = ProgressLine("checking")
     for split, source in sources.items():
         name, others = f"{path} ({split})", images.get("val") if split == "train" else None
-        if split in annotated:
-            yield split, lint.lint_detection(annotated[split][0], images[split], name, others, progress)
-        elif isinstance(data, DetectionData):
-            coco = lint.annotations_of_records(source)
-            yield split, lint.lint_detection(coco, images[split], name, others, progress)
+        coco: CocoAnnotations | None = None
+        if isinstance(data, DetectionData):
+            coco = annotated[split][0] if split in annotated else lint.annotations_of_records(source)
+            report = lint.lint_detection(coco, images[split], name, others, progress)
         else:
             files = getattr(source, "files", None)
             labels = files.labels if files is not None else lint.labels_of_records(source)
-            yield split, lint.lint_classification(labels, source.class_names, images[split], name, others, progress)
+            report = lint.lint_classification(labels, source.class_names, images[split], name, others, progress)
+        yield split, report, source, coco
 
 
 def _list_images(source: Any, annotated: tuple[CocoAnnotations, Path] | None) -> ImageSet:
