@@ -18,6 +18,7 @@ import pytest
 from tests.scaleout.ports import find_ports
 
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, load_checkpoint
+from gaudi_apps.training.recipe import Choice, Recipe
 
 WAYS = {
     "mpi": ("--use_horovod",),
@@ -40,15 +41,16 @@ ALL_TOGETHER = ("--distributed_bn",)
 PROGRAMS = {"ssd": SSD, "small_ssd": SMALL_SSD, "resnet": RESNET, "small_resnet": SMALL_RESNET}
 FLAGS = {"ssd": "scenes", "resnet": "classes"}
 STATE = re.compile(r"step (\d+): state ([0-9a-f]{64})")
-# resnet_train on a machine of its own, as far as files go: arguments are a folder, and then its flags.
-OWN_MACHINE = f"""
+# A program on a machine of its own, as far as files go: arguments are a folder, and then its flags.
+OWN_MACHINE = """
 import os, runpy, sys
 from gaudi_distributed.cluster.rank_info import detect_rank
-folder = os.path.join(sys.argv[1], f"machine_{{detect_rank(os.environ).rank}}")
+folder = os.path.join(sys.argv[1], f"machine_{detect_rank(os.environ).rank}")
 os.makedirs(folder, exist_ok=True)
 os.chdir(folder)
-runpy.run_path({SMALL_RESNET_PROGRAM!r})["main"]({{}}, "small", sys.argv[2:])
 """
+OWN_RESNET = f'{OWN_MACHINE}runpy.run_path({SMALL_RESNET_PROGRAM!r})["main"]({{}}, "small", sys.argv[2:])'
+OWN_SSD = f"{OWN_MACHINE}del sys.argv[1]\nrunpy.run_path({SMALL_SSD[0]!r}, run_name='__main__')"
 OWN_SEED = """
 import os, sys
 from gaudi_apps.resnet_train import main
@@ -232,7 +234,7 @@ def test_a_run_goes_on_with_other_ranks_which_have_no_files(
 ) -> None:
     """Each rank has a machine of its own; rank 0's has the checkpoints, and the others get logs."""
     program = tmp_path / "program.py"
-    program.write_text(OWN_MACHINE)
+    program.write_text(OWN_RESNET)
     command = (program, tmp_path, *classes, *BATCH, "--skip_eval", "--model_dir", "run", "--train_steps")
     run(*list_launch("gloo", 2), *command, 2, *ALL_TOGETHER)
     output = run(*list_launch("openmpi", 4), *command, 4, *ALL_TOGETHER)
@@ -243,6 +245,30 @@ def test_a_run_goes_on_with_other_ranks_which_have_no_files(
         assert [path.name for path in folder.iterdir()] == [f"worker_{rank}"]
         assert STATE.findall((folder / f"worker_{rank}" / "log.txt").read_text())[-1] == STATE.findall(output)[-1]
     assert_same_training(load(tmp_path / "machine_0" / "run"), load(small_resnet_alone))
+
+
+def test_ranks_agree_on_the_split_and_follow_the_recipe_of_rank_0(tmp_path: Path) -> None:
+    """Each rank has a machine of its own; rank 0's has a run, whose length was fitted there."""
+    command = ["make-scenes", "--output_dir", tmp_path / "scenes", "--train", 12, "--val", 1]
+    run("-m", "gaudi_datasets", *command)
+    data, folder = tmp_path / "data", tmp_path / "machine_0" / "run"
+    shutil.copytree(tmp_path / "scenes" / "train", data / "images")
+    shutil.copyfile(tmp_path / "scenes" / "annotations" / "instances_train.json", data / "annotations.json")
+    fitted = {"steps": STEPS, "batch_size": 2, "base_lr": 0.01, "lr_schedule": "cosine", "eval_epochs": 1.0}
+    choices = tuple(Choice(flag, value, "so") for flag, value in fitted.items())
+    folder.mkdir(parents=True)
+    (folder / "recipe.json").write_text(json.dumps(Recipe(choices, minutes=60.0, is_fitted=True).to_document()))
+    program = tmp_path / "program.py"
+    program.write_text(OWN_SSD)
+    flags = ("--data", data, "--minutes", 60, "--val_share", 0.3, "--model_dir", "run", "--device", "cpu")
+    output = run(*list_launch("gloo", 2), program, tmp_path, *flags)
+    assert_equal_states(output, folder, 1)
+    log = (tmp_path / "machine_1" / "run" / "worker_1" / "log.txt").read_text()
+    assert STATE.findall(log) == STATE.findall(output)
+    split = json.loads((folder / "split.json").read_text())
+    assert {name: len(files) for name, files in split.items()} == {"train": 8, "val": 4}
+    assert not {*split["train"]} & {*split["val"]}
+    assert json.loads((folder / "evaluation.json").read_text())["images"] == 4
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -84,12 +84,15 @@ class ClassificationApplication(Application):
         found = self.open_found()
         return () if found is None else describe_found(self.train_config.recipe.data, found)
 
-    def fit(self, task: Any, plan: Plan, length: Length, reason: str) -> None:
-        """Set the length of training, and what follows from it."""
-        self.recipe = self.recipe.replace_values(fit_choices(plan, length, reason))
-        self.config = replace_flags(self.config, {name: value for name, value, _ in self.recipe.effective})
+    def change_flags(self, values: Mapping[str, Any]) -> None:
+        """Replace values of flags by name."""
+        self.config = replace_flags(self.config, values)
         self.use_version(self.recipe_version)
         self.settings = self.train_config.run
+
+    def fit(self, task: Any, plan: Plan, length: Length, reason: str) -> None:
+        """Set the length of training, and what follows from it."""
+        self.use_recipe(self.recipe.replace_values(fit_choices(plan, length, reason)))
         task.change_average(self.train_config.learning.ema_decay)
 
     def open_found(self) -> ClassificationData | None:

@@ -74,8 +74,7 @@ class SSDApplication(Application):
 
     def fit(self, task: Any, plan: Plan, length: Length, reason: str) -> None:
         """Set the length of training, and what follows from it."""
-        self.recipe = self.recipe.replace_values(fit_choices(plan, length, reason))
-        self.change_flags({name: value for name, value, _ in self.recipe.effective})
+        self.use_recipe(self.recipe.replace_values(fit_choices(plan, length, reason)))
         task.change_average(self.config.weights.ema_decay)
 
     def open_training_data(self) -> TrainingData:

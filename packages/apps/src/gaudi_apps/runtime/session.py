@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ from gaudi_apps.training.checkpoint import (
     require_classes,
 )
 from gaudi_apps.training.plan import find_recipe_version
+from gaudi_apps.training.recipe import parse_recipe
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_distributed import Communicator, SingleProcess, apply_environment
 from gaudi_distributed.cluster.elastic import RendezvousClient
@@ -126,6 +128,16 @@ class Session:
         """
         if self.communicator.size > 1:
             verify_consistent(self.communicator, list_start_metadata(self.app, data))
+
+    def share_recipe(self) -> None:
+        """Follow the recipe of rank 0, which alone may have the folder of the run; the type of numbers stays."""
+        document = broadcast_from_rank0(self.communicator, self.app.recipe.to_document)
+        if not self.is_root and document["choices"]:
+            own = {choice.flag: choice for choice in self.app.recipe.choices}
+            recipe = parse_recipe(document, self.app.recipe.given)
+            choices = (own.get(one.flag, one) if one.flag == "dtype" else one for one in recipe.choices)
+            self.app.use_recipe(replace(recipe, choices=tuple(choices)))
+            self.settings = self.app.settings
 
     def choose_version(self) -> None:
         """Follow the rules of the run in the folder, or the current ones, alike on all ranks."""

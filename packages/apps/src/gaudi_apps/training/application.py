@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+from gaudi_apps.cli.flag_rules import list_flags
 from gaudi_apps.training.checkpoint import find_checkpoints, find_run_checkpoint
 from gaudi_apps.training.plan import CURRENT
 from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
@@ -195,6 +196,17 @@ class Application(ABC):
             reason: of the length.
         """
         raise NotImplementedError(f"{type(self).__name__} has no --minutes")
+
+    def use_recipe(self, recipe: Recipe) -> None:
+        """Replace the recipe, and the flags that follow from it; what the former one chose besides gets its default."""
+        defaults = dict(list_flags(type(self.config)()))
+        former = {choice.flag: defaults[choice.flag] for choice in self.recipe.effective}
+        self.recipe = recipe
+        self.change_flags({**former, **{choice.flag: choice.value for choice in recipe.effective}})
+
+    def change_flags(self, values: Mapping[str, Any]) -> None:
+        """Replace values of flags by name; for programs with a recipe only."""
+        raise NotImplementedError(f"{type(self).__name__} has no recipe")
 
     def open_test_source(self) -> Any | None:
         """Open images that the result of a training is reported on, in place of those of validation; None: none."""

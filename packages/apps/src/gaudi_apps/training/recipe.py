@@ -137,11 +137,7 @@ def read_recipe(model_dir: Path, given: Collection[str], minutes: float | None) 
     """
     path = model_dir / RECIPE
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != FORMAT or document["version"] != VERSION:
-            raise ValueError(f"format {document['format']!r}, version {document['version']!r}")
-        choices = tuple(_parse_choice(entry) for entry in document["choices"])
-        recipe = Recipe(choices, frozenset(given), (), float(document["minutes"]), bool(document["is_fitted"]))
+        recipe = parse_recipe(json.loads(path.read_text(encoding="utf-8")), given)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -154,6 +150,18 @@ def read_recipe(model_dir: Path, given: Collection[str], minutes: float | None) 
             remedy="give the same --minutes, another --model_dir, or --clean to start over",
         )
     return recipe
+
+
+def parse_recipe(document: Mapping[str, Any], given: Collection[str]) -> Recipe:
+    """Return the recipe that `Recipe.to_document` described.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is damaged.
+    """
+    if document["format"] != FORMAT or document["version"] != VERSION:
+        raise ValueError(f"format {document['format']!r}, version {document['version']!r}")
+    choices = tuple(_parse_choice(entry) for entry in document["choices"])
+    return Recipe(choices, frozenset(given), (), float(document["minutes"]), bool(document["is_fitted"]))
 
 
 def _parse_choice(entry: Mapping[str, Any]) -> Choice:

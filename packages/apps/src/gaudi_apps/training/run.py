@@ -129,6 +129,7 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
         ConfigurationError: ranks are not alike.
         RunChangedError: the folder holds a run of other settings.
     """
+    session.share_recipe()
     app, run, communicator = session.app, session.settings, session.communicator
     callbacks = load_callbacks(run.callbacks)
     data = app.open_training_data()
