@@ -254,7 +254,13 @@ def test_ranks_agree_on_the_split_and_follow_the_recipe_of_rank_0(tmp_path: Path
     data, folder = tmp_path / "data", tmp_path / "machine_0" / "run"
     shutil.copytree(tmp_path / "scenes" / "train", data / "images")
     shutil.copyfile(tmp_path / "scenes" / "annotations" / "instances_train.json", data / "annotations.json")
-    fitted = {"steps": STEPS, "batch_size": 2, "base_lr": 0.01, "lr_schedule": "cosine", "eval_epochs": 1.0}
+    fitted: dict[str, int | float | str] = {
+        "steps": STEPS,
+        "batch_size": 2,
+        "base_lr": 0.01,
+        "lr_schedule": "cosine",
+        "eval_epochs": 1.0,
+    }
     choices = tuple(Choice(flag, value, "so") for flag, value in fitted.items())
     folder.mkdir(parents=True)
     (folder / "recipe.json").write_text(json.dumps(Recipe(choices, minutes=60.0, is_fitted=True).to_document()))

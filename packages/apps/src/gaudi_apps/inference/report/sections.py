@@ -80,7 +80,8 @@ def list_figures(run: RunFiles) -> Rows:
         rows.append(("best threshold", f"{run.analysis['threshold']:.2f}"))
     images, total = run.evaluation.get("images"), run.evaluation.get("images_total")
     if images is not None:
-        rows.append(("images", f"{images}" if images == total else f"{images} of {total}"))
+        name = f"{run.evaluation.get('split') or ''} images".strip()
+        rows.append((name, f"{images}" if images == total else f"{images} of {total}"))
     return rows
 
 
@@ -114,7 +115,7 @@ def draw_training(run: RunFiles) -> list[tuple[str, Markup]]:
     if lines:
         charts.append(("Loss", draw_lines(lines, title="loss by step", x_label="step", y_range=(0, None))))
     if chart := draw_scores([("", run.evaluations)]):
-        charts.append(("Metrics", chart))
+        charts.append(("Metrics by validation", chart))
     rates = [row.get("learning_rate", np.nan) for row in run.history]
     if np.isfinite(rates).any():
         rate = Line("learning rate", steps, rates, COLOURS[4])
