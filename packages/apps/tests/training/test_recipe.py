@@ -12,11 +12,13 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_apps import resnet_train, ssd_train
 from gaudi_apps.cli.flag_rules import find_rules, list_flags, replace_flags
+from gaudi_apps.detection.application import SSDApplication
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.plan import choose_recipe, make_plan
 from gaudi_apps.runtime.errors import RunChangedError
@@ -292,3 +294,21 @@ def test_flags_of_the_user_win_over_the_recipe_of_a_classifier(clothes: Path) ->
     assert (config.run.epochs, config.run.steps) == (7, 0)
     assert (config.data.batch_size, config.data.color_jitter) == (4, 0)
     assert config.schedule.optimizer == "Adam"
+
+
+def test_an_export_is_checked_on_the_data_of_its_run(records: Path, tmp_path: Path) -> None:
+    run = dict.fromkeys(("data_dir", "train_annotations", "train_images", "val_annotations", "val_images"))
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**run, "data": str(records), "val_share": 0.3, "seed": 7, "steps": 5}))
+    app = SSDApplication(parse("--mode", "export", "--model_dir", tmp_path))
+    app.use_data_of_run()
+    flags = dict(list_flags(app.config))
+    assert (flags["data"], flags["val_share"], flags["seed"], flags["steps"]) == (str(records), 0.3, 7, 0)
+
+    named = SSDApplication(parse("--mode", "export", "--model_dir", tmp_path, "--data_dir", records))
+    for text in ("", "- a", yaml.safe_dump({**run, "data": str(tmp_path / "gone"), "val_share": 0.3, "seed": 7})):
+        path.write_text(text)
+        app = SSDApplication(parse("--mode", "export", "--model_dir", tmp_path))
+        for one in (app, named):
+            one.use_data_of_run()
+            assert dict(list_flags(one.config))["data"] is None

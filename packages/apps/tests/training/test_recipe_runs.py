@@ -73,7 +73,7 @@ def test_one_command_splits_trains_keeps_the_best_and_reports(squares: Path, tmp
     assert cleaned - {"run.json"} <= set(files)
 
 
-def test_the_length_of_a_run_is_fitted_once(squares: Path, tmp_path: Path) -> None:
+def test_the_length_of_a_run_is_measured_once_before_its_first_step(squares: Path, tmp_path: Path) -> None:
     """Any machine computes some steps in 40 minutes; how many is written down, and the run goes on by it."""
     run = tmp_path / "run"
     command = list_command(squares, run, "--minutes", "40", "--log_step_count_steps", "1")

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+import yaml
+
 from gaudi_apps.cli.flag_rules import list_flags
 from gaudi_apps.training.checkpoint import find_checkpoints, find_run_checkpoint
 from gaudi_apps.training.plan import CURRENT
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 ReduceStatistics: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 
+CONFIG = "config.yaml"  # the flags of a run, as --config takes them
 _PATHS = (
     *("data", "data_dir", "jpeg_data_dir", "coco_root"),
     *("train_annotations", "train_images", "val_annotations", "val_images"),
@@ -145,6 +148,8 @@ class Application(ABC):
             from gaudi_apps.inference.media import find_files
 
             find_files(config.use.inference)
+        elif mode == "export" and hasattr(config, "recipe"):
+            self.use_data_of_run()
         if mode in ("predict", "export", "eval"):
             find_checkpoints(settings.model_dir, settings.checkpoint)
         weights = None if settings.weights is None else Path(settings.weights)
@@ -155,6 +160,24 @@ class Application(ABC):
             )
         if mode == "train" and weights is not None:
             find_run_checkpoint(weights)  # of a run, which may have none
+
+    def use_data_of_run(self) -> None:
+        """Take the data that the run in the folder was trained on, if it is still there and no flag names any."""
+        flags = dict(list_flags(self.config))
+        if any(flags.get(name) for name in _PATHS):
+            return
+        try:
+            found = yaml.safe_load((self.settings.model_dir / CONFIG).read_text(encoding="utf-8"))
+            values = {name: found[name] for name in ("val_share", "seed", *_PATHS) if name in flags}
+        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+            return
+        paths = [path for name, path in values.items() if name in _PATHS and path]
+        if (
+            isinstance(found["val_share"], float)
+            and isinstance(found["seed"], int)
+            and all(isinstance(path, str) and Path(path).exists() for path in paths)
+        ):
+            self.change_flags(values)
 
     def find_data(self, mode: str) -> None:  # noqa: B027 - most programs have nothing to add
         """Find the split that a mode needs in the folders that flags name; see `find_inputs`."""

@@ -17,6 +17,7 @@ from rich.console import Console
 from gaudi_apps.cli.flag_rules import find_aliases, find_lengths, list_flags, list_per_command, list_settings
 from gaudi_apps.runtime.errors import RunChangedError, StoppedError, StopRequest, broadcast_from_rank0, warn
 from gaudi_apps.runtime.session import SUMMARIES, Session, describe_environment, share_state
+from gaudi_apps.training.application import CONFIG, Application
 from gaudi_apps.training.callbacks import (
     Checkpoints,
     EarlyStopping,
@@ -43,9 +44,8 @@ from gaudi_datasets.program import count_things
 
 if TYPE_CHECKING:
     from gaudi_apps.inference.evaluator import Evaluator
-    from gaudi_apps.training.application import Application
 
-HISTORY, EVALUATIONS, CURVES, CONFIG = "history.jsonl", "evaluations.jsonl", "curves.png", "config.yaml"
+HISTORY, EVALUATIONS, CURVES = "history.jsonl", "evaluations.jsonl", "curves.png"
 DATALOADER = "dataloader"
 FILES = (HISTORY, EVALUATIONS, CURVES, CONFIG, ANALYSIS, REPORT, RUN_LOG)
 FOLDERS = (SUMMARIES, DATALOADER)
