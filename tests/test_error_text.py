@@ -160,6 +160,8 @@ COMMANDS = {
         "score --ground_truth notes --detections notes",
         "show nowhere",
         "fetch nothing",
+        "fetch weights nothing",
+        "fetch coco --output_dir own --max_images -1",
         "lint",
     ),
 }

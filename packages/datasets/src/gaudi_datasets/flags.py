@@ -204,7 +204,11 @@ def _condense(box: str) -> str:
     if texts[0].startswith("Missing from "):
         flags = [found[-1] for found in map(_LONG_FLAG.findall, parts[0][1:]) if found]
         return f"required and not given: {', '.join(flags)}"
-    text = re.sub(r"^Error parsing (_?[A-Z]\w*): ", "", texts[0]) or "the arguments cannot be understood"
+    # tyro names a class of flags here, or what it puts around a subcommand within one.
+    text = (
+        re.sub(r"^Error parsing (_?[A-Z]\w*|__\w+__(\.__\w+__)*): ", "", texts[0])
+        or "the arguments cannot be understood"
+    )
     return re.sub(r"^Error parsing ", "", text).rstrip(".")
 
 

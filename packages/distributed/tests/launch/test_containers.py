@@ -20,6 +20,10 @@ Plan = Callable[..., str]
         ("docker", "none", "ssd_train", "gaudi-vision:default"),
         ("docker", "hpu", "ssd_train", "gaudi-vision:gaudi"),
         ("docker", "none", "own_train", "gaudi-vision:own"),
+        ("docker", "none", "/opt/bin/own_train", "gaudi-vision:own"),
+        ("docker", "none", "python -m own.programs.own_train", "gaudi-vision:own"),
+        ("docker", "none", "/usr/bin/python3.11 -u -m own_train", "gaudi-vision:own"),
+        ("docker", "none", "python run.py -m own_train", "gaudi-vision:default"),
         ("docker", "hpu", "own_train", "gaudi-vision:gaudi"),
         ("singularity", "none", "resnet_train", "gaudi-vision-default.sif"),
         ("singularity", "hpu", "ssd_train", "gaudi-vision-gaudi.sif"),
@@ -35,7 +39,7 @@ def test_an_image_for_device_and_program(
     register: Callable[[str], None],
 ) -> None:
     register("own_presets:PRESETS")
-    assert choose_image(kind, accelerator, (program, "--x")) == image
+    assert choose_image(kind, accelerator, (*program.split(), "--x")) == image
     text = plan(f"--np 2 --{kind} --accelerator {accelerator} --dry_run {program}")
     assert f"    {image}\n" in text
 

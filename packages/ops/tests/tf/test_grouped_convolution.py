@@ -264,6 +264,13 @@ def test_bundles(groups: int, channels: int, limit: int, bundle: int) -> None:
     np.testing.assert_array_equal(_gather(dense, groups, bundle), filters)
 
 
+def test_integers_of_numpy_are_taken() -> None:
+    images, filters = tf.ones([2, 9, 9, 8]), tf.ones([3, 3, 2, 8])
+    groups, strides, dilations = np.array([4, 2, 1])
+    found = grouped_conv2d(images, filters, groups, strides=strides, dilations=(dilations, 1))
+    np.testing.assert_array_equal(found, grouped_conv2d(images, filters, 4, strides=2))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -273,7 +280,12 @@ def test_bundles(groups: int, channels: int, limit: int, bundle: int) -> None:
         ({"groups": 4, "strides": 0}, "strides is 0"),
         ({"groups": 4, "strides": (1, 2, 1)}, r"strides is \(1, 2, 1\)"),
         ({"groups": 4, "padding": "full"}, "padding is 'full'"),
+        ({"groups": 4, "padding": None}, "padding is None"),
         ({"groups": 4, "dilations": 0}, "dilations is 0"),
+        ({"groups": 4, "strides": 2.0}, "strides is 2.0"),
+        ({"groups": 4, "strides": (2, 1.5)}, r"strides is \(2, 1.5\)"),
+        ({"groups": 4, "data_format": None}, "data_format is None"),
+        ({"groups": 4.0}, "groups is 4.0"),
         ({"groups": 4, "dilations": (1, 2, 2, 1)}, r"dilations is \(1, 2, 2, 1\)"),
         ({"groups": 4, "data_format": "NHCW"}, "data_format is 'NHCW'"),
         ({"groups": 4, "padding": ((1, 1),)}, r"padding is \(\(1, 1\),\)"),

@@ -110,6 +110,32 @@ def test_one_k_for_all_rows(k: int, count: int) -> None:
     np.testing.assert_array_equal(np.count_nonzero(mask, axis=-1), np.full([2, 3], count))
 
 
+@pytest.mark.parametrize("form", ["bisection", "sort"])
+@pytest.mark.parametrize(
+    "k",
+    [2**31, 2**40, -(2**40), np.uint64(2**63), [2, 2**33], *(tf.constant(k, tf.int64) for k in (2**32 + 1, -(2**32)))],
+    ids=str,
+)
+def test_k_of_wider_integers(k: Any, form: Form) -> None:
+    values = np.array([[3.0, 1.0, 2.0], [1.0, 1.0, 4.0]], np.float32)
+    expected = reference.topk_mask(values, np.asarray(k))
+    np.testing.assert_array_equal(topk_mask(values, k, form), expected)
+    traced = tf.function(
+        partial(topk_mask, implementation=form), input_signature=[SIGNATURE[0], tf.TensorSpec(None, tf.int64)]
+    )
+    if not isinstance(k, np.uint64):
+        np.testing.assert_array_equal(traced(values, k), expected)
+
+
+@pytest.mark.parametrize("form", ["bisection", "sort"])
+@pytest.mark.parametrize(
+    ("values", "k", "named"), [([1.0, 2.0], 1.5, "float64"), ([1.0], True, "bool"), (1.0, 1, "scalar")]
+)
+def test_what_is_no_row_or_no_integer_is_refused(values: Any, k: Any, named: str, form: Form) -> None:
+    with pytest.raises(ValueError, match=named):
+        topk_mask(values, k, form)
+
+
 def test_ties_go_to_the_lower_index() -> None:
     np.testing.assert_array_equal(topk_mask([2.0, 1.0, 2.0, 2.0], 2), [True, False, True, False])
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from gaudi_distributed.errors import FlagError
@@ -81,7 +83,18 @@ def choose_image(kind: ContainerKind, accelerator: Accelerator, command: Sequenc
     if accelerator == "hpu":
         return _IMAGES[kind].format("gaudi")
     lanes = {preset.command[0]: preset.lane for preset in load_presets().values() if preset.command}
-    return _IMAGES[kind].format(lanes.get(command[0], "default"))
+    return _IMAGES[kind].format(lanes.get(_name_program(command), "default"))
+
+
+def _name_program(command: Sequence[str]) -> str:
+    """Return the name of the program that a command runs, also as a module of Python's or by its path."""
+    program, *arguments = command
+    name = Path(program).name
+    if re.fullmatch(r"python[\d.]*", name):
+        options = [*itertools.takewhile(lambda word: word.startswith("-"), arguments)]
+        if options[-1:] == ["-m"] and len(arguments) > len(options):
+            return arguments[len(options)].rpartition(".")[2]
+    return name
 
 
 def lane_of(image: str) -> str:

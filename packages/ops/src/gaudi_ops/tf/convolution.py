@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -212,16 +213,17 @@ def _dilate(filters: Any, dilations: tuple[int, int]) -> Any:
 
 def _read_pair(name: str, given: int | Sequence[int]) -> tuple[int, int]:
     """Read numbers for rows and columns from one for both or from a pair."""
-    pair = (given, given) if isinstance(given, int) else tuple(given)
-    if len(pair) != 2 or min(pair) < 1:
-        raise ValueError(f"{name} is {given!r}; use a number from 1 on, or a pair of them for rows and columns")
+    pair = tuple(given) if isinstance(given, Sequence) else (given, given)
+    if len(pair) != 2 or not all(isinstance(one, Integral) and one >= 1 for one in pair):
+        raise ValueError(f"{name} is {given!r}; use an integer from 1 on, or a pair of them for rows and columns")
     return int(pair[0]), int(pair[1])
 
 
 def _is_channels_first(data_format: str) -> bool:
-    if data_format.upper() not in ("NHWC", "NCHW"):
+    name = str(data_format).upper()
+    if name not in ("NHWC", "NCHW"):
         raise ValueError(f"data_format is {data_format!r}; use NHWC or NCHW")
-    return data_format.upper() == "NCHW"
+    return name == "NCHW"
 
 
 def _pad(inputs: Any, padding: Padding) -> tuple[Any, str]:
@@ -232,7 +234,7 @@ def _pad(inputs: Any, padding: Padding) -> tuple[Any, str]:
     if isinstance(padding, str):
         if padding.upper() in ("SAME", "VALID"):
             return inputs, padding.upper()
-    elif [len(pads) for pads in padding] == [2, 2]:
+    elif isinstance(padding, Sequence) and [len(pads) for pads in padding] == [2, 2]:
         return tf.pad(inputs, [[0, 0], *(list(pads) for pads in padding), [0, 0]]), "VALID"
     raise ValueError(f"padding is {padding!r}; use SAME, VALID or ((top, bottom), (left, right))")
 
@@ -250,10 +252,16 @@ def _require_room(inputs: Any, filters: Any, padding: str, dilations: tuple[int,
 def _require_groups(inputs: Any, filters: Any, groups: int) -> None:
     if inputs[-1] is None or not filters.is_fully_defined():
         raise ValueError(f"inputs are {inputs} and filters {filters}; channels and filters must have static sizes")
-    if groups < 1 or inputs[-1] % groups or filters[-1] % groups or filters[2] * groups != inputs[-1]:
+    if (
+        not isinstance(groups, Integral)
+        or groups < 1
+        or inputs[-1] % groups
+        or filters[-1] % groups
+        or filters[2] * groups != inputs[-1]
+    ):
         raise ValueError(
-            f"groups is {groups} with inputs {inputs} and filters {filters}; it must divide the channels of both, and "
-            f"the filters must have c_in / groups inputs"
+            f"groups is {groups} with inputs {inputs} and filters {filters}; it must be an integer that divides the "
+            f"channels of both, and the filters must have c_in / groups inputs"
         )
 
 

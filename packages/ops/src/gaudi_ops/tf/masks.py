@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
+import numpy as np
 import tensorflow as tf
 
 from gaudi_ops.errors import require_choice
@@ -34,7 +35,8 @@ def topk_mask(values: Any, k: Any, implementation: Implementation = "auto") -> A
     Args:
         values: [..., n] of any floating dtype, or integers of at most 32 bits; n at most 2^24. float64 is compared as
             such, not rounded. Losses that are NaN are so among the largest, and do not pass unseen.
-        k: number of values of each row, integer, scalar or [...]. 0 and less select nothing, n and more everything.
+        k: number of values of each row, of any integer dtype, scalar or [...]. 0 and less select nothing, n and more
+            everything.
         implementation: ``"bisection"`` sorts nothing: the k-th largest value is found by bisection over the bits of a
             float, each step a comparison and a count, and ties at it are decided by a running count. ``"sort"``
             ranks by sorting twice, as the vendor's program for Gaudi does, where operations on bits are not known to
@@ -46,19 +48,36 @@ def topk_mask(values: Any, k: Any, implementation: Implementation = "auto") -> A
         bool [..., n].
 
     Raises:
-        ValueError: if ``implementation`` is none of the three, or values are of another dtype.
+        ValueError: if ``implementation`` is none of the three, values are of another dtype or a scalar, or k is no
+            integer.
     """
     require_choice("implementation", implementation, get_args(Implementation))
     values = tf.convert_to_tensor(values)
     if values.dtype not in _COMPARED_AS:
         names = ", ".join(dtype.name for dtype in _COMPARED_AS)
         raise ValueError(f"values are {values.dtype.name}; cast them to one of {names}")
+    if values.shape.rank == 0:
+        raise ValueError("values are a scalar; give rows of them, [..., n]")
+    k = _limit(k, values)
     values = tf.cast(values, _COMPARED_AS[values.dtype])
     # A number is equal to itself; Gaudi is not known to have a test for NaN.
     values = tf.where(tf.equal(values, values), values, values.dtype.as_numpy_dtype(float("inf")))
     if implementation == "sort" or (implementation == "auto" and hpu.has_hpu()):
         return _mask_by_rank(values, k)
     return _mask_by_bisection(_order_keys(values), k)
+
+
+def _limit(k: Any, values: Any) -> Any:
+    """Return k as int32, from 0 to the length of the rows: the integers of programs are wider."""
+    k = k if tf.is_tensor(k) else np.asarray(k)
+    dtype = tf.as_dtype(k.dtype)
+    if not dtype.is_integer:
+        raise ValueError(f"k is of {dtype.name}; give integers")
+    length = values.shape[-1]
+    if not tf.is_tensor(k) and length is not None:
+        return tf.constant(np.clip(k, 0, length), tf.int32)
+    length = tf.cast(tf.shape(values)[-1] if length is None else length, dtype)
+    return tf.cast(tf.clip_by_value(k, tf.zeros([], dtype), length), tf.int32)
 
 
 def _order_keys(values: Any) -> Any:
@@ -68,7 +87,7 @@ def _order_keys(values: Any) -> Any:
 
 
 def _mask_by_bisection(keys: Any, k: Any) -> Any:
-    wanted = tf.broadcast_to(tf.cast(tf.cast(k, tf.int32), tf.float32), tf.shape(keys)[:-1])
+    wanted = tf.broadcast_to(tf.cast(k, tf.float32), tf.shape(keys)[:-1])
     threshold = _kth_largest(keys, wanted)
     larger = keys > threshold
     tied = tf.equal(keys, threshold)
@@ -90,7 +109,7 @@ def _mask_by_rank(values: Any, k: Any) -> Any:
     order = tf.math.top_k(values, length).indices
     # In floats, which are exact here: the vendor's program sorts no integers.
     rank = tf.math.top_k(-tf.cast(order, tf.float32), length).indices
-    return rank < tf.cast(k, tf.int32)[..., tf.newaxis]
+    return rank < k[..., tf.newaxis]
 
 
 def _kth_largest(keys: Any, wanted: Any) -> Any:
