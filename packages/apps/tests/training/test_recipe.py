@@ -308,7 +308,8 @@ def test_an_export_is_checked_on_the_data_of_its_run(records: Path, tmp_path: Pa
     named = SSDApplication(parse("--mode", "export", "--model_dir", tmp_path, "--data_dir", records))
     for text in ("", "- a", yaml.safe_dump({**run, "data": str(tmp_path / "gone"), "val_share": 0.3, "seed": 7})):
         path.write_text(text)
-        app = SSDApplication(parse("--mode", "export", "--model_dir", tmp_path))
-        for one in (app, named):
-            one.use_data_of_run()
-            assert dict(list_flags(one.config))["data"] is None
+        named.use_data_of_run()
+        assert dict(list_flags(named.config))["data"] is None
+        with pytest.raises(FlagError) as caught:
+            SSDApplication(parse("--mode", "export", "--model_dir", tmp_path)).use_data_of_run()
+        assert (caught.value.flag, caught.value.exit_status) == ("--mode", 64)

@@ -329,14 +329,6 @@ def check_modes(config: Any, mode: str, *, checkpoint: str, steps: int, steps_fl
         raise FlagError(f"--clean: is for --mode train; mode is {mode}", flag="--clean")
     check_distribution(config.distribution)
     check_parity(config.parity, mode, list_per_side(type(config)), find_aliases(type(config)))
-    groups, names = (config.data, getattr(config, "recipe", None)), ("data", "data_dir", "val_annotations", "folder")
-    has_images = use.inference or any(getattr(group, name, None) for group in groups for name in names)
-    if mode == "export" and not has_images:
-        raise FlagError(
-            "--mode export: needs images to check the export on",
-            flag="--mode",
-            remedy="give --inference or --data_dir",
-        )
     if device.no_hpu and device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
 

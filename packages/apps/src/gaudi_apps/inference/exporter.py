@@ -65,9 +65,7 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
         return [read_encoded(files[index]) for index in _spread(len(files))]
     if source is None:
         raise FlagError(
-            "--mode export: needs images to check the export on, and those of the run are not there",
-            flag="--mode",
-            remedy="give --inference, --data or --data_dir",
+            "--mode export: needs images to check the export on", flag="--mode", remedy="give --inference or --data_dir"
         )
     return [source.read(index).encoded for index in _spread(len(source))]
 

@@ -17,7 +17,7 @@ from gaudi_apps.cli.flag_rules import list_flags
 from gaudi_apps.training.checkpoint import find_checkpoints, find_run_checkpoint
 from gaudi_apps.training.plan import CURRENT
 from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
-from gaudi_datasets.errors import MissingInputError
+from gaudi_datasets.errors import FlagError, MissingInputError
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.flags import ProgramConfig
@@ -148,7 +148,7 @@ class Application(ABC):
             from gaudi_apps.inference.media import find_files
 
             find_files(config.use.inference)
-        elif mode == "export" and hasattr(config, "recipe"):
+        elif mode == "export":
             self.use_data_of_run()
         if mode in ("predict", "export", "eval"):
             find_checkpoints(settings.model_dir, settings.checkpoint)
@@ -162,22 +162,29 @@ class Application(ABC):
             find_run_checkpoint(weights)  # of a run, which may have none
 
     def use_data_of_run(self) -> None:
-        """Take the data that the run in the folder was trained on, if it is still there and no flag names any."""
+        """Take the data that the run in the folder was trained on, where no flag names any.
+
+        Raises:
+            FlagError: it is no longer there.
+        """
         flags = dict(list_flags(self.config))
-        if any(flags.get(name) for name in _PATHS):
+        if any(flags.get(name) for name in (*_PATHS, "folder")):
             return
         try:
             found = yaml.safe_load((self.settings.model_dir / CONFIG).read_text(encoding="utf-8"))
             values = {name: found[name] for name in ("val_share", "seed", *_PATHS) if name in flags}
         except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-            return
-        paths = [path for name, path in values.items() if name in _PATHS and path]
-        if (
-            isinstance(found["val_share"], float)
-            and isinstance(found["seed"], int)
-            and all(isinstance(path, str) and Path(path).exists() for path in paths)
-        ):
-            self.change_flags(values)
+            values = {}
+        paths = [value for name, value in values.items() if name in _PATHS and value]
+        numbers = [value for name, value in values.items() if name not in _PATHS]
+        are_there = paths and all(isinstance(path, str) and Path(path).exists() for path in paths)
+        if not are_there or not all(isinstance(number, (int, float)) for number in numbers):
+            raise FlagError(
+                "--mode export: needs images to check the export on, and the run names none that are there",
+                flag="--mode",
+                remedy="give --inference, --data or --data_dir",
+            )
+        self.change_flags(values)
 
     def find_data(self, mode: str) -> None:  # noqa: B027 - most programs have nothing to add
         """Find the split that a mode needs in the folders that flags name; see `find_inputs`."""
