@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco, select_images
+from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import SPLITS, Inventory, count_names, split_of_file
@@ -140,6 +141,31 @@ def _clip(
             extent = math.nextafter(extent, 0.0)
         spans.append((low, extent))
     return (spans[0][0], spans[1][0], spans[0][1], spans[1][1]), is_clipped
+
+
+def parse_number(text: str | None, name: str, path: Path, record: str) -> float:
+    """Return the finite number that a text holds.
+
+    Raises:
+        DataError: it holds none; it names file, record and field.
+    """
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(
+            f"{name} is {shorten(text)}; it must be a number", path=path, record=record, field=name, remedy="fix it"
+        )
+    return value
+
+
+def read_ends(path: Path, length: int = 2**16) -> tuple[bytes, bytes]:
+    """Return the beginning of a file, and its end from there on; the file may have hundreds of megabytes."""
+    with path.open("rb") as file:
+        head = file.read(length)
+        file.seek(max(file.tell(), path.stat().st_size - length))
+        return head, file.read()
 
 
 def assign_files(inventory: Inventory, names: Iterable[str], notes: list[str]) -> dict[str, str]:

@@ -19,11 +19,11 @@ from gaudi_datasets.layouts.boxes import (
     describe_splits,
     keep_present,
     note_unused,
+    read_ends,
     relate_used,
 )
 from gaudi_datasets.layouts.inventory import Inventory, count_names, split_of_file
 
-_SNIFFED = 2**16
 _TRIED = 64  # file names by which the folder of the images is found
 
 
@@ -46,13 +46,11 @@ def _sniff(path: Path) -> str:
     """
     if path.suffix.lower() != ".json":
         return ""
-    with path.open("rb") as file:
-        head = file.read(_SNIFFED)
-        file.seek(max(file.tell(), path.stat().st_size - _SNIFFED))
-        text = head + file.read()
+    head, tail = read_ends(path)
     if not head.lstrip().startswith(b"{") or b'"shapes"' in head:
         return ""
-    keys = set(re.findall(rb'"(images|annotations|categories|file_name|image_id|bbox|keypoints|caption)"\s*:', text))
+    names = rb'"(images|annotations|categories|file_name|image_id|bbox|keypoints|caption)"\s*:'
+    keys = set(re.findall(names, head + tail))
     if not ({b"images", b"file_name"} & keys and {b"annotations", b"image_id", b"bbox"} & keys) or b"caption" in keys:
         return ""
     return "keypoints" if b"keypoints" in keys else "boxes" if {b"categories", b"bbox"} & keys else ""

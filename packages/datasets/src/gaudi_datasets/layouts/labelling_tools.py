@@ -26,11 +26,12 @@ from gaudi_datasets.layouts.boxes import (
     describe_splits,
     make_sets,
     note_unused,
+    parse_number,
+    read_ends,
     require_images,
 )
 from gaudi_datasets.layouts.inventory import Inventory, count_names, split_of_path
 
-_SNIFFED = 2**16
 _HASHED = re.compile(r"^[0-9a-f]{8}-")  # what Label Studio puts before the name of an uploaded file
 _Corners = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -105,13 +106,8 @@ def _make_candidates(kind: str, inventory: Inventory, names: Sequence[str], only
     return [Candidate(kind, inventory.root / names[0], read_files)]
 
 
-def _read_head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(_SNIFFED)
-
-
 def _is_cvat(path: Path) -> bool:
-    head = _read_head(path)
+    head, _ = read_ends(path)
     return re.search(rb"<annotations[\s>]", head) is not None and (b"<version>" in head or b"<image " in head)
 
 
@@ -125,7 +121,7 @@ def _read_cvat(reading: _Reading, name: str, split: str) -> None:
     for image in images:
         called = image.get("name") or ""
         record = f"image {called}"
-        height, width = (int(_number(image, side, path, record)) for side in ("height", "width"))
+        height, width = (int(parse_number(image.get(side), side, path, record)) for side in ("height", "width"))
         if min(height, width) < 1:
             raise DataError(f"is {width} wide and {height} high", path=path, record=record, remedy="export it again")
         boxes = []
@@ -145,8 +141,8 @@ def _read_cvat(reading: _Reading, name: str, split: str) -> None:
 
 def _read_cvat_shape(shape: Element, path: Path, record: str, changed: Counter[str]) -> _Corners | None:
     if shape.tag == "box":
-        x0, y0, x1, y1 = (_number(shape, side, path, record) for side in ("xtl", "ytl", "xbr", "ybr"))
-        angle = _number(shape, "rotation", path, record, default=0.0)
+        x0, y0, x1, y1 = (parse_number(shape.get(side), side, path, record) for side in ("xtl", "ytl", "xbr", "ybr"))
+        angle = parse_number(shape.get("rotation", "0"), "rotation", path, record)
         if not angle:
             return x0, y0, x1, y1
         changed["rotated boxes made upright ones around them"] += 1
@@ -165,23 +161,8 @@ def _read_cvat_shape(shape: Element, path: Path, record: str, changed: Counter[s
     return None
 
 
-def _number(element: Element, name: str, path: Path, record: str, default: float | None = None) -> float:
-    text = element.get(name)
-    if text is None and default is not None:
-        return default
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(
-            f"{name} is {shorten(text)}; it must be a number", path=path, record=record, field=name, remedy="fix it"
-        )
-    return value
-
-
 def _is_label_studio(path: Path) -> bool:
-    head = _read_head(path)
+    head, _ = read_ends(path)
     marks = (b'"rectanglelabels"', b'"polygonlabels"', b'"from_name"', b'"lead_time"')
     return head.lstrip().startswith(b"[") and any(mark in head for mark in marks)
 
@@ -288,13 +269,10 @@ def _read_region(result: Mapping[str, Any], size: tuple[int, int] | None, change
 
 
 def _is_labelme(path: Path) -> bool:
-    head = _read_head(path)
+    head, tail = read_ends(path)
     if not head.lstrip().startswith(b"{") or b'"shapes"' not in head:
         return False
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _SNIFFED))
-        text = head + file.read()
-    return any(key in text for key in (b'"imagePath"', b'"imageData"', b'"imageHeight"'))
+    return any(key in head + tail for key in (b'"imagePath"', b'"imageData"', b'"imageHeight"'))
 
 
 def _read_labelme(inventory: Inventory, names: Sequence[str]) -> BoxSets:

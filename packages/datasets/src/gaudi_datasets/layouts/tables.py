@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.layouts.boxes import (
     ALL,
@@ -20,6 +18,7 @@ from gaudi_datasets.layouts.boxes import (
     describe_splits,
     make_sets,
     note_unused,
+    parse_number,
     require_images,
 )
 from gaudi_datasets.layouts.inventory import Inventory, split_of_path
@@ -137,7 +136,7 @@ def _read_table(inventory: Inventory, table: _Table, name: str, split: str, miss
         if not any(corners) and not row["label"]:  # an image that shows nothing
             boxes[image] += []
             continue
-        values = [_read_number(row, side, table.path, record) for side in _SIDES]
+        values = [parse_number(row[side], side, table.path, record) for side in _SIDES]
         if not row["label"]:
             raise DataError("has no class", path=table.path, record=record, field="class", remedy="add it")
         is_crowd = row.get("group") == "1"
@@ -153,22 +152,6 @@ def _read_size(row: Mapping[str, str]) -> tuple[int, int] | None:
     if height.isascii() and height.isdigit() and width.isascii() and width.isdigit() and int(height) and int(width):
         return int(height), int(width)
     return None
-
-
-def _read_number(row: Mapping[str, str], name: str, path: Path, record: str) -> float:
-    try:
-        value = float(row[name])
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(
-            f"{name} is {shorten(row[name])}; it must be a number",
-            path=path,
-            record=record,
-            field=name,
-            remedy="fix it",
-        )
-    return value
 
 
 def _read_class_names(inventory: Inventory) -> dict[str, str]:
