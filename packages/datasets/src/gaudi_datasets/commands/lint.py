@@ -245,24 +245,13 @@ def _lint_splits(
     data: DetectionData | ClassificationData, path: Path
 ) -> Iterator[tuple[str, LintReport, Source, CocoAnnotations | None]]:
     """Yield the report on each split, its source and annotations; images of training should be in no other one."""
-    from gaudi_datasets.detection.layouts import DetectionData
-    from gaudi_datasets.linting import lint
-
-    annotated = data.annotations if isinstance(data, DetectionData) else {}
+    annotated, progress = getattr(data, "annotations", {}), ProgressLine("checking")
     sources: dict[str, Any] = {**data.sources}
     images = {split: _list_images(source, annotated.get(split)) for split, source in sources.items()}
-    progress = ProgressLine("checking")
     for split, source in sources.items():
         name, others = f"{path} ({split})", images.get("val") if split == "train" else None
-        coco: CocoAnnotations | None = None
-        if isinstance(data, DetectionData):
-            coco = annotated[split][0] if split in annotated else lint.annotations_of_records(source)
-            report = lint.lint_detection(coco, images[split], name, others, progress)
-        else:
-            files = getattr(source, "files", None)
-            labels = files.labels if files is not None else lint.labels_of_records(source)
-            report = lint.lint_classification(labels, source.class_names, images[split], name, others, progress)
-        yield split, report, source, coco
+        report, boxes = _lint_images(source, annotated.get(split), images[split], name, others, progress)
+        yield split, report, source, boxes
 
 
 def _list_images(source: Any, annotated: tuple[CocoAnnotations, Path] | None) -> ImageSet:
@@ -274,12 +263,28 @@ def _list_images(source: Any, annotated: tuple[CocoAnnotations, Path] | None) ->
     return lint.record_images(source) if files is None else lint.listed_files(files)
 
 
-def _open_images(data: AnnotatedImages | FoldersFlags | RecordsFlags) -> ImageSet:
-    from gaudi_datasets.linting.lint import annotated_files, listed_files, record_images
+def _lint_images(
+    source: Any,
+    annotated: tuple[CocoAnnotations, Path] | None,
+    images: ImageSet,
+    name: str,
+    others: ImageSet | None,
+    progress: ProgressLine,
+) -> tuple[LintReport, CocoAnnotations | None]:
+    """Return the report on a data set of either kind, and its annotations, if it has boxes."""
+    from gaudi_datasets.linting import lint
 
-    if isinstance(data, AnnotatedImages):
-        return annotated_files(*data.read())
-    return listed_files(data.open()[0].files) if isinstance(data, FoldersFlags) else record_images(data.open()[0])
+    class_names = getattr(source, "class_names", None)
+    if class_names is None:
+        annotations = lint.annotations_of_records(source) if annotated is None else annotated[0]
+        return lint.lint_detection(annotations, images, name, others, progress), annotations
+    files = getattr(source, "files", None)
+    labels = lint.labels_of_records(source) if files is None else files.labels
+    return lint.lint_classification(labels, class_names, images, name, others, progress), None
+
+
+def _open_images(data: AnnotatedImages | FoldersFlags | RecordsFlags) -> ImageSet:
+    return _list_images(None, data.read()) if isinstance(data, AnnotatedImages) else _list_images(data.open()[0], None)
 
 
 def _lint(
@@ -287,27 +292,12 @@ def _lint(
 ) -> tuple[LintReport, Source, CocoAnnotations | None]:
     """Return the report, the data set to draw samples from, and its annotations, if it has boxes."""
     from gaudi_datasets.detection.sources import CocoSource
-    from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
-    from gaudi_datasets.linting import lint
 
-    progress = ProgressLine("checking")
-    if isinstance(data, AnnotatedImages):
-        annotations, image_dir = data.read()
-        boxes = CocoSource(annotations, image_dir, keep_empty=True)
-        images = lint.annotated_files(annotations, image_dir)
-        return lint.lint_detection(annotations, images, data.name, others, progress), boxes, annotations
-    if isinstance(data, FoldersFlags):
-        files, _ = data.open()
-        images, all_labels = lint.listed_files(files.files), files.files.labels
-        report = lint.lint_classification(all_labels, files.class_names, images, files.name, others, progress)
-        return report, files, None
-    records, _ = data.open()
-    images = lint.record_images(records)
-    if isinstance(records, DetectionRecords):
-        annotations = lint.annotations_of_records(records)
-        return lint.lint_detection(annotations, images, records.name, others, progress), records, annotations
-    labels, names = lint.labels_of_records(records), records.class_names
-    return lint.lint_classification(labels, names, images, records.name, others, progress), records, None
+    annotated = data.read() if isinstance(data, AnnotatedImages) else None
+    source: Any = data.open()[0] if annotated is None else CocoSource(*annotated, keep_empty=True)
+    name, images = source.name if annotated is None else data.name, _list_images(source, annotated)
+    report, boxes = _lint_images(source, annotated, images, name, others, ProgressLine("checking"))
+    return report, source, boxes
 
 
 LINT = (
