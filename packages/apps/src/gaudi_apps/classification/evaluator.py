@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,13 @@ from rich.table import Table
 from gaudi_apps.classification.classifier import Classifier
 from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator, cut_confusion
 from gaudi_apps.inference.visualizer import (
+    Image,
     add_title,
     decode_image,
     enlarge,
     name_image,
     write_image,
-    write_thumbnail,
+    write_worst,
 )
 from gaudi_apps.training.run_dir import ANALYSIS, RunFolder, write_analysis
 from gaudi_apps.training.trainer import Score
@@ -217,32 +218,21 @@ def analyse(predictions: Predictions, class_names: Sequence[str]) -> dict[str, A
 
 
 def draw_worst(folder: Path, source: ClassificationSource, predictions: Predictions) -> list[dict[str, Any]]:
-    """Write the most confident mistakes as small images, in place of those of an earlier evaluation.
+    """Write the most confident mistakes, see `write_worst`; return their rows, with classes and probability."""
 
-    Returns:
-        a row for each image: image id, file, classes, probability, and the JPEG from the folder above.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    paths: list[Path] = []
-    for number, place in enumerate(predictions.find_mistakes(NUM_WORST).tolist(), 1):
-        example = source.read(place)
-        path = name_image(folder, example.file_name, example.image_id, ".jpg", prefix=f"worst-{number:02}-")
-        write_thumbnail(path, decode_image(example.encoded))
-        paths.append(path)
-        rows.append(
-            {
+    def read() -> Iterator[tuple[dict[str, Any], Image]]:
+        for place in predictions.find_mistakes(NUM_WORST).tolist():
+            example = source.read(place)
+            row = {
                 "image_id": example.image_id,
                 "file_name": example.file_name,
                 "truth": source.class_names[example.label],
                 "taken_for": source.class_names[predictions.classes[place, 0]],
                 "probability": float(predictions.probabilities[place, 0]),
-                "image": f"{folder.name}/{path.name}",
             }
-        )
-    for stale in set(folder.glob("worst-??-*.jpg")) - set(paths):
-        stale.unlink()
-    return rows
+            yield row, decode_image(example.encoded)
+
+    return write_worst(folder, read())
 
 
 def print_figures(predictions: Predictions, class_names: Sequence[str], console: Console | None = None) -> None:

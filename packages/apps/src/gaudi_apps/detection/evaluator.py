@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,13 +15,14 @@ from gaudi_apps.detection.detections import DRAWN_PER_IMAGE, Detect, to_records
 from gaudi_apps.detection.error_analysis import analyse, match_image
 from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator
 from gaudi_apps.inference.visualizer import (
+    Image,
     compare_images,
     decode_image,
     draw_detections,
     draw_errors,
     name_image,
     write_image,
-    write_thumbnail,
+    write_worst,
 )
 from gaudi_apps.training.run_dir import ANALYSIS, RunFolder, write_analysis
 from gaudi_apps.training.trainer import Score
@@ -244,41 +245,31 @@ class TruthImages:
         return paths
 
     def draw_worst(self, folder: Path, errors: Mapping[int, tuple[int, int]], threshold: float) -> list[dict[str, Any]]:
-        """Draw the images with the most errors, small, in place of those of an earlier evaluation.
+        """Draw the images with the most errors, see `write_worst`; return their rows, with their counts.
 
         Args:
             folder: made when it is not there.
             errors: false alarms and misses of images by their ids.
             threshold: of the scores of the detections.
-
-        Returns:
-            a row for each image, the worst first: image id, file, counts, and the JPEG from the folder above.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        rows: list[dict[str, Any]] = []
-        paths: list[Path] = []
         order = sorted(errors, key=lambda image_id: (-sum(errors[image_id]), self._places[image_id]))
-        for number, image_id in enumerate(order[:NUM_WORST], 1):
-            example = self._source.read(self._places[image_id])
-            outcomes = self._match(example, threshold)
-            path = name_image(folder, example.file_name, image_id, ".jpg", prefix=f"worst-{number:02}-")
-            drawn = draw_errors(decode_image(example.encoded), outcomes, self._names, max_boxes=self._max_boxes)
-            write_thumbnail(path, drawn)
-            paths.append(path)
-            false_alarms, misses = errors[image_id]
-            rows.append(
-                {
+
+        def draw() -> Iterator[tuple[dict[str, Any], Image]]:
+            for image_id in order[:NUM_WORST]:
+                example = self._source.read(self._places[image_id])
+                outcomes = self._match(example, threshold)
+                false_alarms, misses = errors[image_id]
+                row = {
                     "image_id": image_id,
                     "file_name": example.file_name,
                     "hits": int(outcomes.is_hit.sum()),
                     "false_alarms": false_alarms,
                     "misses": misses,
-                    "image": f"{folder.name}/{path.name}",
                 }
-            )
-        for stale in set(folder.glob("worst-??-*.jpg")) - set(paths):
-            stale.unlink()
-        return rows
+                image = decode_image(example.encoded)
+                yield row, draw_errors(image, outcomes, self._names, max_boxes=self._max_boxes)
+
+        return write_worst(folder, draw())
 
     def _match(self, example: DetectionExample, threshold: float) -> Outcomes:
         found = [one for one in self._detections.get(example.image_id, ()) if one["score"] >= threshold]

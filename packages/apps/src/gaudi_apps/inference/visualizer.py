@@ -78,10 +78,28 @@ def write_image(path: Path, image: Image) -> None:
         temporary.write_bytes(encoded.tobytes())
 
 
-def write_thumbnail(path: Path, image: Image) -> None:
-    """Write uint8 [height, width, 3] RGB as a small JPEG."""
-    with write_atomically(path) as temporary:
-        fit_image(PIL.Image.fromarray(image), 1, THUMBNAIL_SIDE).save(temporary, format="JPEG", quality=82)
+def write_worst(folder: Path, images: Iterable[tuple[dict[str, Any], Image]]) -> list[dict[str, Any]]:
+    """Write images with errors as small JPEGs, in place of those of an earlier evaluation.
+
+    Args:
+        folder: made when it is not there.
+        images: a row with `image_id` and `file_name`, and the pixels, of each image, the worst first.
+
+    Returns:
+        the rows, each with the JPEG from the folder above, as `image`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for number, (row, image) in enumerate(images, 1):
+        path = name_image(folder, row["file_name"], row["image_id"], ".jpg", prefix=f"worst-{number:02}-")
+        with write_atomically(path) as temporary:
+            fit_image(PIL.Image.fromarray(image), 1, THUMBNAIL_SIDE).save(temporary, format="JPEG", quality=82)
+        rows.append({**row, "image": f"{folder.name}/{path.name}"})
+    written = {row["image"].rpartition("/")[2] for row in rows}
+    for path in folder.glob("worst-??-*.jpg"):
+        if path.name not in written:
+            path.unlink()
+    return rows
 
 
 def name_image(
