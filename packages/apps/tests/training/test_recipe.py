@@ -36,6 +36,7 @@ from gaudi_apps.training.recipe import (
     read_recipe,
 )
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError
+from gaudi_datasets.fetching.weights_table import WEIGHTS
 
 CPU = Host("cpu", 2, has_bf16=True)
 SECONDS = st.floats(0.01, 100)
@@ -91,13 +92,14 @@ def choose(*given_flags: str, images: int = 205, host: Host = CPU, validates: bo
 def test_a_detector_of_few_images_on_processors() -> None:
     values = {flag: value for flag, value, _ in choose(minutes=10.0).choices}
     assert values["steps"] == 546
-    assert (values["batch_size"], values["base_lr"], values["lr_warmup_steps"]) == (8, 0.048, 98)
+    assert (values["batch_size"], values["base_lr"], values["lr_warmup_steps"]) == (8, 0.064, 98)
     assert (values["lr_schedule"], values["ema_decay"], values["dtype"]) == ("cosine", 0.995, "bf16")
+    assert values["zoom_in"] == 0.6
     assert (values["save_checkpoints_minutes"], values["save_checkpoints_steps"]) == (10.0, 546)
     config = replace_flags(SSDConfig(), values)
     plan = make_plan(config, 205)
     assert (plan.total_steps, plan.warmup_steps, plan.evaluation_steps) == (546, 98, 69)
-    assert plan.peak_learning_rate == pytest.approx(0.012)
+    assert plan.peak_learning_rate == pytest.approx(0.016)
     assert plan.warnings == ()
 
 
@@ -105,6 +107,7 @@ def test_a_detector_without_a_time_learns_for_epochs() -> None:
     values = {flag: value for flag, value, _ in choose().choices}
     assert values["steps"] == 50 * 26
     assert values["base_lr"] == 0.064
+    assert "zoom_in" not in values
     assert {flag: value for flag, value, _ in choose(images=20).choices}["steps"] == 800
 
 
@@ -113,6 +116,22 @@ def test_a_detector_on_another_machine() -> None:
     assert slow["dtype"] == "fp32"
     fast = {flag: value for flag, value, _ in choose(images=5000, host=Host("gpu", 16, has_bf16=True)).choices}
     assert (fast["batch_size"], fast["base_lr"]) == (32, 0.032)
+
+
+def test_fetched_weights_are_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "resnet34" in choose().notes[0]
+    file = WEIGHTS["resnet34"].files[0]
+    path = tmp_path / "weights" / file.name
+    path.parent.mkdir()
+    path.write_bytes(b"cut")
+    assert choose().notes
+    with path.open("wb") as whole:
+        whole.truncate(file.size)
+    recipe = choose()
+    assert [choice.value for choice in recipe.effective if choice.flag == "weights"] == [str(path)]
+    assert recipe.notes == ()
+    assert not choose("weights", weights="own.npz").chooses("weights")
 
 
 def test_without_validation_nothing_is_evaluated() -> None:

@@ -87,7 +87,8 @@ def make_plan(config: SSDConfig, num_images: int, workers: int = 1, version: int
     )
 
 
-PEAK_RATE, LONG_PEAK_RATE, LONG_STEPS, BATCH_OF_PEAK_RATE = 0.012, 0.016, 1000, 8
+PEAK_RATE, BATCH_OF_PEAK_RATE = 0.016, 8
+LONG_STEPS, SHORT_ZOOM_IN = 1000, 0.6
 EPOCHS, FEWEST_STEPS = 50, 800
 WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
 # Images a second that a processor trains on, with bf16 and without, and an accelerator, to plan with.
@@ -99,8 +100,8 @@ def choose_recipe(
 ) -> Recipe:
     """Choose the flags of a training by the size of the data and the machine.
 
-    The rates were found on BCCD, see configs/: .012 for 8 images a step, and .016 for a longer run. They grow with the
-    square root of the batch; other batches were not tried.
+    The rate was found on BCCD: .016 for 8 images a step. It grows with the square root of the batch; other batches were
+    not tried. With few steps, a network learns more from crops that show most of an image, see detector_options.md.
     """
     wanted = 8 if host.device == "cpu" or images < 320 else 32
     shared = workers if config.distribution.use_horovod else 1
@@ -119,21 +120,37 @@ def choose_recipe(
         *([] if {"steps", "epochs"} & given else [length]),
         Choice("batch_size", own_batch, of_batch),
         Choice("dtype", "bf16" if host.has_bf16 else "fp32", of_dtype),
-        choose_rate(steps, batch),
+        choose_rate(batch),
         Choice("lr_schedule", "cosine", "ends at 0 with the last step"),
         *([] if "warmup_epochs" in given else [Choice("lr_warmup_steps", rising, _WARMUP_REASON)]),
         choose_average(steps),
+        *([] if steps >= LONG_STEPS else [Choice("zoom_in", SHORT_ZOOM_IN, "few steps: crops that show most of it")]),
         *choose_evaluations(given, steps, per_epoch, validates=validates),
     ]
-    notes = () if config.weights.weights else (NO_WEIGHTS.format(config.network.backbone),)
+    backbone, notes = config.network.backbone, tuple[str, ...]()
+    if fetched := find_weights(backbone):
+        choices.append(Choice("weights", str(fetched), "of ImageNet, as they were fetched into this folder"))
+    elif not config.weights.weights:
+        notes = (NO_WEIGHTS.format(backbone),)
     return Recipe(tuple(choices), given, notes, config.recipe.minutes)
 
 
 _WARMUP_REASON = f"{WARMUP_SHARE:.0%} of the steps, {MOST_WARMUP_STEPS} at most"
 NO_WEIGHTS = (
     "starts from random weights, from which a detector learns more slowly than from those of ImageNet; "
-    "`gaudi-datasets fetch weights {}` fetches these, and --weights takes them"
+    "`gaudi-datasets fetch weights {}` in this folder fetches these, and then they are taken"
 )
+
+
+def find_weights(backbone: str) -> Path | None:
+    """Find the whole, verified file that `gaudi-datasets fetch weights` leaves in this folder by default."""
+    from gaudi_datasets.fetching.weights_table import WEIGHTS
+
+    for file in WEIGHTS[backbone].files:
+        path = Path("weights", file.name).resolve()
+        if path.is_file() and file.size in (0, path.stat().st_size):
+            return path
+    return None
 
 
 def fit_choices(plan: Plan, length: Length, reason: str) -> list[Choice]:
@@ -141,12 +158,12 @@ def fit_choices(plan: Plan, length: Length, reason: str) -> list[Choice]:
     steps = length.steps
     warmup = Choice("lr_warmup_steps", choose_warmup(steps), _WARMUP_REASON)
     fitted = fit_evaluations(length, plan.steps_per_epoch, reason)
-    return [*fitted, choose_rate(steps, plan.global_batch), warmup, choose_average(steps)]
+    return [*fitted, warmup, choose_average(steps)]
 
 
-def choose_rate(steps: int, batch: int) -> Choice:
+def choose_rate(batch: int) -> Choice:
     """Choose the rate of the images of a step."""
-    peak = (LONG_PEAK_RATE if steps >= LONG_STEPS else PEAK_RATE) * math.sqrt(batch / BATCH_OF_PEAK_RATE)
+    peak = PEAK_RATE * math.sqrt(batch / BATCH_OF_PEAK_RATE)
     base = round(peak * IMAGES_OF_BASE_RATE / batch, 6)
     return Choice("base_lr", base, f"a peak of {peak:.3g}, for {count_things(batch, 'image')} a step")
 
