@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -129,6 +130,9 @@ class _Training:
     epochs: float = 1.0
     data_dir: str = ""
     weights: str = ""
+    model_dir: str = ""
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    optimizer_name: Literal["SGD", "Adam"] = "SGD"
 
 
 @pytest.mark.parametrize(
@@ -141,6 +145,8 @@ class _Training:
         ("--num_epochs=3", "--epochs"),
         ("--data-path=x", "--data_dir"),
         ("--pretrained=x", "--weights"),
+        ("--name=x", "--model_dir"),
+        ("--project=x", "--model_dir"),
     ],
 )
 def test_names_of_other_libraries_get_a_suggestion_that_works(given: str, meant: str) -> None:
@@ -159,3 +165,47 @@ def test_an_error_points_to_the_help_of_its_command() -> None:
     with pytest.raises(FlagError) as caught:
         parse_arguments(["convert", "--dta", "x"])
     assert "gaudi-datasets convert --help" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given", ["--resume", "--iou=.5", "--conf=.3", "--optimizer=adam", "--model=yolov8n.pt", "--val"]
+)
+def test_names_of_other_libraries_without_a_flag_get_no_wrong_suggestion(given: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        parse_flags(_Training, [given], prog="x")
+    assert "did you mean" not in str(caught.value)
+    assert caught.value.flag == given.partition("=")[0]
+    if given == "--resume":
+        assert "--model_dir" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--device=0", "gpu"),
+        ("--device=cuda:0", "gpu"),
+        ("--device=0,1", "gpu"),
+        ("--device=CPU", "cpu"),
+        ("--optimizer_name=adam", "Adam"),
+    ],
+)
+def test_values_of_other_libraries_get_a_suggestion_that_works(given: str, meant: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        parse_flags(_Training, [given], prog="x")
+    assert f"did you mean {meant}?" in str(caught.value)
+    assert caught.value.flag == given.partition("=")[0]
+    parse_flags(_Training, [f"{given.partition('=')[0]}={meant}"], prog="x")
+
+
+@dataclass(frozen=True)
+class _Placed:
+    picture: tyro.conf.Positional[Path]
+    side: int
+    """size"""
+
+
+def test_missing_arguments_that_are_told_by_their_place_are_named() -> None:
+    for argv, missing in (([], "--side, picture"), (["--side", "3"], "picture"), (["a.jpg"], "--side")):
+        with pytest.raises(FlagError) as caught:
+            parse_flags(_Placed, argv, prog="x")
+        assert str(caught.value).startswith(f"required and not given: {missing} (")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from gaudi_apps.inference.media import VideoWriter
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_apps.training.reports import read_history
 from gaudi_apps.training.run_dir import DATA_FILE
@@ -115,3 +118,35 @@ def test_the_best_checkpoint_that_no_evaluation_chose_names_the_flag(train: Call
     done = train("a", "--checkpoint", "best")
     assert (done.status, done.error.flag) == (64, "--checkpoint")
     assert "--mode eval" in done.error.remedy
+
+
+def test_what_is_predicted_is_written_as_save_says(
+    train: Callable[..., Any], run_classifier: Callable[..., Any], folders: Path, tmp_path: Path
+) -> None:
+    assert train("a", "--steps", 1).status == 0
+    writer = VideoWriter(tmp_path / "clip", 10)
+    for _ in range(4):
+        clip = writer.write(np.zeros((32, 32, 3), np.uint8))
+    writer.close()
+    shown = folders / "train" / "red" / "0.png"
+
+    def predict(*flags: object) -> Any:
+        inputs = ("--mode", "predict", "--inference", shown, clip, "--max_frames", 3, "--top", 2)
+        return run_classifier(*inputs, "--model_dir", tmp_path / "a", "--output_dir", tmp_path / "out", *flags)
+
+    done = predict("--save", "csv")
+    assert done.status == 0, done.err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["predictions.csv"]
+    with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["path"], row["frame"], row["place"]) for row in rows[:2]] == [
+        (str(shown), "", "1"),
+        (str(shown), "", "2"),
+    ]
+    assert [row["frame"] for row in rows[2::2]] == ["0", "1", "2"]
+    assert {row["class"] for row in rows} <= {"blue", "green", "red"}
+    assert predict("--save", "json", "images").status == 0
+    assert len(json.loads((tmp_path / "out" / "predictions.json").read_text())["images"]) == 4
+    for flags, flag in ((("--save",), "--save"), (("--mode", "eval", "--save", "csv"), "--save")):
+        done = run_classifier("--data_dir", folders, "--mode", "predict", "--inference", shown, *flags)
+        assert done.status == 64, flag

@@ -351,3 +351,24 @@ def test_programs_call_the_same_by_the_same_name_and_take_the_originals() -> Non
             former = formers[place]
             assert (name in flags) == (former is not None)
             assert former in (None, name) or aliases[former] == name
+
+
+@pytest.mark.parametrize("module", [ssd_train, resnet_train, resnext_train, ssd_mxnet_train])
+def test_suggestions_for_flags_of_other_libraries_are_taken(module: Any, tmp_path: Path) -> None:
+    """The flag that an error suggests, with the same value."""
+    common = ["--data_dir", str(tmp_path)]
+    given = {"lr0": ".01", "batch": "8", "workers": "4", "project": "x", "name": "x", "imgsz": "300", "conf": ".3"}
+    given |= {"iou": ".5", "num_epochs": "30.5", "wd": "1e-4", "device": "cuda:0", "device_": "0"}
+    suggested = 0
+    for name, value in given.items():
+        flag = f"--{name.rstrip('_')}"
+        with pytest.raises(FlagError) as caught:
+            module.PROGRAM.parse([*common, flag, value])
+        _, asked, found = str(caught.value).partition("did you mean ")
+        better = found.partition("?")[0]
+        if asked:
+            suggested += 1
+            use = ["--mode", "predict", "--inference", "x"] if better == "--score_threshold" else []
+            module.PROGRAM.parse([*common, *use, *([better, value] if better.startswith("--") else [flag, better])])
+    assert suggested >= 9
+    assert module.PROGRAM.parse([*common, "--epochs", "30.5"]).run.epochs == 30.5

@@ -16,7 +16,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -35,6 +35,8 @@ from gaudi_datasets.errors import FlagError
 Config = TypeVar("Config")
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_OF_CLASS = re.compile(r"^Error parsing (_?[A-Z]\w*|[\w.]*__tyro_\w*): ")
+_TOLD_BY_PLACE = re.compile(r"(\w+) \(required\)")
 _STRAY = re.compile(r"unknown argument '(.*?)'")
 _LONG_FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 _UNKNOWN_FLAG = re.compile(r"unknown flag (-+[\w-]+)")
@@ -47,7 +49,9 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("max_steps", "train_steps", "num_steps", "iterations"), ("steps",)),
     **dict.fromkeys(("data_path", "data", "dataset_path", "dataset_dir", "root"), ("data", "data_dir")),
     **dict.fromkeys(("pretrained", "ckpt", "ckpt_path", "init_weights", "weights_path"), ("weights",)),
-    **dict.fromkeys(("project", "save_dir", "logdir", "log_dir", "work_dir", "run_dir"), ("model_dir", "output_dir")),
+    **dict.fromkeys(
+        ("project", "name", "save_dir", "logdir", "log_dir", "work_dir", "run_dir"), ("model_dir", "output_dir")
+    ),
     **dict.fromkeys(("workers", "num_workers", "nw"), ("threadpool_size", "processes")),
     **dict.fromkeys(("wd", "l2"), ("weight_decay",)),
     **dict.fromkeys(("cos_lr", "lr_scheduler", "scheduler"), ("lr_schedule", "use_cosine_lr")),
@@ -61,9 +65,32 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("save_period",), ("save_checkpoints_epochs", "save_checkpoints_steps")),
     **dict.fromkeys(("test_only", "task"), ("mode",)),
     **dict.fromkeys(("exist_ok", "overwrite_output_dir"), ("clean", "overwrite")),
-    **dict.fromkeys(("arch", "net", "encoder"), ("model", "backbone")),
+    **dict.fromkeys(("arch", "net", "encoder", "model"), ("model", "backbone")),
     **dict.fromkeys(("opt",), ("optimizer",)),
     **dict.fromkeys(("val_split", "validation_split"), ("val_share",)),
+    **dict.fromkeys(("iou", "iou_thres", "nms"), ("nms_overlap_thresh",)),
+    **dict.fromkeys(("max_det",), ("max_boxes",)),
+    **dict.fromkeys(("cache",), ("training_dataset_cache",)),
+    **dict.fromkeys(("save_txt", "save_crop", "save_conf", "nosave"), ("save",)),
+    **dict.fromkeys(("val", "noval"), ("no_evaluate",)),
+    **dict.fromkeys(("optimizer", "resume"), ()),
+}
+# What is to be said where a program has no flag for one of them, and a flag by which such a program is known.
+_ANSWERS: Mapping[str, tuple[str, str]] = {
+    "resume": ("model_dir", "the same command goes on with the run in --model_dir"),
+    **dict.fromkeys(("optimizer", "opt"), ("model_dir", "SGD with momentum is the one optimizer")),
+    **dict.fromkeys(
+        ("iou", "iou_thres", "nms"),
+        ("score_threshold", "boxes of a class that overlap by half or more are one object"),
+    ),
+}
+_CHOICE = re.compile(r"invalid choice '(.*?)' for argument '--[\w-]+'\. Expected one of \((.*)\)")
+# Values of other libraries by what they begin with, each with ours.
+_OTHER_VALUES: Mapping[str, str] = {
+    **dict.fromkeys("0123456789", "gpu"),
+    "cuda": "gpu",
+    "ram": "auto",
+    "disk": "auto",
 }
 
 
@@ -112,14 +139,16 @@ def parse_flags(
     except SystemExit as end:
         if not end.code:
             raise
-        text = _condense(box.getvalue())
+        text = _condense(box.getvalue(), {field.name for group, own in walk_groups(config_class) for field, _ in own})
         stray = _STRAY.match(text)
         for flag in former_flags:
             if stray is not None and not flag.name.startswith("-"):
                 raise FormerFlagError(stray[1], flag) from None
         unknown = _UNKNOWN_FLAG.match(text)
-        if unknown is not None and (better := suggest_flag(unknown[1], config_class)):
-            text = f"unknown flag {unknown[1]}; did you mean {better}?"
+        if unknown is not None:
+            text = _answer_unknown(unknown[1], config_class) or text
+        elif choice := _CHOICE.match(text):
+            text += _suggest_value(choice[1], re.findall(r"'(.*?)'", choice[2]))
         named = _LONG_FLAG.search(text)
         command = " ".join([prog, *_list_command(config_class, arguments)])
         raise FlagError(f"{text} (see {command} --help)", flag=None if named is None else named[0]) from None
@@ -128,8 +157,31 @@ def parse_flags(
 def suggest_flag(flag: str, config_class: Any) -> str | None:
     """Return the flag of a program that is named otherwise in ultralytics, torchvision or Lightning; None for none."""
     options = list_options(config_class)
-    known = OTHER_NAMES.get(flag.lstrip("-").replace("-", "_").lower(), ())
-    return next((options[name].flag for name in known if name in options), None)
+    return next((options[name].flag for name in OTHER_NAMES.get(_plain(flag), ()) if name in options), None)
+
+
+def _plain(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_").lower()
+
+
+def _answer_unknown(flag: str, config_class: Any) -> str | None:
+    """Return what to say of a flag that other libraries have; None for one that they have not."""
+    name = _plain(flag)
+    mark, answer = _ANSWERS.get(name, ("", ""))
+    if better := suggest_flag(flag, config_class):
+        return f"unknown flag {flag}; did you mean {better}?"
+    if mark in list_options(config_class):
+        return f"unknown flag {flag}; {answer}"
+    return f"unknown flag {flag}" if name in OTHER_NAMES else None
+
+
+def _suggest_value(value: str, choices: Sequence[str]) -> str:
+    """Return the question for a choice that is written otherwise, or named so in other libraries; else nothing."""
+    by_folded = {choice.casefold(): choice for choice in choices}
+    others = [ours for begin, ours in _OTHER_VALUES.items() if value.lower().startswith(begin) and ours in choices]
+    nearest = difflib.get_close_matches(value.casefold(), by_folded, n=1)
+    found = [*others, *(by_folded[each] for each in nearest)]
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _list_command(annotation: Any, arguments: Sequence[str]) -> Iterator[str]:
@@ -186,8 +238,8 @@ def _read_field_texts(module: str) -> Mapping[tuple[str, str], str]:
     return texts
 
 
-def _condense(box: str) -> str:
-    """Return the one line that matters of tyro's box: a title, then parts divided by rules."""
+def _condense(box: str, names: Collection[str]) -> str:
+    """Return the one line that matters of tyro's box: a title, then parts divided by rules; names are of all flags."""
     rows = [_COLOUR.sub("", row).strip("│|╭╮╰╯ \t") for row in box.splitlines()]
     parts: list[list[str]] = [[]]
     for row in rows[1:]:
@@ -203,12 +255,10 @@ def _condense(box: str) -> str:
             return _unknown(text.partition(": ")[2], [other for other in texts if other is not text])
     if texts[0].startswith("Missing from "):
         flags = [found[-1] for found in map(_LONG_FLAG.findall, parts[0][1:]) if found]
+        told_by_place = (match[1] for match in map(_TOLD_BY_PLACE.fullmatch, parts[0][1:]) if match)
+        flags += [name for name in told_by_place if name in names and f"--{name}" not in flags]
         return f"required and not given: {', '.join(flags)}"
-    # tyro names a class of flags here, or what it puts around a subcommand within one.
-    text = (
-        re.sub(r"^Error parsing (_?[A-Z]\w*|__\w+__(\.__\w+__)*): ", "", texts[0])
-        or "the arguments cannot be understood"
-    )
+    text = _OF_CLASS.sub("", texts[0]) or "the arguments cannot be understood"
     return re.sub(r"^Error parsing ", "", text).rstrip(".")
 
 

@@ -220,10 +220,11 @@ class ClassificationApplication(Application):
             Classifier(restored.task.model).classify,
             files,
             make_preprocessor(restored.model_config["image_size"]),
-            lambda folder: ClassResults(folder, names, use.top),
+            lambda folder: ClassResults(folder, names, use.top, use.save),
             output_dir,
             batch_size=self.train_config.own_batch,
             strict=use.strict,
+            max_frames=use.max_frames,
         )
         print(results.describe(output_dir))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -171,26 +172,31 @@ class Classifier:
         return probabilities, classes, tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
 
 
-PREDICTIONS = "predictions.json"
+PREDICTIONS, TABLE = "predictions.json", "predictions.csv"
 
 
 class ClassResults(Results):
     """Collect the most likely classes of each image, and write the first one above it.
 
     The folder gets a PNG of each image, a video of each video, and ``predictions.json``, whose ``images`` say the
-    classes and probabilities of each, and whose ``bad_files`` say what was skipped.
+    classes and probabilities of each, and whose ``bad_files`` say what was skipped; and ``predictions.csv``, with a row
+    for each class of each.
 
     Args:
         folder: to write into.
         class_names: in the order of the labels.
         top: classes to list of an image, 5 at most.
+        save: what to write of these: "images", "json" and "csv".
     """
 
     tables = (PREDICTIONS,)
 
-    def __init__(self, folder: Path, class_names: Sequence[str], top: int) -> None:
-        super().__init__(folder)
-        self._names, self._top = class_names, top
+    def __init__(
+        self, folder: Path, class_names: Sequence[str], top: int, save: Sequence[str] = ("images", "json")
+    ) -> None:
+        super().__init__(folder, draws="images" in save)
+        self._names, self._top, self._save = class_names, top, save
+        self.files = [name for kind, name in (("json", PREDICTIONS), ("csv", TABLE)) if kind in save]
 
     def add(self, image: InputImage, *outputs: npt.NDArray[Any]) -> list[str]:
         """Keep the classes of an image, the most likely first, and write the first one above it."""
@@ -199,7 +205,7 @@ class ClassResults(Results):
             {"class": self._names[label], "label": label, "probability": round(share, 6)} for label, share in pairs
         ]
         texts = [f"{one['class']} {one['probability']:.3f}" for one in classes]
-        row = self.add_image(image, add_title(enlarge(image.pixels), texts[0]))
+        row = self.add_image(image, add_title(enlarge(image.pixels), texts[0]) if self.draws else None)
         row["classes"] = classes
         return [f"{image.name}: {', '.join(texts)}"]
 
@@ -208,5 +214,14 @@ class ClassResults(Results):
         return f"{count_things(len(self.bad_files), 'file')} skipped"
 
     def write_tables(self) -> None:
-        """Write the JSON file."""
-        write_json(self.folder / PREDICTIONS, {"images": self.images, "bad_files": self.bad_files})
+        """Write the JSON file and the table."""
+        if "json" in self._save:
+            write_json(self.folder / PREDICTIONS, {"images": self.images, "bad_files": self.bad_files})
+        if "csv" in self._save:
+            with (self.folder / TABLE).open("w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(("path", "frame", "place", "label", "class", "probability"))
+                for row in self.images:
+                    for place, one in enumerate(row["classes"], 1):
+                        classed = one["label"], one["class"], one["probability"]
+                        writer.writerow((row["path"], row.get("frame", ""), place, *classed))

@@ -148,6 +148,8 @@ class UseFlags(flags.ExportFlags):
 
     top: Annotated[int, resume_safe(minimum=1, maximum=LISTED)] = 5
     """Number of classes to list for each image, the most likely first; at most 5."""
+    save: Annotated[tuple[Literal["images", "json", "csv"], ...], resume_safe()] = ("images", "json")
+    """Results to write. images: images and videos with their class above; json: the classes of each; csv: a table."""
     export_features: Annotated[Switch, resume_safe()] = False
     """Also export the network without its head, which returns the pooled features."""
 
@@ -394,6 +396,11 @@ def check_common(
         )
     _check_data(config.data, mode, found)
     check_modes(config, mode, checkpoint=config.run.checkpoint, steps=steps, steps_flag=steps_flag)
+    for name in ("max_frames", "save"):
+        if mode != "predict" and getattr(config.use, name) != getattr(UseFlags, name):
+            raise FlagError(f"--{name}: is for --mode predict; mode is {mode}", flag=f"--{name}")
+    if not config.use.save:
+        raise FlagError("--save: names nothing to write", flag="--save", remedy="give images, json or csv")
     if config.data.use_fake_data:
         skips_evaluation = "use_fake_data"
     if evaluation.target or evaluation.patience:

@@ -147,6 +147,8 @@ class UseFlags:
     """Images, videos, folders, or patterns such as 'in/*.jpg' to predict on, or to check an export with."""
     strict: Annotated[Switch, resume_safe()] = False
     """Stop at the first file that cannot be read, instead of skipping it with a warning."""
+    max_frames: Annotated[int, resume_safe(minimum=0)] = 0
+    """Number of frames to read of each video, camera or stream, from the first one on; 0: all."""
     output_dir: Annotated[str | None, resume_safe()] = None
     """Folder for the results; by default predictions or export in --model_dir."""
 

@@ -60,8 +60,6 @@ class ImageFlags(UseFlags):
     track: Annotated[Switch, resume_safe()] = False
     """Number the objects of a video, the same object by the same number in all frames; needs the extra
     gaudi-apps[supervision]."""
-    max_frames: Annotated[int, resume_safe(minimum=0)] = 0
-    """Number of frames to read of each video, camera or stream, from the first one on; 0: all."""
     save: Annotated[tuple[SaveFlag, ...], resume_safe()] = ("images", "json")
     """Results to write. images: drawn images and videos; json: COCO results and the list of the files; txt: YOLO
     labels; csv: a table; crops: an image of each object."""
