@@ -106,6 +106,7 @@ def test_the_checkpoint_of_a_flag_is_looked_for_before_the_framework(
 
 
 @pytest.mark.parametrize("program", ["ssd_train", *CLASSIFIERS])
-def test_an_export_without_images_is_refused(run: Run, program: str) -> None:
-    status, error = run(program, "--mode", "export")
+def test_an_export_without_images_is_refused(run: Run, program: str, tmp_path: Path) -> None:
+    CheckpointFolder(tmp_path / "a" / "checkpoints").save(7, {}, {})
+    status, error = run(program, "--mode", "export", "--model_dir", "a")
     assert (status, "--inference" in error) == (64, True)
