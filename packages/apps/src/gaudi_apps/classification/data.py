@@ -69,8 +69,7 @@ def open_training_data(config: TrainConfig) -> TrainingData:
     source = open_training_source(config)
     if data.training_dataset_cache:
         options = keep_if_it_fits(source.num_bytes, options, config.run.distribution.rank_info.local_size)
-    if len(source.class_names) < 2:
-        raise DataError(f"has the class {source.class_names[0]} only; a classifier needs two or more", path=source.name)
+    _require_two_classes(source)
     if data.cache_decoded_image:
         source = DecodedSource(source)
     crops = CropRange(min_area=config.min_crop_area)
@@ -102,7 +101,13 @@ def open_found(flags: RecipeFlags, seed: int) -> ClassificationData:
     from gaudi_datasets.classification.layouts import open_data
 
     found: ClassificationData = open_once(open_data, flags.data or "", flags.val_share, seed)
+    _require_two_classes(found.train)
     return found
+
+
+def _require_two_classes(source: ClassificationSource) -> None:
+    if len(source.class_names) < 2:
+        raise DataError(f"has the class {source.class_names[0]} only; a classifier needs two or more", path=source.name)
 
 
 def open_source(

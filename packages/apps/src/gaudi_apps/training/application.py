@@ -148,7 +148,7 @@ class Application(ABC):
             from gaudi_apps.inference.media import find_files
 
             find_files(config.use.inference)
-        elif mode == "export":
+        elif is_checked:
             self.use_data_of_run()
         if mode in ("predict", "export", "eval"):
             find_checkpoints(settings.model_dir, settings.checkpoint)

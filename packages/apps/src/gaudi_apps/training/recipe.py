@@ -180,7 +180,10 @@ def open_once(open_data: Callable[..., Any], path: str, val_share: float, seed: 
     Raises:
         MissingInputError: it is not there.
         DataError: its layout is not known, it is of the other kind, or it is damaged.
+        FlagError: the path is empty.
     """
+    if not path:
+        raise FlagError("--data: is empty; it must name a folder or a file", flag="--data")
     return open_data(path, val_share=val_share, seed=seed)
 
 

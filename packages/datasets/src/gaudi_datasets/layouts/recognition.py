@@ -56,6 +56,7 @@ def find_candidates(path: Path) -> list[Candidate]:
         return [candidate for find in _FINDERS for candidate in find(inventory)]
     if path.suffix.lower() in (".yaml", ".yml"):
         return [yolo_sets.from_yaml(path)]
+    path = path.absolute()
     inventory = _inventory_around(path)
     only = path.relative_to(inventory.root).as_posix()
     return [candidate for find in _FILE_FINDERS for candidate in find(inventory, only)]
@@ -63,7 +64,6 @@ def find_candidates(path: Path) -> list[Candidate]:
 
 def _inventory_around(path: Path) -> Inventory:
     """List the folder of an annotation file, or the one above it where that has no images."""
-    path = path.absolute()
     inventory = Inventory(path.parent)
     return inventory if inventory.images else Inventory(path.parent.parent)
 

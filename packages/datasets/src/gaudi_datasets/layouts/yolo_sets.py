@@ -17,6 +17,7 @@ from gaudi_datasets.layouts.inventory import SPLITS, Inventory, count_names, spl
 from gaudi_datasets.program import count_things
 
 _NAME_FILES = ("classes.txt", "obj.names", "data.names", "class_names.txt", "labels.txt")
+_YAML_STEMS = ("data", "dataset")
 _SNIFFED = 4096
 
 
@@ -30,6 +31,8 @@ def find(inventory: Inventory) -> list[Candidate]:
     labelled = _pair(inventory, labels)
     if not labelled:
         return []
+    if broken := [path for path in paths if path.stem in _YAML_STEMS]:
+        return [from_yaml(path) for path in broken]  # which says what is wrong with it
     folder = inventory.root / PurePosixPath(labels[0]).parent
     return [Candidate("YOLO labels", folder, lambda: _read_folder(inventory, labels))]
 
