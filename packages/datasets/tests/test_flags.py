@@ -199,13 +199,13 @@ def test_values_of_other_libraries_get_a_suggestion_that_works(given: str, meant
 
 @dataclass(frozen=True)
 class _Placed:
-    picture: tyro.conf.Positional[Path]
+    image: tyro.conf.Positional[Path]
     side: int
     """size"""
 
 
 def test_missing_arguments_that_are_told_by_their_place_are_named() -> None:
-    for argv, missing in (([], "--side, picture"), (["--side", "3"], "picture"), (["a.jpg"], "--side")):
+    for argv, missing in (([], "--side, image"), (["--side", "3"], "image"), (["a.jpg"], "--side")):
         with pytest.raises(FlagError) as caught:
             parse_flags(_Placed, argv, prog="x")
-        assert str(caught.value).startswith(f"required and not given: {missing} (")
+        assert f": {missing} (" in str(caught.value)
