@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.cli.launch import become_launcher
 from gaudi_apps.cli.program import Program
+from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.mxnet.config import FORMER_FLAGS, TRAINING, SSDMXNetConfig, validate
 from gaudi_apps.runtime.settings import Distribution
+from gaudi_datasets.arguments import FormerFlagError, list_options, split_word
 from gaudi_datasets.errors import FlagError
 
 if TYPE_CHECKING:
@@ -26,6 +28,20 @@ class SSDMXNetTrain(Program):
     description = "Train and validate SSD-ResNet34 in MXNet, as an MLPerf v0.7 submission did, on GPU or CPU."
     config = SSDMXNetConfig
     former_flags = FORMER_FLAGS
+
+    def parse(self, arguments: Sequence[str]) -> SSDMXNetConfig:
+        """Return the flags, complete and validated; of a flag that ssd_train alone has, the error says so."""
+        try:
+            config: SSDMXNetConfig = super().parse(arguments)
+        except FormerFlagError:
+            raise
+        except FlagError as error:
+            word = split_word(error.flag or "")
+            of_both = list_options(SSDMXNetConfig)
+            if word is None or word[0] in of_both or word[0] not in list_options(SSDConfig):
+                raise
+            raise FlagError(f"{error}; ssd_train has {error.flag}", flag=error.flag) from None
+        return config
 
     def validate(self, config: SSDMXNetConfig) -> None:
         """Raise FlagError for a value that breaks a rule."""

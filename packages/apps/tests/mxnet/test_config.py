@@ -1,11 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from gaudi_apps import ssd_mxnet_train
+from gaudi_apps.mxnet.application import input_options, make_settings, open_training_data
 from gaudi_apps.mxnet.config import SSDMXNetConfig
+from gaudi_apps.runtime.settings import Distribution
+from gaudi_datasets.detection.batches import train_batches
+from gaudi_datasets.detection.sources import RecordSource
+from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
 
 
@@ -82,3 +91,35 @@ def test_processes_for_tensorflow_are_refused(
     monkeypatch.setenv("GAUDI_RUN_ENGINE", "multi_worker")
     done = ssd_mxnet_train()
     assert (done.status, done.error.flag) == (78, "--backend")
+
+
+def test_training_images_are_augmented_as_flags_say(records: Path) -> None:
+    def first_batch(*flags: str) -> tuple[Any, Any]:
+        words = ["--data_dir", str(records), "--batch_size", "4", *flags]
+        config = ssd_mxnet_train.PROGRAM.parse(words)
+        settings = make_settings(config, Distribution())
+        options = replace(input_options(config, settings), cache_encoded=False)
+        return next(open_training_data(config, settings, "NCHW").batches(0)), options
+
+    plain, options = first_batch()
+    assert (options.zoom_in, options.zoom_out, options.mosaic) == (0.3, 1.0, 0.0)
+    batch, options = first_batch("--mosaic", "1", "--zoom-out", "2", "--zoom_in", ".5")
+    assert (options.zoom_in, options.zoom_out, options.mosaic) == (0.5, 2.0, 1.0)
+    expected = next(train_batches(RecordSource(records, "train"), options, scale_brightness=True))
+    np.testing.assert_array_equal(batch["images"], expected["images"])
+    assert not np.array_equal(batch["images"], plain["images"])
+
+
+@pytest.mark.parametrize("flag", ["--repeat_factor=.1", "--class_weights=balanced", "--freeze=backbone", "--data=x"])
+def test_flags_of_ssd_train_alone_are_refused_by_its_name(flag: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        ssd_mxnet_train.PROGRAM.parse(["--data_dir", "records", flag])
+    name = flag.partition("=")[0]
+    assert (caught.value.flag, caught.value.exit_status) == (name, 64)
+    assert f"ssd_train has {name}" in str(caught.value)
+
+
+def test_random_images_are_not_augmented() -> None:
+    with pytest.raises(FlagError) as caught:
+        ssd_mxnet_train.PROGRAM.parse(["--use_fake_data", "--mosaic", ".5"])
+    assert caught.value.flag == "--mosaic"

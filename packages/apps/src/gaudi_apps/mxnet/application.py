@@ -336,6 +336,7 @@ def input_options(config: SSDMXNetConfig, run: RunSettings, batch_size: int | No
         size=rank_info.size,
         threads=data.threadpool_size,
         flip_probability=data.flip_probability,
+        **asdict(config.augmentation),
     )
 
 

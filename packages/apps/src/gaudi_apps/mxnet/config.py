@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 from tyro.conf import arg
@@ -13,7 +13,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from gaudi_apps.cli import flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, find_aliases, fixed, list_per_side, per_rank, resume_safe
 from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, check_parity, parse_step_range
-from gaudi_apps.detection.config import DecayFlags, ImageFlags, check_use
+from gaudi_apps.detection.config import AugmentationFlags, DecayFlags, ImageFlags, check_use
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.elastic import is_elastic
@@ -246,6 +246,7 @@ class SSDMXNetConfig(flags.ProgramConfig):
     run: RunFlags = field(default_factory=RunFlags)
     data: DataFlags = field(default_factory=DataFlags)
     network: NetworkFlags = field(default_factory=NetworkFlags)
+    augmentation: AugmentationFlags = field(default_factory=AugmentationFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
     validation: ValidationFlags = field(default_factory=ValidationFlags)
     use: ImageFlags = field(default_factory=ImageFlags)
@@ -316,6 +317,9 @@ def validate(config: SSDMXNetConfig) -> None:
             )
     _check_data(config.run, config.data)
     _check_modes(config)
+    for entry in fields(AugmentationFlags) if config.data.use_fake_data else ():
+        if getattr(config.augmentation, entry.name) != entry.default:
+            raise FlagError(f"--{entry.name}: has no effect on random images", flag=f"--{entry.name}")
     check_use(config.use, config.run.mode)
     network = config.network
     if network.fp16_loss_scale != NetworkFlags.fp16_loss_scale and network.precision in ("fp32", "bf16"):
