@@ -46,13 +46,13 @@ def list_run(run: RunFiles) -> Rows:
     for number, start in enumerate(starts, 1):
         rows.append((f"Command {number}" if len(starts) > 1 else "Command", shlex.join(map(str, start["command"]))))
     if data:
-        classes = f", {data['classes']} classes" if data.get("classes") else ""
-        rows.append(("Training data", f"{data['images']} images{classes}"))
+        counted = [count_things(data[name], word) for name, word in (("images", "image"), ("classes", "class"))]
+        rows.append(("Training data", ", ".join(counted if data.get("classes") else counted[:1])))
     if plan:
-        rows.append(
-            ("Plan", f"{plan['total_steps']} steps of {plan['global_batch']} images, {plan['epochs']:.4g} epochs")
-        )
-        rates = f"{plan['lr_schedule']}, peak {plan['peak_learning_rate']:.4g}, warm-up {plan['warmup_steps']} steps"
+        steps, images = count_things(plan["total_steps"], "step"), count_things(plan["global_batch"], "image")
+        rows.append(("Plan", f"{steps} of {images}, epochs: {plan['epochs']:.4g}"))
+        warmup = count_things(plan["warmup_steps"], "step")
+        rates = f"{plan['lr_schedule']}, peak {plan['peak_learning_rate']:.4g}, warm-up {warmup}"
         rows.append(("Learning rate", rates))
     if starts:
         last = starts[-1]
