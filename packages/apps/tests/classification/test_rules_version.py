@@ -75,6 +75,9 @@ def test_defaults_that_changed_do_not_end_a_run(train: Program, earlier: Earlier
     flags = ("--no_use_cosine_lr", "--model_type", "resnet", "-rs", "18")
     with earlier():
         assert train(tmp_path, "-mts", 1, *flags, program="resnext_train").status == 0
+    record = json.loads((tmp_path / "run.json").read_text())
+    record["settings"]["base_learning_rate"] = record["settings"].pop("base_lr")  # its name then
+    (tmp_path / "run.json").write_text(json.dumps(record))
     settings = settings_of(tmp_path)
     assert (settings["base_learning_rate"], settings["warmup_epochs"]) == (0.256, 8.0)
     done = train(tmp_path, "-mts", 2, *flags, program="resnext_train")
@@ -83,7 +86,7 @@ def test_defaults_that_changed_do_not_end_a_run(train: Program, earlier: Earlier
     assert settings_of(tmp_path) == settings
     done = train(tmp_path, "-mts", 2, *flags, "--clean", program="resnext_train")
     assert done.status == 0, done.err
-    assert settings_of(tmp_path)["base_learning_rate"] == 0.128
+    assert settings_of(tmp_path)["base_lr"] == 0.128
 
 
 def test_a_plan_is_of_the_run_that_is_there(train: Program, earlier: Earlier, tmp_path: Path) -> None:
