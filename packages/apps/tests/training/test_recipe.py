@@ -57,15 +57,15 @@ def test_a_fitted_training_ends_in_time(
 
 
 def test_evaluations_take_a_tenth_of_the_time_and_not_more_than_one_an_epoch() -> None:
-    assert fit_length(608, Speed(1.0, 6.0, 0.0), 10) == (540, 54)
-    assert fit_length(608, Speed(1.0, 30.0, 0.0), 10) == (540, 270)
-    assert fit_length(608, Speed(1.0, 6.0, 0.0), 200) == (588, 294)
-    assert fit_length(608, Speed(1.0, 0.0, 60.0), 10) == (540, 0)
+    assert fit_length(600 + END_SECONDS, Speed(1.0, 6.0, 0.0), 10) == (540, 54)
+    assert fit_length(600 + END_SECONDS, Speed(1.0, 30.0, 0.0), 10) == (540, 270)
+    assert fit_length(600 + END_SECONDS, Speed(1.0, 6.0, 0.0), 200) == (588, 294)
+    assert fit_length(600 + END_SECONDS, Speed(1.0, 0.0, 60.0), 10) == (540, 0)
 
 
 def test_evaluations_at_given_steps_are_reckoned_with() -> None:
-    assert fit_length(608, Speed(1.0, 10.0, 0.0), 10, evaluation_steps=20) == (393, 20)
-    assert fit_length(608, Speed(1.0, 10.0, 20.0), 10, evaluation_steps=0) == (580, 0)
+    assert fit_length(600 + END_SECONDS, Speed(1.0, 10.0, 0.0), 10, evaluation_steps=20) == (393, 20)
+    assert fit_length(600 + END_SECONDS, Speed(1.0, 10.0, 20.0), 10, evaluation_steps=0) == (580, 0)
 
 
 def test_a_time_without_room_for_a_step_is_an_error_of_the_flag() -> None:

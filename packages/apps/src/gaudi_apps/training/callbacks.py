@@ -261,21 +261,21 @@ class StopOnRequest(Callback):
 
 MEASURED_STEPS = (4, 40)  # at least and at most, after the first one
 MEASURED_SECONDS = 12.0
-REFITS = 50
+REFITS, LEAST_SECONDS = 50, 5.0  # in a run, at most, and between two of them, about
 RECENT_REFITS = 5  # a run that was slow becomes longer once it was fast for so long
 LEAST_CHANGE = 0.05  # of the steps that are left
 Clock: TypeAlias = Callable[[], float]
 
 
 class FitToTime(Callback):
-    """Measure steps and evaluations, and fit the rest of a training to the time that is left, 50 times.
+    """Measure steps and evaluations, and fit the rest of a training to the time that is left, up to 50 times.
 
     The learning rate runs its course to the new end, see `Plan.refit`. Checkpoints keep each new length, so a run that
     goes on from one has the same rates; it is not fitted to a time again. Rank 0 decides for all ranks.
 
     Args:
         end: by the clock, when the program is to end.
-        speed: of the machine, as it was measured before.
+        speed: of the machine, as it was measured before; of a step it is the same on all ranks.
         clock: returns seconds.
     """
 
@@ -290,7 +290,7 @@ class FitToTime(Callback):
 
     def on_train_begin(self) -> None:
         """Start the clock."""
-        self._every = -(-self.trainer.plan.total_steps // REFITS)
+        self._every = max(-(-self.trainer.plan.total_steps // REFITS), math.ceil(LEAST_SECONDS / self._speed.step))
         self._evaluated = 0.0  # seconds
         self._marks = [(self.trainer.step, self._clock(), self._evaluated)]
 
@@ -381,7 +381,7 @@ def fit_to_time(
     app.fit(task, plan, Length(int(steps), int(evaluation_steps)), reason)
     shown = f", evaluated every {int(evaluation_steps)}" if evaluation_steps else ""
     print(f"{images_per_second:.3g} images/s: {int(steps)} steps{shown}; measured again on the way")
-    return FitToTime(end, speed)
+    return FitToTime(end, replace(speed, step=plan.global_batch / images_per_second))
 
 
 def _measure_steps(session: Session, task: TrainableTask, data: TrainingData, plan: Plan, limit: float) -> float:

@@ -197,7 +197,7 @@ def describe_found(path: str | None, found: SplitData[Any]) -> tuple[str, ...]:
 SHARE_OF_EVALUATION = 0.1  # of the time, at most
 MOST_EVALUATIONS = 10
 SCORING_SECONDS = 1.0  # of an evaluation, besides the network
-END_SECONDS = 8.0  # the last checkpoint, curves, drawn images
+END_SECONDS = 15.0  # the last checkpoint, curves, drawn images, the page; 8 were too few beside other work
 
 
 @dataclass(frozen=True)
