@@ -559,7 +559,7 @@ def test_without_a_checkpoint_there_is_nothing_to_use(
     folder = tmp_path / "none"
     done = ssd_train("--data_dir", records, "--model_dir", folder, "--mode", mode, "--checkpoint", which, *inference)
     assert done.status == 66
-    assert done.error.path == str(folder / "checkpoints")
+    assert done.error.path == str(folder / ("best" if which == "best" else "checkpoints"))
     assert "--model_dir" in done.error.remedy
     assert list(tmp_path.iterdir()) == []
 
