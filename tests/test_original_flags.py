@@ -310,12 +310,28 @@ def check_answered(flag: OriginalFlag, former: FormerFlag) -> None:
     for value in former.meant:
         for form in list_forms(flag, value):
             assert replace_former_flags(form, table) == []
+    if {ON, OFF} <= {*former.meant}:  # neither value is answered
+        return
     forms = list_forms(flag, (OFF if ON in former.meant else ON) if flag.is_switch else "7")
     for form in forms if flag.name.startswith("-") else [["some.json"]]:
         with pytest.raises(FormerFlagError) as caught:
             parse(flag.place.command, [*flag.place.required, *form])
         assert (caught.value.exit_status, caught.value.answer) == (64, former.answer)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("resnet_train", "--num_packs 1 --per_gpu_thread_count 0 --fp16_implementation keras"),
+        ("resnet_train", "--bigquery_run_table benchmark_run --batchnorm_spatial_persistent"),
+        ("resnet_train", "--batchnorm_spatial_persistent=False --lr_decay_factor .94"),
+        ("resnext_train", "--num_packs 1 -pgtc 0 -brt benchmark_run"),
+        ("ssd_mxnet_train", "--cocoapi-threads 1"),
+    ],
+)
+def test_defaults_of_the_originals_ask_for_nothing(program: str, text: str) -> None:
+    assert parse(program, text.split()) == PROGRAMS[program].config()
 
 
 def check_weights(flag: OriginalFlag, row: Row) -> None:

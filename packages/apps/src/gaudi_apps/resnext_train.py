@@ -40,7 +40,7 @@ class ResNeXtTrain(Program):
         """Print the plan of a training."""
         from gaudi_apps.classification.plan import print_plan
 
-        version = find_version_in(config.run.model_dir)
+        version = find_version_in(config.run.model_dir, clean=config.run.clean)
         train_config = make_train_config(config, Distribution(RankInfo(size=workers)), version)
         print_plan(train_config, launch, as_json=config.run.json)
 

@@ -32,6 +32,18 @@ def test_val_and_validation_mean_each_other(folders: Path) -> None:
         open_source(None, ["train"])
 
 
+@pytest.mark.parametrize("name", ["train-00000-of-00001", "train/train-00000-of-00001"])
+def test_a_folder_of_the_folder_that_has_the_split_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "full" / "tf_records" / name
+    path.parent.mkdir(parents=True)
+    path.touch()
+    (tmp_path / "full" / "raw").mkdir()
+    with pytest.raises(MissingInputError) as caught:
+        open_split(tmp_path / "full", "train")
+    assert caught.value.path == str(tmp_path / "full")
+    assert '"tf_records"' in str(caught.value.remedy)
+
+
 def test_splits_of_other_classes_are_not_joined(folders: Path, tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     cv2.imwrite(str(tmp_path / "cat" / "1.png"), np.zeros((8, 8, 3), np.uint8))

@@ -11,11 +11,11 @@ import itertools
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, TypeAlias, TypeVar, Union
 
-from gaudi_datasets.errors import FlagError
+from gaudi_datasets.errors import FlagError, GaudiError
 
 _NAME = re.compile(r"--?([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _TRUE, _FALSE = ("true", "t", "1"), ("false", "f", "0")
@@ -28,10 +28,12 @@ class Option:
     Attributes:
         flag: its long form.
         default: of a switch; None: it takes values.
+        read: what the program makes of the words of its value; None: as its type says.
     """
 
     flag: str
     default: bool | None = None
+    read: Callable[[Sequence[str]], Any] | None = field(default=None, compare=False)
 
 
 def split_word(argument: str) -> tuple[str, str | None] | None:
@@ -74,14 +76,70 @@ def normalize_arguments(argv: Sequence[str], config_class: Any) -> list[str]:
     return result
 
 
+@dataclass(frozen=True)
+class TypedFlag:
+    """A flag as it was written.
+
+    Attributes:
+        flag: its long form.
+        word: the name as it was written, with its dashes.
+        values: of a flag that takes some.
+    """
+
+    flag: str
+    word: str
+    values: tuple[str, ...]
+
+
+def list_typed(argv: Sequence[str], config_class: Any) -> Iterator[TypedFlag]:
+    """Yield the flags among some arguments, in their order."""
+    options, place = list_options(config_class), 0
+    while place < len(argv):
+        begin = place
+        option, value, place = _read_flag(argv, begin, options)
+        if option is None:
+            continue
+        values: Iterable[str] = ()
+        if isinstance(value, str):
+            values = [value]
+        elif value is None:
+            values = itertools.takewhile(lambda each: split_word(each) is None, argv[place:])
+        yield TypedFlag(option.flag, argv[begin].partition("=")[0], tuple(values))
+
+
 def list_given(argv: Sequence[str], config_class: Any) -> frozenset[str]:
     """Return the names of the flags among some arguments, by their long forms, without dashes."""
-    options, given, place = list_options(config_class), set(), 0
-    while place < len(argv):
-        option, _, place = _read_flag(argv, place, options)
-        if option is not None:
-            given.add(option.flag.removeprefix("--"))
-    return frozenset(given)
+    return frozenset(typed.flag.removeprefix("--") for typed in list_typed(argv, config_class))
+
+
+def name_as_typed(error: GaudiError, argv: Sequence[str], config_class: Any) -> None:
+    """Make an error name each flag as it was written, where that is another name of it, and value likewise."""
+    options = list_options(config_class)
+    last = {typed.flag: typed for typed in list_typed(argv, config_class)}
+    for typed in last.values():
+        option = options.get(typed.word.lstrip("-").replace("-", "_"))
+        if option is None:  # a switch that is turned off
+            continue
+        known = {typed.flag, *(f"--{name}" for name, other in options.items() if other == option)}
+        if error.flag in known:
+            error.flag = typed.word
+        error.args = (_rename(str(error.args[0]), typed, option), *error.args[1:]) if error.args else ()
+        error.remedy = error.remedy and _rename(error.remedy, typed, option)
+
+
+def _rename(text: str, typed: TypedFlag, option: Option) -> str:
+    """Return a text with a flag as it was written, but not in the commands that it quotes.
+
+    The parser's texts have all names of a flag, with slashes between.
+    """
+    others = r"(?:-{1,2}[A-Za-z][\w-]*/)*", r"(?:/-{1,2}[A-Za-z][\w-]*)*"
+    name = rf"(?<![\w/-]){others[0]}{re.escape(typed.flag)}{others[1]}(?![\w-])"
+    text = re.sub(f"`[^`]*`|{name}", lambda found: found[0] if found[0][0] == "`" else typed.word, text)
+    if option.read is not None:
+        with contextlib.suppress(ValueError):  # which the parser raises
+            read = option.read(typed.values[:1])
+            text = text.replace(f"{typed.word} {read}:", f"{typed.word} {typed.values[0]}:")
+    return text
 
 
 def _read_flag(
@@ -144,14 +202,15 @@ def list_options(config_class: Any) -> dict[str, Option]:
     found: dict[str, Option] = {}
     ambiguous: set[str] = set()
     for _, flags in walk_groups(config_class):
-        for field, hint in flags:
+        for entry, hint in flags:
             base, *metadata = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
-            names = [field.name]
-            for entry in metadata:  # what tyro.conf.arg gives
-                names[0] = getattr(entry, "name", None) or names[0]
-                names += [alias.lstrip("-").replace("-", "_") for alias in getattr(entry, "aliases", None) or ()]
-            default = field.default if base is bool and isinstance(field.default, bool) else None
-            option = Option(f"--{names[0]}", default)
+            names, read = [entry.name], None
+            for data in metadata:  # what tyro.conf.arg and tyro's constructors give
+                names[0] = getattr(data, "name", None) or names[0]
+                names += [alias.lstrip("-").replace("-", "_") for alias in getattr(data, "aliases", None) or ()]
+                read = getattr(data, "instance_from_str", read)
+            default = entry.default if base is bool and isinstance(entry.default, bool) else None
+            option = Option(f"--{names[0]}", default, read)
             ambiguous.update(each for each in names if found.setdefault(each, option) != option)
     return {name: option for name, option in found.items() if name not in ambiguous}
 
@@ -172,12 +231,12 @@ def walk_groups(annotation: Any) -> Iterator[tuple[type, list[tuple[Field[Any], 
     arguments = dict(zip(getattr(group, "__parameters__", ()), typing.get_args(annotation), strict=False))
     hints = typing.get_type_hints(group, include_extras=True)
     own = []
-    for field in fields(group):
-        hint = hints[field.name]
+    for entry in fields(group):
+        hint = hints[entry.name]
         inner = [*walk_groups(arguments.get(hint) if isinstance(hint, TypeVar) else hint)]
         yield from inner
         if not inner:
-            own.append((field, hint))
+            own.append((entry, hint))
     yield group, own
 
 

@@ -26,6 +26,7 @@ from gaudi_datasets.arguments import (
     FormerFlag,
     FormerFlagError,
     list_options,
+    name_as_typed,
     normalize_arguments,
     replace_former_flags,
     walk_groups,
@@ -151,7 +152,9 @@ def parse_flags(
             text += _suggest_value(choice[1], re.findall(r"'(.*?)'", choice[2]))
         named = _LONG_FLAG.search(text)
         command = " ".join([prog, *_list_command(config_class, arguments)])
-        raise FlagError(f"{text} (see {command} --help)", flag=None if named is None else named[0]) from None
+        error = FlagError(f"{text} (see {command} --help)", flag=None if named is None else named[0])
+        name_as_typed(error, argv, config_class)
+        raise error from None
 
 
 def suggest_flag(flag: str, config_class: Any) -> str | None:

@@ -9,16 +9,8 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from gaudi_apps.cli import flags
-from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, resume_safe
-from gaudi_apps.cli.flags import (
-    USING,
-    DistributionFlags,
-    ParityFlags,
-    RecipeFlags,
-    check_modes,
-    parse_step_range,
-    require_alone,
-)
+from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, require_alone, resume_safe
+from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, RecipeFlags, check_modes, parse_step_range
 from gaudi_apps.runtime.settings import Distribution, RunSettings, ThreadFlag, make_device_settings
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
@@ -81,7 +73,9 @@ class DataFlags(flags.TensorFlowDataFlags):
     """Keep encoded images in memory if all of them fit into half of the free memory."""
     cache_decoded_image: Annotated[Switch, fixed()] = False
     """Keep decoded images in memory, up to half of the free memory."""
-    data_loader_image_type: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dlit"]), fixed()] = "fp32"
+    data_loader_image_type: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dlit"]), fixed(gone=flags.GONE_TYPES)] = (
+        "fp32"
+    )
     """Precision of the images from the input pipeline."""
     num_parallel_calls: Annotated[int, arg(aliases=["--dataset_parallel_calls"])] = 64
     threadpool_size: Annotated[int, arg(aliases=["--datasets_num_private_threads"])] = 0
@@ -444,22 +438,33 @@ FORMER_FLAGS = (
     FormerFlag(
         "--all_reduce_alg", "TensorFlow chooses: NCCL between GPUs, a ring elsewhere; leave it out", "-ara", "none"
     ),
-    FormerFlag("--num_packs", "give --fusion_threshold_mb, the MiB of gradients that travel together", default="1"),
+    FormerFlag(
+        "--num_packs",
+        "give --fusion_threshold_mb, the MiB of gradients that travel together",
+        default="1",
+        meant=("1",),
+    ),
     FormerFlag(
         "--tf_gpu_thread_mode", "set the environment variable TF_GPU_THREAD_MODE to the same value", "-gt_mode", "none"
     ),
     FormerFlag(
-        "--per_gpu_thread_count", "set the environment variable TF_GPU_THREAD_COUNT to the same value", "-pgtc", "0"
+        "--per_gpu_thread_count",
+        "set the environment variable TF_GPU_THREAD_COUNT to the same value",
+        "-pgtc",
+        "0",
+        meant=("0",),
     ),
     FormerFlag("--tf_data_experimental_slack", "batches are made ahead of the step; leave it out", meant=(OFF,)),
     FormerFlag("--benchmark_logger_type", _MEASUREMENTS, default="BaseBenchmarkLogger", meant=("BaseBenchmarkLogger",)),
     FormerFlag("--benchmark_test_id", _MEASUREMENTS, "-bti", "none"),
     FormerFlag("--benchmark_log_dir", _MEASUREMENTS, "-bld", "none"),
     FormerFlag("--gcp_project", _MEASUREMENTS, "-gp", "none"),
-    FormerFlag("--bigquery_data_set", _MEASUREMENTS, "-bds", "test_benchmark"),
-    FormerFlag("--bigquery_run_table", _MEASUREMENTS, "-brt", "benchmark_run"),
-    FormerFlag("--bigquery_run_status_table", _MEASUREMENTS, "-brst", "benchmark_run_status"),
-    FormerFlag("--bigquery_metric_table", _MEASUREMENTS, "-bmt", "benchmark_metric"),
+    FormerFlag("--bigquery_data_set", _MEASUREMENTS, "-bds", "test_benchmark", meant=("test_benchmark",)),
+    FormerFlag("--bigquery_run_table", _MEASUREMENTS, "-brt", "benchmark_run", meant=("benchmark_run",)),
+    FormerFlag(
+        "--bigquery_run_status_table", _MEASUREMENTS, "-brst", "benchmark_run_status", meant=("benchmark_run_status",)
+    ),
+    FormerFlag("--bigquery_metric_table", _MEASUREMENTS, "-bmt", "benchmark_metric", meant=("benchmark_metric",)),
     FormerFlag(
         "--data_format",
         "it is the one format that every device computes; leave it out",
@@ -480,12 +485,13 @@ FORMER_FLAGS = (
         meant=(OFF,),
     ),
     FormerFlag("--shuffle_seed", _SEED, default="none"),
-    FormerFlag("--sample_distorted_bounding_box_seed", _SEED, default="0"),
+    FormerFlag("--sample_distorted_bounding_box_seed", _SEED, default="0", meant=("0",)),
     FormerFlag("--random_flip_left_right_seed", _SEED, default="none"),
     FormerFlag(
         "--interleave_cycle_length",
         "the order of images does not depend on files; --num_parallel_calls says how many are read at once",
         default="10",
+        meant=("10",),
     ),
     FormerFlag("--helpfull", "give --help", replace=lambda values: ["--help"]),
     FormerFlag("--helpshort", "give --help", replace=lambda values: ["--help"]),

@@ -34,6 +34,7 @@ DROP_EPOCHS = (30, 60, 80, 90)
 # The original's hooks. But for the profiler, what they did is always done.
 PROFILER_HOOK, HOOK_STEPS = "ProfilerHook", "7,10"
 HOOKS = ("LoggingTensorHook", PROFILER_HOOK, "ExamplesPerSecondHook", "LoggingMetricHook", "StepCounterHook")
+_GONE_SIZES = {"200": "is gone, for there are no weights of it; give 152"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class WeightFlags(flags.WeightFlags):
 
     model_type: Annotated[Literal["resnet", "resnext"], fixed()] = "resnext"
     """Network with groups of channels (resnext), or without (resnet)."""
-    resnet_size: Annotated[Literal["18", "34", "50", "101", "152"], arg(aliases=["-rs"]), fixed()] = "101"
+    resnet_size: Annotated[Literal["18", "34", "50", "101", "152"], arg(aliases=["-rs"]), fixed(gone=_GONE_SIZES)] = (
+        "101"
+    )
     """Number of layers; 50, 101 or 152 for a resnext."""
     weights: Annotated[
         str | None, arg(aliases=["--pretrained_model_checkpoint_path", "-pmcp"]), fixed(per_side=True)

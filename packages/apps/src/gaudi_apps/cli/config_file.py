@@ -6,6 +6,7 @@ The file's entries are put in front of the command line as flags, so both are re
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any, TypeVar
 
 from gaudi_apps.cli.flag_rules import find_aliases, find_rules, list_flags
 from gaudi_apps.runtime.errors import ConfigFileError
-from gaudi_datasets.arguments import FormerFlag, list_given
-from gaudi_datasets.errors import FlagError, MissingInputError
+from gaudi_datasets.arguments import FormerFlag, list_given, list_typed, name_as_typed
+from gaudi_datasets.errors import FlagError, GaudiError, MissingInputError
 from gaudi_datasets.flags import parse_flags
 
 Config = TypeVar("Config")
@@ -47,23 +48,59 @@ def parse_config(
         ConfigFileError: the same in the file, or the file is no YAML mapping of flags to values.
         MissingInputError: there is no such file.
     """
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config", nargs="?")
-    path = finder.parse_known_args(argv)[0].config
-    given = list(argv)
+    path, from_file = _read_file(config_class, argv, former_flags)
     if path is not None:
-        from_file = read_flags(Path(path), config_class, former_flags)
         try:
-            parse_flags(config_class, from_file, prog=prog, former_flags=former_flags)
+            _parse(config_class, from_file, prog=prog, former_flags=former_flags)
         except FlagError as error:
             raise ConfigFileError(str(error), path=path, flag=error.flag) from None
-        given = [*from_file, *argv]
+    given = [*from_file, *argv]
     complete = [*_list_preset(config_class, given), *given]
-    config = parse_flags(config_class, complete, prog=prog, description=description, former_flags=former_flags)
+    config = _parse(config_class, complete, prog=prog, description=description, former_flags=former_flags)
     chosen = [] if choose is None else choose(config, list_given(given, config_class))
     if not chosen:
         return config
-    return parse_flags(config_class, [*chosen, *complete], prog=prog, former_flags=former_flags)
+    return _parse(config_class, [*chosen, *complete], prog=prog, former_flags=former_flags)
+
+
+def _parse(config_class: type[Config], argv: Sequence[str], **options: Any) -> Config:
+    """Parse flags; a value that the original took is answered with the reason that it is gone."""
+    try:
+        return parse_flags(config_class, argv, **options)
+    except FlagError as error:
+        rules = find_rules(config_class)
+        for typed in list_typed(argv, config_class):
+            gone = rules[typed.flag.removeprefix("--")].gone
+            for value in typed.values:
+                if typed.word == error.flag and value in gone:
+                    raise FlagError(f"{typed.word} {value}: {gone[value]}", flag=typed.word) from None
+        raise
+
+
+@contextlib.contextmanager
+def naming_as_typed(
+    config_class: type[Any], argv: Sequence[str], former_flags: Sequence[FormerFlag] = ()
+) -> Iterator[None]:
+    """Make errors name the flags as the command line and the file of --config write them."""
+    try:
+        yield
+    except GaudiError as error:
+        words = list(argv)
+        with contextlib.suppress(GaudiError, OSError, UnicodeDecodeError):
+            words = [*_read_file(config_class, argv, former_flags)[1], *argv]
+        with contextlib.suppress(FlagError):  # a switch with a wrong value, which is the error itself
+            name_as_typed(error, words, config_class)
+        raise
+
+
+def _read_file(
+    config_class: type[Any], argv: Sequence[str], former_flags: Sequence[FormerFlag]
+) -> tuple[Path | None, list[str]]:
+    """Return the file that --config names, and its flags."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", nargs="?")
+    path = finder.parse_known_args(argv)[0].config
+    return (None, []) if path is None else (Path(path), read_flags(Path(path), config_class, former_flags))
 
 
 def _list_preset(config_class: type[Any], argv: Sequence[str]) -> list[str]:

@@ -43,6 +43,7 @@ class Flag:
         short_run: value in the short runs of ``--mode verify-resume``; by default that of the user.
         per_command: it is of one command: neither config.yaml of a run nor its short runs repeat it.
         presets: by value of this flag, values of other flags, which take the place of their defaults.
+        gone: values that the original program took, each with the reason that it is gone, or what to give in its place.
     """
 
     resume_safe: bool
@@ -58,6 +59,7 @@ class Flag:
     short_run: Any = _UNSET
     per_command: bool = False
     presets: Mapping[str, Mapping[str, bool | float | str]] = field(default_factory=dict, hash=False)
+    gone: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def find_fault(self, value: Any) -> str | None:
         """Return the rule that a number breaks; None for a good one, and for anything but a number."""
@@ -208,6 +210,16 @@ def check_bounds(config: Any) -> None:
         fault = rules[name].find_fault(value)
         if fault is not None:
             raise FlagError(f"--{name} {value:g}: {fault}", flag=f"--{name}")
+
+
+def require_alone(flag: str, value: str, others: Mapping[str, Any]) -> None:
+    """Raise FlagError for the first of the other flags, by name, that is given beside one that replaces them."""
+    for name, other in others.items():
+        if other:
+            shown = "" if other is True else f" {other}"
+            raise FlagError(
+                f"--{flag} {value}: contradicts --{name}{shown}", flag=f"--{flag}", remedy="leave one of them out"
+            )
 
 
 def replace_flags(config: Any, values: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import arg
 
@@ -23,6 +23,8 @@ class ProgramConfig:
 
     `gaudi_apps.cli.flag_rules` reads everything that depends on a flag from its declaration there.
     """
+
+    FORMER_WORKERS: ClassVar[int] = 1  # the original's --num_workers_per_hls, which asks for nothing by itself
 
     run: RunFlags
     data: DataFlags
@@ -161,6 +163,14 @@ class ExportFlags(UseFlags):
     """One or more formats to export to; onnx needs the extra gaudi-apps[export]."""
 
 
+GONE_TYPES = {"fp16": "is gone, for bf16 has the range of fp32; give bf16"}
+_GONE_STRATEGIES = {
+    "one_device": "is gone, for a program without it computes on one device; leave it out",
+    "tpu": "is gone, for there is no TPU; give --device",
+    "parameter_server": "is gone, for all processes compute and none only stores weights; give multi_worker",
+}
+
+
 @dataclass(frozen=True)
 class DeviceFlags:
     """Device, precision and processors."""
@@ -169,7 +179,7 @@ class DeviceFlags:
     """Device to compute on; auto: hpu, else gpu, else cpu."""
     no_hpu: Annotated[Switch, resume_safe()] = False
     """Do not use a Gaudi, even if the machine has one."""
-    dtype: Annotated[Literal["fp32", "bf16"], fixed(per_side=True)] = "fp32"
+    dtype: Annotated[Literal["fp32", "bf16"], fixed(per_side=True, gone=GONE_TYPES)] = "fp32"
     """Precision of the computation; weights are always float32."""
     max_cpus: Annotated[int, per_rank(minimum=0)] = 16
     """Maximum number of processors to use; 0: all."""
@@ -235,7 +245,7 @@ class DistributionFlags(HorovodFlags):
     """Several processes that train together, one per device."""
 
     distribution_strategy: Annotated[
-        Literal["off", "multi_worker", "mirrored", "hpu"], arg(aliases=["-ds"]), resume_safe()
+        Literal["off", "multi_worker", "mirrored", "hpu"], arg(aliases=["-ds"]), resume_safe(gone=_GONE_STRATEGIES)
     ] = "off"
     """Train together by tf.distribute; --batch_size is that of all processes. mirrored: start one process per device
     of this machine; hpu: on Gaudi."""
@@ -327,9 +337,9 @@ def check_modes(config: Any, mode: str, *, checkpoint: str, steps: int, steps_fl
             flag="--checkpoint",
             remedy="give --mode eval, or --weights with a run to begin from" if mode == "train" else None,
         )
-    if run.clean and mode != "train":
-        raise FlagError(f"--clean: is for --mode train; mode is {mode}", flag="--clean")
-    check_distribution(config.distribution)
+    if run.clean and mode not in ("train", "plan"):
+        raise FlagError(f"--clean: is for --mode train and plan; mode is {mode}", flag="--clean")
+    check_distribution(config.distribution, config.FORMER_WORKERS)
     check_parity(config.parity, mode, list_per_side(type(config)), find_aliases(type(config)))
     if device.no_hpu and device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
@@ -346,17 +356,7 @@ def check_minutes(config: Any, mode: str, given: Collection[str]) -> None:
             raise FlagError(f"--minutes: contradicts --{name}", flag="--minutes", remedy="leave one of them out")
 
 
-def require_alone(flag: str, value: str, others: Mapping[str, Any]) -> None:
-    """Raise FlagError for the first of the other flags, by name, that is given beside one that replaces them."""
-    for name, other in others.items():
-        if other:
-            shown = "" if other is True else f" {other}"
-            raise FlagError(
-                f"--{flag} {value}: contradicts --{name}{shown}", flag=f"--{flag}", remedy="leave one of them out"
-            )
-
-
-def check_distribution(flags: DistributionFlags) -> None:
+def check_distribution(flags: DistributionFlags, former_workers: int = 1) -> None:
     """Raise FlagError for the first flag that breaks a rule of its own or of another one."""
     strategy = flags.distribution_strategy
     if flags.use_horovod and strategy != "off":
@@ -365,7 +365,7 @@ def check_distribution(flags: DistributionFlags) -> None:
             flag="--use_horovod",
             remedy="leave one of them out",
         )
-    _check_needs(flags)
+    _check_needs(flags, former_workers)
     _check_hosts(flags)
     if flags.num_gpus and flags.hvd_workers not in (0, flags.num_gpus):
         raise FlagError(
@@ -375,13 +375,13 @@ def check_distribution(flags: DistributionFlags) -> None:
         )
 
 
-def _check_needs(flags: DistributionFlags) -> None:
+def _check_needs(flags: DistributionFlags, former_workers: int) -> None:
     """Raise FlagError for a flag that has an effect only beside another one, which is not given."""
     strategy, is_several = flags.distribution_strategy, flags.has_engine
     several = "--use_horovod or --distribution_strategy"
     rules = (
         ("hvd_workers", flags.hvd_workers > 1, is_several, several),
-        ("num_workers_per_hls", flags.num_workers_per_hls > 1, is_several, several),
+        ("num_workers_per_hls", flags.num_workers_per_hls not in (0, 1, former_workers), is_several, several),
         ("kubernetes_run", flags.kubernetes_run, is_several, several),
         ("distributed_bn", flags.distributed_bn, is_several, several),
         ("gradient_compression", flags.gradient_compression != "none", is_several, several),

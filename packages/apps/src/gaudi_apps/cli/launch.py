@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 LAUNCHER = "gaudi_distributed.launch"
 _HOSTS = "MULTI_HLS_IPS"
+_ENGINES = "--use_horovod or --distribution_strategy"
 
 FindDevice: TypeAlias = Callable[[], DeviceKind]
 SomeFlags = TypeVar("SomeFlags", bound=HorovodFlags)
@@ -81,7 +82,10 @@ def start_processes(
         ConfigurationError: what they talk by is not installed, or the device is not there.
     """
     if environ.get(_HOSTS) and not flags.has_engine and not is_launched(environ):
-        sys.stderr.write(f"{_HOSTS} has no effect without --use_horovod or --distribution_strategy: 1 process\n")
+        sys.stderr.write(f"{_HOSTS} has no effect without {_ENGINES}: 1 process\n")
+    workers = flags.num_workers_per_hls
+    if workers > 1 and not flags.has_engine and not is_launched(environ):
+        sys.stderr.write(f"--num_workers_per_hls {workers} has no effect without {_ENGINES}: 1 process\n")
     arguments = list_launcher_words(flags, environ, find_device, command)
     if arguments is not None:
         check_engine(flags, find_device)

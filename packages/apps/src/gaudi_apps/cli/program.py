@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from gaudi_apps.cli.config_file import parse_config
+from gaudi_apps.cli.config_file import naming_as_typed, parse_config
 from gaudi_apps.cli.flag_rules import check_bounds
 from gaudi_apps.cli.flags import USING, ParityFlags, check_minutes
 from gaudi_apps.cli.launch import (
@@ -90,7 +90,11 @@ class Program(ABC):
         interrupt_on_sigterm()
         arguments = list(sys.argv[1:] if argv is None else argv)
         debug = is_switch_on(arguments, "debug")
-        with exit_on_error(self.prog, debug=debug), FailureReporter(self.prog, debug=debug) as reporter:
+        with (
+            exit_on_error(self.prog, debug=debug),
+            FailureReporter(self.prog, debug=debug) as reporter,
+            naming_as_typed(self.config, arguments, self.former_flags),
+        ):
             config = self.parse(arguments)
             mode = self.find_mode(config)
             if mode == "plan":
@@ -234,7 +238,9 @@ def open_trainer(program: str, **flags: Any) -> Iterator[Trainer]:
 
     began = time.monotonic()
     found = _find_program(program)
-    config = found.parse([*_write_flags({**flags, "mode": "train"})])
+    arguments = [*_write_flags({**flags, "mode": "train"})]
+    with naming_as_typed(found.config, arguments, found.former_flags):
+        config = found.parse(arguments)
     with contextlib.ExitStack() as stack:
         reporter = stack.enter_context(FailureReporter(program))
         app = found.open(config, Distribution())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields, replace
 from importlib import util
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from tyro.conf import arg
 
 from gaudi_apps.cli import flags
-from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, resume_safe
+from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, require_alone, resume_safe
 from gaudi_apps.cli.flags import (
     USING,
     DistributionFlags,
@@ -22,7 +22,6 @@ from gaudi_apps.cli.flags import (
     UseFlags,
     check_modes,
     parse_step_range,
-    require_alone,
 )
 from gaudi_apps.runtime.settings import ThreadFlag
 from gaudi_apps.training.recipe import open_once
@@ -225,6 +224,7 @@ class ReportFlags(SummaryFlags, flags.ReportFlags):
 class SSDConfig(flags.ProgramConfig):
     """Everything a run of ssd_train depends on."""
 
+    FORMER_WORKERS: ClassVar[int] = 8
     run: RunFlags = field(default_factory=RunFlags)
     recipe: RecipeFlags = field(default_factory=RecipeFlags)
     data: DataFlags = field(default_factory=DataFlags)

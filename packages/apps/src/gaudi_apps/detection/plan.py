@@ -226,7 +226,7 @@ def print_plan(
     emphasis = emphasis or {}
     # A number of images that is given replaces that of the data, repeated or not.
     images = config.data.num_examples_per_epoch or emphasis.get("images_per_epoch", training_set.images)
-    plan = make_plan(config, images, workers, find_version_in(config.run.model_dir))
+    plan = make_plan(config, images, workers, find_version_in(config.run.model_dir, clean=config.run.clean))
     document, rows = describe_plan(
         plan,
         training_set,

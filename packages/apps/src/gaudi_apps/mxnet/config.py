@@ -281,7 +281,7 @@ FORMER_FLAGS = (
         default="none",
     ),
     FormerFlag("--start-epoch", "a checkpoint knows its step; leave it out", default="1", meant=("1",)),
-    FormerFlag("--cocoapi-threads", "scoring takes the threads that it needs; leave it out", default="1"),
+    FormerFlag("--cocoapi-threads", "scoring takes the threads that it needs; leave it out", default="1", meant=("1",)),
     FormerFlag("--bulk-last-wgrad", "it was of the submission's own build of MXNet; leave it out", meant=(OFF,)),
     FormerFlag(
         "--results", "each validation at the end leaves detections.json in --model_dir; leave it out", default="none"
@@ -410,8 +410,9 @@ def _check_modes(config: SSDMXNetConfig) -> None:
         raise FlagError(
             f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {run.mode}", flag="--checkpoint"
         )
+    if run.clean and run.mode not in (*TRAINING, "plan"):
+        raise FlagError(f"--clean: is for --mode train, train_val and plan; mode is {run.mode}", flag="--clean")
     for_training = {
-        "--clean": run.clean,
         "--dry_run": run.dry_run,
         "--submission": run.submission,
         "--mlperf": config.mlperf.mlperf,

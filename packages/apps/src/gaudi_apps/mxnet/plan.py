@@ -124,7 +124,9 @@ def print_plan(
 ) -> None:
     """Print the plan of a training on a number of ranks, as tables or (--json) as JSON."""
     training_set = describe_training_set(config)
-    plan = make_plan(config, training_set.images, workers, find_version_in(config.run.model_dir))
+    plan = make_plan(
+        config, training_set.images, workers, find_version_in(config.run.model_dir, clean=config.run.clean)
+    )
     document, rows = describe_plan(
         plan,
         training_set,

@@ -190,9 +190,9 @@ def find_recipe_version(folder: RunFolder, *, clean: bool = False) -> int:
     return int(version)
 
 
-def find_version_in(model_dir: str) -> int:
-    """Find the version of the run in a folder by its path, see `find_recipe_version`."""
-    if not Path(model_dir).exists():
+def find_version_in(model_dir: str, *, clean: bool = False) -> int:
+    """Find the version of the run in a folder by its path, see `find_recipe_version`; `clean`: it would be removed."""
+    if clean or not Path(model_dir).exists():
         return CURRENT
     # Imported here, for it imports NumPy, and a plan without a run needs none.
     from gaudi_apps.training.run_dir import RunFolder

@@ -59,6 +59,12 @@ class RecordSource(RecordSet):
         return decode_example(content, len(self.class_names), place, image_id=index)
 
 
+def _find_inner(data_dir: Path, split: str) -> str | None:
+    """Find the name of a folder in a folder that holds a split itself."""
+    inner = sorted(path for path in data_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return next((path.name for path in inner if find_folder(path, split) or has_records(path, split)), None)
+
+
 def open_split(data_dir: Path, split: str, class_names: Sequence[str] | None = None) -> ClassificationSource:
     """Open a split, by what is there.
 
@@ -79,6 +85,8 @@ def open_split(data_dir: Path, split: str, class_names: Sequence[str] | None = N
             remedy = "name another folder"
             if inspect_folder(data_dir) == "class folders":
                 remedy = f"it holds class folders: move them into {split}/, and some images of each into validation/"
+                if inner := _find_inner(data_dir, split):
+                    remedy = f"its folder {shorten(inner)} has the split: name that one"
             raise MissingInputError(f"has no records {split}-* and no folder {names}", path=data_dir, remedy=remedy)
         return RecordSource(data_dir, split)
     content = inspect_folder(folder)
