@@ -237,7 +237,8 @@ def test_a_flag_that_is_declared_again_inherits_its_rules_and_its_help(capsys: p
 def test_no_help_is_written_twice() -> None:
     owners: dict[str, set[tuple[str, str]]] = {}
     for config in CLASSES.values():
-        for group in typing.get_type_hints(config).values():
+        hints = typing.get_type_hints(config)
+        for group in (hints[field.name] for field in fields(config)):
             for entry in fields(group):
                 owner, text = next(
                     (f"{base.__module__}.{base.__name__}", helps[entry.name])
