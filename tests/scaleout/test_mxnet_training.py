@@ -136,7 +136,7 @@ def test_ranks_that_are_not_alike_do_not_begin(flags: tuple[str, ...], start_ran
         "main([*sys.argv[1:], '--lr', f\"0.00{5 + int(os.environ['HOROVOD_RANK'])}\"])\n"
     )
     words = [str(program), *flags, "--batch-size", "2", "--model_dir", str(tmp_path / "run")]
-    with pytest.raises(AssertionError, match=r"differ in configuration\.lr: rank 0: 0\.005; rank 1: 0\.006"):
+    with pytest.raises(AssertionError, match=r"differ in configuration\.base_lr: rank 0: 0\.005; rank 1: 0\.006"):
         start_ranks("gloo", 2, words)
     assert not (tmp_path / "run").exists()
 

@@ -291,14 +291,15 @@ def test_weights_after_fifty_steps(
 def test_weights_of_lars_at_large_rates(base: float, twin: Twin) -> None:
     """With the gradients that the program saw, for such rates amplify what float32 rounds in the gradients.
 
-    Float32 NumPy with gradients of its own is up to 1.6e-6 away from float64 NumPy, over eight seeds.
+    What the update itself rounds was 5e-7 to 1.05e-6 with the oldest and the newest TensorFlow. With gradients of its own,
+    float32 NumPy is up to 1.6e-6 away from float64 NumPy, over eight seeds.
     """
     visited: list[Weights] = []
     app = open_app("resnet_train", f"--train_epochs 50 --optimizer LARS --base_learning_rate {base}")
     found, _ = train(app, BATCH, visited)
     rate = polynomial_with_warmup(base, 3, 50)
     expected = twin.train(rate, lars(0.9, 1e-4, 1e-7), visited)
-    assert find_difference(found, expected) < 1e-6
+    assert find_difference(found, expected) < 2e-6
     for other in (lars(0.9, 2e-4, 1e-7), keras_sgd(0.0, 1e-4)):
         assert find_difference(twin.train(rate, other, visited), expected) > 5e-6
 
