@@ -249,6 +249,7 @@ def check_clone(folder: Path) -> None:
     if missing := ({f"gaudi-{name}" for name in NAMES} | {"tensorflow-cpu"}) - environment.list_names():
         raise CheckError(f"requirements.txt does not install {', '.join(sorted(missing))}")
     call([str(folder / "bin" / "ssd_train"), "--help"], folder)
+    environment.run("import onnx, onnxruntime, tf2onnx", folder)  # its commands export
     say("the clone, by requirements.txt")
 
 

@@ -291,8 +291,8 @@ def test_weights_after_fifty_steps(
 def test_weights_of_lars_at_large_rates(base: float, twin: Twin) -> None:
     """With the gradients that the program saw, for such rates amplify what float32 rounds in the gradients.
 
-    What the update itself rounds was 5e-7 to 1.05e-6 with the oldest and the newest TensorFlow. With gradients of its own,
-    float32 NumPy is up to 1.6e-6 away from float64 NumPy, over eight seeds.
+    What the update itself rounds was 5e-7 to 1.05e-6 with the oldest and the newest TensorFlow. With gradients of its
+    own, float32 NumPy is up to 1.6e-6 away from float64 NumPy, over eight seeds.
     """
     visited: list[Weights] = []
     app = open_app("resnet_train", f"--train_epochs 50 --optimizer LARS --base_learning_rate {base}")

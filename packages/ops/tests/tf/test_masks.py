@@ -136,6 +136,14 @@ def test_what_is_no_row_or_no_integer_is_refused(values: Any, k: Any, named: str
         topk_mask(values, k, form)
 
 
+@pytest.mark.parametrize("form", ["bisection", "sort"])
+@pytest.mark.parametrize("dtype", [tf.int8, tf.uint8, tf.int16, tf.uint16, tf.uint32, tf.uint64])
+def test_k_of_narrow_integers_and_long_rows(dtype: Any, form: Form) -> None:
+    values = np.random.default_rng(2).normal(size=[2, 300]).astype(np.float32)
+    for k in (tf.constant([0, 100], dtype), np.array([0, 100], dtype.as_numpy_dtype)):
+        np.testing.assert_array_equal(topk_mask(values, k, form), reference.topk_mask(values, [0, 100]))
+
+
 def test_ties_go_to_the_lower_index() -> None:
     np.testing.assert_array_equal(topk_mask([2.0, 1.0, 2.0, 2.0], 2), [True, False, True, False])
 
