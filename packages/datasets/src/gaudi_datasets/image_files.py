@@ -24,7 +24,7 @@ CMYK_FIX = "CMYK JPEG made RGB"
 TURN_FIX = "turned upright by EXIF"
 DEPTH_FIX = "16 bits made 8"
 CONVERTED = {"WEBP": "JPEG", "BMP": "PNG", "DIB": "PNG", "GIF": "PNG", "PPM": "PNG", "TIFF": "PNG"}
-"""What other formats are made: the lossless ones PNG, of several frames the first."""
+"""Formats that others are converted to: the lossless ones to PNG, of several frames the first."""
 IMAGE_ENDINGS = (".bmp", ".gif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Endings by which images are looked for in folders, in lower case."""
 

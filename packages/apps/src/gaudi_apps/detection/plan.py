@@ -143,7 +143,7 @@ NO_WEIGHTS = (
 
 
 def find_weights(backbone: str) -> Path | None:
-    """Find the whole, verified file that `gaudi-datasets fetch weights` leaves in this folder by default."""
+    """Find the file that `gaudi-datasets fetch weights` leaves in this folder by default, by its name and size."""
     from gaudi_datasets.fetching.weights_table import WEIGHTS
 
     for file in WEIGHTS[backbone].files:

@@ -27,7 +27,7 @@ STREAM_ENDINGS = (".m3u8", ".mjpeg", ".mjpg")
 IMAGE_BYTES, IMAGE_SECONDS = 2**26, 60.0
 """The most that an image on the web may have, and may take."""
 SILENT_SECONDS = 10.0
-"""How long a server may say nothing."""
+"""Longest silence of a server."""
 
 _CAMERA = re.compile(r"(?:webcam:)?(\d{1,3})", re.ASCII)
 # FFmpeg follows a playlist to further addresses; with these, to none of a file on this machine.
