@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_apps.inference.tiles import Tiles, merge, suppress_across_classes
+from gaudi_apps.inference.tiles import WHOLE, Tiles, merge, suppress_across_classes
 from gaudi_apps.inference.visualizer import Image
 from gaudi_ops import iou
 
@@ -39,7 +39,7 @@ def find_squares(images: Any) -> tuple[Any, Any, Any]:
 
 def detect(pixels: Image, tiles: Tiles, batch_size: int = 4) -> tuple[Any, Any, Any]:
     whole = [column[0] for column in find_squares(np.stack([prepare(pixels)]))]
-    return tiles.detect(pixels, (whole[0], whole[1], whole[2]), find_squares, prepare, batch_size)
+    return tiles.detect(pixels, (whole[0], whole[1], whole[2]), find_squares, prepare, batch_size, 0.3)
 
 
 def paint(height: int, width: int, squares: list[tuple[int, int, int, int]]) -> Image:
@@ -107,13 +107,72 @@ def test_large_objects_come_once_too(side: int) -> None:
 def test_parts_of_an_object_are_joined_where_nothing_saw_it_whole() -> None:
     boxes = np.array([[0.1, 0.1, 0.2, 0.3], [0.1, 0.2, 0.2, 0.45], [0.1, 0.6, 0.2, 0.7]], np.float32)
     labels, scores = np.array([1, 1, 1], np.int32), np.array([0.6, 0.9, 0.8], np.float32)
-    merged, _, best = merge(boxes, labels, scores, np.array([True, True, False]))
+    merged, _, best = merge(boxes, labels, scores, np.array([0, 1, WHOLE]))
     np.testing.assert_allclose(merged, [[0.1, 0.1, 0.2, 0.45], [0.1, 0.6, 0.2, 0.7]], atol=1e-6)
     np.testing.assert_allclose(best, [0.9, 0.8])
     # A cut box of another class is no part of it.
-    merged, kept, _ = merge(boxes, np.array([1, 2, 1], np.int32), scores, np.array([True, True, False]))
+    merged, kept, _ = merge(boxes, np.array([1, 2, 1], np.int32), scores, np.array([0, 1, WHOLE]))
     assert sorted(kept.tolist()) == [1, 1, 2]
     assert len(merged) == 3
+
+
+def merge_rows(*rows: tuple[list[float], float, int]) -> list[tuple[list[float], float]]:
+    """Merge boxes of one class, each with its score and the window that has cut it."""
+    boxes, scores, cut_by = (np.array(column) for column in zip(*rows, strict=True))
+    merged, _, best = merge(boxes.astype(np.float32), np.ones(len(rows), np.int32), scores.astype(np.float32), cut_by)
+    return [
+        ([round(side, 4) for side in box], round(score, 4))
+        for box, score in zip(merged.tolist(), best.tolist(), strict=True)
+    ]
+
+
+def test_three_pieces_are_one_object_in_any_order() -> None:
+    """Between two pieces that have nothing in common, a third one has half of each."""
+    pieces = [([0.1, 0.1, 0.2, 0.32], 0), ([0.1, 0.2, 0.2, 0.5], 1), ([0.1, 0.38, 0.2, 0.6], 2)]
+    for scores in itertools.permutations([0.9, 0.6, 0.35]):
+        rows = [(box, score, window) for (box, window), score in zip(pieces, scores, strict=True)]
+        assert merge_rows(*rows) == [([0.1, 0.1, 0.2, 0.6], 0.9)]
+
+
+def test_boxes_of_one_window_are_not_united() -> None:
+    near = [([0.1, 0.1, 0.2, 0.3], 0.9, 4), ([0.1, 0.2, 0.2, 0.45], 0.8, 4)]
+    assert len(merge_rows(*near)) == 2
+    # A piece of the next window belongs to one of them.
+    assert merge_rows(*near, ([0.1, 0.3, 0.2, 0.5], 0.7, 5)) == [
+        ([0.1, 0.1, 0.2, 0.3], 0.9),
+        ([0.1, 0.2, 0.2, 0.5], 0.8),
+    ]
+
+
+def test_a_cut_box_yields_to_a_whole_one_that_covers_half_of_it() -> None:
+    whole = [0.1, 0.1, 0.4, 0.4]
+    assert merge_rows((whole, 0.6, WHOLE), ([0.2, 0.1, 0.4, 0.5], 0.95, 0)) == [(whole, 0.6)]
+    # Half of the whole box is in the cut one, but not half of the cut one in it.
+    large = [0.1, 0.3, 0.9, 0.9]
+    assert merge_rows((whole, 0.6, WHOLE), (large, 0.95, 0)) == [(large, 0.95), (whole, 0.6)]
+    # What is hardly seen takes no place of what is certain.
+    assert merge_rows((whole, 0.06, WHOLE), ([0.1, 0.1, 0.4, 0.3], 0.95, 0))[0] == ([0.1, 0.1, 0.4, 0.3], 0.95)
+
+
+def test_low_scores_change_nothing() -> None:
+    """Real detectors find much below the threshold beside and around what they are sure of."""
+    generator = np.random.default_rng(0)
+    pixels = paint(700, 1000, [(300, 20, 40, 0), (300, 480, 40, 0), (500, 900, 40, 0)])
+
+    def find_more(images: Any) -> tuple[Any, Any, Any]:
+        boxes, labels, scores = find_squares(images)
+        low = np.sort(generator.uniform(0, 1, (len(images), 400, 2, 2)), axis=2).reshape(-1, 400, 4)
+        low[:, ::2, generator.integers(0, 4)] = 0
+        more = low.astype(np.float32), np.ones((len(images), 400), np.int32), np.full((len(images), 400), 0.29)
+        return tuple(np.concatenate(pair, axis=1) for pair in zip((boxes, labels, scores), more, strict=True))
+
+    tiles = Tiles(640, SIDE)
+    expected = detect(pixels, tiles)
+    whole = [column[0] for column in find_more(np.stack([prepare(pixels)]))]
+    found = tiles.detect(pixels, (whole[0], whole[1], whole[2]), find_more, prepare, 4, 0.3)
+    assert len(expected[0]) == 3
+    for column, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(column, other)
 
 
 def test_nothing_found_stays_nothing() -> None:

@@ -338,7 +338,8 @@ class Refinement:
         detect: returns boxes, labels and scores of a batch.
         prepare: makes inputs of the network.
         batch_size: inputs at once, at most.
-        score_threshold: of detections that are followed; others would begin tracks of nothing.
+        score_threshold: of detections that are followed, as others would begin tracks of nothing, and of those that
+            windows find.
         classes: names or category ids of the classes to keep; none: all.
         agnostic: keep the best of boxes that overlap by half or more, whatever their classes.
         tiles: see `Tiles`; None: images are looked at as a whole only.
@@ -375,8 +376,9 @@ class Refinement:
             rows: boxes in 0..1, labels and scores, best first; label 0 is none.
         """
         if self._tiles is not None:
-            tiles = Tiles(self._tiles, image.network_input.shape[0])
-            rows = tiles.detect(image.pixels, rows, self._detect, self._prepare.from_pixels, self._batch_size)
+            tiles = Tiles(self._tiles, max(image.network_input.shape))  # channels are first or last
+            prepare = self._prepare.from_pixels
+            rows = tiles.detect(image.pixels, rows, self._detect, prepare, self._batch_size, self._threshold)
         rows = self.choose(rows)
         if self._tracker is None:
             return rows, None
