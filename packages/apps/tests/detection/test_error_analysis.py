@@ -141,14 +141,6 @@ def test_only_the_images_that_were_evaluated_count() -> None:
     assert max(errors) <= 10
 
 
-def test_without_a_detection_the_errors_are_missing() -> None:
-    truth, _ = make_truth(1)
-    analysis, errors = analyse(truth, [], [1, 2])
-    assert list(analysis["missing"]) == ["errors"]
-    assert "classes" not in analysis
-    assert errors == {}
-
-
 def test_hotcoco_is_what_counts() -> None:
     """Its matrix has the background last, and its rows are the truth; the analysis relies on it."""
     truth, detections = make_truth(5)
@@ -184,3 +176,25 @@ def test_the_most_confused_classes_are_kept() -> None:
     assert (cut["background"], cut["left_out"]) == (True, 10)
     assert np.array(cut["matrix"]).shape == (31, 31)
     assert np.array(cut["matrix"])[cut["names"].index("class 35"), cut["names"].index("class 3")] == 7
+
+
+def test_without_a_detection_misses_are_those_of_the_truth() -> None:
+    truth, _ = make_truth(3)
+    boxes = [one["image_id"] for one in truth["annotations"] if not one["iscrowd"]]
+    chosen = list(range(1, 9))
+    document, errors = analyse(truth, [], chosen)
+    assert errors == {image_id: (0, boxes.count(image_id)) for image_id in chosen if image_id in boxes}
+    assert errors
+    assert list(document["missing"]) == ["errors"]
+    assert "classes" not in document
+
+
+def test_sums_are_of_all_classes_where_some_are_left_out() -> None:
+    truth, detections = make_truth(4, images=60, classes=320)
+    document, _ = analyse(truth, detections, list(range(1, 61)))
+    assert (len(document["classes"]), document["classes_left_out"]) == (300, 20)
+    together = document["all_classes"]
+    assert together["truth"] == document["data"]["boxes"]
+    evaluated = sum(together["hits"][:1] + together["false_alarms"][:1])
+    listed = sum(one["hits"][0] + one["false_alarms"][0] for one in document["classes"])
+    assert listed < evaluated <= len(detections)

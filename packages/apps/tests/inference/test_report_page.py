@@ -14,7 +14,7 @@ from gaudi_apps.cli import run_commands
 from gaudi_apps.detection.error_analysis import compute_f1
 from gaudi_apps.inference.report.charts import Line, draw_lines, find_ticks, show_text, thin
 from gaudi_apps.inference.report.page import make_comparison, make_report, write_comparison, write_report
-from gaudi_apps.inference.report.sections import read_run
+from gaudi_apps.inference.report.sections import list_counts, read_run
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 
 MAX_BYTES = 10_000_000
@@ -212,6 +212,25 @@ def test_runs_are_compared(make_run: Callable[..., Path], tmp_path: Path) -> Non
     assert found.text.count("loss by step") == 1
     write_comparison(folders, tmp_path / "new" / "page.html")
     assert (tmp_path / "new" / "page.html").read_text(encoding="utf-8") == html
+
+
+def test_runs_on_other_numbers_of_images_are_not_compared(copied: Path) -> None:
+    run = read_run(copied)
+    data = {**run.analysis["data"], "images": run.analysis["data"]["images"] + 1}
+    other = run._replace(analysis={**run.analysis, "data": data})
+    assert "cannot be compared" not in make_comparison([run, run])
+    assert "cannot be compared" in make_comparison([run, other])
+
+
+def test_sums_are_named_by_the_classes_they_are_of(copied: Path) -> None:
+    run = read_run(copied)
+    together = {**run.analysis["all_classes"], "truth": 12345}
+    counts = list_counts(run._replace(analysis={**run.analysis, "classes_left_out": 7, "all_classes": together}))
+    assert (counts["names"][0], counts["rows"][0]["truth"], counts["left_out"]) == ("all classes", 12345, 7)
+    earlier = {name: value for name, value in run.analysis.items() if name != "all_classes"} | {"classes_left_out": 7}
+    counts = list_counts(run._replace(analysis=earlier))
+    assert counts["names"][0] != "all classes"
+    assert counts["rows"][0]["truth"] == sum(one["truth"] for one in run.analysis["classes"])
 
 
 def test_the_program(hostile_run: Path, tmp_path: Path, run_main: Callable[..., Any]) -> None:

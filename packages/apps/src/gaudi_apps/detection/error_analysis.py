@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -127,7 +128,8 @@ def analyse(
     }
     if not detections:
         document["missing"]["errors"] = "there is not one detection"
-        return document, {}
+        misses = Counter(box["image_id"] for box in boxes)
+        return document, {image_id: (0, count) for image_id, count in misses.items()}
     try:
         import hotcoco
     except ImportError as error:
@@ -147,6 +149,7 @@ def analyse(
         one["precision"] = [round(float(value), 4) for value in curve] if curve.max() > UNDEFINED else None
     hits, alarms = (np.sum([one[name] for one in classes], axis=0) for name in ("hits", "false_alarms"))
     threshold = find_best_threshold(hits, alarms, len(boxes))
+    document["all_classes"] = {"truth": len(boxes), "hits": hits.tolist(), "false_alarms": alarms.tolist()}
     document["threshold"] = threshold
     document["calibration"] = _describe_calibration(evaluation.calibration(n_bins=NUM_BINS, iou_threshold=IOU))
     tide = evaluation.tide_errors(pos_thr=IOU)

@@ -123,7 +123,7 @@ def make_comparison(runs: Sequence[RunFiles]) -> str:
     for name, run in zip(names, runs, strict=True):
         missing |= {f"{name}: {part}": reason for part, reason in run.missing.items()}
     attempt = functools.partial(_attempt, missing)
-    data = attempt("Data", lambda: {run.analysis["data"].get("fingerprint") for run in runs if run.analysis}) or ()
+    data = attempt("Data", lambda: {_identify_data(run.analysis["data"]) for run in runs if run.analysis}) or ()
     notes = ["The runs were evaluated on different images: their metrics cannot be compared."] * (len(data) > 1)
     charts = [
         ("Loss", attempt("Loss", _overlay_losses, names, runs)),
@@ -144,6 +144,11 @@ def make_comparison(runs: Sequence[RunFiles]) -> str:
             missing=missing,
         )
     )
+
+
+def _identify_data(data: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return what differs where others of the images were evaluated: the data set, and how many of its images."""
+    return data.get("fingerprint"), data.get("images")
 
 
 def name_runs(folders: Sequence[Path]) -> list[str]:

@@ -173,7 +173,12 @@ def compute_f1(counts: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.float64
 
 
 def sum_classes(run: RunFiles) -> dict[str, Any]:
-    """Return hits and false alarms of all classes together, at each threshold, and boxes of the truth."""
+    """Return hits and false alarms of all classes together, at each threshold, and boxes of the truth.
+
+    An evaluation of an earlier version has the sums of the classes that are listed only.
+    """
+    if "all_classes" in run.analysis:
+        return dict(run.analysis["all_classes"])
     classes = run.analysis["classes"]
     sums = {name: np.sum([one[name] for one in classes], axis=0).tolist() for name in ("hits", "false_alarms")}
     return {**sums, "truth": sum(one["truth"] for one in classes)}
@@ -210,7 +215,10 @@ def draw_thresholds(run: RunFiles) -> list[tuple[str, Markup]]:
 def list_counts(run: RunFiles) -> dict[str, Any]:
     """Return what the slider of the threshold shows: names and counts by threshold, of all classes and of each."""
     classes = sorted(run.analysis["classes"], key=lambda one: -one["truth"])
-    together = sum_classes(run) | {"name": "all classes"}
+    left_out = int(run.analysis.get("classes_left_out", 0))
+    is_all = not left_out or "all_classes" in run.analysis
+    name = "all classes" if is_all else f"the {len(classes)} classes with the most boxes"
+    together = sum_classes(run) | {"name": name}
     rows = [
         {"truth": int(one["truth"]), "hits": list(map(int, one["hits"])), "alarms": list(map(int, one["false_alarms"]))}
         for one in (together, *classes)
@@ -219,6 +227,7 @@ def list_counts(run: RunFiles) -> dict[str, Any]:
         "start": round(float(run.analysis["threshold"]) * (NUM_THRESHOLDS - 1)),
         "names": [together["name"], *(one["name"] for one in classes)],
         "rows": rows,
+        "left_out": left_out,
     }
 
 
@@ -226,7 +235,7 @@ def list_confidence(run: RunFiles) -> dict[str, Any]:
     """Return the same for a classifier: images that are answered at each threshold, and right answers."""
     answered, right = list(map(int, run.analysis["answered"])), list(map(int, run.analysis["right"]))
     row = {"truth": answered[0], "hits": right, "alarms": [a - b for a, b in zip(answered, right, strict=True)]}
-    return {"start": 50, "names": ["all classes"], "rows": [row]}
+    return {"start": 50, "names": ["all classes"], "rows": [row], "left_out": 0}
 
 
 def tabulate_confusion(run: RunFiles) -> dict[str, Any]:
