@@ -1,9 +1,11 @@
-"""Share runs whose report is tested: one with names that try to break out of a page, one that is large."""
+"""Share a server, and runs whose report is tested: one with names that break out of pages, and a large one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +140,42 @@ def large_run(make_run: Callable[..., Path]) -> Path:
     """Make a run that was evaluated on 5000 images of 80 classes."""
     names = [f"class {n}" for n in range(80)]
     return make_run(images=5000, names=names, files=["a"], drawn=False)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serve the pages of the server: the type of a content and its bytes, or a function that writes them."""
+
+    def do_GET(self) -> None:
+        kind, content = self.server.pages.get(self.path, ("", None))  # type: ignore[attr-defined]
+        if content is None:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        if isinstance(content, bytes):
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        try:
+            if callable(content):
+                content(self.wfile.write)
+            else:
+                self.wfile.write(content)
+        except OSError:
+            pass  # the client has left
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+
+@pytest.fixture
+def pages() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Serve pages on this machine; give the address of the server and its pages by path."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.pages = {}  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", server.pages  # type: ignore[attr-defined]
+    server.shutdown()
+    server.server_close()
+    thread.join()

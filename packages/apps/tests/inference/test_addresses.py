@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +17,6 @@ from gaudi_apps.inference import addresses
 from gaudi_apps.inference.addresses import Address, fetch_image, parse_address
 from gaudi_apps.inference.media import VideoWriter, find_files, is_live, is_video, read_encoded, read_frames
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, TransferError
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Serve the pages of the server: the type of a content and its bytes, or a function that writes them."""
-
-    def do_GET(self) -> None:
-        kind, content = self.server.pages.get(self.path, ("", None))  # type: ignore[attr-defined]
-        if content is None:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        if isinstance(content, bytes):
-            self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        try:
-            if callable(content):
-                content(self.wfile.write)
-            else:
-                self.wfile.write(content)
-        except OSError:
-            pass  # the client has left
-
-    def log_message(self, *_: object) -> None:
-        """Write nothing."""
-
-
-@pytest.fixture
-def pages() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Serve pages on this machine; give the address of the server and its pages by path."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.pages = {}  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", server.pages  # type: ignore[attr-defined]
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 @pytest.fixture
@@ -75,6 +37,15 @@ def clip(tmp_path: Path) -> bytes:
         ("http://a.example/b/c%20d.jpg?e=f", None, "c_d.jpg", "http://a.example/b/c%20d.jpg?e=f"),
         ("https://me:secret@a.example/", None, "a.example", "https://a.example/"),
         ("rtsp://me:secret@10.0.0.1:554/live", None, "live", "rtsp://10.0.0.1:554/live"),
+        ("http://a.example/a.jpg?Token=x%20y&b=1", None, "a.jpg", "http://a.example/a.jpg?Token=***&b=1"),
+        (
+            "rtsp://a.example/user=me&password=pw",
+            None,
+            "user_____password____",
+            "rtsp://a.example/user=***&password=***",
+        ),
+        ("http://a.example/b?api_key=k#access_token=t", None, "b", "http://a.example/b?api_key=***#access_token=***"),
+        ("http://a.example/" + "\u56fe" * 99, None, "\u56fe" * 33, "http://a.example/" + "\u56fe" * 99),
         ("http://a.example/..%2F..%2F.x.png", None, "x.png", "http://a.example/..%2F..%2F.x.png"),
     ],
 )
@@ -133,7 +104,7 @@ def test_a_stream_of_images_is_read_as_they_come(pages: tuple[str, dict[str, Any
     frames = read_frames(Address(f"{base}/camera"))
     assert is_live(Address(f"{base}/camera"))
     assert [next(frames).number for _ in range(4)] == [0, 1, 2, 3]
-    frames.close()  # type: ignore[attr-defined]
+    frames.close()
 
 
 def test_what_a_server_cannot_give_is_named(
@@ -183,6 +154,31 @@ def test_a_camera_and_a_server_that_are_not_there_are_named(text: str, capfd: py
     assert gone.value.exit_status == 74
     assert "secret" not in str(gone.value)
     assert "secret" not in capfd.readouterr().err
+
+
+def test_threads_that_open_streams_stay_within_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that begins while another one opens a stream, and is longer about it, must not lose the protocols."""
+    variable = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+    monkeypatch.delenv(variable, raising=False)
+    level = cv2.getLogLevel()
+    begun, ended = threading.Event(), threading.Event()
+
+    def begin() -> tuple[str, int]:
+        with addresses._quiet_opencv():
+            begun.set()
+            assert ended.wait(60)
+            return os.environ.get(variable, ""), cv2.getLogLevel()
+
+    with ThreadPoolExecutor(1) as pool:
+        with addresses._quiet_opencv():
+            other = pool.submit(begin)
+            begun.wait(0.2)  # in vain where each waits for the other
+        ended.set()
+        options, other_level = other.result()
+    assert "protocol_whitelist" in options
+    assert other_level == 0
+    assert variable not in os.environ
+    assert cv2.getLogLevel() == level
 
 
 def test_a_playlist_on_the_web_reaches_no_file_of_this_machine(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -90,6 +91,34 @@ def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
     with write_atomically(path, durable=durable) as temporary:
         indent = None if isinstance(value, list) else 2
         temporary.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
+
+
+LONGEST_NAME = 180
+"""Bytes of a file's name that leave room, of 255, for an ending, a number and the prefix of a temporary file."""
+
+
+def cut_name(name: str, most_bytes: int = LONGEST_NAME) -> str:
+    """Return the beginning of a file's name that has at most so many bytes in UTF-8; what is no text is escaped."""
+    return name.encode("utf-8", "backslashreplace")[:most_bytes].decode("utf-8", "ignore")
+
+
+def take_name(
+    name: str, number: int, taken: set[str], other: str | None = None, *, key: Callable[[str], str] = str
+) -> str:
+    """Return a name that is not taken, and take it: `name`, or else `other` followed by a number from `number` on.
+
+    Args:
+        name: wanted; it is cut as by `cut_name`.
+        number: to begin with.
+        taken: keys of the names that are taken.
+        other: by default `name`.
+        key: the same for names that must not be there both.
+    """
+    base = cut_name(name if other is None else other)
+    numbered = (f"{base}-{each}" for each in itertools.count(number))
+    free = next(each for each in itertools.chain([cut_name(name)], numbered) if key(each) not in taken)
+    taken.add(key(free))
+    return free
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ import requests
 from gaudi_datasets.errors import FlagError, GaudiError, TransferError
 from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience
 from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image
+from gaudi_datasets.output_files import cut_name
 
 SCHEMES = ("http", "https", "rtsp")
 VIDEO_ENDINGS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
@@ -30,8 +31,11 @@ SILENT_SECONDS = 10.0
 """Longest silence of a server."""
 
 _CAMERA = re.compile(r"(?:webcam:)?(\d{1,3})", re.ASCII)
+# As in ?token=..., and in /user=...&password=... of cameras.
+_SECRET = re.compile(r"((?:user|login|pass|pwd|token|key|secret|signature)[\w-]*=)[^&;/?#]*", re.IGNORECASE)
 # FFmpeg follows a playlist to further addresses; with these, to none of a file on this machine.
 _PROTOCOLS = "protocol_whitelist;http,https,tls,tcp,udp,rtp,rtsp,httpproxy,crypto"
+_CAPTURE_LOCK = threading.Lock()  # for the environment and OpenCV's log level, which all threads share
 _PREFER_TCP = "rtsp_flags;prefer_tcp"  # OpenCV's own, where the variable is not set
 _CAPTURE_VARIABLE = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 
@@ -40,7 +44,7 @@ _CAPTURE_VARIABLE = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 class Address:
     """A camera of this machine or an address on the network, in the place of the path of a file.
 
-    `str` of it has neither user nor password.
+    `str` of it has neither user nor password, nor the values of names such as password, token and key.
 
     Attributes:
         text: ``webcam:N``, or an address with a scheme of `SCHEMES`, as it was given.
@@ -59,9 +63,9 @@ class Address:
         """Return a name for files of results: the last part of the address, without what a file name may not have."""
         if self.camera is not None:
             return f"webcam-{self.camera}"
-        parts = urlsplit(self.text)
+        parts = urlsplit(str(self))
         last = PurePosixPath(unquote(parts.path)).name or parts.hostname or parts.scheme
-        return re.sub(r"[^\w.-]", "_", last).lstrip(".")[:100] or parts.scheme
+        return cut_name(re.sub(r"[^\w.-]", "_", last).lstrip("."), 100) or parts.scheme
 
     @property
     def suffix(self) -> str:
@@ -86,7 +90,8 @@ class Address:
         if self.camera is not None:
             return self.text
         parts = urlsplit(self.text)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        rest = {name: _SECRET.sub(r"\1***", getattr(parts, name)) for name in ("path", "query", "fragment")}
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], **rest).geturl()
 
     def _serves_image(self) -> bool:
         try:
@@ -189,16 +194,17 @@ def open_capture(source: Source) -> Any:
 @contextlib.contextmanager
 def _quiet_opencv() -> Iterator[None]:
     """Keep OpenCV from writing of its own what an error says, and FFmpeg to protocols of the network."""
-    level = cv2.getLogLevel()
-    before = os.environ.get(_CAPTURE_VARIABLE)
-    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-    os.environ[_CAPTURE_VARIABLE] = f"{before or _PREFER_TCP}|{_PROTOCOLS}"
-    cv2.setLogLevel(0)
-    try:
-        yield
-    finally:
-        cv2.setLogLevel(level)
-        if before is None:
-            del os.environ[_CAPTURE_VARIABLE]
-        else:
-            os.environ[_CAPTURE_VARIABLE] = before
+    with _CAPTURE_LOCK:
+        level = cv2.getLogLevel()
+        before = os.environ.get(_CAPTURE_VARIABLE)
+        os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
+        os.environ[_CAPTURE_VARIABLE] = f"{before or _PREFER_TCP}|{_PROTOCOLS}"
+        cv2.setLogLevel(0)
+        try:
+            yield
+        finally:
+            cv2.setLogLevel(level)
+            if before is None:
+                os.environ.pop(_CAPTURE_VARIABLE, None)
+            else:
+                os.environ[_CAPTURE_VARIABLE] = before
