@@ -136,7 +136,7 @@ def test_what_is_predicted_is_written_as_save_says(
 
     done = predict("--save", "csv")
     assert done.status == 0, done.err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["predictions.csv"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".predictions.json", "predictions.csv"]
     with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["path"], row["frame"], row["place"]) for row in rows[:2]] == [

@@ -14,7 +14,7 @@ import pytest
 
 from gaudi_apps.detection.detections import ObjectDetections
 from gaudi_apps.detection.detector import Detector
-from gaudi_apps.inference.media import VideoWriter
+from gaudi_apps.inference.media import VideoWriter, read_frames
 from gaudi_apps.inference.visualizer import decode_image
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError
@@ -105,6 +105,35 @@ def test_a_video_gives_its_frames(detector: Detector, image_dir: Path, tmp_path:
     ]
     assert "#4" in repr(frames[4])
     assert len(detector.predict([path, image_dir / "1.png"])) == 6
+
+
+def test_frames_of_a_file_are_held_for_a_batch_and_then_read_again(
+    detector: Detector, image_dir: Path, tmp_path: Path
+) -> None:
+    writer = VideoWriter(tmp_path / "clip", 10)
+    for number in range(1, 6):
+        path = writer.write(np.asarray(cv2.imread(str(image_dir / f"{number}.png"))[:, :, ::-1], np.uint8))
+    writer.close()
+    pixels = [frame.pixels for frame in read_frames(path)]
+    for found in (detector.predict([path], batch_size=2), list(detector.predict(path, batch_size=2))):
+        for one, expected in zip(found, pixels, strict=True):
+            np.testing.assert_array_equal(one.read_pixels(), expected)
+    running = detector.predict(path, batch_size=2)
+    first, second = next(running), next(running)
+    path.rename(tmp_path / "moved.mp4")
+    np.testing.assert_array_equal(second.read_pixels(), pixels[1])
+    next(running)
+    with pytest.raises(DataError):
+        first.read_pixels()
+
+
+def test_an_iterator_gives_what_it_has_before_it_fails(detector: Detector, image_dir: Path, tmp_path: Path) -> None:
+    files = (path for path in (*(image_dir / f"{number}.png" for number in (1, 2, 3)), tmp_path / "gone.png"))
+    found = detector.predict(files, batch_size=16)
+    for number in (1, 2, 3):
+        check(next(found), number)
+    with pytest.raises(MissingInputError):
+        next(found)
 
 
 @pytest.mark.parametrize("turn", [3, 6, 8])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ from gaudi_apps.detection.config import ImageFlags, SaveFlag
 from gaudi_apps.detection.detections import find_labels
 from gaudi_apps.detection.detector import Detector, make_preprocessor
 from gaudi_apps.detection.outputs import DetectionFiles, DetectionResults, make_refinement
-from gaudi_apps.inference.media import InputImage, VideoWriter
-from gaudi_apps.inference.predictor import predict_files
+from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter
+from gaudi_apps.inference.predictor import predict_files, print_line
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.errors import FlagError
 
@@ -97,7 +99,7 @@ def test_only_what_is_asked_for_is_written(
     ):
         out = tmp_path / save[0]
         results, lines = run(oracle(truth), [image_dir / "1.png"], out, save=save)
-        assert sorted(path.name for path in out.iterdir()) == names
+        assert sorted(path.name for path in out.iterdir()) == [".predictions.json", *names]
         assert len(lines) == 1
         assert ("drawn" in results.describe(out)) == (save == ("images",))
     table = json.loads((tmp_path / "json" / "files.json").read_text())
@@ -141,6 +143,105 @@ def test_overlapping_boxes_of_two_classes_are_one_with_agnostic_nms(
         ImageFlags(classes=("red",), agnostic_nms=True), CATEGORIES, Detector(network).detect, PREPROCESSOR, 2
     )
     assert refinement.choose(rows)[1].tolist() == [1]
+
+
+def test_windows_are_as_large_whether_channels_come_first_or_last() -> None:
+    """The network's side is that of its input, `[side, side, 3]` or `[3, side, side]`."""
+    pixels = np.zeros([700, 900, 3], np.uint8)
+    seen: list[int] = []
+
+    def detect(images: Any) -> Any:
+        seen.append(len(images))
+        count = len(images)
+        return np.zeros([count, 1, 4], np.float32), np.zeros([count, 1], np.int32), np.zeros([count, 1], np.float32)
+
+    rows = np.zeros([0, 4], np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32)
+    for axes in ((0, 1, 2), (2, 0, 1)):
+        prepare = Preprocessor(lambda content: None, lambda part, axes=axes: np.zeros([300, 300, 3]).transpose(axes))  # type: ignore[misc]
+        image = InputImage(Path("a"), None, 0.0, 700, 900, prepare.from_pixels(pixels), lambda: pixels)
+        make_refinement(ImageFlags(tiles="auto"), CATEGORIES, detect, prepare, 64).apply(image, rows)
+    assert seen == [4, 4]
+
+
+def list_files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_an_earlier_prediction_left_is_removed_and_nothing_else(
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (out / "labels").mkdir(parents=True)
+    (out / "labels" / "own.txt").write_text("0 .5 .5 1 1\n")
+    (tmp_path / "other.txt").write_text("mine")
+    run(oracle(truth), [image_dir / f"{number}.png" for number in (1, 2, 3)], out, save=EVERYTHING)
+    assert {"labels/1.txt", "labels/3.txt", "crops/red/2-1.jpg", "detections.csv", "2.png.png"} <= set(list_files(out))
+    (out / "labels" / "2.txt").write_text("corrected by hand")
+    written = json.loads((out / ".predictions.json").read_text())
+    other = (tmp_path / "other.txt").stat()
+    for name in ("../other.txt", str(tmp_path / "other.txt")):  # as no prediction writes it
+        written[name] = [other.st_size, other.st_mtime_ns]
+    (out / ".predictions.json").write_text(json.dumps(written))
+    run(oracle(truth), [image_dir / "1.png"], out, save=("txt",))
+    left = ["labels/1.txt", "labels/2.txt", "labels/own.txt"]
+    assert list_files(out) == [".predictions.json", "classes.txt", *left]
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["labels"]
+    assert (out / "labels" / "2.txt").read_text() == "corrected by hand"
+    assert (tmp_path / "other.txt").read_text() == "mine"
+
+
+def test_names_that_are_long_or_no_text_end_no_prediction(
+    oracle: Callable[..., Any],
+    truth: dict[int, Any],
+    image_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ["\u56fe" * 80 + ".png", "\u56fe" * 79 + "\u7247.png", os.fsdecode(b"caf\xe9.png")]
+    files = [Path(shutil.copy(image_dir / "2.png", tmp_path / name)) for name in names]
+    categories = (Category(1, "\u56fe" * 90), Category(2, "b"))
+    results, lines = run(oracle(truth), files, tmp_path / "out", categories, save=EVERYTHING)
+    assert results.bad_files == []
+    drawn = {row["drawn"] for row in results.images}
+    assert len(drawn) == len(lines) == 3
+    written = list_files(tmp_path / "out")
+    assert drawn <= set(written)
+    for folder in ("labels/", "crops/"):
+        assert sum(name.startswith(folder) for name in written) == 3
+    for name in written:
+        assert name.isprintable()
+    assert len(read_csv(tmp_path / "out" / "detections.csv")) == 3
+    print_line(lines[2])
+    assert "caf\\udce9.png" in capsys.readouterr().out
+
+
+def test_a_name_that_is_taken_gets_the_next_free_number(
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
+) -> None:
+    make_folders(tmp_path, "x", "y")
+    files = [tmp_path / name for name in ("a.png-3", "x/a.png", "y/a.png")]
+    for number, file in enumerate(files, 1):
+        shutil.copy(image_dir / f"{number}.png", file)
+    results, _ = run(oracle(truth), files, tmp_path / "out", save=("images", "txt"))
+    assert [row["drawn"] for row in results.images] == ["a.png-3.png", "a.png.png", "a.png-4.png"]
+    shutil.move(files[0], tmp_path / "a.png-3.png")
+    run(oracle(truth), [tmp_path / "a.png-3.png", *files[1:]], tmp_path / "out", save=("txt",))
+    assert sorted(path.name for path in (tmp_path / "out" / "labels").iterdir()) == [
+        "a.png-3.txt",
+        "a.png-4.txt",
+        "a.txt",
+    ]
+
+
+def test_a_spreadsheet_takes_no_name_for_a_formula(tmp_path: Path) -> None:
+    names = ("=1+1", "+a", "-b", "@c", "\td", "e=")
+    files = DetectionFiles(tmp_path, ("csv",), [Category(number, name) for number, name in enumerate(names, 1)])
+    boxes = np.tile(np.array([[0.1, 0.1, 0.9, 0.9]], np.float32), (6, 1))
+    files.add(make_image("-x.jpg"), (boxes, np.arange(1, 7, dtype=np.int32), np.full(6, 0.9, np.float32)))
+    files.close()
+    rows = read_csv(tmp_path / "detections.csv")
+    assert [row["class"] for row in rows] == ["'=1+1", "'+a", "'-b", "'@c", "'\td", "e="]
+    assert {(row["path"], row["category_id"], row["score"]) for row in rows[:1]} == {("'-x.jpg", "1", "0.900000")}
 
 
 def make_image(name: str, frame: int | None = None) -> InputImage:

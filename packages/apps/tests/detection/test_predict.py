@@ -63,7 +63,7 @@ def test_detections_are_listed_drawn_and_written(
     described = f"{out}: 3 images, 3 detections; detections.json, files.json and what was drawn"
     assert results.describe(out, ", 3 detections") == described
     names = ["1.png.png", "2.png.png", "3.png.png", "detections.json", "files.json"]
-    assert sorted(path.name for path in out.iterdir()) == names
+    assert sorted(path.name for path in out.iterdir()) == [".predictions.json", *names]
 
     drawn = [cv2.imread(str(out / name)) for name in names[:3]]
     # Below its caption, and enlarged four times: the frame of image 1 has its lower right corner at 271, image 3 none.
@@ -169,9 +169,9 @@ def test_files_of_one_name_are_kept_apart_and_earlier_results_replaced(
     run(oracle(truth), [image_dir / "1.png", other], out)
     assert [one["drawn"] for one in read(out / "files.json")["images"]] == ["1.png.png", "1.png-2.png"]
     assert sorted(path.name for path in out.iterdir()) == [
+        ".predictions.json",
         "1.png-2.png",
         "1.png.png",
-        "3.png.png",
         "detections.json",
         "files.json",
     ]
@@ -187,6 +187,6 @@ def test_large_frames_make_small_batches(
         return detect(self, images)
 
     monkeypatch.setattr(Detector, "detect", watched)
-    monkeypatch.setattr("gaudi_apps.inference.predictor.PIXEL_BYTES_PER_BATCH", 2 * 120 * 150 * 3)
+    monkeypatch.setattr("gaudi_apps.inference.media.PIXEL_BYTES_PER_BATCH", 2 * 120 * 150 * 3)
     run(oracle({}), sorted(image_dir.iterdir()), tmp_path, batch_size=4)
     assert sizes == [3, 2]

@@ -209,7 +209,7 @@ class ClassificationApplication(Application):
         """Classify the user's images and videos."""
         from gaudi_apps.classification.classifier import Classifier, ClassResults, make_preprocessor
         from gaudi_apps.inference.media import find_files
-        from gaudi_apps.inference.predictor import predict_files
+        from gaudi_apps.inference.predictor import predict_files, print_line
 
         use = self.train_config.flags.use
         files = find_files(use.inference)
@@ -226,7 +226,7 @@ class ClassificationApplication(Application):
             strict=use.strict,
             max_frames=use.max_frames,
         )
-        print(results.describe(output_dir))
+        print_line(results.describe(output_dir))
 
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the classifier, and its features."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import html
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ import tensorflow as tf
 
 from gaudi_apps.classification.flags import LISTED
 from gaudi_apps.inference.media import Images, InputImage, Preprocessor, predict_images
-from gaudi_apps.inference.predictor import Results, assign_all, read_trained
+from gaudi_apps.inference.predictor import Results, assign_all, read_trained, write_csv
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge
 from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError
@@ -218,10 +217,9 @@ class ClassResults(Results):
         if "json" in self._save:
             write_json(self.folder / PREDICTIONS, {"images": self.images, "bad_files": self.bad_files})
         if "csv" in self._save:
-            with (self.folder / TABLE).open("w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(("path", "frame", "place", "label", "class", "probability"))
-                for row in self.images:
-                    for place, one in enumerate(row["classes"], 1):
-                        classed = one["label"], one["class"], one["probability"]
-                        writer.writerow((row["path"], row.get("frame", ""), place, *classed))
+            rows = (
+                (row["path"], row.get("frame", ""), place, one["label"], one["class"], one["probability"])
+                for row in self.images
+                for place, one in enumerate(row["classes"], 1)
+            )
+            write_csv(self.folder / TABLE, ("path", "frame", "place", "label", "class", "probability"), rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -21,11 +20,11 @@ from gaudi_apps.detection.detections import (
     to_records,
 )
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
-from gaudi_apps.inference.predictor import Results, predict_files
+from gaudi_apps.inference.predictor import Results, predict_files, print_line, write_csv
 from gaudi_apps.inference.tiles import Rows
 from gaudi_apps.inference.visualizer import add_title, draw_detections, write_image
 from gaudi_datasets.detection.coco import Category
-from gaudi_datasets.output_files import write_atomically, write_json
+from gaudi_datasets.output_files import LONGEST_NAME, cut_name, take_name, write_json
 from gaudi_datasets.program import count_things
 
 if TYPE_CHECKING:
@@ -93,21 +92,17 @@ class DetectionFiles:
         if "txt" in self._kinds:
             (self._folder / LABELS).mkdir(exist_ok=True)
             names = [re.sub(r"[\r\n]", " ", one.name) for one in self._categories]
-            (self._folder / CLASSES).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+            text = "".join(f"{name}\n" for name in names)
+            (self._folder / CLASSES).write_text(text, encoding="utf-8", errors="backslashreplace")
         if "csv" in self._kinds:
-            with write_atomically(self._folder / CSV) as path, path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(COLUMNS)
-                writer.writerows(self._rows)
+            write_csv(self._folder / CSV, COLUMNS, self._rows)
 
     def _name(self, image: InputImage) -> str:
         """Return a name for the files of an image, as YOLO pairs them: that of its file, without the ending."""
-        stem = Path(image.path.name).stem
+        stem = cut_name(Path(image.path.name).stem, LONGEST_NAME - 20)  # the number of a frame has room
         if image.frame is not None:
             stem = f"{stem}_{image.frame:06d}"
-        stem = stem if stem not in self._taken else f"{image.path.name}-{image.image_id}"
-        self._taken.add(stem)
-        return stem
+        return take_name(stem, image.image_id, self._taken, image.path.name)
 
     def _write_labels(self, stem: str, rows: Rows) -> None:
         boxes, labels, _ = rows
@@ -127,7 +122,7 @@ class DetectionFiles:
             one = self._categories[label - 1]
             sides = (x0 * image.width, y0 * image.height, x1 * image.width, y1 * image.height)
             texts = [f"{score:.6f}", *(f"{side:.2f}" for side in sides), track or ""]
-            place = image.image_id, image.path, frame, image.width, image.height
+            place = image.image_id, str(image.path), frame, image.width, image.height
             self._rows.append((*place, one.id, one.name, *texts))
 
     def _write_crops(self, stem: str, image: InputImage, rows: Rows) -> None:
@@ -141,12 +136,9 @@ class DetectionFiles:
 
 def _name_folders(names: Sequence[str]) -> list[str]:
     """Return a folder's name for each class: its own where it can be one, with its label where it is taken."""
-    folders: list[str] = []
-    for label, name in enumerate(names, 1):
-        folder = re.sub(r"[^\w .-]", "_", name).strip(" .")[:100] or f"class-{label}"
-        taken = {one.lower() for one in folders}
-        folders.append(folder if folder.lower() not in taken else f"{folder}-{label}")
-    return folders
+    taken: set[str] = set()
+    cleaned = [cut_name(re.sub(r"[^\w .-]", "_", name).strip(" ."), 100) for name in names]
+    return [take_name(name or f"class-{label}", label, taken, key=str.lower) for label, name in enumerate(cleaned, 1)]
 
 
 SAVED: Sequence[SaveFlag] = ("images", "json")
@@ -185,7 +177,7 @@ def predict_by_flags(
         strict=flags.strict,
         max_frames=flags.max_frames,
     )
-    print(results.describe(output_dir, f", {results.count()}"))
+    print_line(results.describe(output_dir, f", {results.count()}"))
     if results.boxes_left_out:
         where = f"{count_things(results.boxes_left_out, 'box')} in {count_things(results.images_cut, 'image')}"
         print(f"{where} listed and not drawn: --max_boxes {flags.max_boxes}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -184,7 +185,7 @@ class VideoFrame(NamedTuple):
     pixels: Image
 
 
-def read_frames(path: Source) -> Iterator[VideoFrame]:
+def read_frames(path: Source) -> Generator[VideoFrame, None, None]:
     """Yield the frames of a video, a camera or a stream in their order, one in memory at a time.
 
     Raises:
@@ -210,6 +211,32 @@ def read_frames(path: Source) -> Iterator[VideoFrame]:
         )
     if number < SHARE_OF_FRAMES * announced:
         raise DataError(f"{path}: ends after {number} of {announced:.0f} frames; fetch it again or leave it out")
+
+
+class FramePixels:
+    """Give the pixels of a frame of a video file: held until they are released, and then read again, which is slow."""
+
+    def __init__(self, path: Path, frame: VideoFrame) -> None:
+        self._path, self._number = path, frame.number
+        self._held: Image | None = frame.pixels
+
+    def __call__(self) -> Image:
+        """Return uint8 [height, width, 3], RGB.
+
+        Raises:
+            DataError: the video cannot be read any more.
+        """
+        if self._held is not None:
+            return self._held
+        with contextlib.closing(read_frames(self._path)) as frames:
+            for frame in frames:
+                if frame.number == self._number:
+                    return frame.pixels
+        raise DataError("has fewer frames than before", path=str(self._path), remedy="predict on it again")
+
+    def release(self) -> None:
+        """Give the memory of the pixels back."""
+        self._held = None
 
 
 class VideoWriter:
@@ -271,6 +298,29 @@ def keep_if_it_fits(num_bytes: int, options: InputOptions, processes: int) -> In
     return replace(options, cache_encoded=decision.keeps)
 
 
+# A batch of large images ends before it takes more memory than this for its pixels.
+PIXEL_BYTES_PER_BATCH = 256 * 2**20
+
+
+def make_batches(images: Iterable[InputImage], batch_size: int) -> Iterator[list[InputImage]]:
+    """Yield images in batches, those of a live source one by one; where reading fails, first what was read before."""
+    batch: list[InputImage] = []
+    try:
+        for image in images:
+            batch.append(image)
+            num_bytes = sum(3 * one.height * one.width for one in batch)
+            is_full = len(batch) == batch_size or num_bytes > PIXEL_BYTES_PER_BATCH
+            if is_full or is_live(image.path):  # what happens now is not shown later
+                full, batch = batch, []
+                yield full
+    except Exception:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
+
+
 ImageInput: TypeAlias = str | os.PathLike[str] | bytes | npt.NDArray[np.uint8] | PIL.Image.Image
 Images: TypeAlias = ImageInput | Iterable[ImageInput]
 Result = TypeVar("Result")
@@ -292,19 +342,24 @@ def predict_images(
 
     Returns:
         the result of one image; a list for a folder, a pattern, a list, a tuple and an array of four dimensions; an
-        iterator for a video, a camera, a stream and any other iterable, which reads ahead by a batch at most.
+        iterator for a video, a camera, a stream and any other iterable, which reads ahead by a batch at most. A result
+        holds the pixels of a frame until the next batch, and reads them from the file again later; those of cameras
+        and addresses it holds as long as it is there.
 
     Raises:
         ValueError: the batch size is below 1.
-        GaudiError: an input cannot be read; an iterator raises it where it comes to it.
+        GaudiError: an input cannot be read; an iterator raises it where it comes to it, after the results before.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; use at least 1")
 
     def run(given: Iterable[Any]) -> Iterator[Result]:
         read = itertools.chain.from_iterable(read_given(one, prepare) for one in given)
-        while batch := list(itertools.islice(read, batch_size)):
+        for batch in make_batches(read, batch_size):
             yield from predict(batch)
+            for image in batch:
+                if isinstance(image.read_pixels, FramePixels):
+                    image.read_pixels.release()
 
     if isinstance(images, str | os.PathLike):
         sources = find_files([os.fspath(images)])
@@ -344,7 +399,10 @@ def _read_source(source: Source, prepare: Preprocessor, *, keep: bool = False) -
     """Yield an image or the frames of a video; the pixels of a file are read again when asked for, unless kept."""
     if is_video(source):
         for frame in read_frames(source):
-            yield _make_from_pixels(frame.pixels, source, frame.number, frame.rate, prepare)
+            image = _make_from_pixels(frame.pixels, source, frame.number, frame.rate, prepare)
+            if isinstance(source, Path):
+                image = replace(image, read_pixels=FramePixels(source, frame))
+            yield image
     else:
         yield _make_from_encoded(read_encoded(source), source, prepare, keep=keep)
 

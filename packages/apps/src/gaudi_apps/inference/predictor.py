@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import itertools
+import json
 import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
@@ -19,17 +21,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gaudi_apps.inference.addresses import Address, Source
-from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, is_live, read_images
+from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, make_batches, read_images
 from gaudi_apps.inference.visualizer import Image, write_image
 from gaudi_apps.runtime.errors import StopRequest
 from gaudi_apps.training.checkpoint import find_run_checkpoint
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.output_files import staging_folder
+from gaudi_datasets.output_files import staging_folder, take_name, write_atomically, write_json
 from gaudi_datasets.program import count_things, describe_error
 from gaudi_models.weights import LoadReport, WeightsFile, WeightsMetadata, assign_weights, read_weights
-
-# A batch of large frames ends before it takes more memory than this for its pixels.
-PIXEL_BYTES_PER_BATCH = 256 * 2**20
 
 Compute = Callable[[npt.NDArray[np.float32]], Sequence[npt.NDArray[Any]]]
 
@@ -116,10 +115,32 @@ class Results(ABC):
             self._video = None
 
     def _free_name(self, image: InputImage) -> str:
-        """Return the file's name, followed by the image id if a file of another folder has the same name."""
-        name = image.path.name if image.path.name not in self._taken else f"{image.path.name}-{image.image_id}"
-        self._taken.add(name)
-        return name
+        """Return the file's name, followed by the image id or the next free number if the name is taken."""
+        return take_name(image.path.name, image.image_id, self._taken)
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table; a text that a spreadsheet would take for a formula gets an apostrophe before it.
+
+    Bytes of file names that are not UTF-8 are escaped.
+    """
+    with (
+        write_atomically(path) as temporary,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        for row in rows:
+            writer.writerow([f"'{one}" if isinstance(one, str) and one.startswith(_FORMULAS) else one for one in row])
+
+
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def print_line(text: str) -> None:
+    """Print a line; bytes of file names that the terminal's encoding does not have are escaped."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def predict_files(
@@ -132,7 +153,7 @@ def predict_files(
     batch_size: int,
     strict: bool,
     max_frames: int = 0,
-    write_line: Callable[[str], None] = print,
+    write_line: Callable[[str], None] = print_line,
 ) -> AnyResults:
     """Predict on each image and each frame of the files; `output_dir` gets all results at the end, or nothing.
 
@@ -143,7 +164,7 @@ def predict_files(
         files: from `gaudi_apps.inference.media.find_files`.
         prepare: see `Preprocessor`.
         make_results: makes the Results of a folder.
-        output_dir: made when it is not there; files of the same names from an earlier run are replaced.
+        output_dir: made when it is not there; the files that an earlier prediction wrote are replaced or removed.
         batch_size: images at once, at most.
         strict: raise an error for the first bad file, instead of skipping it.
         max_frames: of each video and stream, from its first one on; 0: all.
@@ -155,7 +176,8 @@ def predict_files(
     """
     places = {path: place for place, path in enumerate(files, 1)}
     stop = StopRequest() if any(isinstance(path, Address) for path in files) else None
-    with staging_folder(output_dir) as draft, FileProgress(len(files)) as progress, stop or contextlib.nullcontext():
+    asked = contextlib.nullcontext() if stop is None else stop  # which is false until a signal comes
+    with staging_folder(output_dir) as draft, FileProgress(len(files)) as progress, asked:
         with make_results(draft) as results:
 
             def skip(image_id: int, path: Source, error: Exception) -> None:
@@ -165,7 +187,7 @@ def predict_files(
                 progress.note(f"skipped: {describe_error(error)}")
 
             images = read_images(files, prepare, skip, max_frames=max_frames)
-            for batch in _make_batches(itertools.takewhile(lambda _: not stop, images), batch_size):
+            for batch in make_batches(itertools.takewhile(lambda _: not stop, images), batch_size):
                 outputs = compute(np.stack([image.network_input for image in batch]))
                 for image, *rows in zip(batch, *outputs, strict=True):
                     for line in results.add(image, *rows):
@@ -181,31 +203,53 @@ def predict_files(
     return results
 
 
+MANIFEST = ".predictions.json"
+"""Names the files that a prediction wrote, each with its size and time, so that the next one can remove them."""
+
+
 def _publish(draft: Path, output_dir: Path) -> None:
-    """Move the files of a folder, and of those in it, to another one, in place of those of the same names."""
-    for path in sorted(draft.rglob("*")):
+    """Move the files of a folder, and of those in it, to another one, in place of those of an earlier prediction.
+
+    Of the others in that folder, the files that an earlier prediction wrote and nobody has changed are removed.
+    """
+    paths = sorted(draft.rglob("*"))
+    files = {path.relative_to(draft).as_posix(): _mark_file(path) for path in paths if path.is_file()}
+    earlier, root = _read_manifest(output_dir / MANIFEST), output_dir.resolve()
+    write_json(output_dir / MANIFEST, earlier | files)  # both, should this be interrupted
+    for path in paths:
         target = output_dir / path.relative_to(draft)
         if path.is_dir():
             target.mkdir(exist_ok=True)
         else:
             os.replace(path, target)
+    for name in earlier.keys() - files.keys():
+        path = root / name
+        is_own = path.resolve() == path and path.is_relative_to(root) and path.is_file()
+        if is_own and _mark_file(path) == earlier[name]:
+            path.unlink()
+            for parent in Path(name).parents[:-1]:
+                with contextlib.suppress(OSError):  # not empty
+                    (root / parent).rmdir()
+    write_json(output_dir / MANIFEST, files)
+
+
+def _mark_file(path: Path) -> list[int]:
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Read what an earlier prediction wrote; of a file that is none of ours, nothing is removed."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _name_file(image_id: int, path: Source) -> dict[str, Any]:
     """Return id, name and path of a file; COCO's file names have no folder, so the path is a field of its own."""
     return {"id": image_id, "file_name": path.name, "path": str(path)}
-
-
-def _make_batches(images: Iterator[InputImage], batch_size: int) -> Iterator[list[InputImage]]:
-    batch: list[InputImage] = []
-    for image in images:
-        batch.append(image)
-        is_full = len(batch) == batch_size or sum(one.pixels.nbytes for one in batch) > PIXEL_BYTES_PER_BATCH
-        if is_full or is_live(image.path):  # what happens now is not shown later
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 SECONDS_BETWEEN_LINES = 10.0
