@@ -158,3 +158,12 @@ def test_shapes_stay_static_and_nothing_is_sorted() -> None:
     graph = tf.function(topk_mask).get_concrete_function(tf.TensorSpec([4, 9]), tf.TensorSpec([4], tf.int32))
     assert graph.output_shapes == (4, 9)
     assert not {"TopKV2", "Sort", "TopK"} & {op.type for op in graph.graph.get_operations()}
+
+
+@pytest.mark.parametrize("dtype", [tf.int8, tf.uint8, tf.int16], ids=lambda dtype: str(dtype.name))
+@pytest.mark.parametrize("length", [200, 300, 40000])
+def test_k_narrower_than_the_length(dtype: Any, length: int) -> None:
+    values = np.arange(length, dtype=np.float32)
+    expected = values >= length - 3
+    np.testing.assert_array_equal(topk_mask(values, tf.constant(3, dtype)), expected)
+    np.testing.assert_array_equal(topk_mask(values, np.asarray(3, dtype.as_numpy_dtype)), expected)

@@ -73,6 +73,8 @@ def _limit(k: Any, values: Any) -> Any:
     dtype = tf.as_dtype(k.dtype)
     if not dtype.is_integer:
         raise ValueError(f"k is of {dtype.name}; give integers")
+    if dtype.size < 4:  # the length may be none of its values
+        k, dtype = (tf.cast(k, tf.int32) if tf.is_tensor(k) else k.astype(np.int32)), tf.int32
     length = values.shape[-1]
     if not tf.is_tensor(k) and length is not None:
         return tf.constant(np.clip(k, 0, length), tf.int32)
