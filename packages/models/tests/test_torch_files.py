@@ -272,3 +272,11 @@ def test_the_arguments_of_a_program_are_left_unread(tmp_path: Path) -> None:
     path = write_archive(tmp_path / "x.pth", pickle.dumps(state, protocol=2), {})
     with pytest.raises(WeightsError, match="'args', 'epoch'"):
         read_weights(path)
+
+
+def test_the_count_of_averaged_steps_is_left_out(assembly: Any, tmp_path: Path) -> None:
+    averaged = {"n_averaged": np.array([3], np.int64), **{f"module.{name}": array for name, array in STATE.items()}}
+    path = write_state(tmp_path / "x.pth", assembly, averaged)
+    weights = read_weights(path)
+    assert list(weights.tensors) == ["conv1/kernel", "conv1_bn/gamma"]
+    assert weights.skipped["n_averaged"] == "no weight"

@@ -195,6 +195,9 @@ def _collect(kind: str, state: Any, read_bytes: Callable[[str], bytes], order: B
         raise UnsafeWeightsError(f"it holds a {type(state).__name__} and not a dict of tensors by name")
     tensors = {str(name): value for name, value in state.items() if isinstance(value, _Tensor)}
     skipped = {str(name): "no tensor" for name in state if str(name) not in tensors}
+    if len(tensors) > 1 and "n_averaged" in tensors:  # beside module.*, by torch.optim.swa_utils.AveragedModel
+        del tensors["n_averaged"]
+        skipped["n_averaged"] = "no weight"
     while prefix := next((each for each in PREFIXES if tensors and all(name.startswith(each) for name in tensors)), ""):
         tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
         wrappers.append(f"{prefix}*")
