@@ -22,6 +22,7 @@ from gaudi_apps.detection.application import SSDApplication
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.plan import choose_recipe, make_plan
 from gaudi_apps.runtime.errors import RunChangedError
+from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_apps.training.plan import count_steps
 from gaudi_apps.training.recipe import (
     END_SECONDS,
@@ -37,6 +38,7 @@ from gaudi_apps.training.recipe import (
 )
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError
 from gaudi_datasets.fetching.weights_table import WEIGHTS
+from gaudi_distributed.comm.opening import ENGINE_VARIABLE
 
 CPU = Host("cpu", 2, has_bf16=True)
 SECONDS = st.floats(0.01, 100)
@@ -249,6 +251,86 @@ def test_a_run_goes_on_by_its_own_recipe(records: Path, tmp_path: Path) -> None:
     assert config.data.batch_size == 3
 
 
+def test_processes_of_gaudi_run_share_the_batch_of_the_recipe(
+    records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with --use_horovod or --distribution_strategy, which name the engine themselves."""
+    arguments = ["--data", records, "--model_dir", tmp_path / "run", "--device", "cpu", "--max_cpus", "1"]
+    for name, value in (("RANK", "0"), ("SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "4")):
+        monkeypatch.setenv(f"HOROVOD_{name}", value)
+    monkeypatch.setenv(ENGINE_VARIABLE, "horovod")
+    assert parse(*arguments).data.batch_size == 2
+    assert parse(*arguments, "--use_horovod").data.batch_size == 2
+    monkeypatch.setenv(ENGINE_VARIABLE, "multi_worker")
+    assert parse(*arguments).data.batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("flags", "workers", "batch"),
+    [({"use_horovod": True}, 3, 2), ({"distribution_strategy": "multi_worker"}, 3, 6), ({}, 1, 8)],
+)
+def test_the_batch_of_the_recipe_is_a_multiple_of_the_processes(
+    flags: dict[str, Any], workers: int, batch: int
+) -> None:
+    config = replace_flags(SSDConfig(), {"data": "cells", **flags})
+    recipe = choose_recipe(config, frozenset(), workers, images=205, validates=True, host=CPU)
+    assert dict((flag, value) for flag, value, _ in recipe.choices)["batch_size"] == batch
+
+
+def test_a_run_of_minutes_with_the_original_defaults_goes_on(records: Path, tmp_path: Path) -> None:
+    fitted = Recipe((Choice("steps", 77, "fitted"),), minutes=10.0, is_fitted=True)
+    (tmp_path / "recipe.json").write_text(json.dumps(fitted.to_document()))
+    flags = ("--data", records, "--model_dir", tmp_path, "--recipe", "original")
+    assert parse(*flags, "--minutes", "10").run.steps == 77
+    assert ssd_train.PROGRAM.recipe.is_fitted
+    with pytest.raises(RunChangedError):
+        parse(*flags, "--minutes", "5")
+
+
+def test_the_configuration_of_a_fitted_run_continues_it(records: Path, tmp_path: Path) -> None:
+    recipe = Recipe((Choice("steps", 77, "fitted"), Choice("batch_size", 3, "so")), minutes=10.0, is_fitted=True)
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe.to_document()))
+    path = tmp_path / "config.yaml"
+    values = {"data": str(records), "model_dir": str(tmp_path), "batch_size": 3}
+    path.write_text(yaml.safe_dump({**values, "steps": 77}))
+    assert parse("--config", path).run.steps == 77
+    assert ssd_train.PROGRAM.recipe.to_document() == recipe.to_document()
+    for steps in (76, 0):
+        path.write_text(yaml.safe_dump({**values, "steps": steps}))
+        with pytest.raises(RunChangedError):
+            parse("--config", path)
+
+
+def test_given_epochs_replace_the_steps_of_a_run(records: Path, tmp_path: Path) -> None:
+    recipe = Recipe((Choice("steps", 77, "so"), Choice("batch_size", 3, "so")))
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe.to_document()))
+    config = parse("--data", records, "--model_dir", tmp_path, "--epochs", "9")
+    assert (config.run.steps, config.run.epochs, config.data.batch_size) == (0, 9, 3)
+
+
+def test_weights_that_are_gone_do_not_keep_a_run_from_going_on(records: Path, tmp_path: Path) -> None:
+    flags = ("--data_dir", records, "--model_dir", tmp_path, "--weights", tmp_path / "gone.npz")
+    app = SSDApplication(parse(*flags))
+    with pytest.raises(MissingInputError):
+        app.find_inputs("train")
+    CheckpointFolder(tmp_path / "checkpoints").save(1, {"a": np.zeros(3)}, {})
+    app.find_inputs("train")
+    with pytest.raises(MissingInputError):
+        SSDApplication(parse(*flags, "--clean")).find_inputs("train")
+
+
+def test_paths_of_training_images_are_not_needed_to_evaluate(
+    image_dir: Path, annotation_file: Path, tmp_path: Path
+) -> None:
+    CheckpointFolder(tmp_path / "checkpoints").save(1, {"a": np.zeros(3)}, {})
+    flags = ["--val_annotations", annotation_file, "--val_images", image_dir, "--model_dir", tmp_path]
+    flags += ["--train_annotations", tmp_path / "gone.json", "--train_images", tmp_path / "gone"]
+    SSDApplication(parse(*flags, "--mode", "eval")).find_inputs("eval")
+    with pytest.raises(MissingInputError) as caught:
+        SSDApplication(parse(*flags)).find_inputs("train")
+    assert caught.value.flag == "--train_annotations"
+
+
 @pytest.mark.parametrize(
     ("flags", "flag"),
     [
@@ -325,6 +407,11 @@ def test_an_export_is_checked_on_the_data_of_its_run(records: Path, tmp_path: Pa
     assert (flags["data"], flags["val_share"], flags["seed"], flags["steps"]) == (str(records), 0.3, 7, 0)
 
     named = SSDApplication(parse("--mode", "export", "--model_dir", tmp_path, "--data_dir", records))
+    path.write_text(yaml.safe_dump({"data": str(records)}))  # of a release with fewer flags
+    app = SSDApplication(parse("--mode", "export", "--model_dir", tmp_path))
+    app.use_data_of_run()
+    assert dict(list_flags(app.config))["data"] == str(records)
+
     for text in ("", "- a", yaml.safe_dump({**run, "data": str(tmp_path / "gone"), "val_share": 0.3, "seed": 7})):
         path.write_text(text)
         named.use_data_of_run()

@@ -24,6 +24,7 @@ from gaudi_apps.detection.config import (
 from gaudi_apps.runtime.errors import ResumeError
 from gaudi_apps.training import verify_resume as module
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
+from gaudi_apps.training.recipe import Choice, Recipe
 from gaudi_apps.training.verify_resume import compare_runs, verify_resume
 
 pytestmark = pytest.mark.slow
@@ -176,6 +177,15 @@ def test_steps_and_kills_are_the_users(
     out = capsys.readouterr().out
     assert f"{steps} steps, killed {kills} times" in out
     assert [line.split()[-1] for line in out.splitlines()[1:]] == ["a", "b"]
+
+
+def test_the_steps_of_a_recipe_are_not_those_of_the_short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(app: SSDApplication, folder: Path, **given: int) -> Any:
+        assert given["steps"] == 6
+        return Checkpoint(6, {}, {"image_sequence": "b"}, "a"), 3
+
+    monkeypatch.setattr(module, "compare_runs", compare)
+    verify_resume(SSDApplication(make_config(steps=800), recipe=Recipe((Choice("steps", 800, "so"),))))
 
 
 def test_the_program_is_run_by_this_python() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, ScheduleConfig, TrainConfig
-from gaudi_apps.cli.launch import LaunchReport, share_batch
+from gaudi_apps.cli.launch import LaunchReport, choose_own_batch, share_batch
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     DROP_FACTORS,
@@ -91,8 +91,9 @@ def choose_recipe(
     """
     is_large = images >= LARGE_SET
     wanted = 32 if host.device == "cpu" or images < SMALL_SET else 128
-    shared = workers if config.distribution.use_horovod else 1
-    own_batch = config.data.batch_size if "batch_size" in given else max(1, wanted // shared)
+    own_batch = config.data.batch_size
+    if "batch_size" not in given:
+        own_batch = choose_own_batch(config.distribution, wanted, workers)
     batch = share_batch(config.distribution, own_batch, workers)
     per_epoch = max(1, images // batch)
     speed = host.assume_speed(*ASSUMED_SPEEDS)

@@ -307,6 +307,12 @@ def share_batch(flags: DistributionFlags, batch_size: int, workers: int) -> int:
     return whole
 
 
+def choose_own_batch(flags: DistributionFlags, wanted: int, workers: int) -> int:
+    """Return the value of --batch_size that gives all processes together the wanted images, or fewer, see above."""
+    of_one = max(1, wanted // workers)
+    return of_one if flags.distribution_strategy == "off" else of_one * workers
+
+
 def _choose_engine(flags: DistributionFlags, find_device: FindDevice) -> Engine:
     if flags.use_horovod:
         return "horovod"

@@ -146,15 +146,15 @@ class Program(ABC):
         check_bounds(config)
         check_minutes(config, mode, given)
         found = None
-        if mode in ("train", "plan", "eval") and not config.run.clean and flags.recipe == "auto":
+        if mode in ("train", "plan", "eval") and not config.run.clean and (flags.recipe == "auto" or flags.minutes):
             minutes = None if mode == "eval" else flags.minutes
-            found = read_recipe(Path(config.run.model_dir), given, minutes)
+            found = read_recipe(Path(config.run.model_dir), given, minutes, config.run.steps)
         if found is not None:
             self.recipe = found
         elif flags.data is not None and flags.recipe == "auto":
-            engine = fill_distribution_flags(config.distribution, os.environ, _device_finder(config)).to_distribution()
-            workers = count_workers(engine, os.environ, _device_finder(config))
-            self.recipe = self.choose_recipe(config, given, workers)
+            filled = fill_distribution_flags(config.distribution, os.environ, _device_finder(config))
+            workers = count_workers(filled.to_distribution(), os.environ, _device_finder(config))
+            self.recipe = self.choose_recipe(replace(config, distribution=filled), given, workers)
         elif flags.minutes:
             self.recipe = Recipe(given=given, minutes=flags.minutes)
         return self.recipe.to_arguments()
@@ -198,7 +198,10 @@ class Program(ABC):
                 if elastic.newest is not None:  # the run was cleaned before it
                     config = replace(config, run=replace(config.run, clean=False))
                 app = self.open(config, find_distribution(flags, os.environ, find_device))
-                _compute(mode, app, reporter, elastic)
+                try:
+                    _compute(mode, app, reporter, elastic)
+                finally:  # the length of --minutes, which a round has fitted, is that of the next ones
+                    config, self.recipe = app.config, app.recipe
                 is_done = True
 
     def _join_ranks(self, mode: str, config: Any, arguments: Sequence[str]) -> Distribution:
@@ -234,6 +237,7 @@ def open_trainer(program: str, **flags: Any) -> Iterator[Trainer]:
         GaudiError: what the program would end with, such as a FlagError for a wrong flag.
     """
     from gaudi_apps.runtime.session import Session
+    from gaudi_apps.training.loggers import require_loggers
     from gaudi_apps.training.run import open_training
 
     began = time.monotonic()
@@ -245,6 +249,8 @@ def open_trainer(program: str, **flags: Any) -> Iterator[Trainer]:
         reporter = stack.enter_context(FailureReporter(program))
         app = found.open(config, Distribution())
         app.began = began
+        require_loggers(app.settings.log_to)
+        app.find_inputs("train")
         session = stack.enter_context(Session(app, reporter))
         yield stack.enter_context(open_training(session))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gaudi_apps.cli.launch import LaunchReport, share_batch
+from gaudi_apps.cli.launch import LaunchReport, choose_own_batch, share_batch
 from gaudi_apps.detection.config import COCO_CLASSES, COCO_TRAIN_IMAGES, SSDConfig, open_found
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
@@ -104,8 +104,9 @@ def choose_recipe(
     not tried. With few steps, a network learns more from crops that show most of an image, see detector_options.md.
     """
     wanted = 8 if host.device == "cpu" or images < 320 else 32
-    shared = workers if config.distribution.use_horovod else 1
-    own_batch = config.data.batch_size if "batch_size" in given else max(1, wanted // shared)
+    own_batch = config.data.batch_size
+    if "batch_size" not in given:
+        own_batch = choose_own_batch(config.distribution, wanted, workers)
     batch = share_batch(config.distribution, own_batch, workers)
     per_epoch = math.ceil(images / batch)
     speed = host.assume_speed(*ASSUMED_SPEEDS)

@@ -29,9 +29,9 @@ def choose_among(*choices: str, former: Mapping[str, str] | None = None) -> Prim
     by_folded = {choice.casefold(): choice for choice in choices} | dict(former or {})
 
     def read(words: Sequence[str]) -> str:
-        found = by_folded.get(words[0].casefold())
+        found = by_folded.get(words[0].casefold()) if words else None
         if found is None:
-            raise ValueError(f"{words[0]}: must be one of {', '.join(choices)}")
+            raise ValueError(f"{words[0] if words else 'it has no value'}: must be one of {', '.join(choices)}")
         return found
 
     return PrimitiveConstructorSpec(

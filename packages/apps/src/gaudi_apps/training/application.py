@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 import yaml
 
 from gaudi_apps.cli.flag_rules import list_flags
-from gaudi_apps.training.checkpoint import find_checkpoints, find_run_checkpoint
+from gaudi_apps.training.checkpoint import CHECKPOINTS, CheckpointFolder, find_checkpoints, find_run_checkpoint
 from gaudi_apps.training.plan import CURRENT
 from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
 from gaudi_datasets.errors import FlagError, MissingInputError
@@ -136,7 +136,7 @@ class Application(ABC):
             return  # rank 0 alone may have them, and tells the others
         is_checked = mode == "export" and self.checks_exports and not config.use.inference
         if is_checked or mode not in ("predict", "export"):
-            for name in _PATHS:
+            for name in (name for name in _PATHS if mode not in ("eval", "export") or not name.startswith("train_")):
                 path = getattr(config.data, name, None)
                 if path is not None and not Path(path).exists():
                     raise MissingInputError(
@@ -154,11 +154,14 @@ class Application(ABC):
             find_checkpoints(settings.model_dir, settings.checkpoint)
         weights = None if settings.weights is None else Path(settings.weights)
         is_there = weights is None or weights.exists() or any(weights.parent.glob(f"{glob.escape(weights.name)}.*"))
-        if mode == "train" and not is_there:  # a checkpoint of TensorFlow is the beginning of names
+        goes_on = not settings.clean and CheckpointFolder(settings.model_dir / CHECKPOINTS).steps()
+        if mode != "train" or goes_on:  # no weights are read
+            return
+        if not is_there:  # a checkpoint of TensorFlow is the beginning of names
             raise MissingInputError(
                 "there is no such file, run or checkpoint", flag="--weights", path=weights, remedy="correct --weights"
             )
-        if mode == "train" and weights is not None:
+        if weights is not None:
             find_run_checkpoint(weights)  # of a run, which may have none
 
     def use_data_of_run(self) -> None:
@@ -172,8 +175,9 @@ class Application(ABC):
             return
         try:
             found = yaml.safe_load((self.settings.model_dir / CONFIG).read_text(encoding="utf-8"))
-            values = {name: found[name] for name in ("val_share", "seed", *_PATHS) if name in flags}
-        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+            # An earlier release had fewer flags.
+            values = {name: found[name] for name in ("val_share", "seed", *_PATHS) if name in flags and name in found}
+        except (OSError, ValueError, TypeError, yaml.YAMLError):
             values = {}
         paths = [value for name, value in values.items() if name in _PATHS and value]
         numbers = [value for name, value in values.items() if name not in _PATHS]

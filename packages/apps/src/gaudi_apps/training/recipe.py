@@ -61,7 +61,12 @@ class Recipe:
     @property
     def effective(self) -> tuple[Choice, ...]:
         """Return the choices that the user does not replace."""
-        return tuple(choice for choice in self.choices if choice.flag not in self.given)
+        return tuple(choice for choice in self.choices if choice.flag not in self.replaced)
+
+    @property
+    def replaced(self) -> frozenset[str]:
+        """Return the names of the flags whose choice the user replaces: also the steps, by epochs."""
+        return self.given | {"steps"} if "epochs" in self.given else self.given
 
     def to_arguments(self) -> list[str]:
         """Return the effective choices as a command line."""
@@ -89,7 +94,7 @@ class Recipe:
     def list_rows(self) -> list[tuple[str, str, str]]:
         """Return flag, value and reason of each choice; a flag that the user gives has no value here."""
         return [
-            (flag, "as given" if flag in self.given else format_value(value), reason)
+            (flag, "as given" if flag in self.replaced else format_value(value), reason)
             for flag, value, reason in self.choices
         ]
 
@@ -119,13 +124,14 @@ def format_value(value: Value) -> str:
     return f"{value:.6g}" if isinstance(value, float) else f"{value}"
 
 
-def read_recipe(model_dir: Path, given: Collection[str], minutes: float | None) -> Recipe | None:
+def read_recipe(model_dir: Path, given: Collection[str], minutes: float | None, steps: int = 0) -> Recipe | None:
     """Read the recipe of the run in a folder.
 
     Args:
         model_dir: folder of the run.
         given: names of the flags that the user gives.
         minutes: that the user gives for the length; 0: none; None: nothing is trained.
+        steps: that the user gives in place of minutes, as the config.yaml of a run does whose length was fitted.
 
     Returns:
         None where there is no run, or where it has no recipe.
@@ -142,7 +148,9 @@ def read_recipe(model_dir: Path, given: Collection[str], minutes: float | None) 
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"is no recipe of a run ({error})", path=path, remedy="give another --model_dir") from None
-    if minutes is not None and recipe.minutes != minutes:
+    fitted = [choice.value for choice in recipe.choices if choice.flag == "steps" and recipe.is_fitted]
+    is_same = recipe.minutes == minutes or (not minutes and "steps" in given and [steps] == fitted)
+    if minutes is not None and not is_same:
         raise RunChangedError(
             f"the length of the run there was fitted to {recipe.minutes:g} minutes, not {minutes:g}",
             path=path,

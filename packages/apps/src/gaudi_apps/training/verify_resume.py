@@ -33,7 +33,8 @@ _STEP = re.compile(r"step (\d+)/")
 def verify_resume(app: Application) -> None:
     """Prove it for the configuration of a program in a temporary folder, and print a report."""
     run = app.settings
-    steps = run.steps or max(STEPS, run.kills + 1)
+    given = 0 if app.recipe.chooses("steps") else run.steps
+    steps = given or max(STEPS, run.kills + 1)
     with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
         end, kills = compare_runs(app, Path(folder), steps=steps, kills=run.kills, seed=run.device.seed)
     print(f"{count_things(end.step, 'step')}, killed {count_things(kills, 'time')}: the same as without")
