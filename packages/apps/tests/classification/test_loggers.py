@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from gaudi_apps.runtime.errors import StoppedError
+from gaudi_apps.training import loggers as module
+from gaudi_apps.training.loggers import Ending, RunLogger, hide_user, log_score, open_loggers
 from gaudi_apps.training.reports import read_history
+from gaudi_apps.training.trainer import Score
 
 FLAGS = ("-bs", 4, "--image_size", 32, "--log_steps", 1, "--eval_epochs", 0)
 
@@ -91,3 +96,57 @@ def test_a_missing_package_is_named_before_anything_is_read(
         assert f"gaudi-apps[{name}]" in done.error.remedy
     assert not (tmp_path / "run").exists()
     assert train("--log_to", "tensorboard").status == 64
+
+
+class Failing(RunLogger):
+    """A tracker whose service answers no more after the first point."""
+
+    name = "mlflow"
+    written: ClassVar[list[dict[str, float]]] = []
+    ended: ClassVar[list[str]] = []
+
+    def begin(self) -> None:
+        """Begin."""
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Take the first step only."""
+        if step > 1:
+            raise ConnectionError("no answer")
+        self.written.append(dict(figures))
+
+    def finish(self, ending: Ending) -> None:
+        """Note the end, and fail."""
+        self.ended.append(ending)
+        raise ConnectionError("no answer")
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"), [(StoppedError, "KILLED"), (ZeroDivisionError, "FAILED"), (None, "FINISHED")]
+)
+def test_a_tracker_that_fails_ends_no_training_and_hides_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[Exception] | None, ending: str
+) -> None:
+    monkeypatch.setitem(vars(module)["_LOGGERS"], "mlflow", Failing)
+    Failing.written.clear()
+    Failing.ended.clear()
+    score = Score(value=0.5, figures={"AP": 0.5}, text="")
+    expected = pytest.raises(error) if error else contextlib.nullcontext()
+    with expected, open_loggers(["mlflow"], tmp_path, 1, lambda *paths: None) as loggers:
+        loggers[0].on_train_begin()
+        loggers[0].on_evaluate_end(1, score)
+        log_score(loggers, "test", 1, score)
+        if error:
+            raise error
+    assert Failing.written == [{"val_AP": 0.5}, {"test_AP": 0.5}]
+    assert Failing.ended == [ending]
+    with open_loggers(["mlflow"], tmp_path, 1, lambda *paths: None) as loggers:
+        loggers[0].on_train_begin()
+        loggers[0].on_evaluate_end(2, score)
+        assert not loggers[0].is_open
+        loggers[0].on_evaluate_end(1, score)
+    assert len(Failing.written) == 2
+
+
+def test_an_address_is_shown_without_its_token() -> None:
+    assert hide_user("https://me:token@host:8080/a?b=1") == "https://host:8080/a?b=1"
+    assert hide_user("file:/mlruns@home") == "file:/mlruns@home"

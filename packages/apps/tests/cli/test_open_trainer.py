@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 import gaudi_apps
 from gaudi_apps.training.trainer import Callback
-from gaudi_datasets.errors import FlagError, MissingInputError
+from gaudi_datasets.errors import FlagError, MissingExtraError, MissingInputError
 
 
 class Counter(Callback):
@@ -48,13 +49,21 @@ def test_a_training_in_ten_lines(records: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_errors_are_those_of_the_program(records: Path, tmp_path: Path) -> None:
+def test_errors_are_those_of_the_program(records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FlagError) as wrong, gaudi_apps.open_trainer("ssd_train", data_dir=records, steps=-1):
         pass
     assert wrong.value.flag == "--steps"
     missing = tmp_path / "none"
     with pytest.raises(MissingInputError), gaudi_apps.open_trainer("ssd_train", data_dir=missing, model_dir=tmp_path):
         pass
+    flags = {"data_dir": records, "model_dir": tmp_path / "run"}
+    with pytest.raises(MissingInputError) as gone, gaudi_apps.open_trainer("ssd_train", weights=missing, **flags):
+        pass
+    assert gone.value.flag == "--weights"
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(MissingExtraError) as extra, gaudi_apps.open_trainer("ssd_train", log_to="mlflow", **flags):
+        pass
+    assert extra.value.flag == "--log_to"
     for name in ("yolo_train", "os", "detection.detector"):
         with pytest.raises(ValueError, match="ssd_train"), gaudi_apps.open_trainer(name):
             pass

@@ -39,7 +39,7 @@ def test_values_are_taken_in_any_case_and_flags_with_hyphens() -> None:
         (["--use-tfrecord"], "--use-tfrecord:", "give --data_dir"),
         (["--synthetic"], "--coco-root and --synthetic:", "contradict"),
         (["--mode", "predict"], "--mode predict:", "--inference"),
-        (["--mode"], "--mode", "train_val"),
+        (["--mode"], "'--mode'", "Expected 1"),
         (["--inference", "a.jpg"], "--inference a.jpg:", "--mode predict"),
         (["--json"], "--json:", "--mode plan"),
         (["--checkpoint", "best"], "--checkpoint best:", "--mode eval, predict"),

@@ -274,3 +274,11 @@ run_program(main, prog="saver")
     assert done.stderr == f"saver: error: {tmp_path}/step-00000002.tmp/state.safetensors: File too large\n"
     assert names(tmp_path) == ["step-00000001"]
     assert CheckpointFolder(tmp_path).load_newest().tensors["a"].tolist() == list(range(5000))
+
+
+def test_checkpoints_of_later_steps_are_removed(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=1)
+    for step in (7, 4):
+        folder.save(step, {"a": np.zeros(1)}, {})
+    folder.remove_later(4)
+    assert folder.steps() == [4]

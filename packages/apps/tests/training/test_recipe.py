@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -255,7 +256,16 @@ def test_processes_of_gaudi_run_share_the_batch_of_the_recipe(
     records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with --use_horovod or --distribution_strategy, which name the engine themselves."""
-    arguments = ["--data", records, "--model_dir", tmp_path / "run", "--device", "cpu", "--max_cpus", "1"]
+    arguments: list[str | Path] = [
+        "--data",
+        records,
+        "--model_dir",
+        tmp_path / "run",
+        "--device",
+        "cpu",
+        "--max_cpus",
+        "1",
+    ]
     for name, value in (("RANK", "0"), ("SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "4")):
         monkeypatch.setenv(f"HOROVOD_{name}", value)
     monkeypatch.setenv(ENGINE_VARIABLE, "horovod")
@@ -274,7 +284,7 @@ def test_the_batch_of_the_recipe_is_a_multiple_of_the_processes(
 ) -> None:
     config = replace_flags(SSDConfig(), {"data": "cells", **flags})
     recipe = choose_recipe(config, frozenset(), workers, images=205, validates=True, host=CPU)
-    assert dict((flag, value) for flag, value, _ in recipe.choices)["batch_size"] == batch
+    assert {flag: value for flag, value, _ in recipe.choices}["batch_size"] == batch
 
 
 def test_a_run_of_minutes_with_the_original_defaults_goes_on(records: Path, tmp_path: Path) -> None:
@@ -323,7 +333,7 @@ def test_paths_of_training_images_are_not_needed_to_evaluate(
     image_dir: Path, annotation_file: Path, tmp_path: Path
 ) -> None:
     CheckpointFolder(tmp_path / "checkpoints").save(1, {"a": np.zeros(3)}, {})
-    flags = ["--val_annotations", annotation_file, "--val_images", image_dir, "--model_dir", tmp_path]
+    flags: list[str | Path] = ["--val_annotations", annotation_file, "--val_images", image_dir, "--model_dir", tmp_path]
     flags += ["--train_annotations", tmp_path / "gone.json", "--train_images", tmp_path / "gone"]
     SSDApplication(parse(*flags, "--mode", "eval")).find_inputs("eval")
     with pytest.raises(MissingInputError) as caught:
@@ -358,6 +368,22 @@ def test_a_wrong_path_is_found_before_tensorflow(program: str, tmp_path: Path) -
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == MissingInputError("").exit_status
     assert str(tmp_path / "nothing") in done.stderr
+
+
+def test_patience_without_images_to_validate_on_asks_for_them(records: Path, tmp_path: Path) -> None:
+    shutil.copytree(records, tmp_path / "records")
+    for path in (tmp_path / "records").glob("val-*"):
+        path.unlink()
+    with pytest.raises(FlagError) as caught:
+        parse("--data", tmp_path / "records", "--val_share", "0", "--patience", "2", "--model_dir", tmp_path / "run")
+    assert caught.value.flag == "--target"
+    assert "--val_share" in str(caught.value.remedy)
+
+
+def test_a_share_to_validate_on_is_for_data_as_it_is(records: Path) -> None:
+    with pytest.raises(FlagError) as caught:
+        parse("--data_dir", records, "--val_share", "0.3")
+    assert (caught.value.flag, caught.value.exit_status) == ("--val_share", 64)
 
 
 @pytest.fixture
@@ -419,3 +445,10 @@ def test_an_export_is_checked_on_the_data_of_its_run(records: Path, tmp_path: Pa
         with pytest.raises(FlagError) as caught:
             SSDApplication(parse("--mode", "export", "--model_dir", tmp_path)).use_data_of_run()
         assert (caught.value.flag, caught.value.exit_status) == ("--mode", 64)
+
+
+@pytest.mark.parametrize("flags", [["--eval_split", "test"], ["--train_splits", "train", "more"]])
+def test_splits_by_name_contradict_data_as_it_is(clothes: Path, flags: list[str]) -> None:
+    with pytest.raises(FlagError) as caught:
+        resnet_train.PROGRAM.parse(["--data", str(clothes), *flags])
+    assert caught.value.flag == "--data"

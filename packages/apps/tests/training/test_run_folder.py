@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from gaudi_apps.runtime.errors import RunChangedError
+from gaudi_apps.training import run
 from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_apps.training.recipe import Choice, Recipe, read_recipe
 from gaudi_apps.training.run_dir import RUN_FILE, RunFolder
 from gaudi_datasets.errors import DataError, UnsafeError
 
@@ -234,3 +236,27 @@ def test_a_folder_may_be_reached_by_a_link(tmp_path: Path) -> None:
     assert begin(tmp_path / "link")
     RunFolder(tmp_path / "link").clean()
     assert list(real.iterdir()) == []
+
+
+def test_the_recipe_of_a_run_is_there_before_the_run(tmp_path: Path) -> None:
+    """A process that ends between the two files leaves what a second start goes on by."""
+    files, recipe = (*FILES, "recipe.json"), Recipe((Choice("steps", 7, "fitted"),), minutes=1.0, is_fitted=True)
+    document = recipe.to_document()
+    with pytest.raises(TypeError):  # of a value that the second file cannot hold
+        RunFolder(tmp_path / "a").begin({"x": object()}, files=files, folders=FOLDERS, recipe=document)
+    assert list_files(tmp_path / "a") == ["recipe.json"]
+    assert RunFolder(tmp_path / "a").clean() == 0
+    assert not RunFolder(tmp_path / "a").begin(SETTINGS, files=files, folders=FOLDERS, recipe=document)
+    assert read_recipe(tmp_path / "a", (), 1.0) == recipe
+
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "recipe.json").write_text('{"of": "somebody"}')
+    with pytest.raises(DataError):
+        RunFolder(tmp_path / "b").begin(SETTINGS, files=files, folders=FOLDERS, recipe=document)
+
+
+@pytest.mark.parametrize("name", ["split.json", "checked.json", "training_data.json", "metrics.csv", "mlflow.json"])
+def test_files_of_somebody_else_are_not_those_of_a_run(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("own")
+    with pytest.raises(UnsafeError):
+        RunFolder(tmp_path).validate(SETTINGS, files=run.FILES, folders=run.FOLDERS)

@@ -442,6 +442,13 @@ def test_the_length_follows_the_speed_and_the_rate_the_length(
     assert plan.epochs == pytest.approx(trainer.step / 5)
 
 
+@pytest.mark.parametrize("stalled", [5, 300])
+def test_a_single_stall_does_not_end_a_training(stalled: int) -> None:
+    watch = Watch(lambda step: 200.0 if step == stalled else 1.0)
+    trainer, _ = train_for(1000 + END_SECONDS, watch, Speed(1.0, 0.0, 0.0), 1000)
+    assert 750 <= trainer.step <= 801
+
+
 def test_a_speed_that_stays_leaves_the_plan_as_it_is() -> None:
     watch = Watch(lambda step: 1.0)
     trainer, task = train_for(500 + END_SECONDS, watch, Speed(1.0, 0.0, 0.0), 500)

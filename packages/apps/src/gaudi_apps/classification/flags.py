@@ -398,8 +398,9 @@ def check_common(
     if config.data.use_fake_data:
         skips_evaluation = "use_fake_data"
     if evaluation.target or evaluation.patience:
-        remedy = "" if skips_evaluation is None else f"leave out --{skips_evaluation}"
-        if evaluation.eval_epochs == 0:
+        remedy = f"leave out --{skips_evaluation}" if found is None else flags.NOTHING_TO_VALIDATE
+        remedy = "" if skips_evaluation is None else remedy
+        if evaluation.eval_epochs == 0 and not (found and skips_evaluation):
             remedy = "give --eval_epochs above 0"
         if remedy:
             raise FlagError("--target and --patience: need evaluations", flag="--target", remedy=remedy)
@@ -409,8 +410,8 @@ def check_common(
 def _check_data(data: DataFlags, mode: str, found: str | None) -> None:
     """Check that images come from one place, which the mode has a use for."""
     if found is not None:
-        others = {"data_dir": data.data_dir, "jpeg_data_dir": data.jpeg_data_dir}
-        require_alone("data", found, {**others, "use_fake_data": data.use_fake_data})
+        names = ("data_dir", "jpeg_data_dir", "use_fake_data", "train_splits", "eval_split")
+        require_alone("data", found, {n: getattr(data, n) for n in names if getattr(data, n) != getattr(DataFlags, n)})
         return
     folders = {"data_dir": data.data_dir, "jpeg_data_dir": data.jpeg_data_dir}
     given = next((f"--{flag} {folder}" for flag, folder in folders.items() if folder is not None), "")

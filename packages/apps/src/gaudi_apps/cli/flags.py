@@ -298,6 +298,7 @@ def parse_step_range(text: str, flag: str = "profile") -> range:
     return range(first, last + 1)
 
 
+NOTHING_TO_VALIDATE = "give images to validate on, as by --val_share above 0, or leave both out"
 USING = ("predict", "export")  # modes that need no training or validation images
 
 
@@ -321,6 +322,9 @@ def check_modes(config: Any, mode: str, *, checkpoint: str, steps: int, steps_fl
         raise FlagError(
             f"--inference {use.inference[0]}: is for --mode predict and export; mode is {mode}", flag="--inference"
         )
+    recipe = getattr(config, "recipe", RecipeFlags())
+    if mode not in USING and recipe.data is None and recipe.val_share != RecipeFlags.val_share:
+        raise FlagError(f"--val_share {recipe.val_share:g}: is for --data", flag="--val_share", remedy="leave it out")
     if run.json and mode not in ("plan", "parity"):
         raise FlagError(f"--json: is for --mode plan and parity; mode is {mode}", flag="--json")
     if mode == "verify-resume" and not 1 <= run.kills < (steps or math.inf):

@@ -12,6 +12,7 @@ from tyro.conf import arg
 from gaudi_apps.cli import flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, require_alone, resume_safe
 from gaudi_apps.cli.flags import (
+    NOTHING_TO_VALIDATE,
     USING,
     DistributionFlags,
     ExportFlags,
@@ -268,8 +269,11 @@ def validate(config: SSDConfig) -> None:
     check_use(config.use, run.mode)
     evaluation = config.evaluation
     if not evaluation.eval_epochs and (evaluation.target or evaluation.patience):
+        no_images = config.recipe.data is not None and evaluation.no_evaluate
         raise FlagError(
-            "--target and --patience: need --eval_epochs, which says how often to evaluate", flag="--target"
+            "--target and --patience: need --eval_epochs, which says how often to evaluate",
+            flag="--target",
+            remedy=NOTHING_TO_VALIDATE if no_images else None,
         )
     if evaluation.eval_epochs and (config.data.use_fake_data or config.data.static):
         raise FlagError(

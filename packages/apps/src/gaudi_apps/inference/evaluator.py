@@ -56,6 +56,7 @@ class Evaluator(ABC, Generic[Result]):
     ) -> None:
         verify_consistent(communicator, {"validation data": source.fingerprint, "images": num_images})
         self._source, self._options, self._folder, self._communicator = source, options, folder, communicator
+        self._limit = num_images
         self._total = len(source) if num_images is None else min(num_images, len(source))
         self._network: tuple[Any, Any] | None = None  # a task, and what is made of its model
         self._latest: tuple[int, Result | None] | None = None
@@ -73,13 +74,14 @@ class Evaluator(ABC, Generic[Result]):
         return self._total
 
     def use_source(self, source: Any, split: str) -> None:
-        """Evaluate all images of another source of the same classes from now on, and name its split in what is written.
+        """Evaluate another source of the same classes from now on, and name its split in what is written.
 
         Raises:
             ConfigurationError: the data of the ranks differs.
         """
         verify_consistent(self._communicator, {f"{split} data": source.fingerprint})
-        self._source, self._total, self._latest, self.split = source, len(source), None, split
+        self._total = len(source) if self._limit is None else min(self._limit, len(source))
+        self._source, self._latest, self.split = source, None, split
 
     def measure(self, task: Any) -> float:
         """Measure the seconds that the network needs for an image of all ranks, once it is compiled."""

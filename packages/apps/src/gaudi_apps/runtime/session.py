@@ -221,9 +221,10 @@ class Session:
             return self.checkpoints.load_newest(report=warn)
         return load_checkpoint(self.select_checkpoints()[0])
 
-    def restore_newest(self) -> Restored:
-        """Build the network of the newest checkpoint that can be read, in this process alone."""
-        return self._restore(self.checkpoints.load_newest(report=warn))
+    def restore_reported(self) -> Restored:
+        """Build the network that a training reports, in this process: with --data the best one, else the newest."""
+        best = self.settings.reports_best and self.settings.reports_scores and self.best.steps()
+        return self._restore((self.best if best else self.checkpoints).load_newest(report=warn))
 
     def restore_selected(self) -> Restored:
         """Build the network of the one checkpoint that --checkpoint names, in this process alone."""

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -225,6 +227,7 @@ class Evaluation(Callback):
             checkpoint = self.trainer.make_checkpoint()
             if self.trainer.is_root:
                 self.best.save(step, checkpoint.tensors, checkpoint.metadata)
+                self.best.remove_later(step)
         if self.early_stopping.reason is not None:
             self.trainer.should_stop = True
 
@@ -262,7 +265,7 @@ class StopOnRequest(Callback):
 MEASURED_STEPS = (4, 40)  # at least and at most, after the first one
 MEASURED_SECONDS = 12.0
 REFITS, LEAST_SECONDS = 50, 5.0  # in a run, at most, and between two of them, about
-RECENT_REFITS = 5  # a run that was slow becomes longer once it was fast for so long
+RECENT_REFITS = 5  # whose median is the speed
 LEAST_CHANGE = 0.05  # of the steps that are left
 Clock: TypeAlias = Callable[[], float]
 
@@ -312,7 +315,7 @@ class FitToTime(Callback):
         self._marks.append((step, self._clock(), self._evaluated))
 
         def decide() -> list[float]:
-            per_step = max(self._measure(1), self._measure(RECENT_REFITS))
+            per_step = self._measure()
             slower = self._seconds / self._speed.evaluation if self._speed.evaluation else 1.0
             speed = Speed(per_step, self._seconds, self._speed.report * slower)
             left = count_steps_left(self._end - self._marks[-1][1], speed, plan.evaluation_steps)
@@ -328,11 +331,12 @@ class FitToTime(Callback):
         """Keep the lengths in checkpoints."""
         return replace(state, refits=tuple(self._refits))
 
-    def _measure(self, refits: int) -> float:
-        """Return the seconds of a step since so many refits, without evaluations."""
-        marks = self._marks[-refits - 1 :]
-        (first, began, evaluated), (last, now, evaluated_now) = marks[0], marks[-1]
-        return max(now - began - (evaluated_now - evaluated), 1e-9) / (last - first)
+    def _measure(self) -> float:
+        """Return the usual seconds of a step in the last intervals, without evaluations; a single stall is none."""
+        found = [self._speed.step] if len(self._marks) == 2 else []
+        for (first, began, evaluated), (last, now, evaluated_now) in pairwise(self._marks[-RECENT_REFITS - 1 :]):
+            found.append(max(now - began - (evaluated_now - evaluated), 1e-9) / (last - first))
+        return median(found)
 
 
 def fit_to_time(

@@ -185,6 +185,12 @@ class CheckpointFolder:
             _remove_files(stale)
         return target
 
+    def remove_later(self, step: int) -> None:
+        """Remove checkpoints of later steps, which a run left that goes on from an earlier one."""
+        for later in self.steps():
+            if later > step:
+                _remove_files(self.path(later))
+
     def load_newest(self, *, report: Callable[[str], None] = lambda text: None) -> Checkpoint:
         """Load the checkpoint of the highest step that can be read.
 

@@ -18,12 +18,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
 
+from gaudi_apps.runtime.errors import RanksChangedError, StoppedError, warn
 from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_datasets.output_files import write_atomically, write_json
 
 LoggerName: TypeAlias = Literal["csv", "mlflow", "wandb"]
+Ending: TypeAlias = Literal["FINISHED", "KILLED", "FAILED"]  # as MLflow names them; a run that was stopped is killed
+METRICS = "metrics.csv"
+LOG_FILES = (METRICS, "mlflow.json", "wandb.json")
 EXTRAS: Mapping[str, str] = {"mlflow": "mlflow", "wandb": "wandb"}  # module by name of the logger and of its extra
 PROJECT = "gaudi-apps"  # where the environment names none
 _NOT_IN_NAMES = re.compile(r"[^\w./ -]+")  # of MLflow's metrics
@@ -65,7 +70,7 @@ class RunLogger(Callback):
 
     def __init__(self, folder: Path, every: int, register: Callable[..., None]) -> None:
         self.folder, self._every, self._register = folder, every, register
-        self.is_open = False
+        self.is_open = False  # also of one that has failed
 
     def is_due(self, step: int) -> bool:
         """Return whether a point is due."""
@@ -79,11 +84,30 @@ class RunLogger(Callback):
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
         """Log the scalars of the step."""
         if self.is_due(step):
-            self.write(step, logs)
+            self.log(step, logs)
 
     def on_evaluate_end(self, step: int, score: Score) -> None:
         """Log the figures of an evaluation, with val_ before their names, as Keras does."""
-        self.write(step, {f"val_{name}": value for name, value in score.figures.items()})
+        self.log_score("val", step, score)
+
+    def log_score(self, split: str, step: int, score: Score) -> None:
+        """Log the figures of an evaluation with the name of their images before them."""
+        self.log(step, {f"{split}_{name}": value for name, value in score.figures.items()})
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """Log figures, unless the logger is closed."""
+        with self.surviving():
+            if self.is_open:
+                self.write(step, figures)
+
+    @contextmanager
+    def surviving(self) -> Iterator[None]:
+        """Switch the logger off, with a warning, if it fails within a context: the training goes on without it."""
+        try:
+            yield
+        except Exception as error:  # of a tracker's package, which may raise anything
+            self.is_open = False
+            warn(f"--log_to {self.name}: fails, and logs no more of this run ({type(error).__name__}: {error})")
 
     @abstractmethod
     def begin(self) -> None:
@@ -94,7 +118,7 @@ class RunLogger(Callback):
         """Log figures by name after a step."""
 
     @abstractmethod
-    def finish(self, *, failed: bool) -> None:
+    def finish(self, ending: Ending) -> None:
         """End the row of this run; it may be continued later."""
 
     def read_id(self) -> str | None:
@@ -122,7 +146,7 @@ class CsvLogger(RunLogger):
 
     def begin(self) -> None:
         """Read the rows up to the step from which the run goes on."""
-        self._path = self.folder / "metrics.csv"
+        self._path = self.folder / METRICS
         self._rows: dict[int, dict[str, float | str]] = {}
         if self._path.is_file():
             with self._path.open(encoding="utf-8", newline="") as file:
@@ -146,7 +170,7 @@ class CsvLogger(RunLogger):
         """Write the file beside each checkpoint."""
         self._save()
 
-    def finish(self, *, failed: bool) -> None:
+    def finish(self, ending: Ending) -> None:
         """Write the file."""
         self._save()
 
@@ -178,16 +202,19 @@ class MlflowLogger(RunLogger):
         self._entities = mlflow.entities
         self._client: Any = mlflow.MlflowClient(uri)
         self._run_id = self._find_run(mlflow.exceptions.MlflowException)
-        self.trainer.message(f"MLflow: run {self._run_id} in {uri}")
+        self.trainer.message(f"MLflow: run {self._run_id} in {hide_user(uri)}")
 
-    def _find_run(self, error: type[Exception]) -> str:
+    def _find_run(self, error_class: type[Exception]) -> str:
         if known := self.read_id():
             try:
-                self._client.update_run(known, status="RUNNING")
-            except error:  # another store, or somebody removed it
-                pass
-            else:
-                return known
+                if self._client.get_run(known).info.lifecycle_stage == "active":
+                    self._client.update_run(known, status="RUNNING")
+                    return known
+            except error_class as error:
+                if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+            # Another store, or somebody removed it.
+            warn(f"--log_to mlflow: run {known} of {self._id_file} is not there; a new one has what follows")
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
         experiment = self._client.get_experiment_by_name(name)
         experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
@@ -207,9 +234,9 @@ class MlflowLogger(RunLogger):
         ]
         self._client.log_batch(self._run_id, metrics=metrics)
 
-    def finish(self, *, failed: bool) -> None:
+    def finish(self, ending: Ending) -> None:
         """Set the status of the run."""
-        self._client.set_terminated(self._run_id, status="FAILED" if failed else "FINISHED")
+        self._client.set_terminated(self._run_id, status=ending)
 
 
 class WandbLogger(RunLogger):
@@ -230,16 +257,25 @@ class WandbLogger(RunLogger):
             config=dict(self.trainer.state.settings),
             settings=wandb.Settings(silent=True, console="off"),
         )
+        # Its own count of steps drops what is logged of an earlier one, such as the report of the best.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
         if known is None:
             self.keep_id(str(self._run.id))
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """Log the figures of a step."""
-        self._run.log({name: float(value) for name, value in figures.items()}, step=step)
+        self._run.log({"step": step, **{name: float(value) for name, value in figures.items()}})
 
-    def finish(self, *, failed: bool) -> None:
+    def finish(self, ending: Ending) -> None:
         """End the run; the end of the process waits until its service has written it."""
-        self._run.finish(exit_code=int(failed))
+        self._run.finish(exit_code=int(ending == "FAILED"))
+
+
+def hide_user(uri: str) -> str:
+    """Return an address without the user and the password or token in it."""
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 
 
 _LOGGERS: Mapping[str, type[RunLogger]] = {"csv": CsvLogger, "mlflow": MlflowLogger, "wandb": WandbLogger}
@@ -251,18 +287,21 @@ def open_loggers(
 ) -> Iterator[list[RunLogger]]:
     """Make the loggers of some names, each once, and finish at the end of the context those that have begun."""
     loggers = [_LOGGERS[name](folder, every, register) for name in dict.fromkeys(names)]
-    failed = True
+    ending: Ending = "FAILED"
     try:
         yield loggers
-        failed = False
+        ending = "FINISHED"
+    except (StoppedError, RanksChangedError, KeyboardInterrupt):  # the run goes on later
+        ending = "KILLED"
+        raise
     finally:
         for logger in loggers:
             if logger.is_open:
-                logger.finish(failed=failed)
+                with logger.surviving():
+                    logger.finish(ending)
 
 
-def log_score(loggers: Sequence[RunLogger], step: int, score: Score) -> None:
-    """Log the score of an evaluation after the last step."""
+def log_score(loggers: Sequence[RunLogger], split: str, step: int, score: Score) -> None:
+    """Log the score of an evaluation after the last step, by the name of its images."""
     for logger in loggers:
-        if logger.is_open:
-            logger.on_evaluate_end(step, score)
+        logger.log_score(split, step, score)

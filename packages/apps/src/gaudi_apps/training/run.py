@@ -33,13 +33,14 @@ from gaudi_apps.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
 )
-from gaudi_apps.training.loggers import RunLogger, log_score, open_loggers
+from gaudi_apps.training.loggers import LOG_FILES, RunLogger, log_score, open_loggers
 from gaudi_apps.training.plan import Plan, version_setting
+from gaudi_apps.training.recipe import CHECKED, RECIPE, SPLIT
 from gaudi_apps.training.reports import History, ProgressBar, RunLog, TensorBoard, plot_curves, read_history
-from gaudi_apps.training.run_dir import ANALYSIS, REPORT, RUN_LOG, describe_data, describe_data_change
+from gaudi_apps.training.run_dir import ANALYSIS, DATA_FILE, REPORT, RUN_LOG, describe_data, describe_data_change
 from gaudi_apps.training.trainer import Callback, Score, Trainer, TrainingData, require_finite
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.output_files import write_json
+from gaudi_datasets.output_files import write_atomically, write_json
 from gaudi_datasets.program import count_things
 
 if TYPE_CHECKING:
@@ -47,9 +48,12 @@ if TYPE_CHECKING:
 
 HISTORY, EVALUATIONS, CURVES = "history.jsonl", "evaluations.jsonl", "curves.png"
 DATALOADER = "dataloader"
-FILES = (HISTORY, EVALUATIONS, CURVES, CONFIG, ANALYSIS, REPORT, RUN_LOG)
-FOLDERS = (SUMMARIES, DATALOADER)
 CHECKPOINT_SCORES = "checkpoint_scores.json"
+FILES = (
+    *(HISTORY, EVALUATIONS, CURVES, CONFIG, ANALYSIS, REPORT, RUN_LOG, CHECKPOINT_SCORES),
+    *(RECIPE, SPLIT, CHECKED, DATA_FILE, *LOG_FILES),
+)
+FOLDERS = (SUMMARIES, DATALOADER)
 
 
 @contextmanager
@@ -100,11 +104,13 @@ def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Ite
                 f"stopped by {name} after step {trainer.step}, which is saved", remedy=f"{command} continues"
             )
     if evaluator is not None and run.reports_scores:
-        log_score(loggers, *_report_scores(session, trainer, evaluator))
+        validated = evaluator.split
+        step, score = _report_scores(session, trainer, evaluator)
+        log_score(loggers, "val" if evaluator.split == validated else evaluator.split, step, score)
     _report(session)
     session.reporter.at(trainer.step, "export")
     if session.is_root:
-        session.app.finish(session.restore_newest)
+        session.app.finish(session.restore_reported)
 
 
 def _report(session: Session) -> None:
@@ -247,7 +253,9 @@ def _begin_folder(session: Session, trainer: Trainer) -> None:
     if session.settings.clean:
         files = count_things(session.folder.clean(), "file")
         print(f"{session.model_dir}: removed {files} of the run, and its checkpoints")
-    session.folder.begin(trainer.state.settings, **_describe_run(session.app))
+    documents = session.app.list_documents()
+    described = _describe_run(session.app)
+    session.folder.begin(trainer.state.settings, recipe=documents.get(RECIPE), **described)
     data = trainer.data
     session.folder.write_data(describe_data(data.model_config, data.fingerprint, data.list_files()))
     # The effective configuration, as a file that --config takes.
@@ -258,13 +266,13 @@ def _begin_folder(session: Session, trainer: Trainer) -> None:
         for name, value in list_flags(config)
         if name not in left_out
     }
-    (session.model_dir / CONFIG).write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
-    documents = [(session.model_dir / name, content) for name, content in session.app.list_documents().items()]
-    for path, content in documents:
-        write_json(path, content)
-    session.folder.register_files(*(path for path, _ in documents))
+    with write_atomically(session.model_dir / CONFIG) as temporary:
+        temporary.write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
+    for name, content in documents.items():
+        write_json(session.model_dir / name, content)
+    session.folder.register_files(*(session.model_dir / name for name in documents))
     recipe = session.app.recipe
-    for text in (recipe.describe(), *recipe.notes) if recipe.choices else ():
+    for text in (recipe.describe(), *recipe.notes) if recipe.effective else ():
         print(text)
     for text in trainer.plan.warnings:
         warn(text)
@@ -354,6 +362,7 @@ def run_evaluation(session: Session) -> None:
         MissingInputError: there is no checkpoint.
         DataError: no checkpoint can be read.
     """
+    session.share_recipe()
     session.require_equal_start()
     if session.settings.checkpoint != "all":
         _evaluate_checkpoint(session, session.load_selected)
@@ -391,6 +400,7 @@ def _evaluate_checkpoint(session: Session, load: Callable[[], Checkpoint]) -> tu
     restored = session.restore_together(load)
     print(f"step {restored.step}")
     evaluator = session.app.open_evaluator(session.folder, restored.model_config, session.communicator)
-    _use_test_images(session, evaluator)
+    if session.settings.checkpoint != "all":  # the best one of all is chosen by the validation images
+        _use_test_images(session, evaluator)
     evaluator.watch(session.reporter.begin)
     return restored.step, evaluator.report(restored.task, restored.step)

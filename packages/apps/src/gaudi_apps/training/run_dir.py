@@ -15,6 +15,7 @@ from typing import Any
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_apps.training.checkpoint import RUN_FILE as RUN_FILE
 from gaudi_apps.training.checkpoint import CheckpointFolder, describe_class_change, list_class_names, name_some
+from gaudi_apps.training.recipe import RECIPE, read_recipe
 from gaudi_datasets.errors import DataError, UnsafeError
 from gaudi_datasets.output_files import write_atomically, write_json
 
@@ -63,7 +64,7 @@ class RunFolder:
         Raises:
             RunChangedError: there is a run of other settings.
             UnsafeError: there is no run, and one of the names is taken.
-            DataError: ``run.json`` cannot be read.
+            DataError: ``run.json`` or the recipe of a run that was about to begin cannot be read.
         """
         if self._record_path.exists():
             # A release since the run began may have added settings, which the run had at their defaults.
@@ -72,7 +73,8 @@ class RunFolder:
             added = {name: value for name, value in (defaults or {}).items() if name in settings and name not in before}
             _require_same(self._record_path, before, settings, added)
             return True
-        taken = [name for name in (*self._checkpoint_folders, *files, *folders) if os.path.lexists(self.folder / name)]
+        names = (*self._checkpoint_folders, *files, *folders)
+        taken = [name for name in names if os.path.lexists(self.folder / name) and not self._is_about_to_begin(name)]
         if taken:
             raise UnsafeError(
                 f"is there, but by {RUN_FILE} no run wrote it",
@@ -87,12 +89,18 @@ class RunFolder:
         *,
         files: Sequence[str],
         folders: Sequence[str],
+        recipe: Mapping[str, Any] | None = None,
         **earlier: Mapping[str, Any] | None,
     ) -> bool:
-        """Begin a run here, or go on with the one that is here; all else is as of `validate`."""
+        """Begin a run here, or go on with the one that is here; all else is as of `validate`.
+
+        The recipe is written before ``run.json``: of a run whose length was fitted, nothing else tells the length.
+        """
         if self.validate(settings, files=files, folders=folders, **earlier):
             return True
         self.folder.mkdir(parents=True, exist_ok=True)
+        if recipe is not None:
+            write_json(self.folder / RECIPE, recipe)
         record = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "files": sorted(files)}
         write_json(self._record_path, record)
         return False
@@ -141,7 +149,7 @@ class RunFolder:
             UnsafeError: there is something here, but no run.
         """
         if not self._record_path.exists():
-            if self.folder.is_dir() and any(self.folder.iterdir()):
+            if self.folder.is_dir() and not all(self._is_about_to_begin(path.name) for path in self.folder.iterdir()):
                 raise UnsafeError(f"holds files but no {RUN_FILE}, so --clean removes nothing", path=self.folder)
             return 0
         paths = [self.folder / name for name in self._read()["files"]]
@@ -154,6 +162,10 @@ class RunFolder:
         removed = sum(self._remove(path) for path in paths)
         self._record_path.unlink()
         return removed
+
+    def _is_about_to_begin(self, name: str) -> bool:
+        """Return whether a file is the recipe of a run that ended before its ``run.json`` was written."""
+        return name == RECIPE and read_recipe(self.folder, (), None) is not None
 
     def _require_inside(self, folder: Path) -> None:
         """Raise UnsafeError for a folder outside the run: the record was tampered with, or a folder became a link."""
