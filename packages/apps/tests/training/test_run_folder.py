@@ -251,7 +251,7 @@ def test_the_recipe_of_a_run_is_there_before_the_run(tmp_path: Path) -> None:
 
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "recipe.json").write_text('{"of": "somebody"}')
-    with pytest.raises(DataError):
+    with pytest.raises(UnsafeError):
         RunFolder(tmp_path / "b").begin(SETTINGS, files=files, folders=FOLDERS, recipe=document)
 
 

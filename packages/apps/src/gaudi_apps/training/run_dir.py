@@ -15,13 +15,13 @@ from typing import Any
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_apps.training.checkpoint import RUN_FILE as RUN_FILE
 from gaudi_apps.training.checkpoint import CheckpointFolder, describe_class_change, list_class_names, name_some
-from gaudi_apps.training.recipe import RECIPE, read_recipe
 from gaudi_datasets.errors import DataError, UnsafeError
 from gaudi_datasets.output_files import write_atomically, write_json
 
 ANALYSIS = "analysis.json"  # what the report tells besides the metrics of evaluation.json
 RUN_LOG = "run_log.json"  # plan and data of the run; command, speed and environment of each start
 REPORT = "report.html"
+RECIPE, OF_RECIPE = "recipe.json", "gaudi-apps recipe"  # name and format, of gaudi_apps.training.recipe
 FORMAT = "gaudi-apps run"
 VERSION = 1
 
@@ -64,7 +64,7 @@ class RunFolder:
         Raises:
             RunChangedError: there is a run of other settings.
             UnsafeError: there is no run, and one of the names is taken.
-            DataError: ``run.json`` or the recipe of a run that was about to begin cannot be read.
+            DataError: ``run.json`` cannot be read.
         """
         if self._record_path.exists():
             # A release since the run began may have added settings, which the run had at their defaults.
@@ -165,7 +165,11 @@ class RunFolder:
 
     def _is_about_to_begin(self, name: str) -> bool:
         """Return whether a file is the recipe of a run that ended before its ``run.json`` was written."""
-        return name == RECIPE and read_recipe(self.folder, (), None) is not None
+        try:
+            text = (self.folder / name).read_text(encoding="utf-8") if name == RECIPE else "{}"
+            return bool(json.loads(text)["format"] == OF_RECIPE)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def _require_inside(self, folder: Path) -> None:
         """Raise UnsafeError for a folder outside the run: the record was tampered with, or a folder became a link."""
