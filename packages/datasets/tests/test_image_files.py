@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -241,3 +242,12 @@ def test_a_missing_image_and_a_folder_are_told_apart(tmp_path: Path) -> None:
     assert str(caught.value.path).endswith("x.jpg")
     with pytest.raises(DataError, match="is a folder"):
         read_image(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "value"), [(2, b"6\0"), (7, b"6\0"), (3, b"\0\0"), (3, b"\x09\0"), (11, b"\0\0")])
+def test_an_odd_orientation_is_none(kind: int, value: bytes, tmp_path: Path) -> None:
+    count = 2 if kind in (2, 7) else 1
+    entry = struct.pack("<HHHI4sI", 1, 0x0112, kind, count, value.ljust(4, b"\0"), 0)
+    Image.new("RGB", (9, 5)).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0" + entry)
+    assert (read_image(tmp_path / "a.jpg").turn, read_size(tmp_path / "a.jpg")) == (1, (5, 9))
+    assert read_image(tmp_path / "a.jpg", decode=False).turn == 1

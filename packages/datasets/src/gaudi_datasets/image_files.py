@@ -47,6 +47,7 @@ _EXIF, _XMP_TURN = b"Exif\0\0", re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 _PNG_MARKS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # names of texts that may hold EXIF and XMP
 _PIXELS_UNDECODED = 2**26  # larger ones are decoded, so that Pillow's guard against bombs of pixels sees them
 _JPEG_QUALITY = 95
+_PNG_LEVEL = 1  # the quickest, for it is done at each reading
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,12 @@ def check_image(encoded: bytes, place: object, *, decode: bool = True, upright: 
 
 
 def read_size(path: Path) -> tuple[int, int]:
-    """Read height and width in pixels of an image as people see it, from the head of the file.
+    """Read height and width in pixels of an image as people see it, from its head; raises as `read_head`."""
+    return read_head(path)[0]
+
+
+def read_head(path: Path) -> tuple[tuple[int, int], int]:
+    """Read height and width in pixels of an image as people see it, and its EXIF orientation, from the file's head.
 
     Raises:
         MissingInputError: there is no such file.
@@ -139,10 +145,12 @@ def read_size(path: Path) -> tuple[int, int]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(path, formats=_READ) as image:
+                turn = left = _read_turn(image)
                 if image.format == "TIFF":  # by its version, Pillow tells the size before or after turning it
                     image.load()
+                    left = _read_turn(image)
                 width, height = image.size
-                return (width, height) if _read_turn(image) >= 5 else (height, width)
+                return ((width, height) if left >= 5 else (height, width)), turn
     except FileNotFoundError:
         raise _missing(path) from None
     except Exception:  # as in check_image
@@ -183,7 +191,7 @@ def _encode(image: Image.Image, target: str) -> bytes:
     if target == "jpeg":
         image.convert("RGB").save(buffer, "JPEG", quality=_JPEG_QUALITY)
     else:
-        image.convert("L" if image.mode in ("1", "L") else "RGB").save(buffer, "PNG")
+        image.convert("L" if image.mode in ("1", "L") else "RGB").save(buffer, "PNG", compress_level=_PNG_LEVEL)
     return buffer.getvalue()
 
 
@@ -198,13 +206,13 @@ def to_eight_bits(image: Image.Image) -> Image.Image:
 def _read_turn(image: Image.Image) -> int:
     """Return the orientation that EXIF or XMP gives an image, 1..8; 1, as stored, when there is none or nonsense."""
     try:
-        turn: int | None = image.getexif().get(ExifTags.Base.Orientation)
+        turn: object = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # of what is wrong with EXIF only; as different as with images
         return 1
     for _, segment in getattr(image, "applist", ()) if turn is None else ():  # of a JPEG; Pillow 11 looks there itself
         if found := _XMP_TURN.search(segment):
             turn = int(found[1])
-    return turn if turn is not None and 1 <= turn <= 8 else 1
+    return next((each for each in range(1, 9) if turn == each), 1)  # it may be of any type
 
 
 def _png_depth(encoded: bytes) -> int:

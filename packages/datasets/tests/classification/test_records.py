@@ -143,3 +143,12 @@ def test_a_manifest_without_classes_is_named(class_tree: Path, tmp_path: Path, c
     path.write_text(json.dumps(json.loads(path.read_text()) | {"classes": classes}))
     with pytest.raises(DataError, match=r"train\.json: classes is .*convert again"):
         RecordSource(tmp_path, "train")
+
+
+def test_records_that_are_not_turned_upright_are_others(class_tree: Path, tmp_path: Path) -> None:
+    source = FolderSource(class_tree)
+    source.upright = False
+    write_records(source, tmp_path / "records", "train")
+    source.upright = True
+    with pytest.raises(UnsafeError):
+        write_records(source, tmp_path / "records", "train")

@@ -13,7 +13,7 @@ from PIL import Image
 
 from gaudi_datasets.detection.coco import parse_coco, read_coco
 from gaudi_datasets.detection.records import describe_records, write_records
-from gaudi_datasets.detection.sources import CocoSource, RecordSource, turn_boxes
+from gaudi_datasets.detection.sources import UNDECIDED, WITH_BOXES, CocoSource, RecordSource, turn_boxes
 from gaudi_datasets.detection.voc import read_voc
 from gaudi_datasets.detection.yolo import read_yolo
 from gaudi_datasets.image_files import TURN_FIX, check_image
@@ -132,3 +132,27 @@ def test_turning_keeps_boxes_whole() -> None:
         assert ((turned[:, :2] >= 0) & (turned[:, :2] < turned[:, 2:]) & (turned[:, 2:] <= 1)).all()
         back = turn_boxes(turned, {6: 8, 8: 6}.get(turn, turn))
         np.testing.assert_allclose(back, boxes, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "turn"), [(drawn, turn) for drawn in ("stored", "upright", "") for turn in (2, 3, 4)]
+)
+def test_images_whose_size_does_not_tell_are_read_as_the_others(tmp_path: Path, drawn: str, turn: int) -> None:
+    x, y, width, height = BOX_XYWH
+    right, bottom = WIDTH - x - width, HEIGHT - y - height
+    stored = {2: (right, y), 3: (right, bottom), 4: (x, bottom)}[turn]
+    box = (*stored, width, height) if drawn == "stored" else BOX_XYWH
+    open_coco(tmp_path, turn, (HEIGHT, WIDTH), box)
+    document = json.loads((tmp_path / "a.json").read_text())
+    if drawn:
+        write_photo(tmp_path / "images" / "b.jpg", 6)
+        size = (WIDTH, HEIGHT) if drawn == "stored" else (HEIGHT, WIDTH)
+        document["images"].append({"id": 2, "file_name": "b.jpg", "height": size[0], "width": size[1]})
+        other = STORED_BOXES[6] if drawn == "stored" else BOX_XYWH
+        document["annotations"].append({"id": 2, "image_id": 2, "category_id": 1, "bbox": list(other)})
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    source = CocoSource(read_coco(tmp_path / "a.json"), tmp_path / "images", keep_empty=False)
+    for index in range(len(source)):
+        np.testing.assert_allclose(source.read(index).boxes_yxyx, [BOX_YXYX], atol=1e-6)
+    fix = {"stored": f"{TURN_FIX} {WITH_BOXES}", "upright": TURN_FIX, "": f"{TURN_FIX} {UNDECIDED}"}[drawn]
+    assert source.read_image(0).fix == fix

@@ -60,9 +60,10 @@ def list_folders(root: Path, class_names: Sequence[str] | None = None, left_out:
         else:
             faults.add(f"{shorten(folder)} is no folder; only a folder for each class may be here: move it away")
     if left_out is not None:
-        bare = [folder for folder in folders if not _list_images(root / folder, root, faults, [])]
-        left_out += [f"{folder}/" for folder in bare]
-        folders = [folder for folder in folders if folder not in bare]
+        without: dict[str, list[str]] = {folder: [] for folder in folders}
+        images = {folder: _list_images(root / folder, root, faults, without[folder]) for folder in folders}
+        left_out += [f"{folder}/" for folder in folders if not images[folder]]
+        folders = [folder for folder in folders if images[folder]]
     label_of_class = {name: label for label, name in enumerate(class_names or folders)}
     names: list[bytes] = []
     labels: list[int] = []
@@ -77,7 +78,8 @@ def list_folders(root: Path, class_names: Sequence[str] | None = None, left_out:
         if left_out is None:
             found = _list_files(root / folder, root, faults)
         else:
-            found = _list_images(root / folder, root, faults, left_out)
+            found = images[folder]
+            left_out += without[folder]
         if not found:
             faults.add(f"{shorten(folder)} has no images; add some or remove the folder")
         names += [f"{folder}/{name}".encode() for name, *_ in found]

@@ -46,7 +46,8 @@ def write_records(
         UnsafeError, ValueError, ChildProcessError: as by `write_shards`.
     """
     # Of the data, the files' times of change, and the way of reading: shards of an equal hash can be kept.
-    settings = f"{source.fingerprint} {source.only_jpeg} {decode}".encode()
+    turned = " upright" if source.upright else ""  # earlier releases turned nothing
+    settings = f"{source.fingerprint} {source.only_jpeg} {decode}{turned}".encode()
     identity = hashlib.sha256(settings + source.files.times_ns[source.rows].astype("<i8").tobytes())
     counts = np.bincount(source.files.labels[source.rows], minlength=len(source.class_names))
     return write_shards(

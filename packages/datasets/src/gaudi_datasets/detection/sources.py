@@ -18,7 +18,7 @@ from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category, CocoAnnotat
 from gaudi_datasets.detection.examples import DetectionExample, decode_example
 from gaudi_datasets.documents import Faults
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import EncodedImage, read_image, stat_image
+from gaudi_datasets.image_files import EncodedImage, read_head, read_image, stat_image
 from gaudi_datasets.records.record_sets import RecordSet
 
 __all__ = ["CocoSource", "DetectionExample", "DetectionSource", "RecordSource", "ground_truth"]
@@ -26,6 +26,8 @@ __all__ = ["CocoSource", "DetectionExample", "DetectionSource", "RecordSource", 
 
 # Annotations that say the size of the stored pixels were drawn on these.
 WITH_BOXES = "with its boxes"
+# It cannot be told on which pixels they were drawn: these are of one size, and so are those of all such images.
+UNDECIDED = "with boxes taken for upright"
 
 
 class DetectionSource(Protocol):
@@ -222,6 +224,9 @@ class CocoSource:
         height, width = int(self._heights[index]), int(self._widths[index])
         if (image.height, image.width) != (height, width) == image.stored_size:
             return replace(image, fix=f"{image.fix} {WITH_BOXES}")
+        if image.turn != 1 and (image.height, image.width) == (height, width) == image.stored_size:
+            what = {True: WITH_BOXES, None: UNDECIDED}.get(self._is_drawn_stored)
+            return replace(image, fix=f"{image.fix} {what}") if what else image
         if (image.height, image.width) != (height, width):
             raise DataError(
                 f"is {image.height} pixels high and {image.width} wide, annotated (image "
@@ -231,11 +236,29 @@ class CocoSource:
             )
         return image
 
+    @functools.cached_property
+    def _is_drawn_stored(self) -> bool | None:
+        """Tell by the annotated sizes whether some boxes were drawn on pixels as they are stored; None: no size tells.
+
+        The heads of all images are read, once, when one is met whose own size does not tell.
+        """
+        is_stored = None
+        for index, name in enumerate(self._file_names):
+            try:
+                size, turn = read_head(self._image_dir / name)
+            except (DataError, MissingInputError):  # told when it is read
+                continue
+            if turn >= 5 and size[0] != size[1]:
+                is_stored = size != (self._heights[index], self._widths[index])
+                if is_stored:
+                    break
+        return is_stored
+
     def join(self, index: int, image: EncodedImage) -> DetectionExample:
         """Make the example of an image that `read_image` returned."""
         boxes = slice(self._box_splits[index], self._box_splits[index + 1])
         boxes_yxyx = self._boxes_yxyx[boxes]
-        if (image.height, image.width) != (self._heights[index], self._widths[index]):  # annotated as it is stored
+        if image.fix.endswith(WITH_BOXES):  # annotated as it is stored
             boxes_yxyx = turn_boxes(boxes_yxyx, image.turn)
         return DetectionExample(
             image_id=int(self._image_ids[index]),
@@ -251,13 +274,13 @@ class CocoSource:
 
 
 def turn_boxes(boxes_yxyx: npt.NDArray[np.float32], turn: int) -> npt.NDArray[np.float32]:
-    """Turn boxes of stored pixels as an image of EXIF orientation 5..8 is turned: float32 [n, 4] in 0..1."""
+    """Turn boxes of stored pixels as an image of EXIF orientation 2..8 is turned: float32 [n, 4] in 0..1."""
     y0, x0, y1, x1 = boxes_yxyx.T
-    if turn in (6, 7):  # what was at the bottom comes to the left
+    if turn in (3, 4, 6, 7):  # what was at the bottom comes to the top, or to the left
         y0, y1 = 1 - y1, 1 - y0
-    if turn in (7, 8):  # what was at the right comes to the top
+    if turn in (2, 3, 7, 8):  # what was at the right comes to the left, or to the top
         x0, x1 = 1 - x1, 1 - x0
-    return np.stack([x0, y0, x1, y1], axis=1)
+    return np.stack([x0, y0, x1, y1] if turn >= 5 else [y0, x0, y1, x1], axis=1)
 
 
 def ground_truth(source: DetectionSource) -> dict[str, list[dict[str, Any]]]:

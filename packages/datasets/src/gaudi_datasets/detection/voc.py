@@ -123,7 +123,7 @@ def parse_xml(path: Path) -> Element:
     """
     try:
         tree: Element = defusedxml.ElementTree.fromstring(path.read_bytes())
-    except (ParseError, defusedxml.DefusedXmlException) as error:
+    except (ParseError, defusedxml.DefusedXmlException, ValueError, LookupError) as error:  # the last two: encodings
         raise DataError(f"is no XML that can be read safely ({error})", path=path, remedy="fix or remove it") from None
     return tree
 
