@@ -107,3 +107,24 @@ def test_faults_are_named(tmp_path: Path) -> None:
     make(tmp_path / "c", {"train/ant": 1, "val/ant": 1, "valid/ant": 1})
     with pytest.raises(DataError, match="valid/"):
         open_data(tmp_path / "c")
+
+
+def test_splits_without_classes_are_no_classes(tmp_path: Path) -> None:
+    make(tmp_path, {"train": 3, "test": 2})
+    with pytest.raises(DataError) as error:
+        open_data(tmp_path)
+    assert "train/" in str(error.value)
+
+
+def test_records_must_number_classes_equally(tmp_path: Path) -> None:
+    make(tmp_path / "data", {"ant": 2, "bee": 2})
+    for split, names in (("train", ["ant", "bee"]), ("val", ["bee", "ant"])):
+        write_records(FolderSource(tmp_path / "data", class_names=names), tmp_path / "records", split)
+    with pytest.raises(DataError):
+        open_data(tmp_path / "records")
+
+
+def test_images_that_are_converted_are_counted(tmp_path: Path) -> None:
+    make(tmp_path, {"ant": 2, "bee": 2})
+    Image.new("RGB", (9, 9)).save(tmp_path / "ant" / "x.bmp")
+    assert [note for note in open_data(tmp_path).notes if note.startswith("1 image converted")]

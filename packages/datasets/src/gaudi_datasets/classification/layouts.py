@@ -13,7 +13,7 @@ from gaudi_datasets.classification.sources import RecordSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.layouts.checking import check_all
-from gaudi_datasets.layouts.inventory import SPLITS, count_names, split_of_path
+from gaudi_datasets.layouts.inventory import SPLITS, count_names, note_converted, split_of_path
 from gaudi_datasets.layouts.splitting import (
     SplitData,
     choose_validation,
@@ -70,6 +70,12 @@ def _open_records(path: Path, splits: Mapping[str, str], val_share: float, seed:
     require_training(sources, path, _REMEDY)
     for split, source in sources.items():
         _require_known(source.class_names, sources["train"].class_names, split, path)
+        if tuple(source.class_names) != tuple(sources["train"].class_names):
+            raise DataError(
+                f"the records of train and {split} number their classes differently",
+                path=path,
+                remedy="convert both again, with the same classes",
+            )
     split_names = split_records(
         sources,
         lambda: RecordSource(path, splits["train"]),
@@ -112,6 +118,7 @@ def _open_folders(path: Path, val_share: float, seed: int) -> ClassificationData
     where = ", ".join(f"{folders[split].name}/" for split in SPLITS if split in folders) or "not split"
     layout = f"folders of {count_things(len(train.class_names), 'class')} ({where})"
     notes += note_split(split_names)
+    notes += note_converted(source.files.name(row) for source in sources.values() for row in source.rows)
     return ClassificationData(layout, train, sources.get("val"), sources.get("test"), tuple(notes), split_names)
 
 
@@ -157,11 +164,17 @@ def _find_splits(root: Path, notes: list[str]) -> dict[str, Path]:
                 remedy="leave one of them there",
             )
         found[split] = folder
-    if not found:
-        return {}
     others = [folder for folder in folders if folder not in found.values() and _has_images(folder)]
     flat = [folder for folder in others if named[folder]]
     classes = [folder for folder in others if not named[folder]]
+    if not found:
+        if flat and not classes:
+            raise DataError(
+                f"holds images in {', '.join(f'{folder.name}/' for folder in flat)} that are in no folder of a class",
+                path=root,
+                remedy=f"put them into a folder for each class, as {flat[0].name}/cat/",
+            )
+        return {}
     if classes:
         raise DataError(
             f"holds the split {next(iter(found.values())).name}/ and {classes[0].name}/, which may be a class",

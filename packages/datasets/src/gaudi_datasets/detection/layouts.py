@@ -14,7 +14,7 @@ from gaudi_datasets.detection.sources import CocoSource, DetectionSource, Record
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.layouts.boxes import ALL, BoxSets
 from gaudi_datasets.layouts.checking import check_all
-from gaudi_datasets.layouts.inventory import SPLITS, count_names
+from gaudi_datasets.layouts.inventory import SPLITS, count_names, note_converted
 from gaudi_datasets.layouts.recognition import read_boxes
 from gaudi_datasets.layouts.splitting import (
     SplitData,
@@ -39,9 +39,11 @@ class DetectionData(SplitData[DetectionSource]):
 
     Attributes:
         annotations: what the sources were made of, by split, with the folder of the images; empty for records.
+        missing: images that are annotated and not there.
     """
 
     annotations: Mapping[str, tuple[CocoAnnotations, Path]] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
     @property
     def categories(self) -> tuple[Category, ...]:
@@ -116,9 +118,9 @@ def _open_boxes(path: Path, boxes: BoxSets, val_share: float, seed: int) -> Dete
     sources = {split: CocoSource(*sets[split], keep_empty=split != "train") for split in SPLITS if split in sets}
     for split, source in sources.items():
         notes += note_losses(split, sets[split][0], source)
-    return DetectionData(
-        boxes.layout, sources["train"], sources.get("val"), sources.get("test"), tuple(notes), split_names, sets
-    )
+    notes += note_converted(name for coco, _ in sets.values() for name in coco.file_names)
+    found = sources["train"], sources.get("val"), sources.get("test")
+    return DetectionData(boxes.layout, *found, tuple(notes), split_names, sets, boxes.missing)
 
 
 def list_classes(annotations: CocoAnnotations) -> list[list[int]]:

@@ -42,7 +42,22 @@ def read_yolo(data: str | Path, image_set: str) -> tuple[dict[str, list[dict[str
     data = Path(data)
     names, paths = read_yaml(data, image_set)
     folder = Path(os.path.commonpath([path.parent for path in paths]))
-    return make_document(paths, folder, names), folder
+    return make_document(paths, folder, names, keypoints=count_keypoint_values(data)), folder
+
+
+def count_keypoint_values(data: Path) -> int:
+    """Return how many values of keypoints follow each box, by the YAML file's `kpt_shape`; 0 without it.
+
+    Raises:
+        DataError: it is no pair of numbers.
+    """
+    document = load_yaml(data)
+    shape = document.get("kpt_shape") if isinstance(document, dict) else None
+    if shape is None:
+        return 0
+    if not isinstance(shape, list) or len(shape) != 2 or not all(type(size) is int and size > 0 for size in shape):
+        raise DataError(f"kpt_shape is {shorten(shape)}; it must be two numbers", path=data, field="kpt_shape")
+    return math.prod(shape)
 
 
 def read_yaml(data: Path, image_set: str, notes: list[str] | None = None) -> tuple[dict[int, str], list[Path]]:
@@ -63,6 +78,7 @@ def make_document(
     outlines: Counter[str] | None = None,
     find_labels: Callable[[Path], Path] | None = None,
     sizes: Sequence[tuple[int, int]] | None = None,
+    keypoints: int | None = 0,
 ) -> dict[str, list[dict[str, Any]]]:
     """Make a COCO annotation document of images and the labels that belong to them.
 
@@ -73,6 +89,8 @@ def make_document(
         outlines: counts the outlines of each image that are read as their boxes; None: an outline is a fault.
         find_labels: returns the file of labels of an image, which need not be there; None: `labels_of`.
         sizes: height and width of the images in pixels; None: they are read.
+        keypoints: number of values after each box that are left out; None: unknown, so that a file with boxes and
+            longer lines, which may be outlines or boxes with keypoints, is a fault.
 
     Raises:
         MissingInputError, DataError: as by `read_yolo`.
@@ -84,7 +102,7 @@ def make_document(
         height, width = sizes[image_id - 1] if sizes else read_size(path)
         file_name = path.relative_to(folder).as_posix()
         images.append({"id": image_id, "file_name": file_name, "height": height, "width": width})
-        for number, box in _read_boxes(find_labels(path), width, height, names, outlines):
+        for number, box in _read_boxes(find_labels(path), width, height, names, outlines, keypoints):
             fields = {"category_id": number + 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
             annotations.append({"id": len(annotations) + 1, "image_id": image_id, **fields})
     categories = [{"id": number + 1, "name": name, "supercategory": ""} for number, name in sorted(names.items())]
@@ -163,16 +181,25 @@ def labels_of(image: Path) -> Path:
 
 
 def _read_boxes(
-    path: Path, width: int, height: int, names: Container[int], outlines: Counter[str] | None
+    path: Path, width: int, height: int, names: Container[int], outlines: Counter[str] | None, keypoints: int | None
 ) -> Iterator[tuple[int, tuple[float, float, float, float]]]:
     """Read class number, and left, top, width and height in pixels, of each line."""
     if not path.exists():
         return
-    for number, line in enumerate(_read_lines(path), 1):
+    lines = _read_lines(path)
+    if keypoints is None and len({len(line.split()) == 5 for line in lines if line.strip()}) > 1:
+        raise DataError(
+            "has boxes of 5 fields and other lines",
+            path=path,
+            remedy="give a YAML file, with kpt_shape where lines have keypoints, or fix the others",
+        )
+    for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 fields = line.split()
-                if outlines is not None and len(fields) >= 7 and len(fields) % 2:
+                if keypoints and len(fields) == 5 + keypoints:
+                    fields = fields[:5]
+                elif outlines is not None and not keypoints and len(fields) >= 7 and len(fields) % 2:
                     fields = _enclose(fields)
                     outlines[path.name] += 1
                 yield _parse_line(fields, width, height, names)

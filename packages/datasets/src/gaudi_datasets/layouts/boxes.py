@@ -19,6 +19,7 @@ from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import SPLITS, Inventory, count_names, split_of_file
 
 _ROUNDING = 1e-4  # share of an image's side
+_BOTH = "trainval"
 ALL = ""
 """Stands for the name of a split where the images are not split."""
 
@@ -31,11 +32,13 @@ class BoxSets:
         layout: what was recognised, on one line.
         sets: annotations by "train", "val" and "test", or `ALL` alone, each with the folder of its file names.
         notes: what was left out, changed or guessed, named and counted.
+        missing: images that are annotated and not there.
     """
 
     layout: str
     sets: Mapping[str, tuple[CocoAnnotations, Path]]
     notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     @property
     def images(self) -> set[Path]:
@@ -176,7 +179,10 @@ def assign_files(inventory: Inventory, names: Iterable[str], notes: list[str]) -
     """
     named: dict[str, list[str]] = {}
     for name in names:
-        named.setdefault(split_of_file(name), []).append(name)
+        is_both = "trainval" in name.rpartition("/")[2].lower()
+        named.setdefault(_BOTH if is_both else split_of_file(name), []).append(name)
+    if _BOTH in named:
+        _resolve_both(named, notes)
     for split, files in named.items():
         if len(files) > 1:
             called = split or "all images"
@@ -190,7 +196,19 @@ def assign_files(inventory: Inventory, names: Iterable[str], notes: list[str]) -
     return {split: files[0] for split, files in named.items()}
 
 
-def require_images(found: Sequence[object], missing: Sequence[str], path: Path, notes: list[str]) -> None:
+def _resolve_both(named: dict[str, list[str]], notes: list[str]) -> None:
+    """Take files of training and validation together for training, unless there are files of training alone."""
+    both = named.pop(_BOTH)
+    unused = both
+    if "train" not in named:
+        named["train"], unused = both, named.pop("val", [])
+    if unused:
+        notes.append(f"left out {count_names(unused, 'file', 'whose images are in others, too')}")
+
+
+def require_images(
+    inventory: Inventory, found: Sequence[object], missing: Sequence[str], path: Path, notes: list[str]
+) -> None:
     """Note annotated images that are not there.
 
     Raises:
@@ -200,31 +218,33 @@ def require_images(found: Sequence[object], missing: Sequence[str], path: Path, 
         raise MissingInputError(
             f"none of {len(missing)} annotated images is there, such as {missing[0]}",
             path=path,
-            remedy="put the images beside the annotations, or give the folder that holds both",
+            remedy=inventory.add_links("put the images beside the annotations, or give the folder that holds both"),
         )
     if missing:
         notes.append(f"left out {count_names(missing, 'annotated image', 'that is not there')}")
 
 
-def keep_present(annotations: CocoAnnotations, image_dir: Path, notes: list[str], split: str) -> CocoAnnotations:
-    """Leave out annotated images that are not there, and note them.
+def keep_present(
+    inventory: Inventory, annotations: CocoAnnotations, image_dir: Path, notes: list[str], split: str
+) -> tuple[CocoAnnotations, list[str]]:
+    """Leave out annotated images that are not there, note them, and return their paths.
 
     Raises:
         MissingInputError: none is there.
     """
     missing = [row for row, name in enumerate(annotations.file_names) if not (image_dir / name).is_file()]
     if not missing:
-        return annotations
+        return annotations, []
     names = [annotations.file_names[row] for row in missing]
     if len(missing) == len(annotations.file_names):
         raise MissingInputError(
             f"none of {len(missing)} annotated images is there, such as {names[0]}",
             path=annotations.path,
-            remedy=f"put the images below {image_dir}, or fix the file names",
+            remedy=inventory.add_links(f"put the images below {image_dir}, or fix the file names"),
         )
     notes.append(f"{name_split(split)}left out {count_names(names, 'annotated image', 'that is not there')}")
     rows = np.setdiff1d(np.arange(len(annotations.file_names)), missing)
-    return select_images(annotations, rows)
+    return select_images(annotations, rows), [str(image_dir / name) for name in names]
 
 
 def note_unused(inventory: Inventory, used: set[str], notes: list[str]) -> None:
@@ -241,7 +261,7 @@ def relate_used(inventory: Inventory, sets: Mapping[str, tuple[CocoAnnotations, 
     used: set[str] = set()
     for coco, image_dir in sets.values():
         prefix = "" if image_dir == inventory.root else f"{image_dir.relative_to(inventory.root).as_posix()}/"
-        used.update(prefix + name.replace("\\", "/") for name in coco.file_names)
+        used.update(prefix + name for name in coco.file_names)
     return used
 
 

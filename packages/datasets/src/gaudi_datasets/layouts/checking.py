@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 from gaudi_datasets.documents import load_json
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import check_image, read_size, stat_image
+from gaudi_datasets.layouts.threads import map_threads
 from gaudi_datasets.program import ProgressLine, count_things
 from gaudi_datasets.records.record_sets import RecordSet
 
@@ -78,10 +77,9 @@ def read_sizes(paths: Sequence[Path], name: str) -> list[tuple[int, int]]:
         except (DataError, MissingInputError) as error:
             return error
 
-    with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0))) as pool:
-        for size in pool.map(read, paths):
-            found.append(size)
-            progress(len(found), len(paths))
+    for size in map_threads(read, paths):
+        found.append(size)
+        progress(len(found), len(paths))
     faults = [each for each in found if isinstance(each, Exception)]
     if faults:
         raise BrokenImagesError(name, faults[:_REMEMBERED], len(faults), len(paths))
@@ -118,8 +116,7 @@ def check_all(source: ReadableSource, progress: Callable[[int, int], None] | Non
                 progress(done, total)
         return fault
 
-    with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0))) as pool:
-        faults = [fault for fault in pool.map(check, range(total)) if fault is not None]
+    faults = [fault for fault in map_threads(check, range(total)) if fault is not None]
     if faults:
         raise BrokenImagesError(source.name, faults[:_REMEMBERED], len(faults), total)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -67,20 +68,23 @@ def _assign(inventory: Inventory, files: dict[str, str]) -> tuple[dict[str, str]
 
 
 def _read(inventory: Inventory, files: dict[str, str], notes: list[str]) -> BoxSets:
-    sets = {}
+    sets, missing = {}, list[str]()
     for split, name in files.items():
         annotations = read_coco(inventory.root / name)
+        annotations = replace(annotations, file_names=tuple(each.replace("\\", "/") for each in annotations.file_names))
         image_dir = _find_image_dir(inventory, name, annotations)
-        sets[split] = keep_present(annotations, image_dir, notes, split), image_dir
+        kept, lost = keep_present(inventory, annotations, image_dir, notes, split)
+        sets[split] = kept, image_dir
+        missing += lost
     if not (set(files) == {ALL} and len(inventory.list_files(".json")) > 1):  # others may name the other images
         note_unused(inventory, relate_used(inventory, sets), notes)
     listed = ", ".join(sorted(files.values()))
-    return BoxSets(f"COCO ({describe_splits(sets)}: {listed})", sets, tuple(notes))
+    return BoxSets(f"COCO ({describe_splits(sets)}: {listed})", sets, tuple(notes), tuple(missing))
 
 
 def _find_image_dir(inventory: Inventory, name: str, annotations: CocoAnnotations) -> Path:
     """Find the folder that most file names are relative to, and of several the one named as the file."""
-    names = [file_name.replace("\\", "/") for file_name in annotations.file_names]
+    names = annotations.file_names
     if not names:
         raise DataError("images is empty; there must be at least one", path=annotations.path, field="images")
     folders = _count_folders(inventory, _spread(names))

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
+from gaudi_datasets.program import count_things
 
 SPLITS = ("train", "val", "test")
 
@@ -18,9 +19,17 @@ _SPLIT_OF_WORD = {
     **dict.fromkeys(("val", "valid", "validation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+LISTS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    "test": "test",
+}
+"""Splits by the names of the text files that list their images."""
 _WORDS = "|".join(sorted(_SPLIT_OF_WORD, key=len, reverse=True))
 _SPLIT_FOLDER = re.compile(rf"(?:(?:img|images?)[_-])?({_WORDS})(?:[_-]?(?:images?|imgs?|set|data))?(?:[_-]?\d{{4}})?")
 _SPLIT_FILE = re.compile(rf"(?:^|[_.\- ])({_WORDS})(?:\d{{4}})?(?=$|[_.\- ])")
+_MASKS = frozenset(("segmentationclass", "segmentationobject", "trimaps", "masks", "mask", "segmentations"))
+_KEPT_ENDINGS = (".jpe", ".jpeg", ".jpg", ".mpo", ".png")
 _SHOWN = 3  # names in a note
 
 
@@ -34,14 +43,18 @@ class Inventory:
         images: names with the ending of an image.
         links: links to folders.
 
+    Args:
+        root: the folder.
+        within: folder in it whose files alone `list_files` lists, unless it is asked for those everywhere.
+
     Raises:
         MissingInputError: there is no such folder.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, within: str = "") -> None:
         if not root.is_dir():
             raise MissingInputError("there is no such folder", path=root, remedy="give the folder of a data set")
-        self.root = root
+        self.root, self._within = root, f"{within}/" if within else ""
         self.images: list[str] = []
         self.links: list[str] = []
         self._by_ending: dict[str, list[str]] = defaultdict(list)
@@ -62,9 +75,16 @@ class Inventory:
                 self._by_stem[PurePosixPath(base).stem.casefold()].append(name)
         self.links.sort()
 
-    def list_files(self, *endings: str) -> list[str]:
+    def list_files(self, *endings: str, everywhere: bool = False) -> list[str]:
         """List the files with one of these endings, such as ".xml"."""
-        return [name for ending in endings for name in self._by_ending.get(ending, [])]
+        within = "" if everywhere else self._within
+        return [name for ending in endings for name in self._by_ending.get(ending, []) if name.startswith(within)]
+
+    def add_links(self, remedy: str) -> str:
+        """Return a remedy for images that are not there, with the links to folders that may lead to them."""
+        if not self.links:
+            return remedy
+        return f"{remedy}; not followed, so put folders in place of {count_names(self.links, 'link')}"
 
     def find_image(self, name: str, near: str, split: str = "") -> str | None:
         """Find the image that an annotation file in the folder `near` calls `name`, whatever folder stands before it.
@@ -84,12 +104,18 @@ class Inventory:
         return self._choose(self._by_stem.get(stem.rpartition("/")[2].casefold(), []), stem, near, split)
 
     def _choose(self, names: Sequence[str], wanted: str, near: str, split: str) -> str | None:
-        """Choose by the end of the path, then by the way from the annotation file, then by the split."""
+        """Choose by the end of the path, then what lies beside the annotation file and no masks, by split and way."""
         split = split or split_of_path(f"{near}/x")
+        if PurePosixPath(wanted).parent.as_posix() in (".", near):  # quickly where each of many folders has such a name
+            prefix = "" if near == "." else f"{near}/"
+            stop = len(prefix)
+            names = [each for each in names if each.startswith(prefix) and "/" not in each[stop:]] or names
         parts = PurePosixPath(wanted).parts[::-1]
         ranks: list[Callable[[str], int]] = [
             lambda name: _count_equal(PurePosixPath(name).parts[-2::-1], parts[1:]),
             lambda name: PurePosixPath(name).parent == PurePosixPath(near),
+            lambda name: not _MASKS.intersection(PurePosixPath(name.lower()).parts[:-1]),
+            lambda name: "JPEGImages" in PurePosixPath(name).parts,
             lambda name: split_of_path(name) == split,
             lambda name: _count_equal(PurePosixPath(name).parts, PurePosixPath(near).parts),
         ]
@@ -129,6 +155,13 @@ def count_names(names: Iterable[str], what: str, state: str = "") -> str:
     shown = ", ".join(show_name(name) for name in listed[:_SHOWN])
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
     return f"{counted}: {shown}{more}"
+
+
+def note_converted(names: Iterable[str]) -> list[str]:
+    """Note the images that are neither JPEG nor PNG by their names."""
+    count = sum(PurePosixPath(name).suffix.lower() not in _KEPT_ENDINGS for name in names)
+    counted = count_things(count, "image")
+    return [f"{counted} converted to JPEG or PNG at each reading; convert auto does it once"] if count else []
 
 
 def show_name(name: str) -> str:

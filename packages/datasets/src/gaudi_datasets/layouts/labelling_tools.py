@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 from xml.etree.ElementTree import Element
 
 from gaudi_datasets.detection.voc import parse_xml
@@ -33,6 +33,7 @@ from gaudi_datasets.layouts.boxes import (
 from gaudi_datasets.layouts.inventory import Inventory, count_names, split_of_path
 
 _HASHED = re.compile(r"^[0-9a-f]{8}-")  # what Label Studio puts before the name of an uploaded file
+_SERVER = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]*", re.IGNORECASE)
 _Corners = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -76,14 +77,15 @@ class _Reading:
 
     def finish(self, kind: str, names: Sequence[str], path: Path, notes: list[str]) -> BoxSets:
         """Make the sets."""
-        require_images(self.images, self.missing, path, notes)
+        require_images(self.inventory, self.images, self.missing, path, notes)
         sets = make_sets(self.inventory, self.images, path, notes)
         if ALL in sets and len(sets) > 1:
             left = sets.pop(ALL)[0].file_names
             notes.append(f"left out {count_names(left, 'image', 'of no split')}")
         notes += [f"{what}: {count}" for what, count in self.changed.items()]
         note_unused(self.inventory, {image.name for image in self.images}, notes)
-        return BoxSets(f"{kind} ({describe_splits(sets)}: {count_names(names, 'file')})", sets, tuple(notes))
+        layout = f"{kind} ({describe_splits(sets)}: {count_names(names, 'file')})"
+        return BoxSets(layout, sets, tuple(notes), tuple(self.missing))
 
 
 def _list(inventory: Inventory, ending: str, only: str) -> list[str]:
@@ -204,8 +206,8 @@ def _name_task(task: Mapping[str, Any]) -> str:
     for value in values.values():
         if not isinstance(value, str):
             continue
-        parts = urlsplit(value.replace("\\", "/"))
-        called = unquote(parse_qs(parts.query).get("d", [""])[0] or parts.path)
+        path, _, query = _SERVER.sub("", value.replace("\\", "/")).partition("?")
+        called = parse_qs(query).get("d", [""])[0] or unquote(path)
         if PurePosixPath(called).suffix.lower() in IMAGE_ENDINGS:
             return called
     raise RecordError("names no image", field="data", remedy="export tasks whose data are image files")
@@ -295,7 +297,7 @@ def _read_labelme(inventory: Inventory, names: Sequence[str]) -> BoxSets:
         reading.add(found, f"{called} of {name}", split_of_path(name), size, boxes)
     folders = sorted({PurePosixPath(name).parent.as_posix() for name in names})
     if reading.missing and not reading.images:
-        require_images([], reading.missing, inventory.root, notes)
+        require_images(inventory, [], reading.missing, inventory.root, notes)
     return reading.finish("LabelMe", folders, inventory.root, notes)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.layouts import coco_sets, labelling_tools, tables, voc_sets, yolo_sets
 from gaudi_datasets.layouts.boxes import BoxSets, Candidate
-from gaudi_datasets.layouts.inventory import Inventory
+from gaudi_datasets.layouts.inventory import Inventory, count_names
 
 
 def read_boxes(path: Path) -> BoxSets:
@@ -37,7 +38,22 @@ def read_boxes(path: Path) -> BoxSets:
             path=path,
             remedy=f"give the path of one of them, such as {candidates[0].choice}",
         )
-    return candidates[0].read()
+    boxes = candidates[0].read()
+    return replace(boxes, notes=(*boxes.notes, *_note_shared(boxes)))
+
+
+def _note_shared(boxes: BoxSets) -> list[str]:
+    """Note the images of other splits that are in training, too."""
+    paths = {
+        split: {os.path.normpath(folder / name) for name in coco.file_names}
+        for split, (coco, folder) in boxes.sets.items()
+    }
+    shared = {split: sorted(paths[split] & paths["train"]) for split in paths if split != "train" and "train" in paths}
+    return [
+        f"{split}: {count_names([Path(name).name for name in names], 'image', 'of training, too')}"
+        for split, names in shared.items()
+        if names
+    ]
 
 
 def _drop_table(voc: Candidate, table: Candidate) -> list[Candidate]:
@@ -53,7 +69,9 @@ def find_candidates(path: Path) -> list[Candidate]:
     """List the ways to read a folder or a file."""
     if path.is_dir():
         inventory = Inventory(path)
-        return [candidate for find in _FINDERS for candidate in find(inventory)]
+        found = [candidate for find in _FINDERS for candidate in find(inventory)]
+        is_bare = not inventory.images and (found or yolo_sets.list_labels(inventory))
+        return (_find_above(path.absolute()) if is_bare else []) or found
     if path.suffix.lower() in (".yaml", ".yml"):
         return [yolo_sets.from_yaml(path)]
     path = path.absolute()
@@ -63,10 +81,27 @@ def find_candidates(path: Path) -> list[Candidate]:
 
 
 def _inventory_around(path: Path) -> Inventory:
-    """List the folder of an annotation file, or the one above it where that has no images."""
-    inventory = Inventory(path.parent)
-    return inventory if inventory.images else Inventory(path.parent.parent)
+    """List the folder of an annotation file, or the one above it where that has no images, but not a whole system."""
+    inventory, above = Inventory(path.parent), path.parent.parent
+    return inventory if inventory.images or _is_top(above) else Inventory(above)
 
 
-_FILE_FINDERS = (coco_sets.find, tables.find, labelling_tools.find_cvat, labelling_tools.find_label_studio)
-_FINDERS = (yolo_sets.find, voc_sets.find, *_FILE_FINDERS, labelling_tools.find_labelme)
+def _find_above(path: Path) -> list[Candidate]:
+    """List the ways to read a folder of annotations alone, by its name; the images are beside it."""
+    above = path
+    while above.name.lower() in _ANNOTATIONS:
+        above = above.parent
+    if above == path or _is_top(above):
+        return []
+    inventory = Inventory(above, path.relative_to(above).as_posix())
+    return [candidate for find in _FINDERS for candidate in find(inventory)] if inventory.images else []
+
+
+def _is_top(path: Path) -> bool:
+    return path == Path(path.anchor)
+
+
+_ANNOTATIONS = ("annotation", "annotations", "annots", "label", "labels", "xml", "xmls")
+_TABLES = (coco_sets.find, tables.find, labelling_tools.find_cvat, labelling_tools.find_label_studio)
+_FILE_FINDERS = (voc_sets.find, *_TABLES)
+_FINDERS = (yolo_sets.find, *_FILE_FINDERS, labelling_tools.find_labelme)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,6 +14,7 @@ import numpy.typing as npt
 
 from gaudi_datasets.errors import DataError, FlagError
 from gaudi_datasets.image_files import stat_image
+from gaudi_datasets.layouts.threads import map_threads
 from gaudi_datasets.program import ProgressLine, count_things
 
 _OVERSHOOT = 0.5 + 1e-9  # images of validation above its share
@@ -181,16 +180,6 @@ def hash_files(paths: Sequence[Path]) -> list[Hashable]:
 def hash_records(encoded: Sequence[bytes]) -> list[Hashable]:
     """Return what is equal for equal images in memory."""
     return [hashlib.sha256(content).digest() for content in encoded]
-
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-def map_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Map a function over items with a thread for each usable core, in their order."""
-    with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(function, items))
 
 
 def _deal(present: Sequence[Mapping[int, int]], sizes: Sequence[int], share: float) -> list[bool]:

@@ -100,7 +100,7 @@ def _read(inventory: Inventory, tables: Mapping[str, _Table], is_alone: bool) ->
     for split, name in files.items():
         images += _read_table(inventory, tables[name], name, split, missing)
     first = tables[next(iter(files.values()))]
-    require_images(images, missing, first.path, notes)
+    require_images(inventory, images, missing, first.path, notes)
     images = [
         image._replace(boxes=[box._replace(label=named.get(box.label, box.label)) for box in image.boxes])
         for image in images
@@ -112,7 +112,8 @@ def _read(inventory: Inventory, tables: Mapping[str, _Table], is_alone: bool) ->
     sets = make_sets(inventory, images, first.path, notes)
     note_unused(inventory, {image.name for image in images}, notes)
     kind = "Open Images CSV" if first.is_relative else "CSV"
-    return BoxSets(f"{kind} ({describe_splits(sets)}: {', '.join(sorted(files.values()))})", sets, tuple(notes))
+    layout = f"{kind} ({describe_splits(sets)}: {', '.join(sorted(files.values()))})"
+    return BoxSets(layout, sets, tuple(notes), tuple(missing))
 
 
 def _read_table(inventory: Inventory, table: _Table, name: str, split: str, missing: list[str]) -> list[AnnotatedImage]:

@@ -5,30 +5,26 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from xml.etree.ElementTree import Element
 
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
 from gaudi_datasets.detection.voc import VocImage, list_classes, make_document, parse_xml, read_stated_size
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
 from gaudi_datasets.layouts.checking import read_sizes
-from gaudi_datasets.layouts.inventory import Inventory, count_names, split_of_path
+from gaudi_datasets.layouts.inventory import LISTS, Inventory, count_names, split_of_path
 
 _SNIFFED = 4096
-_LISTS = {
-    "train": "train",
-    "training": "train",
-    "trainval": "trainval",
-    "test": "test",
-    **dict.fromkeys(("val", "valid", "validation"), "val"),
-}
+_LISTS = {**LISTS, "trainval": "trainval"}
 
 
-def find(inventory: Inventory) -> list[Candidate]:
-    """List the way to read the annotations of single images, if there are any."""
-    names = [name for name in inventory.list_files(".xml") if _sniff(inventory.root / name)]
+def find(inventory: Inventory, only: str = "") -> list[Candidate]:
+    """List the way to read the annotations of single images, or `only` one of them."""
+    listed = inventory.list_files(".xml")
+    names = [name for name in listed if (not only or name == only) and _sniff(inventory.root / name)]
     if not names:
         return []
     folder = inventory.root / PurePosixPath(names[0]).parent
@@ -49,7 +45,7 @@ def _read(inventory: Inventory, names: Sequence[str]) -> BoxSets:
         raise MissingInputError(
             f"none of {len(names)} annotated images is there, such as that of {names[0]}",
             path=inventory.root,
-            remedy="put the images beside their annotations, or give the folder that holds both",
+            remedy=inventory.add_links("put the images beside their annotations, or give the folder that holds both"),
         )
     if bare:
         notes.append(f"left out {count_names(bare, 'annotation', 'whose image is not there')}")
@@ -72,15 +68,18 @@ def _read(inventory: Inventory, names: Sequence[str]) -> BoxSets:
     folders = sorted({PurePosixPath(name).parent.as_posix() for name in names})
     how = "by image sets" if lists else "by folders" if ALL not in sets else ""
     detail = ", ".join(filter(None, [describe_splits(sets), how, f"XML in {count_names(folders, 'folder')}"]))
-    return BoxSets(f"Pascal VOC ({detail})", sets, tuple(notes))
+    return BoxSets(f"Pascal VOC ({detail})", sets, tuple(notes), tuple(f"image of {name}" for name in bare))
 
 
 def _find_image(inventory: Inventory, name: str, tree: Element) -> str | None:
-    """Find the image of an annotation: by the annotation's own name, else by the name that it states."""
-    near = PurePosixPath(name).parent.as_posix()
+    """Find the image of an annotation: by its own name, with the ending that it states, else by the name it states."""
+    near, own = PurePosixPath(name).parent.as_posix(), name.removesuffix(PurePosixPath(name).suffix)
     stated = (tree.findtext("filename") or "").strip()
-    found = inventory.find_stem(name.removesuffix(PurePosixPath(name).suffix), near)
-    return found or (inventory.find_image(stated, near) if stated else None)
+    path = PurePosixPath(stated.replace("\\", "/"))
+    found = None
+    if path.stem == PurePosixPath(own).name and path.suffix.lower() in IMAGE_ENDINGS:
+        found = inventory.find_image(f"{own}{path.suffix}", near)
+    return found or inventory.find_stem(own, near) or (inventory.find_image(stated, near) if stated else None)
 
 
 def _require_unique(inventory: Inventory, files: Mapping[str, str]) -> None:
@@ -122,12 +121,12 @@ def _find_lists(inventory: Inventory, names: Sequence[str]) -> dict[str, dict[st
     """Find the lists of images, such as ImageSets/Main/train.txt: by their folder, the stems of each split."""
     stems = {PurePosixPath(name).stem for name in names}
     found: dict[str, dict[str, list[str]]] = defaultdict(dict)
-    for name in inventory.list_files(".txt"):
+    for name in inventory.list_files(".txt", everywhere=True):
         split = _LISTS.get(PurePosixPath(name).stem.lower())
         if split is None:
             continue
         lines = (inventory.root / name).read_text(encoding="utf-8", errors="replace").splitlines()
-        listed = [_stem_of_line(line) for line in lines if line.strip()]
+        listed = [_stem_of_line(line, stems) for line in lines if line.strip()]
         if any(stem in stems for stem in listed):
             found[PurePosixPath(name).parent.as_posix()][split] = list(dict.fromkeys(listed))
     by_root: dict[str, list[str]] = defaultdict(list)
@@ -146,10 +145,11 @@ def _find_lists(inventory: Inventory, names: Sequence[str]) -> dict[str, dict[st
     return chosen
 
 
-def _stem_of_line(line: str) -> str:
-    """Return the image that a line names, without its folder and its ending."""
-    name = line.split()[0].replace("\\", "/").rpartition("/")[2]
-    return re.sub(r"\.(jpe?g|png|xml|bmp|webp|tiff?)$", "", name, flags=re.IGNORECASE)
+def _stem_of_line(line: str, stems: Container[str]) -> str:
+    """Return the image that a line names, without its folder and its ending; the whole line where it is a known one."""
+    names = (name.replace("\\", "/").rpartition("/")[2] for name in (line.strip(), line.split()[0]))
+    whole, first = (re.sub(r"\.(jpe?g|png|xml|bmp|webp|tiff?)$", "", name, flags=re.IGNORECASE) for name in names)
+    return whole if whole in stems else first
 
 
 def _root_of_lists(folder: str) -> str:

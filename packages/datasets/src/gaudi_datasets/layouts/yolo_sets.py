@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
-from gaudi_datasets.detection.yolo import labels_of, make_document, read_class, read_yaml
+from gaudi_datasets.detection.yolo import count_keypoint_values, labels_of, make_document, read_class, read_yaml
 from gaudi_datasets.documents import load_yaml
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
 from gaudi_datasets.layouts.checking import read_sizes
-from gaudi_datasets.layouts.inventory import SPLITS, Inventory, count_names, split_of_path
+from gaudi_datasets.layouts.inventory import LISTS, SPLITS, Inventory, count_names, split_of_path
 from gaudi_datasets.program import count_things
 
 _NAME_FILES = ("classes.txt", "obj.names", "data.names", "class_names.txt", "labels.txt")
@@ -27,7 +28,7 @@ def find(inventory: Inventory) -> list[Candidate]:
     candidates = [from_yaml(path) for path in paths if _is_yolo(path)]
     if candidates:
         return candidates
-    labels = [name for name in inventory.list_files(".txt") if _has_boxes(inventory.root / name)]
+    labels = list_labels(inventory)
     labelled = _pair(inventory, labels)
     if not labelled:
         return []
@@ -35,6 +36,11 @@ def find(inventory: Inventory) -> list[Candidate]:
         return [from_yaml(path) for path in broken]  # which says what is wrong with it
     folder = inventory.root / PurePosixPath(labels[0]).parent
     return [Candidate("YOLO labels", folder, lambda: _read_folder(inventory, labels))]
+
+
+def list_labels(inventory: Inventory) -> list[str]:
+    """List the text files that begin with a box, or are empty."""
+    return [name for name in inventory.list_files(".txt") if _has_boxes(inventory.root / name)]
 
 
 def from_yaml(path: Path) -> Candidate:
@@ -55,7 +61,9 @@ def _read_yaml(path: Path) -> BoxSets:
     if not isinstance(document, dict):
         raise DataError("is no YAML of a YOLO data set", path=path, remedy="give one with names, train and val")
     keys = {"train": "train", "val": "val" if document.get("val") else "valid", "test": "test"}
-    sets, outlines = {}, Counter[str]()
+    sets, outlines, keypoints = {}, Counter[str](), count_keypoint_values(path)
+    if keypoints:
+        notes.append(f"left out {keypoints} values of keypoints of each box")
     images: dict[str, list[Path]] = {}
     for split, key in keys.items():
         if not document.get(key) and split != "train":
@@ -68,11 +76,8 @@ def _read_yaml(path: Path) -> BoxSets:
             notes.append(f"test: left out, because {missing.path} {missing.args[0]}")
             continue
         images[split] = paths
-        sets[split] = _parse(path, paths, Path(os.path.commonpath([each.parent for each in paths])), names, outlines)
-    for split, paths in images.items():
-        shared = set(paths) & set(images["train"]) if split != "train" else ()
-        if shared:
-            notes.append(f"{split}: {count_names(sorted(each.name for each in shared), 'image', 'of training, too')}")
+        folder = Path(os.path.commonpath([each.parent for each in paths]))
+        sets[split] = _parse(path, paths, folder, names, outlines, labels_of, keypoints)
     bare = [each for paths in images.values() for each in paths if not labels_of(each).exists()]
     _note_labels(bare, outlines, notes)
     return BoxSets(f"YOLO by {path.name} ({describe_splits(sets)})", sets, tuple(dict.fromkeys(notes)))
@@ -80,16 +85,11 @@ def _read_yaml(path: Path) -> BoxSets:
 
 def _read_folder(inventory: Inventory, labels: Sequence[str]) -> BoxSets:
     notes, outlines = list[str](), Counter[str]()
-    labelled = _pair(inventory, labels)
+    labelled = _pair(inventory, inventory.list_files(".txt"))  # a broken one, too, which is a fault
     # Without a file of labels an image of the same folder shows nothing, as YOLO has it.
     folders = {PurePosixPath(name).parent for name in labelled}
     images = [name for name in inventory.images if PurePosixPath(name).parent in folders]
-    splits: dict[str, list[Path]] = {}
-    for name in images:
-        splits.setdefault(split_of_path(name), []).append(inventory.root / name)
-    if ALL in splits and len(splits) > 1:
-        left = splits.pop(ALL)
-        notes.append(f"left out {count_names([each.name for each in left], 'image', 'in no folder of a split')}")
+    splits = _split(inventory, images, notes)
     names = _read_names(inventory, [inventory.root / name for name in set(labelled.values())], notes)
     label_of = {inventory.root / name: inventory.root / label for name, label in labelled.items()}
 
@@ -99,7 +99,7 @@ def _read_folder(inventory: Inventory, labels: Sequence[str]) -> BoxSets:
     sets = {}
     for split, paths in splits.items():
         folder = Path(os.path.commonpath([each.parent for each in paths]))
-        sets[split] = _parse(inventory.root, paths, folder, names, outlines, find_labels)
+        sets[split] = _parse(inventory.root, paths, folder, names, outlines, find_labels, None)
     _note_labels([each for paths in splits.values() for each in paths if each not in label_of], outlines, notes)
     orphans = sorted(set(labels) - set(labelled.values()))
     if orphans:
@@ -108,16 +108,52 @@ def _read_folder(inventory: Inventory, labels: Sequence[str]) -> BoxSets:
     return BoxSets(f"YOLO labels without a YAML file ({describe_splits(sets)})", sets, tuple(notes))
 
 
+def _split(inventory: Inventory, images: Sequence[str], notes: list[str]) -> dict[str, list[Path]]:
+    """Return the images of each split, by Darknet's lists of them, or else by their folders."""
+    named, place = _read_lists(inventory, notes), "in no list"
+    if named:
+        listed = {name for names in named.values() for name in names}
+        left = [name for name in images if name not in listed]
+    else:
+        place = "in no folder of a split"
+        for name in images:
+            named.setdefault(split_of_path(name), []).append(name)
+        left = named.pop(ALL) if ALL in named and len(named) > 1 else []
+    if left:
+        notes.append(f"left out {count_names([PurePosixPath(name).name for name in left], 'image', place)}")
+    return {split: [inventory.root / name for name in names] for split, names in named.items()}
+
+
+def _read_lists(inventory: Inventory, notes: list[str]) -> dict[str, list[str]]:
+    """Read train.txt, valid.txt and test.txt where they list images: the images of each split, sorted."""
+    found: dict[str, set[str]] = {}
+    missing: list[str] = []
+    for path in inventory.list_files(".txt", everywhere=True):
+        split = LISTS.get(PurePosixPath(path).stem.lower())
+        text = (inventory.root / path).read_text(encoding="utf-8", errors="replace") if split else ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if split is None or not any(PurePosixPath(line).suffix.lower() in IMAGE_ENDINGS for line in lines):
+            continue
+        near = PurePosixPath(path).parent.as_posix()
+        names = [inventory.find_image(line, near) for line in lines]
+        missing += [line for line, name in zip(lines, names, strict=True) if name is None]
+        found.setdefault(split, set()).update(name for name in names if name is not None)
+    if missing:
+        notes.append(f"left out {count_names(missing, 'listed image', 'that is not there')}")
+    return {split: sorted(names, key=lambda name: name.split("/")) for split, names in found.items() if names}
+
+
 def _parse(
     name: Path,
     paths: Sequence[Path],
     folder: Path,
     names: Mapping[int, str],
     outlines: Counter[str],
-    find_labels: Callable[[Path], Path] = labels_of,
+    find_labels: Callable[[Path], Path],
+    keypoints: int | None,
 ) -> tuple[CocoAnnotations, Path]:
     sizes = read_sizes(paths, str(name))
-    return parse_coco(make_document(paths, folder, names, outlines, find_labels, sizes), name), folder
+    return parse_coco(make_document(paths, folder, names, outlines, find_labels, sizes, keypoints), name), folder
 
 
 def _note_labels(bare: Sequence[Path], outlines: Counter[str], notes: list[str]) -> None:
@@ -158,7 +194,8 @@ def _has_boxes(path: Path) -> bool:
 
 def _read_names(inventory: Inventory, labels: Sequence[Path], notes: list[str]) -> dict[int, str]:
     """Read the names of the classes from a file of them; without one, name them by their numbers."""
-    found = [name for name in inventory.list_files(".txt", ".names") if PurePosixPath(name).name in _NAME_FILES]
+    listed_files = inventory.list_files(".txt", ".names", everywhere=True)
+    found = [name for name in listed_files if PurePosixPath(name).name in _NAME_FILES]
     texts = {name: (inventory.root / name).read_text(encoding="utf-8", errors="replace") for name in found}
     listed = {name: tuple(line.strip() for line in text.splitlines() if line.strip()) for name, text in texts.items()}
     if len(set(listed.values())) > 1:

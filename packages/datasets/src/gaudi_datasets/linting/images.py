@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TypeAlias, TypeVar
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import TURN_FIX, check_image
+from gaudi_datasets.layouts.threads import map_threads
 from gaudi_datasets.linting.rules import (
     DUPLICATE,
     MISLABELLED,
@@ -36,7 +36,6 @@ StoredImage: TypeAlias = tuple[bytes, str, tuple[int, int] | None]
 
 _FORMAT_OF_ENDING = {".jpg": "jpeg", ".jpeg": "jpeg", ".jpe": "jpeg", ".png": "png", ".tif": "tiff", ".tiff": "tiff"}
 _FORMAT_OF_ENDING |= {f".{name}": name for name in ("bmp", "gif", "webp")}
-_AT_ONCE = 1024  # results that wait; the images themselves are gone by then
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,33 @@ class ImageSet:
         where: gives the name of image `index` in messages: its file, or its record.
         read: reads one; MissingInputError, DataError or OSError when it cannot be.
         upright: images are turned as EXIF says; those in records stay as they are stored.
+        has_report: has a report of its own, which names its images that cannot be read.
     """
 
     count: int
     where: Callable[[int], str]
     read: Callable[[int], StoredImage]
     upright: bool = True
+    has_report: bool = False
+
+
+def join_images(sets: Sequence[ImageSet]) -> ImageSet:
+    """Return the images of several sets one after another, which have reports of their own."""
+    starts = np.cumsum([0, *(one.count for one in sets)])
+
+    def place(index: int) -> tuple[ImageSet, int]:
+        row = int(np.searchsorted(starts, index, side="right")) - 1
+        return sets[row], index - int(starts[row])
+
+    def where(index: int) -> str:
+        images, row = place(index)
+        return images.where(row)
+
+    def read(index: int) -> StoredImage:
+        images, row = place(index)
+        return images.read(row)
+
+    return ImageSet(int(starts[-1]), where, read, has_report=True)
 
 
 def check_images(
@@ -88,7 +108,7 @@ def find_overlap(contents: dict[bytes, str], others: ImageSet, progress: Progres
     def look(index: int) -> Finding | None:
         stored = _read(others, index)
         if isinstance(stored, Finding):
-            return stored
+            return None if others.has_report else stored
         first = contents.get(hashlib.sha256(stored[0]).digest())
         return None if first is None else Finding(OVERLAP, others.where(index), f"has the content of {first}")
 
@@ -97,13 +117,10 @@ def find_overlap(contents: dict[bytes, str], others: ImageSet, progress: Progres
 
 def _map_images(work: Callable[[int], Result], count: int, progress: Progress | None) -> Iterator[Result]:
     """Yield the results in order. Threads are enough: while one decodes or hashes, others run."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for start in range(0, count, _AT_ONCE):
-            stop = min(start + _AT_ONCE, count)
-            for done, result in enumerate(pool.map(work, range(start, stop)), start + 1):
-                yield result
-                if progress is not None:
-                    progress(done, count)
+    for done, result in enumerate(map_threads(work, range(count), len(os.sched_getaffinity(0))), 1):
+        yield result
+        if progress is not None:
+            progress(done, count)
 
 
 def _inspect(images: ImageSet, index: int) -> tuple[list[Finding], bytes, tuple[int, int]]:

@@ -1,0 +1,197 @@
+"""Data sets as people have them: masks beside photos, lists, keypoints, several kinds of annotations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from gaudi_datasets.detection.layouts import open_data
+from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.layouts.inventory import Inventory
+from gaudi_datasets.layouts.labelling_tools import _name_task
+from gaudi_datasets.layouts.recognition import _inventory_around, read_boxes
+from gaudi_datasets.layouts.threads import map_threads
+
+STEMS = ("a", "b", "c", "d")
+
+
+def draw(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.effect_noise((60, 40), 50).convert("RGB").save(path)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def annotate(path: Path, stated: str = "") -> None:
+    size = "<size><width>60</width><height>40</height></size>"
+    box = "<bndbox><xmin>3</xmin><ymin>4</ymin><xmax>20</xmax><ymax>30</ymax></bndbox>"
+    write(path, f"<annotation><filename>{stated}</filename>{size}<object><name>ant</name>{box}</object></annotation>")
+
+
+def write_coco(path: Path, names: Sequence[str]) -> None:
+    images = [{"id": row, "file_name": name, "height": 40, "width": 60} for row, name in enumerate(names)]
+    boxes = [{"id": row, "image_id": row, "category_id": 1, "bbox": [3, 4, 20, 10]} for row in range(len(names))]
+    write(path, json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "ant"}]}))
+
+
+def names_of(path: Path) -> dict[str, list[str]]:
+    sets = read_boxes(path).sets
+    return {
+        split: sorted((folder / name).relative_to(path).as_posix() for name in coco.file_names)
+        for split, (coco, folder) in sets.items()
+    }
+
+
+@pytest.mark.parametrize("stated", ["{}.jpg", ""])
+@pytest.mark.parametrize(
+    ("images", "annotations", "masks"),
+    [
+        ("images", "annotations/xmls", ["annotations/trimaps"]),
+        ("JPEGImages", "Annotations", ["SegmentationClass", "SegmentationObject"]),
+    ],
+)
+def test_masks_are_not_the_photos(
+    images: str, annotations: str, masks: Sequence[str], stated: str, tmp_path: Path
+) -> None:
+    for stem in STEMS:
+        draw(tmp_path / images / f"{stem}.jpg")
+        annotate(tmp_path / annotations / f"{stem}.xml", stated.format(stem))
+        for folder in masks:
+            draw(tmp_path / folder / f"{stem}.png")
+    assert names_of(tmp_path) == {"": [f"{images}/{stem}.jpg" for stem in STEMS]}
+
+
+def test_lists_of_names_with_spaces(tmp_path: Path) -> None:
+    for stem in ("photo 1", "photo 2", "photo 3"):
+        draw(tmp_path / "JPEGImages" / f"{stem}.jpg")
+        annotate(tmp_path / "Annotations" / f"{stem}.xml")
+    write(tmp_path / "ImageSets" / "Main" / "train.txt", "photo 1\nphoto 2\n")
+    write(tmp_path / "ImageSets" / "Main" / "val.txt", "photo 3\nphoto 2\n")
+    found = names_of(tmp_path)
+    assert (len(found["train"]), len(found["val"])) == (2, 2)
+    assert [note for note in read_boxes(tmp_path).notes if "val" in note and "photo 2.jpg" in note]
+
+
+def test_lists_of_darknet_are_splits(tmp_path: Path) -> None:
+    for stem in (*STEMS, "e"):
+        draw(tmp_path / "obj" / f"{stem}.jpg")
+        write(tmp_path / "obj" / f"{stem}.txt", "0 0.5 0.5 0.2 0.2\n")
+    for name, stems in (("train", "ab"), ("valid", "c"), ("test", "d")):
+        write(tmp_path / f"{name}.txt", "".join(f"data/obj/{stem}.jpg\n" for stem in stems))
+    expected = {"train": ["obj/a.jpg", "obj/b.jpg"], "val": ["obj/c.jpg"], "test": ["obj/d.jpg"]}
+    assert names_of(tmp_path) == expected
+    assert [note for note in read_boxes(tmp_path).notes if "e.jpg" in note]
+
+
+@pytest.mark.parametrize(
+    "text", ["cat 0.5 0.5 0.2 0.2\n", "0 0.5 0.5 0.2\n", "0 0.5 0.5 0.1 0.1\n0 0.1 0.1 0.2 0.2 0.3 0.3\n"]
+)
+def test_broken_labels_are_no_image_that_shows_nothing(text: str, tmp_path: Path) -> None:
+    for stem in STEMS:
+        draw(tmp_path / f"{stem}.jpg")
+        write(tmp_path / f"{stem}.txt", "0 0.5 0.5 0.2 0.2\n")
+    write(tmp_path / "c.txt", text)
+    with pytest.raises(DataError) as error:
+        read_boxes(tmp_path)
+    assert Path(str(error.value.path)) == tmp_path / "c.txt"
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 2)])
+def test_keypoints_are_left_out(shape: tuple[int, int], tmp_path: Path) -> None:
+    for stem in STEMS:
+        draw(tmp_path / "images" / f"{stem}.jpg")
+        points = " ".join(["0.9"] * shape[0] * shape[1])
+        write(tmp_path / "labels" / f"{stem}.txt", f"0 0.5 0.5 0.2 0.4 {points}\n")
+    write(tmp_path / "data.yaml", f"train: images\nnames: [ant]\nkpt_shape: {list(shape)}\n")
+    coco, _ = read_boxes(tmp_path).sets["train"]
+    assert coco.boxes_xywh[0].tolist() == pytest.approx([24, 12, 12, 16])
+
+
+def test_the_given_folder_chooses_among_kinds(tmp_path: Path) -> None:
+    for stem in STEMS:
+        draw(tmp_path / "images" / f"{stem}.jpg")
+        annotate(tmp_path / "annotations" / f"{stem}.xml")
+        write(tmp_path / "labels" / f"{stem}.txt", "0 0.5 0.5 0.2 0.2\n")
+    with pytest.raises(DataError, match="several kinds"):
+        read_boxes(tmp_path)
+    assert read_boxes(tmp_path / "annotations").layout.startswith("Pascal VOC")
+    assert read_boxes(tmp_path / "labels").layout.startswith("YOLO")
+    assert [coco.file_names for coco, _ in read_boxes(tmp_path / "annotations" / "b.xml").sets.values()] == [("b.jpg",)]
+
+
+def test_trainval_is_for_training(tmp_path: Path) -> None:
+    for stem in STEMS:
+        draw(tmp_path / "images" / f"{stem}.jpg")
+    write_coco(tmp_path / "instances_trainval.json", ["a.jpg", "b.jpg", "c.jpg"])
+    write_coco(tmp_path / "instances_test.json", ["d.jpg"])
+    assert {split: len(names) for split, names in names_of(tmp_path).items()} == {"train": 3, "test": 1}
+
+
+def test_missing_images_and_backslashes_of_coco(tmp_path: Path) -> None:
+    for stem in STEMS[:2]:
+        draw(tmp_path / "sub" / f"{stem}.jpg")
+    write_coco(tmp_path / "all.json", [f"sub\\{stem}.jpg" for stem in STEMS])
+    data = open_data(tmp_path)
+    assert sorted(data.split["train"] + data.split["val"]) == ["sub/a.jpg", "sub/b.jpg"]  # type: ignore[operator]
+    assert [Path(name).name for name in data.missing] == ["c.jpg", "d.jpg"]
+
+
+def test_links_are_named_where_images_are_missing(tmp_path: Path) -> None:
+    draw(tmp_path / "elsewhere" / "a.jpg")
+    annotate(tmp_path / "data" / "marks" / "a.xml")
+    (tmp_path / "data" / "photos").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MissingInputError, match="photos"):
+        read_boxes(tmp_path / "data")
+
+
+def test_the_whole_system_is_not_searched() -> None:
+    if not Path("/srv").is_dir():
+        pytest.skip("there is no empty folder at the top")
+    assert _inventory_around(Path("/srv/x.json")).root == Path("/srv")
+
+
+def test_the_image_beside_wins_among_equal_names(tmp_path: Path) -> None:
+    for number in range(3):
+        draw(tmp_path / str(number) / "1.jpg")
+    inventory = Inventory(tmp_path)
+    assert [inventory.find_image("1.jpg", str(number)) for number in range(3)] == ["0/1.jpg", "1/1.jpg", "2/1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("http://[x/a.jpg", "/a.jpg"),
+        ("photo#1.jpg", "photo#1.jpg"),
+        ("/data/local-files/?d=set/a%201.jpg", "set/a 1.jpg"),
+        ("s3://bucket/set/a%201.jpg?key=1", "/set/a 1.jpg"),
+    ],
+)
+def test_names_of_tasks(value: str, name: str) -> None:
+    assert _name_task({"data": {"image": value}}) == name
+
+
+@pytest.mark.parametrize("encoding", ["no-such", "utf-16", "utf-7"])
+def test_xml_of_an_unknown_encoding_is_named(encoding: str, tmp_path: Path) -> None:
+    draw(tmp_path / "a.jpg")
+    write(tmp_path / "a.xml", f'<?xml version="1.0" encoding="{encoding}"?><annotation></annotation>')
+    with pytest.raises(DataError) as error:
+        read_boxes(tmp_path)
+    assert Path(str(error.value.path)) == tmp_path / "a.xml"
+
+
+def test_threads_keep_the_order_of_many() -> None:
+    assert list(map_threads(lambda item: item + 1, range(3000))) == list(range(1, 3001))
+
+
+def test_images_that_are_converted_are_counted(tmp_path: Path) -> None:
+    for stem in STEMS:
+        draw(tmp_path / f"{stem}.bmp")
+        annotate(tmp_path / f"{stem}.xml")
+    assert [note for note in open_data(tmp_path).notes if note.startswith("4 images converted")]
