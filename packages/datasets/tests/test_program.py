@@ -188,3 +188,7 @@ def test_an_error_removes_the_line_of_progress(
     assert stream.getvalue().count("\x1b[K") == 2
     assert stream.getvalue().endswith("\x1b[K")
     assert capsys.readouterr().err == "prog: error: x.json: is empty\n"
+
+
+def test_what_a_terminal_obeys_is_written_out() -> None:
+    assert describe_error(DataError("is bad", path="a\x1b[2J\udc80ä.jpg")) == "a\\x1b[2J\\udc80ä.jpg: is bad"

@@ -130,6 +130,15 @@ def exit_status_of(error: BaseException) -> int:
 
 def describe_error(error: BaseException) -> str:
     """Return the error as one line, which begins with its type where it was not foreseen."""
+    return escape(_describe(error))
+
+
+def escape(text: str) -> str:
+    """Return a text with what a terminal may obey, such as escape characters of names in data, written out."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def _describe(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     lines = str(error).strip().splitlines()

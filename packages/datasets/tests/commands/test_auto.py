@@ -124,3 +124,31 @@ def test_a_sheet_of_each_split_says_where_it_is(
         with Image.open(path) as image:
             assert image.width == 2250
     assert run("lint", "auto", "--data", boxes, "--sheet", tmp_path / "sheet.gif") == 64
+
+
+def test_missing_images_end_lint_and_conversion(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(3, 10):
+        (boxes / f"{number}.jpg").unlink()
+    assert run("lint", "auto", "--data", boxes, "--json") == 65
+    findings = json.loads(capsys.readouterr().out)["splits"]["train"]["findings"]
+    assert sum(finding["rule"] == "missing image" for finding in findings) == 7
+    records = boxes.with_name("records")
+    assert run("convert", "auto", "--data", boxes, "--output_dir", records) == 66
+    assert not records.exists()
+    assert run("convert", "auto", "--data", boxes, "--output_dir", records, "--allow") == 0
+
+
+def test_images_of_every_other_split_are_compared_with_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split in ("train", "val", "test"):
+        for name in ("ant", "bee"):
+            path = tmp_path / split / name / f"{split}.png"
+            path.parent.mkdir(parents=True)
+            Image.effect_noise((16, 16), 50).save(path)
+    shutil.copy(tmp_path / "train" / "ant" / "train.png", tmp_path / "test" / "bee" / "again.png")
+    (tmp_path / "val" / "ant" / "broken.png").write_bytes(b"none")
+    assert run("lint", "auto", "--data", tmp_path, "--json") == 65
+    splits = json.loads(capsys.readouterr().out)["splits"]
+    found = [(finding["rule"], Path(finding["where"]).name) for each in splits.values() for finding in each["findings"]]
+    assert sorted(found) == [("in both sets", "again.png"), ("unreadable image", "broken.png")]

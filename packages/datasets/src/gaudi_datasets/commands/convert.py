@@ -14,6 +14,7 @@ from gaudi_datasets.commands.data_flags import (
     Debug,
     FoldersFlags,
     ShardFlags,
+    Switch,
     VocFlags,
     YoloFlags,
     open_any,
@@ -136,16 +137,25 @@ class _ConvertAuto:
     """share of the training images for validation, if there is none; 0: write none"""
     split_seed: int = 0
     """seed of the split"""
+    allow: Switch = False
+    """leave out annotated images that are not there"""
     debug: Debug = False
 
     def run(self) -> None:
         """Run the command."""
         from gaudi_datasets.classification.listed_files import ListedSource
         from gaudi_datasets.detection.layouts import DetectionData
-        from gaudi_datasets.errors import FlagError
+        from gaudi_datasets.errors import FlagError, MissingInputError
+        from gaudi_datasets.layouts.inventory import count_names
 
         data = open_any(self.data, val_share=self.val_share, seed=self.split_seed)
         print_layout(data)
+        if isinstance(data, DetectionData) and data.missing and not self.allow:
+            raise MissingInputError(
+                count_names(data.missing, "annotated image", "not there"),
+                path=self.data,
+                remedy="add them, or leave them out with --allow",
+            )
         if isinstance(data, DetectionData) and data.annotations:
             for split, (annotations, image_dir) in data.annotations.items():
                 _write_boxes(annotations, image_dir, self.records, split)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from gaudi_datasets.program import escape
+
 if TYPE_CHECKING:
     from gaudi_datasets.classification.class_folders import FolderSource
     from gaudi_datasets.classification.layouts import ClassificationData
@@ -175,7 +177,7 @@ def open_any(path: Path, *, val_share: float, seed: int) -> DetectionData | Clas
 def print_layout(data: DetectionData | ClassificationData) -> None:
     """Print what was recognised, and each note, on standard error."""
     for line in (data.layout, *(f"  {note}" for note in data.notes)):
-        print(line, file=sys.stderr)
+        print(escape(line), file=sys.stderr)
 
 
 AnnotationFlags = TypeVar("AnnotationFlags", CocoFlags, VocFlags, YoloFlags)

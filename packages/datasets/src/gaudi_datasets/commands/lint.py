@@ -245,12 +245,19 @@ def _lint_splits(
     data: DetectionData | ClassificationData, path: Path
 ) -> Iterator[tuple[str, LintReport, Source, CocoAnnotations | None]]:
     """Yield the report on each split, its source and annotations; images of training should be in no other one."""
+    from gaudi_datasets.linting.images import join_images
+    from gaudi_datasets.linting.lint import add_missing
+
     annotated, progress = getattr(data, "annotations", {}), ProgressLine("checking")
     sources: dict[str, Any] = {**data.sources}
     images = {split: _list_images(source, annotated.get(split)) for split, source in sources.items()}
     for split, source in sources.items():
-        name, others = f"{path} ({split})", images.get("val") if split == "train" else None
+        name, others = f"{path} ({split})", None
+        if split == "train" and len(images) > 1:
+            others = join_images([images[other] for other in images if other != "train"])
         report, boxes = _lint_images(source, annotated.get(split), images[split], name, others, progress)
+        if split == "train":
+            report = add_missing(report, getattr(data, "missing", ()))
         yield split, report, source, boxes
 
 

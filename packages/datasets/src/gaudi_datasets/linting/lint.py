@@ -19,7 +19,7 @@ from gaudi_datasets.documents import FaultyRecordsError
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.linting.images import ImageSet, Progress, StoredImage, check_images, find_overlap
 from gaudi_datasets.linting.report import LintReport, sort_findings
-from gaudi_datasets.linting.rules import STRUCTURE, UNUSED, Finding, count_boxes, count_labels, find_box_faults
+from gaudi_datasets.linting.rules import MISSING, STRUCTURE, UNUSED, Finding, count_boxes, count_labels, find_box_faults
 
 
 def lint_detection(
@@ -71,6 +71,12 @@ def _add_images(report: LintReport, images: ImageSet, others: ImageSet | None, p
     if others is not None:
         findings += find_overlap(contents, others, progress)
     return replace(report, images=images.count, findings=sort_findings(findings), sizes_hw=sizes_hw)
+
+
+def add_missing(report: LintReport, names: Sequence[str]) -> LintReport:
+    """Add annotated images that are not there to a report."""
+    found = [Finding(MISSING, name, "is annotated and not there") for name in names]
+    return replace(report, findings=sort_findings([*report.findings, *found]))
 
 
 def annotated_files(annotations: CocoAnnotations, image_dir: str | Path) -> ImageSet:
