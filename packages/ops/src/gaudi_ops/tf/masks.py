@@ -78,8 +78,6 @@ def _limit(k: Any, values: Any) -> Any:
     length = values.shape[-1]
     if not tf.is_tensor(k) and length is not None:
         return tf.constant(np.clip(k, 0, length), tf.int32)
-    if dtype.size < 4:  # which may not hold the length
-        k, dtype = tf.cast(k, tf.int32), tf.int32
     length = tf.cast(tf.shape(values)[-1] if length is None else length, dtype)
     return tf.cast(tf.clip_by_value(k, tf.zeros([], dtype), length), tf.int32)
 
