@@ -38,6 +38,7 @@ def build_small_classifier(name: str, num_classes: int, *, image_size: int, **op
     from gaudi_ops.tf.keras_api import keras
 
     layers, dtype = keras.layers, options.get("dtype", "float32")
+    head_dtype = "float64" if dtype == "float64" else "float32"
     images = keras.Input([image_size, image_size, 3], name="images")
     x = layers.Rescaling(1 / 128, name="scale", dtype=dtype)(images)
     if find_rule(options.get("padding", "same"))["stem"] == "symmetric":
@@ -45,8 +46,8 @@ def build_small_classifier(name: str, num_classes: int, *, image_size: int, **op
     x = layers.Conv2D(8, 3, 4, use_bias=False, name="conv1", dtype=dtype)(x)
     x = layers.BatchNormalization(momentum=0.9, name="conv1_bn", dtype=dtype)(x)
     x = layers.ReLU(name="relu", dtype=dtype)(x)
-    x = layers.GlobalAveragePooling2D(name="features", dtype="float32")(x)
-    return keras.Model(images, layers.Dense(num_classes, name="logits", dtype="float32")(x), name=name)
+    x = layers.GlobalAveragePooling2D(name="features", dtype=head_dtype)(x)
+    return keras.Model(images, layers.Dense(num_classes, name="logits", dtype=head_dtype)(x), name=name)
 
 
 @pytest.fixture(scope="session")

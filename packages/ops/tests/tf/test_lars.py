@@ -84,6 +84,18 @@ def test_three_steps_are_numpys(apply: Any, constants: dict[str, Any]) -> None:
         np.testing.assert_allclose(variable, value, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("apply", [apply_core, apply_keras])
+def test_float64_variables_are_updated_in_float64(apply: Any) -> None:
+    variables = [
+        tf.Variable(tf.cast(one, tf.float64), name=name) for one, name in zip(make_variables(), SKIPPED, strict=True)
+    ]
+    steps = [[tf.cast(one, tf.float64) / 3 for one in gradients] for gradients in make_gradients(variables)]
+    expected = expect_weights(variables, steps, weight_decay=0.01)
+    apply(variables, steps, weight_decay=0.01)
+    for variable, value in zip(variables, expected, strict=True):
+        np.testing.assert_allclose(variable, value, rtol=1e-12, atol=1e-12)
+
+
 def test_a_step_by_hand() -> None:
     """|w| 5, |g| 10: the ratio is .1 * 5 / (10 + .5 * 5 + 0), so .04, of the gradient and half the weights."""
     kernel, bias = tf.Variable([3.0, 4.0], name="kernel"), tf.Variable([3.0, 4.0], name="bias")

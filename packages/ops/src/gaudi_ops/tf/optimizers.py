@@ -58,7 +58,7 @@ class MomentumSGD(tf.Module):
     the rate is constant. After a drop of the rate, the first slows down at once, and the second as its velocity decays.
 
     Args:
-        variables: the variables to train, float32.
+        variables: the variables to train, float32 or float64; what is computed of one has its dtype.
         momentum: share of the velocity that is kept.
         weight_decay: coefficient of the sum of half squares of the variables that are decayed; a sequence has one for
             each variable. Keras' ``L2(c)`` is c times the whole squares, which is a weight decay of 2 c.
@@ -96,8 +96,8 @@ class MomentumSGD(tf.Module):
         """Update every variable once.
 
         Args:
-            gradients: float32, one for each variable, in their order, without the weight decay.
-            rate: learning rate, float32 scalar.
+            gradients: of the variables' dtypes, in their order, without the weight decay.
+            rate: learning rate, scalar of any floating dtype.
         """
         update = tf.raw_ops.ResourceApplyKerasMomentum if self.rate_inside else tf.raw_ops.ResourceApplyMomentum
         for variable, velocity, gradient, decay in zip(
@@ -105,13 +105,14 @@ class MomentumSGD(tf.Module):
         ):
             if decay:
                 gradient = gradient + decay * variable
-            update(var=variable.handle, accum=velocity.handle, lr=rate, grad=gradient, momentum=self.momentum)
+            own_rate = tf.cast(rate, variable.dtype)
+            update(var=variable.handle, accum=velocity.handle, lr=own_rate, grad=gradient, momentum=self.momentum)
 
 
 def make_velocities(variables: Sequence[Any]) -> list[Any]:
-    """Make a float32 variable of zeros for each variable, named by its place in the order."""
+    """Make a variable of zeros for each variable, of its dtype, named by its place in the order."""
     return [
-        tf.Variable(tf.zeros(variable.shape), trainable=False, name=f"velocity_{index}")
+        tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False, name=f"velocity_{index}")
         for index, variable in enumerate(variables)
     ]
 
@@ -137,8 +138,8 @@ class _Layerwise:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be below 0")
 
     def update(self, variable: Any, velocity: Any, gradient: Any, rate: Any) -> None:
-        """Update a float32 variable and its velocity once by a gradient of any floating dtype."""
-        gradient = tf.cast(gradient, tf.float32)
+        """Update a variable and its velocity once, in its dtype, by a gradient and a rate of any floating dtype."""
+        gradient, rate = tf.cast(gradient, variable.dtype), tf.cast(rate, variable.dtype)
         if not is_named(variable, self.skip):
             weights = tf.convert_to_tensor(variable)
             # l2_loss is one pass over the values without a temporary; the norm would write the squares first.
@@ -173,7 +174,7 @@ class LarsSGD(tf.Module):
     with `rate_inside`. Source of the constants and of the skipped names: Habana Model-References 1.5.0, ResNet-50.
 
     Args:
-        variables: the variables to train, float32.
+        variables: the variables to train, float32 or float64; what is computed of one has its dtype.
         momentum: share of the velocity that is kept.
         weight_decay: of the layers that are not skipped; in their ratio and in their gradient.
         eeta: the trust that a layer's own scale is given.
@@ -204,7 +205,7 @@ class LarsSGD(tf.Module):
 
         Args:
             gradients: of any floating dtype, one for each variable, in their order, without the weight decay.
-            rate: learning rate, float32 scalar.
+            rate: learning rate, scalar of any floating dtype.
         """
         for variable, velocity, gradient in zip(self.variables_trained, self.velocities, gradients, strict=True):
             self._layerwise.update(variable, velocity, gradient, rate)
@@ -214,9 +215,9 @@ class LarsSGD(tf.Module):
 class LARS(keras.optimizers.Optimizer):
     """LARS as a Keras optimizer; `LarsSGD` has the formula.
 
-    Variables are float32, as they are under Keras' mixed precision too; gradients may be of any floating dtype, and
-    the velocities are float32. Works within `keras.mixed_precision.LossScaleOptimizer`, with gradients that Horovod
-    has averaged, and in the strategies of tf.distribute.
+    Variables are float32, as they are under Keras' mixed precision too, or float64, and the velocities are as they
+    are; gradients may be of any floating dtype. Works within `keras.mixed_precision.LossScaleOptimizer`, with gradients
+    that Horovod has averaged, and in the strategies of tf.distribute.
 
     Args:
         learning_rate: a number, or a Keras schedule such as `gaudi_ops.tf.TensorSchedule`.
@@ -253,7 +254,9 @@ class LARS(keras.optimizers.Optimizer):
         if getattr(self, "_built", False):
             return
         self.velocities = [
-            self.add_variable_from_reference(variable, "velocity", initial_value=tf.zeros(variable.shape))
+            self.add_variable_from_reference(
+                variable, "velocity", initial_value=tf.zeros(variable.shape, variable.dtype)
+            )
             for variable in var_list
         ]
         self._built = True
@@ -261,8 +264,7 @@ class LARS(keras.optimizers.Optimizer):
     def update_step(self, gradient: Any, variable: Any) -> None:
         """Update one variable."""
         velocity = self.velocities[self._index_dict[self._var_key(variable)]]
-        rate = tf.cast(self.learning_rate, tf.float32)
-        self._layerwise.update(variable, velocity, tf.convert_to_tensor(gradient), rate)
+        self._layerwise.update(variable, velocity, tf.convert_to_tensor(gradient), self.learning_rate)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, for Keras to make the optimizer again."""
