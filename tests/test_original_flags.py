@@ -211,7 +211,8 @@ def list_forms(flag: OriginalFlag, value: str) -> list[list[str]]:
     if flag.is_switch:
         state = value == ON
         return [[f"{name}={state}"] for name in names] + [[flag.name, f"{state}"], [f"{flag.name}={int(state)}"]]
-    return [[name, value] for name in names] + [[f"{name}={value}"] for name in names]
+    glued = [[f"{flag.short}{value}"]] if len(flag.short) == 2 else []  # argparse takes it, and absl does not
+    return [[name, value] for name in names] + [[f"{name}={value}"] for name in names] + glued
 
 
 def choose_form(flag: OriginalFlag) -> list[str]:

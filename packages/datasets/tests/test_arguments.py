@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import pytest
 import tyro
 
-from gaudi_datasets.arguments import is_switch_on, list_options, normalize_arguments
+from gaudi_datasets.arguments import is_switch_on, list_given, list_options, normalize_arguments
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
 
@@ -125,6 +125,37 @@ def test_a_name_of_two_flags_is_neither() -> None:
 )
 def test_one_switch_is_read_before_all_are_found_good(text: str, state: bool) -> None:
     assert is_switch_on(text.split(), "debug") is state
+
+
+@dataclass(frozen=True)
+class Short:
+    """Flags with short forms of one letter."""
+
+    batch_size: Annotated[int, tyro.conf.arg(aliases=["-b"])] = 32
+    """a number"""
+    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = ""
+    """a folder"""
+    clean: Annotated[Switch, tyro.conf.arg(aliases=["-c"])] = False
+    """a switch"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("-b4", Short(4)),
+        ("-b4 -o/tmp/a=b", Short(4, "/tmp/a=b")),
+        ("-b-4", Short(-4)),
+        ("-oDIR -c", Short(output="DIR", clean=True)),
+        ("-output DIR", Short(output="DIR")),
+    ],
+)
+def test_a_value_may_be_glued_to_a_short_form(text: str, expected: Short) -> None:
+    assert parse_flags(Short, text.split(), prog="prog") == expected
+    assert ("batch_size" in list_given(text.split(), Short)) == (expected.batch_size != 32)
+
+
+def test_a_misspelled_name_is_no_short_form() -> None:
+    assert normalize_arguments(["-outptu", "DIR"], Short) == ["-outptu", "DIR"]
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,18 @@ def test_static_batches_take_the_flags_of_the_original(
     assert run("make-static-batches", "-i", tmp_path / "val", *flags[2:]) == 66
 
 
+def test_the_flags_of_the_original_converter_may_be_glued(scenes: Path, tmp_path: Path) -> None:
+    """Its own command line, and the split, of which it knew nothing."""
+    flags = [
+        f"-i{scenes / 'train'}",
+        f"-a{scenes / 'annotations' / 'instances_train.json'}",
+        f"-o{tmp_path / 'out'}",
+        "-n4",
+    ]
+    assert run("convert", "coco", *flags, "--split", "train") == 0
+    assert len([*(tmp_path / "out").glob("train-*-of-00004.tfrecord")]) == 4
+
+
 def test_it_is_a_module_and_a_directory_of_help() -> None:
     run = subprocess.run([sys.executable, "-m", "gaudi_datasets", "--help"], capture_output=True, text=True, check=True)
     commands = ("convert", "make-static-batches", "make-scenes", "score")

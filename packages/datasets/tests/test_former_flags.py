@@ -67,9 +67,15 @@ def test_what_is_not_done_is_answered(text: str, flag: str) -> None:
     assert str(error.value).endswith(answer)
 
 
-@pytest.mark.parametrize("argv", [["--raw_dir", "a b"], ["-r", "a b"], ["--raw-dir=a b"]])
+@pytest.mark.parametrize("argv", [["--raw_dir", "a b"], ["-r", "a b"], ["--raw-dir=a b"], ["-ra b"]])
 def test_values_may_go_to_another_flag(argv: list[str]) -> None:
     assert parse_flags(Flags, argv, prog="prog", former_flags=TABLE) == Flags("a b")
+
+
+def test_an_error_names_what_was_glued_as_it_was_typed() -> None:
+    with pytest.raises(FormerFlagError) as error:
+        replace_former_flags(["bench", "-d/data", "-s5"], find_former_flags(["bench"]))
+    assert (error.value.flag, str(error.value).partition(":")[0]) == ("--max_train_steps", "-s5")
 
 
 def test_what_was_told_by_its_place_is_answered() -> None:

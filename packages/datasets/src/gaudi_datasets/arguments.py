@@ -1,12 +1,14 @@
 """Rewrite command-line arguments to the form that the parser takes, and replace the flags of earlier programs.
 
 The programs that ours replace read their flags by argparse or by absl. The forms of both are taken: a switch with a
-value (`--clean=True`, `--clean false`, `--noclean`), and one dash or two before any name (`-batch_size`, `--bs`).
+value (`--clean=True`, `--clean false`, `--noclean`), one dash or two before any name (`-batch_size`, `--bs`), and a
+value that is glued to a short form of one letter (`-b4`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import itertools
 import re
 import types
@@ -18,6 +20,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, Union
 from gaudi_datasets.errors import FlagError, GaudiError
 
 _NAME = re.compile(r"--?([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
+_GLUED = re.compile(r"-([A-Za-z])([^=].*)", re.DOTALL)
 _TRUE, _FALSE = ("true", "t", "1"), ("false", "f", "0")
 
 
@@ -55,6 +58,7 @@ def normalize_arguments(argv: Sequence[str], config_class: Any) -> list[str]:
         FlagError: a switch has a value that is neither true nor false.
     """
     options = list_options(config_class)
+    argv = _unglue(argv, options)
     found: list[str | tuple[Option, bool]] = []
     place = 0
     while place < len(argv):
@@ -94,6 +98,7 @@ class TypedFlag:
 def list_typed(argv: Sequence[str], config_class: Any) -> Iterator[TypedFlag]:
     """Yield the flags among some arguments, in their order."""
     options, place = list_options(config_class), 0
+    argv = _unglue(argv, options)
     while place < len(argv):
         begin = place
         option, value, place = _read_flag(argv, begin, options)
@@ -140,6 +145,33 @@ def _rename(text: str, typed: TypedFlag, option: Option) -> str:
             read = option.read(typed.values[:1])
             text = text.replace(f"{typed.word} {read}:", f"{typed.word} {typed.values[0]}:")
     return text
+
+
+def _unglue(
+    argv: Sequence[str], options: Mapping[str, Option], others: Mapping[str, Option] | None = None
+) -> list[str]:
+    """Return as many arguments, with `=` between a short form and a value that is glued to it.
+
+    What is a flag itself stays, and so does what may be a misspelled one, so that it is refused as such.
+
+    Args:
+        argv: the arguments.
+        options: the flags whose values may be glued to them, by their names.
+        others: further flags.
+    """
+    known = {**(others or {}), **options}
+
+    def split(argument: str) -> str:
+        match, word = _GLUED.fullmatch(argument), split_word(argument)
+        option = None if match is None else options.get(match[1])
+        if match is None or option is None or option.default is not None:
+            return argument
+        alike = [name for name in known if name[0] == match[1] and len(name) > 1]
+        if word is not None and difflib.get_close_matches(word[0], alike, n=1, cutoff=0.8):
+            return argument
+        return f"-{match[1]}={match[2]}"
+
+    return [split(argument) for argument in argv]
 
 
 def _read_flag(
@@ -284,8 +316,13 @@ def rename(flag: str) -> Replace:
     return lambda values: [flag, *values]
 
 
-def replace_former_flags(argv: Sequence[str], table: Sequence[FormerFlag]) -> list[str]:
+def replace_former_flags(argv: Sequence[str], table: Sequence[FormerFlag], config_class: Any = None) -> list[str]:
     """Return the arguments without the flags of the table that were taken.
+
+    Args:
+        argv: the arguments.
+        table: the former flags.
+        config_class: what the parser makes of the others; their names are no short form with its value.
 
     Raises:
         FormerFlagError: a flag of the table asks for something that is not done.
@@ -296,7 +333,7 @@ def replace_former_flags(argv: Sequence[str], table: Sequence[FormerFlag]) -> li
         for word in filter(None, map(split_word, (flag.name, flag.short))):
             options[word[0]] = Option(flag.name, False if flag.is_switch else None)
     kept: list[str] = []
-    place = 0
+    typed, argv, place = argv, _unglue(argv, options, list_options(config_class)), 0
     while place < len(argv):
         begin = place
         option, value, place = _read_flag(argv, begin, options)
@@ -315,7 +352,7 @@ def replace_former_flags(argv: Sequence[str], table: Sequence[FormerFlag]) -> li
         if flag.replace is not None:
             kept += flag.replace(values)
         elif not any(_is_same(" ".join(values), each) for each in flag.meant):
-            raise FormerFlagError(" ".join(argv[begin:place]), flag)
+            raise FormerFlagError(" ".join(typed[begin:place]), flag)
     return kept
 
 

@@ -123,7 +123,7 @@ def parse_flags(
         SystemExit: with status 0 after `--help`.
     """
     box = io.StringIO()
-    arguments = normalize_arguments(replace_former_flags(argv, former_flags), config_class)
+    arguments = normalize_arguments(replace_former_flags(argv, former_flags, config_class), config_class)
     if "--help" in arguments or "-h" in arguments:
         for group, _ in walk_groups(config_class):
             _set_help(group)
