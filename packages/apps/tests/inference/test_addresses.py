@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,12 @@ def test_threads_that_open_streams_stay_within_the_network(monkeypatch: pytest.M
     level = cv2.getLogLevel()
     begun, ended = threading.Event(), threading.Event()
 
+    @contextlib.contextmanager
+    def announce(lock: threading.Lock) -> Iterator[None]:
+        begun.set()
+        with lock:
+            yield
+
     def begin() -> tuple[str, int]:
         with addresses._quiet_opencv():
             begun.set()
@@ -171,8 +178,9 @@ def test_threads_that_open_streams_stay_within_the_network(monkeypatch: pytest.M
 
     with ThreadPoolExecutor(1) as pool:
         with addresses._quiet_opencv():
+            monkeypatch.setattr(addresses, "_CAPTURE_LOCK", announce(addresses._CAPTURE_LOCK))
             other = pool.submit(begin)
-            begun.wait(0.2)  # in vain where each waits for the other
+            assert begun.wait(60)
         ended.set()
         options, other_level = other.result()
     assert "protocol_whitelist" in options
