@@ -393,7 +393,7 @@ def test_a_file_of_flags_is_answered_alike(tmp_path: Path) -> None:
 def test_networks_of_keras_applications_are_found(model: str) -> None:
     config: Any = parse("resnet_train", ["--keras_applications_model", model, "--use_synthetic_data"])
     PROGRAMS["resnet_train"].validate(config)
-    assert config.weights.model == f"{model.lower()}_keras"
+    assert config.training.model == f"{model.lower()}_keras"
 
 
 @pytest.mark.parametrize("name", ["resnet_train", "resnext_train"])

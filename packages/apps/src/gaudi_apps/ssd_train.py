@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from gaudi_apps.cli.program import Program
-from gaudi_apps.detection.config import FORMER_FLAGS, RareClassFlags, SSDConfig, find_mode, open_found, validate
+from gaudi_apps.detection.config import FORMER_FLAGS, SSDConfig, find_mode, open_found, validate
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.recipe import Recipe, find_host
 
@@ -39,7 +39,7 @@ class SSDTrain(Program):
         from gaudi_apps.detection.plan import print_plan
 
         emphasis = None
-        if config.rare != RareClassFlags():
+        if config.data.repeat_factor or config.data.class_weights != "none":
             from gaudi_apps.detection.data import describe_emphasis
 
             emphasis = describe_emphasis(config)

@@ -42,7 +42,7 @@ def test_presets() -> None:
         *("Adam", "cyclical"),
         *(1e-4, 4e-3),
     )
-    assert (flowers.learning.label_smoothing, flowers.learning.dropout, flowers.flags.weights.fine_tune) == (
+    assert (flowers.learning.label_smoothing, flowers.learning.dropout, flowers.flags.training.fine_tune) == (
         0.1,
         0.2,
         True,

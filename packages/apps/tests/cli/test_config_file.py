@@ -46,8 +46,8 @@ def test_workers_of_a_run_of_one_process_by_an_earlier_version(tmp_path: Path, e
 
 def test_a_file_may_have_the_names_of_the_original(tmp_path: Path) -> None:
     config = parse(tmp_path, "resnet_checkpoint: a.pth\nlr_warmup_epoch: 2\ntarget_ap: 0.5\nlog_step_count_steps: 7\n")
-    assert (config.weights.weights, config.schedule.warmup_epochs) == ("a.pth", 2)
-    assert (config.evaluation.target, config.report.log_steps) == (0.5, 7)
+    assert (config.network.weights, config.schedule.warmup_epochs) == ("a.pth", 2)
+    assert (config.report.target, config.report.log_steps) == (0.5, 7)
 
 
 def test_false_switch_is_the_default(tmp_path: Path) -> None:

@@ -8,13 +8,12 @@ import pytest
 from gaudi_apps.detection.config import (
     DataFlags,
     DeviceFlags,
-    EvaluationFlags,
-    ImageExportFlags,
+    ImageFlags,
+    NetworkFlags,
     ReportFlags,
     RunFlags,
     ScheduleFlags,
     SSDConfig,
-    WeightFlags,
     find_checkpoint,
     find_mode,
     validate,
@@ -25,10 +24,9 @@ from gaudi_datasets.flags import parse_flags
 GROUPS: dict[str, Any] = {
     "run": RunFlags,
     "data": DataFlags,
-    "weights": WeightFlags,
+    "network": NetworkFlags,
     "schedule": ScheduleFlags,
-    "evaluation": EvaluationFlags,
-    "use": ImageExportFlags,
+    "use": ImageFlags,
     "device": DeviceFlags,
     "report": ReportFlags,
 }
@@ -51,9 +49,9 @@ def test_defaults_are_those_of_the_original() -> None:
     assert config.schedule.warmup_epochs == 5
     assert (config.report.log_steps, config.report.save_checkpoints_epochs) == (1, 5)
     assert (config.report.keep_ckpt_max, config.report.save_summary_steps) == (20, 1)
-    assert (config.device.max_cpus, config.data.num_parallel_calls, config.data.threadpool_size) == (16, 64, 0)
+    assert (config.device.max_cpus, config.device.num_parallel_calls, config.device.threadpool_size) == (16, 64, 0)
     assert config.report.profile == "0,0"
-    assert config.weights.weights is None
+    assert config.network.weights is None
     assert (config.data.static, config.report.vis_dataloader) == (False, False)
 
 
@@ -79,7 +77,7 @@ def test_good_configurations_pass() -> None:
     validate(make_config(data={}, run={"mode": "predict", "checkpoint": "best"}, use={"inference": ("cat.jpg", "d/")}))
     validate(make_config(data={}, run={"mode": "export", "checkpoint": "300"}))
     validate(make_config(data={"data_dir": "records"}, run={"mode": "eval", "checkpoint": "all"}))
-    validate(make_config(data={"data_dir": "d"}, evaluation={"eval_epochs": 0.5, "target": 0.2, "patience": 3}))
+    validate(make_config(data={"data_dir": "d"}, report={"eval_epochs": 0.5, "target": 0.2, "patience": 3}))
     validate(make_config(run={"mode": "verify-resume"}))
     validate(make_config(run={"mode": "verify-resume", "steps": 60, "kills": 20}))
     validate(make_config(data={"num_examples_per_epoch": 5}, run={"mode": "plan", "json": True}))
@@ -119,16 +117,16 @@ def test_good_configurations_pass() -> None:
             "--mode predict",
         ),
         ({"use": {"score_threshold": -0.1}}, "--score_threshold", "in 0..1"),
-        ({"weights": {"ema_decay": 1.0}}, "--ema_decay", "below 1"),
-        ({"weights": {"ema_decay": float("nan")}}, "--ema_decay", "finite"),
+        ({"run": {"ema_decay": 1.0}}, "--ema_decay", "below 1"),
+        ({"run": {"ema_decay": float("nan")}}, "--ema_decay", "finite"),
         ({"report": {"save_checkpoints_minutes": float("inf")}}, "--save_checkpoints_minutes", "finite"),
         ({"report": {"save_checkpoints_steps": -1}}, "--save_checkpoints_steps", "at least 0"),
         ({"report": {"profile": "5,3"}}, "--profile", "smaller one first"),
-        ({"data": {"use_fake_data": True, "threadpool_size": -1}}, "--threadpool_size", "at least 0"),
+        ({"device": {"threadpool_size": -1}}, "--threadpool_size", "at least 0"),
         ({"data": {"use_fake_data": True, "static": True}}, "--static", "--data_dir"),
-        ({"evaluation": {"target": 0.5}}, "--target", "--eval_epochs"),
-        ({"evaluation": {"patience": -1}}, "--patience", "at least 0"),
-        ({"evaluation": {"eval_epochs": 1.0}}, "--eval_epochs", "needs records with"),
+        ({"report": {"target": 0.5}}, "--target", "--eval_epochs"),
+        ({"report": {"patience": -1}}, "--patience", "at least 0"),
+        ({"report": {"eval_epochs": 1.0}}, "--eval_epochs", "needs records with"),
         ({"run": {"checkpoint": "best"}}, "--checkpoint", "--mode eval"),
         (
             {"data": {"data_dir": "d"}, "run": {"mode": "eval", "checkpoint": "latest"}},

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_apps.detection.config import DataFlags, EvaluationFlags, ReportFlags, RunFlags, ScheduleFlags, SSDConfig
+from gaudi_apps.detection.config import DataFlags, ReportFlags, RunFlags, ScheduleFlags, SSDConfig
 from gaudi_apps.detection.plan import make_plan
 from gaudi_apps.training.plan import CURRENT, Plan
 from gaudi_ops import schedules
@@ -64,7 +64,7 @@ def test_k_stretches_the_drops() -> None:
 
 def test_saving_and_scoring_are_at_least_a_step_apart() -> None:
     def steps(*, eval_epochs: float = 0.0, **report: Any) -> tuple[int, int]:
-        config = SSDConfig(report=ReportFlags(**report), evaluation=EvaluationFlags(eval_epochs=eval_epochs))
+        config = SSDConfig(report=ReportFlags(eval_epochs=eval_epochs, **report))
         plan = make_plan(config, 384)
         return plan.checkpoint_steps, plan.evaluation_steps
 

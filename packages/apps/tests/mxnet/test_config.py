@@ -21,8 +21,8 @@ from gaudi_datasets.flags import parse_flags
 def test_values_are_taken_in_any_case_and_flags_with_hyphens() -> None:
     words = ["--mode", "TRAIN", "--data-layout", "nhwc", "--Precision".lower(), "FP16", "--val_epochs", "1", "2"]
     config = parse_flags(SSDMXNetConfig, words, prog="ssd_mxnet_train")
-    assert (config.run.mode, config.network.data_layout, config.network.precision) == ("train", "NHWC", "fp16")
-    assert config.validation.val_epochs == (1, 2)
+    assert (config.run.mode, config.device.data_layout, config.device.precision) == ("train", "NHWC", "fp16")
+    assert config.report.val_epochs == (1, 2)
 
 
 @pytest.mark.parametrize(

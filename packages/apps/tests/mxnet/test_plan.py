@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gaudi_apps.cli.config_file import parse_config
-from gaudi_apps.mxnet.config import SYSTEMS, RunFlags, ScheduleFlags, SSDMXNetConfig, ValidationFlags
+from gaudi_apps.mxnet.config import SYSTEMS, ReportFlags, RunFlags, ScheduleFlags, SSDMXNetConfig
 from gaudi_apps.mxnet.plan import make_plan
 
 COCO = 117266
@@ -95,7 +95,7 @@ def test_a_run_of_an_earlier_release_keeps_its_steps() -> None:
 
 def test_validations() -> None:
     def steps(mode: str = "train_val", **flags: Any) -> tuple[int, ...]:
-        config = SSDMXNetConfig(RunFlags(mode=mode, epochs=6), validation=ValidationFlags(**flags))
+        config = SSDMXNetConfig(RunFlags(mode=mode, epochs=6), report=ReportFlags(**flags))
         return make_plan(config, 80).evaluated_steps
 
     assert steps() == (15,)  # all epochs of the submission are past the end, which is validated

@@ -10,7 +10,7 @@ import mxnet as mx
 import pytest
 
 from gaudi_apps.mxnet.application import make_settings
-from gaudi_apps.mxnet.config import NetworkFlags, SSDMXNetConfig
+from gaudi_apps.mxnet.config import DeviceFlags, SSDMXNetConfig
 from gaudi_apps.mxnet.framework import MXNet, require_support
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_datasets.errors import MissingExtraError
@@ -57,7 +57,7 @@ except DeviceError:
 
 @pytest.mark.parametrize(("precision", "factor"), [("fp32", 1), ("bf16", 1), ("fp16", 128)])
 def test_only_float16_scales_the_loss(precision: Precision, factor: float) -> None:
-    framework = MXNet(SSDMXNetConfig(network=NetworkFlags(precision=precision)))
+    framework = MXNet(SSDMXNetConfig(device=DeviceFlags(precision=precision)))
     framework.precision = precision
     assert framework.loss_scale == factor
 

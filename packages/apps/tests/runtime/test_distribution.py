@@ -190,11 +190,11 @@ def test_plans_follow_the_global_batch() -> None:
     assert count_workers(read(""), two_hosts, cpu) == 1
 
 
-def make_config(flags: DistributionFlags, batch_size: int, **schedule: Any) -> ResNetConfig:
+def make_config(flags: DistributionFlags, batch_size: int, **training: Any) -> ResNetConfig:
     from gaudi_apps.classification.flags import DataFlags
-    from gaudi_apps.classification.resnet import ScheduleFlags
+    from gaudi_apps.classification.resnet import TrainingFlags
 
-    return ResNetConfig(data=DataFlags(batch_size=batch_size), schedule=ScheduleFlags(**schedule), distribution=flags)
+    return ResNetConfig(data=DataFlags(batch_size=batch_size), training=TrainingFlags(**training), distribution=flags)
 
 
 def test_the_rate_of_lars_is_another_one_on_several_devices() -> None:

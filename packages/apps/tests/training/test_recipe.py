@@ -226,7 +226,7 @@ def test_the_program_takes_its_recipe_from_the_data(records: Path, tmp_path: Pat
     assert config.run.steps == 800
     assert config.schedule.lr_schedule == "cosine"
     assert config.report.save_checkpoints_minutes == 10
-    assert config.evaluation.eval_epochs > 0
+    assert config.report.eval_epochs > 0
     recipe = ssd_train.PROGRAM.recipe
     assert recipe.given == {"data", "model_dir", "batch_size", "max_cpus", "device"}
     for flag, value, _ in recipe.effective:
@@ -417,10 +417,10 @@ def test_a_classifier_of_folders_is_planned(clothes: Path, capsys: pytest.Captur
 def test_flags_of_the_user_win_over_the_recipe_of_a_classifier(clothes: Path) -> None:
     flags = ["--no_zero_gamma", "--train_epochs", "7", "-bs", "4", "--color_jitter", "0"]
     config = resnet_train.PROGRAM.parse(["--data", str(clothes), *flags])
-    assert not config.weights.zero_gamma
+    assert not config.training.zero_gamma
     assert (config.run.epochs, config.run.steps) == (7, 0)
     assert (config.data.batch_size, config.data.color_jitter) == (4, 0)
-    assert config.schedule.optimizer == "Adam"
+    assert config.training.optimizer == "Adam"
 
 
 def test_an_export_is_checked_on_the_data_of_its_run(records: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gaudi_apps.detection.application import SSDApplication
 from gaudi_apps.detection.config import (
     DataFlags,
     DeviceFlags,
-    EvaluationFlags,
+    ReportFlags,
     RunFlags,
     ScheduleFlags,
     SSDConfig,
@@ -100,7 +100,7 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(
         data=DataFlags(data_dir=str(records), batch_size=2),
         schedule=ScheduleFlags(lr_warmup_steps=2),
         device=DeviceFlags(dtype="fp32"),
-        evaluation=EvaluationFlags(eval_epochs=1, patience=1),
+        report=ReportFlags(eval_epochs=1, patience=1),
     )
     validate(config)
     end, kills = compare_runs(SSDApplication(config), tmp_path, steps=5, kills=2, seed=1)

@@ -135,7 +135,7 @@ class ClassificationApplication(Application):
         return {
             **data.model_config,
             "model": model,
-            "padding": flags.weights.padding or of_weights or of_original,
+            "padding": flags.training.padding or of_weights or of_original,
             "image_size": flags.data.image_size,
         }
 
@@ -152,14 +152,13 @@ class ClassificationApplication(Application):
         from gaudi_models.classifiers import build_classifier
 
         require_model_config(model_config)
-        weights = self.train_config.flags.weights
         model = build_classifier(
             model_config["model"],
             len(model_config["classes"]),
             dtype=self.framework.precision.keras_policy,
             padding=model_config["padding"],
             image_size=model_config["image_size"],
-            zero_gamma=weights.zero_gamma,
+            zero_gamma=self.train_config.flags.training.zero_gamma,
             implementation=self.train_config.flags.device.grouped_convolution,
             reduce_statistics=reduce_statistics,
         )
@@ -167,7 +166,7 @@ class ClassificationApplication(Application):
             model,
             self.train_config.learning,
             seed=self.settings.device.seed,
-            head_only=weights.fine_tune,
+            head_only=self.train_config.flags.training.fine_tune,
             communicator=communicator,
             averages=averages,
         )
@@ -230,8 +229,8 @@ class ClassificationApplication(Application):
 
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the classifier, and its features."""
-        use = self.train_config.flags.use
-        self._export(restore(), Path(use.output_dir or self.settings.model_dir / "export"), use.export_format)
+        use, formats = self.train_config.flags.use, self.train_config.flags.run.export_format
+        self._export(restore(), Path(use.output_dir or self.settings.model_dir / "export"), formats)
 
     def _export(self, restored: Restored, output_dir: Path, formats: tuple[ExportFormat, ...]) -> None:
         from gaudi_apps.classification.data import open_source

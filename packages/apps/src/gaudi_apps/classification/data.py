@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 def input_options(config: TrainConfig, *, image_size: int | None = None) -> InputOptions:
     """Return the options of the pipelines on this rank; `image_size` replaces that of the configuration."""
-    data, device, rank_info = config.flags.data, config.run.device, config.run.distribution.rank_info
+    data, device, rank_info = config.flags.data, config.flags.device, config.run.distribution.rank_info
     return InputOptions(
         batch_size=config.own_batch,
         image_size=image_size or data.image_size,
-        seed=device.seed,
+        seed=config.run.device.seed,
         rank=rank_info.rank,
         size=rank_info.size,
-        parallel_calls=data.num_parallel_calls,
-        threads=data.threadpool_size or device.usable_cpus,
+        parallel_calls=device.num_parallel_calls,
+        threads=device.threadpool_size or config.run.device.usable_cpus,
         flip_probability=data.flip_probability,
         dtype="bfloat16" if data.data_loader_image_type == "bf16" else "float32",
     )

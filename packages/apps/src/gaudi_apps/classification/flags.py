@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import arg
 
@@ -26,7 +26,7 @@ DecayForm = Literal["l2", "half_squares"]
 
 
 @dataclass(frozen=True)
-class RunFlags(flags.LengthFlags, flags.TensorFlowRunFlags):
+class RunFlags(flags.TensorFlowRunFlags):
     """Mode, length of training, and folder of the results."""
 
     mode: Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"] = "train"
@@ -40,7 +40,7 @@ class RunFlags(flags.LengthFlags, flags.TensorFlowRunFlags):
 
 
 @dataclass(frozen=True)
-class DataFlags(flags.TensorFlowDataFlags):
+class DataFlags(flags.DataFlags):
     """Training and validation images."""
 
     data_dir: Annotated[str | None, arg(aliases=["-dd"]), per_rank()] = None
@@ -77,8 +77,6 @@ class DataFlags(flags.TensorFlowDataFlags):
         "fp32"
     )
     """Precision of the images from the input pipeline."""
-    num_parallel_calls: Annotated[int, arg(aliases=["--dataset_parallel_calls"])] = 64
-    threadpool_size: Annotated[int, arg(aliases=["--datasets_num_private_threads"])] = 0
 
     @property
     def folder(self) -> str | None:
@@ -87,8 +85,8 @@ class DataFlags(flags.TensorFlowDataFlags):
 
 
 @dataclass(frozen=True)
-class WeightFlags(flags.WeightFlags):
-    """Initial weights, which of them are trained, and the average of the weights."""
+class TrainingFlags:
+    """Flags of initial weights, training and regularization that both programs have."""
 
     padding: Annotated[Literal["same", "symmetric", "symmetric_stem", "same_pool"] | None, fixed()] = None
     """Padding of strided layers; by default that of the loaded weights, or of the original."""
@@ -100,22 +98,6 @@ class WeightFlags(flags.WeightFlags):
     """Share of the pooled features to drop in training; by default 0."""
     mixup_alpha: Annotated[float, fixed(minimum=0)] = 0.0
     """Mix pairs of training images by shares drawn from Beta(alpha, alpha), with an alpha such as .2; 0: do not mix."""
-
-
-@dataclass(frozen=True)
-class EvaluationFlags(flags.EvaluationFlags):
-    """Evaluation during and after training."""
-
-    no_evaluate: Annotated[Switch, resume_safe(short_run=True)] = False
-    """Do not evaluate, neither during training nor after it."""
-    eval_epochs: Annotated[
-        float, arg(aliases=["--epochs_between_evals", "-ebe"]), resume_safe(minimum=0, short_run=0.0)
-    ] = 1.0
-    """Epochs between two evaluations during training; 0: none. The checkpoint with the best top-1 accuracy is kept."""
-    target: Annotated[
-        float, arg(aliases=["--stop_threshold", "-st"]), resume_safe(minimum=0, maximum=1, short_run=0.0)
-    ] = 0.0
-    """Stop training when an evaluation reaches this top-1 accuracy, in 0..1; 0: no threshold."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +119,7 @@ class PruningFlags:
 
 
 @dataclass(frozen=True)
-class UseFlags(flags.ExportFlags):
+class UseFlags(flags.UseFlags):
     """Images for --mode predict, and --mode export."""
 
     top: Annotated[int, resume_safe(minimum=1, maximum=LISTED)] = 5
@@ -150,10 +132,12 @@ class UseFlags(flags.ExportFlags):
 
 @dataclass(frozen=True)
 class DeviceFlags(flags.DeviceFlags):
-    """Device, precision and processors."""
+    """Device, precision, processors and threads."""
 
     dtype: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dt"])] = "fp32"
     max_cpus: Annotated[int, arg(aliases=["-mc"])] = 16
+    num_parallel_calls: Annotated[int, arg(aliases=["--dataset_parallel_calls"])] = 64
+    threadpool_size: Annotated[int, arg(aliases=["--datasets_num_private_threads"])] = 0
     grouped_convolution: Annotated[Literal["auto", "native", "split", "block_diagonal"], resume_safe(per_side=True)] = (
         "auto"
     )
@@ -167,9 +151,19 @@ class DeviceFlags(flags.DeviceFlags):
 
 
 @dataclass(frozen=True)
-class ReportFlags(flags.ReportFlags):
-    """Log and checkpoints."""
+class ReportFlags(flags.TensorFlowReportFlags):
+    """Evaluation, log and checkpoints."""
 
+    no_evaluate: Annotated[Switch, resume_safe(short_run=True)] = False
+    """Do not evaluate, neither during training nor after it."""
+    eval_epochs: Annotated[
+        float, arg(aliases=["--epochs_between_evals", "-ebe"]), resume_safe(minimum=0, short_run=0.0)
+    ] = 1.0
+    """Epochs between two evaluations during training; 0: none. The checkpoint with the best top-1 accuracy is kept."""
+    target: Annotated[
+        float, arg(aliases=["--stop_threshold", "-st"]), resume_safe(minimum=0, maximum=1, short_run=0.0)
+    ] = 0.0
+    """Stop training when an evaluation reaches this top-1 accuracy, in 0..1; 0: no threshold."""
     save_checkpoints_steps: Annotated[int, arg(aliases=["--save_checkpoint_steps", "-cs"])] = 0
     """Steps between two checkpoints; 0: one epoch."""
     profile: Annotated[str, arg(aliases=["--profile_steps"])] = "0,0"
@@ -181,9 +175,7 @@ class ClassifierConfig(flags.ProgramConfig):
 
     run: RunFlags = field(default_factory=RunFlags)
     data: DataFlags = field(default_factory=DataFlags)
-    weights: WeightFlags = field(default_factory=WeightFlags)
-    schedule: Any = None
-    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
+    training: TrainingFlags = field(default_factory=TrainingFlags)
     pruning: PruningFlags = field(default_factory=PruningFlags)
     use: UseFlags = field(default_factory=UseFlags)
     device: DeviceFlags = field(default_factory=DeviceFlags)
@@ -338,8 +330,8 @@ def make_run_settings(
         profiled_steps=parse_step_range(profile, "profile"),
         draws_input=report.vis_dataloader,
         weights=weights,
-        target=config.evaluation.target,
-        patience=config.evaluation.patience,
+        target=report.target,
+        patience=report.patience,
         evaluates=evaluates and not config.data.use_fake_data,
         reports_scores=evaluates,
         steps=steps,
@@ -375,14 +367,14 @@ def check_common(
     Raises:
         FlagError: for the first value that breaks a rule of its own or of another flag.
     """
-    pruning, evaluation = config.pruning, config.evaluation
+    pruning, report = config.pruning, config.report
     check_bounds(config)
     if pruning.pruning_end_step <= pruning.pruning_begin_step:
         raise FlagError(
             f"--pruning_end_step {pruning.pruning_end_step}: must be above --pruning_begin_step",
             flag="--pruning_end_step",
         )
-    if pruning.pruning_method and config.weights.ema_decay:
+    if pruning.pruning_method and config.run.ema_decay:
         raise FlagError(
             "--pruning_method: the average of --ema_decay would keep what is pruned",
             flag="--pruning_method",
@@ -397,10 +389,10 @@ def check_common(
         raise FlagError("--save: names nothing to write", flag="--save", remedy="give images, json or csv")
     if config.data.use_fake_data:
         skips_evaluation = "use_fake_data"
-    if evaluation.target or evaluation.patience:
+    if report.target or report.patience:
         remedy = f"leave out --{skips_evaluation}" if found is None else flags.NOTHING_TO_VALIDATE
         remedy = "" if skips_evaluation is None else remedy
-        if evaluation.eval_epochs == 0 and not (found and skips_evaluation):
+        if report.eval_epochs == 0 and not (found and skips_evaluation):
             remedy = "give --eval_epochs above 0"
         if remedy:
             raise FlagError("--target and --patience: need evaluations", flag="--target", remedy=remedy)

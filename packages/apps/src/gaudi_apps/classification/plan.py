@@ -123,7 +123,7 @@ def choose_recipe(
         ]
     choices += choose_evaluations(given, steps, per_epoch, validates=validates)
     choices.append(Choice("log_steps", 10, "a line every few seconds"))
-    notes = () if config.weights.weights else (NO_WEIGHTS,)
+    notes = () if config.training.weights else (NO_WEIGHTS,)
     return Recipe(tuple(choices), given, notes, config.recipe.minutes)
 
 

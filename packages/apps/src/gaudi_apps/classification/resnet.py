@@ -64,8 +64,11 @@ class RunFlags(flags.RunFlags):
 
 
 @dataclass(frozen=True)
-class WeightFlags(flags.WeightFlags):
-    """The network, its initial weights, which of them are trained, and the average of the weights."""
+class TrainingFlags(flags.TrainingFlags):
+    """Network, initial weights, optimizer, learning rate, weight decay and loss.
+
+    --optimizer LARS and --fine_tune are presets, which set the defaults of other flags.
+    """
 
     model: Annotated[str, fixed()] = "resnet50_v1.5"
     """Network: resnet18, 34, 50, 101, 152, resnext50, 101, 152, or one of keras.applications, such as
@@ -73,15 +76,6 @@ class WeightFlags(flags.WeightFlags):
     weights: Annotated[str | None, arg(aliases=["--pretrained_filepath"]), fixed(per_side=True)] = None
     """File of initial weights: torchvision .pth, Keras .h5, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint
     of this program. Weights that fit are loaded, the others are named."""
-
-
-@dataclass(frozen=True)
-class ScheduleFlags:
-    """Optimizer, learning rate, weight decay and loss.
-
-    --optimizer LARS and --fine_tune are presets, which set the defaults of other flags.
-    """
-
     optimizer: Annotated[Literal["SGD", "LARS", "Adam"] | None, fixed()] = None
     """Optimizer; by default SGD with momentum, and Adam with --fine_tune."""
     lr_schedule: Annotated[Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"] | None, fixed()] = None
@@ -114,16 +108,10 @@ class ScheduleFlags:
 
 
 @dataclass(frozen=True)
-class EvaluationFlags(flags.EvaluationFlags):
-    """Evaluation during and after training."""
+class ReportFlags(flags.ReportFlags):
+    """Evaluation, log and checkpoints."""
 
     no_evaluate: Annotated[Switch, arg(aliases=["--skip_eval"])] = False
-
-
-@dataclass(frozen=True)
-class ReportFlags(flags.ReportFlags):
-    """Log and checkpoints."""
-
     log_steps: int = 100
     """Steps between two reports of loss and speed, and between two points in TensorBoard."""
     steps_per_loop: Annotated[int, resume_safe(minimum=1)] = 1
@@ -139,39 +127,37 @@ class ResNetConfig(ClassifierConfig):
 
     run: RunFlags = field(default_factory=RunFlags)
     recipe: RecipeFlags = field(default_factory=RecipeFlags)
-    weights: WeightFlags = field(default_factory=WeightFlags)
-    schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
-    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
+    training: TrainingFlags = field(default_factory=TrainingFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
 
 
 def validate(config: ResNetConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
-    run, schedule, weights = config.run, config.schedule, config.weights
-    if schedule.base_lr is not None and _find_schedule(config) == "cyclical":
+    run, training = config.run, config.training
+    if training.base_lr is not None and _find_schedule(config) == "cyclical":
         raise FlagError(
             "--base_lr: a cyclical schedule has none",
             flag="--base_lr",
             remedy="give --maximal_learning_rate instead",
         )
-    if not schedule.maximal_learning_rate > schedule.initial_learning_rate:
+    if not training.maximal_learning_rate > training.initial_learning_rate:
         raise FlagError(
-            f"--maximal_learning_rate {schedule.maximal_learning_rate:g}: must be above --initial_learning_rate, "
-            f"{schedule.initial_learning_rate:g}",
+            f"--maximal_learning_rate {training.maximal_learning_rate:g}: must be above --initial_learning_rate, "
+            f"{training.initial_learning_rate:g}",
             flag="--maximal_learning_rate",
         )
-    if SAME_MODELS.get(weights.model, weights.model) not in CLASSIFIERS:
+    if SAME_MODELS.get(training.model, training.model) not in CLASSIFIERS:
         raise FlagError(
-            f"--model {weights.model}: is none of {', '.join([*SAME_MODELS, *CLASSIFIERS])}", flag="--model"
+            f"--model {training.model}: is none of {', '.join([*SAME_MODELS, *CLASSIFIERS])}", flag="--model"
         )
-    if weights.fine_tune and run.mode == "train" and not weights.weights:
+    if training.fine_tune and run.mode == "train" and not training.weights:
         raise FlagError("--fine_tune: needs --weights, the weights that give the features", flag="--fine_tune")
     if config.report.enable_checkpoint_and_export and config.data.use_fake_data:
         raise FlagError(
             "--enable_checkpoint_and_export: an export is checked on images, so give --data_dir",
             flag="--enable_checkpoint_and_export",
         )
-    skips = "no_evaluate" if config.evaluation.no_evaluate else None
+    skips = "no_evaluate" if config.report.no_evaluate else None
     found = config.recipe.data
     check_common(config, run.mode, steps=run.steps, steps_flag="--steps", skips_evaluation=skips, found=found)
 
@@ -181,10 +167,10 @@ def make_train_config(
 ) -> TrainConfig:
     """Make the TrainConfig of validated flags, for one of the processes that train together."""
     distribution = distribution or Distribution()
-    run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
-    evaluates, workers = not config.evaluation.no_evaluate, distribution.rank_info.size
+    run, training, report = config.run, config.training, config.report
+    evaluates, workers = not config.report.no_evaluate, distribution.rank_info.size
     preset = _find_preset(config)
-    smoothing, dropout = schedule.label_smoothing, weights.dropout
+    smoothing, dropout = training.label_smoothing, training.dropout
     global_batch = share_batch(config.distribution, config.data.batch_size, workers)
     return TrainConfig(
         flags=config,
@@ -194,60 +180,60 @@ def make_train_config(
             log_every=report.log_steps,
             summary_every=report.log_steps,
             profile=report.profile,
-            weights=weights.weights,
+            weights=training.weights,
             evaluates=evaluates,
             steps=run.steps,
             steps_per_call=report.steps_per_loop,
             recipe=config.recipe,
         ),
         recipe=config.recipe,
-        model=SAME_MODELS.get(weights.model, weights.model),
+        model=SAME_MODELS.get(training.model, training.model),
         rate=_make_rate(config, preset, global_batch, workers).for_version(version),
         learning=LearningConfig(
-            optimizer=schedule.optimizer or preset.optimizer,
-            momentum=schedule.momentum,
-            weight_decay=schedule.weight_decay,
-            lars_epsilon=schedule.lars_epsilon,
-            single_l2=schedule.single_l2_loss_op,
+            optimizer=training.optimizer or preset.optimizer,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            lars_epsilon=training.lars_epsilon,
+            single_l2=training.single_l2_loss_op,
             label_smoothing=preset.label_smoothing if smoothing is None else smoothing,
             dropout=preset.dropout if dropout is None else dropout,
-            mixup_alpha=weights.mixup_alpha,
-            ema_decay=weights.ema_decay,
+            mixup_alpha=training.mixup_alpha,
+            ema_decay=run.ema_decay,
             pruning=config.pruning if config.pruning.pruning_method else None,
             momentum_form="keras" if version > 1 else "tensorflow1",
             decay_form=_find_decay_form(config) if version > 1 else "half_squares",
         ),
         global_batch=global_batch,
         min_crop_area=config.data.least_crop_area or 0.05,
-        eval_images=config.evaluation.eval_samples,
+        eval_images=config.report.eval_samples,
         checkpoint_steps=report.save_checkpoints_steps,
-        eval_epochs=config.evaluation.eval_epochs if evaluates else 0.0,
+        eval_epochs=config.report.eval_epochs if evaluates else 0.0,
         export_at_end=f"{run.model_dir}/export" if report.enable_checkpoint_and_export else None,
     )
 
 
 def _find_decay_form(config: ResNetConfig) -> DecayForm:
     """Find the form of the weight decay; Adam without --fine_tune is not in the original program."""
-    is_original = config.weights.fine_tune or config.schedule.optimizer != "Adam"
-    return "l2" if is_original and not config.schedule.single_l2_loss_op else "half_squares"
+    is_original = config.training.fine_tune or config.training.optimizer != "Adam"
+    return "l2" if is_original and not config.training.single_l2_loss_op else "half_squares"
 
 
 def _find_preset(config: ResNetConfig) -> Preset:
-    return PRESETS["fine_tune" if config.weights.fine_tune else config.schedule.optimizer or "SGD"]
+    return PRESETS["fine_tune" if config.training.fine_tune else config.training.optimizer or "SGD"]
 
 
 def _find_schedule(config: ResNetConfig) -> RateKind:
-    return config.schedule.lr_schedule or _find_preset(config).lr_schedule
+    return config.training.lr_schedule or _find_preset(config).lr_schedule
 
 
 def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -> ScheduleConfig:
     """Return the learning rate for a global batch and a number of ranks."""
-    schedule, kind = config.schedule, _find_schedule(config)
+    training, kind = config.training, _find_schedule(config)
     own_rates = {"LARS": LARS_RATE if workers == 1 else LARS_RATE_OF_SEVERAL, "Adam": ADAM_RATE}
-    optimizer = schedule.optimizer or preset.optimizer
-    base, warmup = schedule.base_lr, preset.warmup_epochs
+    optimizer = training.optimizer or preset.optimizer
+    base, warmup = training.base_lr, preset.warmup_epochs
     if kind == "cyclical":
-        peak = schedule.maximal_learning_rate
+        peak = training.maximal_learning_rate
     elif optimizer in own_rates:
         peak = base or own_rates[optimizer]
     elif kind == "polynomial":
@@ -259,11 +245,11 @@ def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -
     return ScheduleConfig(
         kind=kind,
         peak=peak,
-        end=schedule.initial_learning_rate if kind == "cyclical" else schedule.end_learning_rate,
-        warmup_epochs=warmup if schedule.warmup_epochs is None else schedule.warmup_epochs,
+        end=training.initial_learning_rate if kind == "cyclical" else training.end_learning_rate,
+        warmup_epochs=warmup if training.warmup_epochs is None else training.warmup_epochs,
         epochs=config.run.epochs,
         steps=config.run.steps,
-        half_cycle=schedule.step_size,
+        half_cycle=training.step_size,
         whole_epochs=True,
     )
 

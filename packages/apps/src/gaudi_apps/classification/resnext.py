@@ -49,8 +49,8 @@ class RunFlags(flags.RunFlags):
 
 
 @dataclass(frozen=True)
-class WeightFlags(flags.WeightFlags):
-    """The network, its initial weights, which of them are trained, and the average of the weights."""
+class TrainingFlags(flags.TrainingFlags):
+    """Network, initial weights, optimizer, learning rate, weight decay and loss."""
 
     model_type: Annotated[Literal["resnet", "resnext"], fixed()] = "resnext"
     """Network with groups of channels (resnext), or without (resnet)."""
@@ -63,12 +63,6 @@ class WeightFlags(flags.WeightFlags):
     ] = None
     """File of initial weights: torchvision .pth, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint of this
     program. Weights that fit are loaded, the others are named."""
-
-
-@dataclass(frozen=True)
-class ScheduleFlags:
-    """Optimizer, learning rate, weight decay and loss."""
-
     base_lr: Annotated[float | None, arg(aliases=["--base_learning_rate"]), fixed(above=0, finite=False)] = None
     """Learning rate for 256 images per step; by default .256 with a cosine; without, .128, or .1 without warm-up and on
     more than 16 processes."""
@@ -95,18 +89,12 @@ class ScheduleFlags:
 
 
 @dataclass(frozen=True)
-class EvaluationFlags(flags.EvaluationFlags):
-    """Evaluation during and after training."""
+class ReportFlags(SummaryFlags, flags.ReportFlags):
+    """Evaluation, log and checkpoints."""
 
     max_eval_steps: Annotated[int, arg(aliases=["-mes"]), resume_safe(minimum=0)] = 0
     """Number of global batches to evaluate, instead of --eval_samples; 0: by --eval_samples."""
     no_evaluate: Annotated[Switch, arg(aliases=["--disable_eval"])] = False
-
-
-@dataclass(frozen=True)
-class ReportFlags(SummaryFlags, flags.ReportFlags):
-    """Log and checkpoints."""
-
     log_steps: Annotated[int, arg(aliases=["--display_steps", "-dis"])] = 100
     disable_checkpoints: Annotated[Switch, resume_safe(short_run=False)] = False
     """Save a checkpoint only at the end."""
@@ -122,9 +110,7 @@ class ResNeXtConfig(ClassifierConfig):
     """Everything a run of resnext_train depends on."""
 
     run: RunFlags = field(default_factory=RunFlags)
-    weights: WeightFlags = field(default_factory=WeightFlags)
-    schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
-    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
+    training: TrainingFlags = field(default_factory=TrainingFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
 
 
@@ -146,7 +132,7 @@ def find_mode(config: ResNeXtConfig) -> str:
 
 def validate(config: ResNeXtConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
-    run, weights, report = config.run, config.weights, config.report
+    run, training, report = config.run, config.training, config.report
     mode = find_mode(config)
     if run.eval_only and run.mode not in ("train", "eval"):
         raise FlagError(
@@ -154,16 +140,16 @@ def validate(config: ResNeXtConfig) -> None:
         )
     for name in {*_list_hooks(report)} - {"", *map(str.lower, HOOKS)}:
         raise FlagError(f"--hooks {name}: must be among {', '.join(HOOKS)}", flag="--hooks")
-    if f"{weights.model_type}{weights.resnet_size}" not in CLASSIFIERS:
-        raise FlagError(f"--resnet_size {weights.resnet_size}: a resnext has 50, 101 or 152", flag="--resnet_size")
-    if weights.fine_tune and mode == "train" and not weights.weights:
+    if f"{training.model_type}{training.resnet_size}" not in CLASSIFIERS:
+        raise FlagError(f"--resnet_size {training.resnet_size}: a resnext has 50, 101 or 152", flag="--resnet_size")
+    if training.fine_tune and mode == "train" and not training.weights:
         raise FlagError(
             "--fine_tune: needs --weights, whose features the head is trained on",
             flag="--fine_tune",
         )
     if report.export_dir is not None and config.data.use_fake_data:
         raise FlagError("--export_dir: an export is checked on images, so give --data_dir", flag="--export_dir")
-    skips = "no_evaluate" if config.evaluation.no_evaluate else None
+    skips = "no_evaluate" if config.report.no_evaluate else None
     check_common(config, mode, steps=run.steps, steps_flag="--steps", skips_evaluation=skips)
 
 
@@ -172,79 +158,79 @@ def make_train_config(
 ) -> TrainConfig:
     """Make the TrainConfig of validated flags, for one of the processes that train together."""
     distribution = distribution or Distribution()
-    run, weights, schedule, report = config.run, config.weights, config.schedule, config.report
-    evaluation, workers = config.evaluation, distribution.rank_info.size
+    run, training, report = config.run, config.training, config.report
+    workers = distribution.rank_info.size
     global_batch = share_batch(config.distribution, config.data.batch_size, workers)
     warmup_epochs = _find_warmup(config, version)
     base_rate = _find_base_rate(config, warmup_epochs, workers, version)
     peak = base_rate * global_batch / IMAGES_OF_BASE_RATE
-    resolved = replace(schedule, base_lr=base_rate, warmup_epochs=warmup_epochs)
+    resolved = replace(training, base_lr=base_rate, warmup_epochs=warmup_epochs)
     return TrainConfig(
-        flags=replace(config, schedule=resolved),
+        flags=replace(config, training=resolved),
         run=make_run_settings(
             config,
             distribution,
             log_every=report.log_steps,
             summary_every=report.save_summary_steps,
             profile=find_profile_steps(report),
-            weights=weights.weights,
-            evaluates=not evaluation.no_evaluate,
+            weights=training.weights,
+            evaluates=not report.no_evaluate,
             steps=run.steps,
         ),
-        model=f"{weights.model_type}{weights.resnet_size}",
+        model=f"{training.model_type}{training.resnet_size}",
         rate=_make_rate(config, peak, warmup_epochs, version).for_version(version),
         learning=LearningConfig(
-            optimizer="LARS" if schedule.enable_lars else "SGD",
-            momentum=schedule.momentum,
-            weight_decay=schedule.weight_decay,
+            optimizer="LARS" if training.enable_lars else "SGD",
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
             lars_epsilon=0.0,
             single_l2=False,
-            label_smoothing=schedule.label_smoothing,
-            dropout=weights.dropout or 0.0,
-            mixup_alpha=weights.mixup_alpha,
-            ema_decay=weights.ema_decay,
+            label_smoothing=training.label_smoothing,
+            dropout=training.dropout or 0.0,
+            mixup_alpha=training.mixup_alpha,
+            ema_decay=run.ema_decay,
             pruning=config.pruning if config.pruning.pruning_method else None,
             momentum_form="tensorflow1",
             decay_form="half_squares",
         ),
         global_batch=global_batch,
         min_crop_area=config.data.least_crop_area or 0.08,
-        eval_images=evaluation.max_eval_steps * global_batch or evaluation.eval_samples,
+        eval_images=report.max_eval_steps * global_batch or report.eval_samples,
         checkpoint_steps=None if report.disable_checkpoints else report.save_checkpoints_steps,
-        eval_epochs=0.0 if evaluation.no_evaluate else evaluation.eval_epochs,
+        eval_epochs=0.0 if report.no_evaluate else report.eval_epochs,
         export_at_end=report.export_dir,
     )
 
 
 def _find_warmup(config: ResNeXtConfig, version: int) -> float:
     """Find --warmup_epochs: where a head is trained on features that are there, the original has no warm-up."""
-    given = config.schedule.warmup_epochs
+    given = config.training.warmup_epochs
     if given is not None:
         return given
-    return 0.0 if config.weights.fine_tune and version > 1 else WARMUP_EPOCHS
+    return 0.0 if config.training.fine_tune and version > 1 else WARMUP_EPOCHS
 
 
 def _find_base_rate(config: ResNeXtConfig, warmup_epochs: float, workers: int, version: int) -> float:
     """Find --base_lr, by the rules of the original."""
-    schedule = config.schedule
-    if schedule.base_lr is not None:
-        return schedule.base_lr
-    if schedule.use_cosine_lr or version == 1:
+    training = config.training
+    if training.base_lr is not None:
+        return training.base_lr
+    if training.use_cosine_lr or version == 1:
         return COSINE_RATE
-    is_warmed_up = warmup_epochs > 0 and not schedule.disable_warmup
+    is_warmed_up = warmup_epochs > 0 and not training.disable_warmup
     return WARMED_UP_RATE if is_warmed_up and workers <= MOST_OF_WARMED_UP_RATE else COLD_RATE
 
 
 def _make_rate(config: ResNeXtConfig, peak: float, warmup_epochs: float, version: int) -> ScheduleConfig:
     """Make the rate with a peak, which LARS has of its own."""
-    schedule = config.schedule
-    after: RateKind = "cosine" if schedule.use_cosine_lr else "piecewise"
+    training = config.training
+    after: RateKind = "cosine" if training.use_cosine_lr else "piecewise"
     return ScheduleConfig(
-        kind="polynomial" if schedule.enable_lars else after,
-        peak=schedule.start_learning_rate if schedule.enable_lars else peak,
+        kind="polynomial" if training.enable_lars else after,
+        peak=training.start_learning_rate if training.enable_lars else peak,
         end=1e-4,
-        warmup_epochs=0.0 if schedule.disable_warmup else warmup_epochs,
-        epochs=schedule.epochs_for_lars if schedule.enable_lars else config.run.epochs,
+        warmup_epochs=0.0 if training.disable_warmup else warmup_epochs,
+        epochs=training.epochs_for_lars if training.enable_lars else config.run.epochs,
         steps=config.run.steps,
         half_cycle=0,
         whole_epochs=False,

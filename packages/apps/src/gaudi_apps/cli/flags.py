@@ -34,9 +34,12 @@ class ProgramConfig:
     parity: ParityFlags
 
 
+ExportFormat = Literal["saved_model", "onnx", "tflite", "safetensors"]
+
+
 @dataclass(frozen=True)
 class RunFlags:
-    """Mode, and folder of the results."""
+    """Mode, length of training, and folder of the results."""
 
     mode: Annotated[str, resume_safe(per_command=True)] = "train"
     """Mode of the program."""
@@ -62,12 +65,6 @@ class RunFlags:
     """Trackers to log scalars and scores to, besides the run's own files and TensorBoard. csv: metrics.csv in
     --model_dir; mlflow: MLFLOW_TRACKING_URI, by default the folder mlruns; wandb: Weights & Biases. The last two need
     gaudi-apps[mlflow] and gaudi-apps[wandb]."""
-
-
-@dataclass(frozen=True)
-class LengthFlags:
-    """Length of training."""
-
     epochs: Annotated[float, resume_safe(length="epochs", above=0)] = 50.0
     """Number of passes over the training images."""
     steps: Annotated[int, resume_safe(length="steps", minimum=0)] = 0
@@ -92,12 +89,16 @@ class RecipeFlags:
 
 @dataclass(frozen=True)
 class TensorFlowRunFlags(RunFlags):
-    """Mode, and folder of the results, of a program that computes by TensorFlow."""
+    """Mode, length of training, and folder of the results, of a program that computes by TensorFlow."""
 
     kills: Annotated[int, resume_safe()] = 3
     """Number of times that --mode verify-resume kills its run."""
     deterministic: Annotated[Switch, fixed(per_side=True, short_run=True)] = False
     """Compute the same bits in every run on the same machine; slower."""
+    export_format: Annotated[tuple[ExportFormat, ...], resume_safe()] = ("saved_model",)
+    """One or more formats to export to; onnx needs the extra gaudi-apps[export]."""
+    ema_decay: Annotated[float, fixed(minimum=0, below=1)] = 0.0
+    """Decay of a moving average of the weights, such as .9998, which replaces them in use; 0: no average."""
 
 
 @dataclass(frozen=True)
@@ -108,37 +109,6 @@ class DataFlags:
     """Images per step and process; with --distribution_strategy, images per step of all processes."""
     flip_probability: Annotated[float, fixed(minimum=0, maximum=1)] = 0.5
     """Share of the training images to mirror; give 0 where left and right matter, as in text."""
-
-
-@dataclass(frozen=True)
-class TensorFlowDataFlags(DataFlags):
-    """Training and validation images, of a program whose input is TensorFlow's."""
-
-    num_parallel_calls: Annotated[int, per_rank(minimum=1)] = 64
-    """Number of images to decode and augment at the same time."""
-    threadpool_size: Annotated[int, per_rank(minimum=0)] = 0
-    """Number of threads to decode and augment images with; 0: one per processor."""
-
-
-@dataclass(frozen=True)
-class WeightFlags:
-    """Initial weights, and the average of the weights."""
-
-    ema_decay: Annotated[float, fixed(minimum=0, below=1)] = 0.0
-    """Decay of a moving average of the weights, such as .9998, which replaces them in use; 0: no average."""
-
-
-@dataclass(frozen=True)
-class EvaluationFlags:
-    """Evaluation during and after training."""
-
-    eval_samples: Annotated[int, resume_safe(minimum=0)] = 0
-    """Number of validation images to evaluate, from the first one on; 0: all. The result names the number."""
-    patience: Annotated[int, resume_safe(minimum=0, short_run=0)] = 0
-    """Stop training after this number of evaluations without a better score; 0: never."""
-
-
-ExportFormat = Literal["saved_model", "onnx", "tflite", "safetensors"]
 
 
 @dataclass(frozen=True)
@@ -155,14 +125,6 @@ class UseFlags:
     """Folder for the results; by default predictions or export in --model_dir."""
 
 
-@dataclass(frozen=True)
-class ExportFlags(UseFlags):
-    """Use of a trained network, and its export."""
-
-    export_format: Annotated[tuple[ExportFormat, ...], resume_safe()] = ("saved_model",)
-    """One or more formats to export to; onnx needs the extra gaudi-apps[export]."""
-
-
 GONE_TYPES = {"fp16": "is gone, for bf16 has the range of fp32; give bf16"}
 _GONE_STRATEGIES = {
     "one_device": "is gone, for a program without it computes on one device; leave it out",
@@ -173,7 +135,7 @@ _GONE_STRATEGIES = {
 
 @dataclass(frozen=True)
 class DeviceFlags:
-    """Device, precision and processors."""
+    """Device, precision, processors and threads."""
 
     device: Annotated[Literal["auto", "cpu", "gpu", "hpu"], resume_safe(per_side=True)] = "auto"
     """Device to compute on; auto: hpu, else gpu, else cpu."""
@@ -183,6 +145,10 @@ class DeviceFlags:
     """Precision of the computation; weights are always float32."""
     max_cpus: Annotated[int, per_rank(minimum=0)] = 16
     """Maximum number of processors to use; 0: all."""
+    num_parallel_calls: Annotated[int, per_rank(minimum=1)] = 64
+    """Number of images to decode and augment at the same time."""
+    threadpool_size: Annotated[int, per_rank(minimum=0)] = 0
+    """Number of threads to decode and augment images with; 0: one per processor."""
     recipe_cache: Annotated[str | None, per_rank()] = None
     """Folder for compiled graphs on Gaudi, kept between runs; the environment's TF_RECIPE_CACHE_PATH wins."""
     check_static_shapes: Annotated[Switch, resume_safe()] = False
@@ -192,7 +158,7 @@ class DeviceFlags:
 
 @dataclass(frozen=True)
 class ReportFlags:
-    """Log and checkpoints."""
+    """Evaluation, log and checkpoints."""
 
     log_steps: Annotated[int, resume_safe(minimum=1, short_run=1)] = 100
     """Steps between two reports of loss and speed."""
@@ -206,6 +172,16 @@ class ReportFlags:
     """Draw the first training images as the network sees them, with their labels or boxes."""
     profile: Annotated[str, resume_safe(short_run="0,0")] = "0,0"
     """First and last step a,b to trace for TensorBoard's profiler; 0,0: none."""
+
+
+@dataclass(frozen=True)
+class TensorFlowReportFlags(ReportFlags):
+    """Evaluation, log and checkpoints, of a program that computes by TensorFlow."""
+
+    eval_samples: Annotated[int, resume_safe(minimum=0)] = 0
+    """Number of validation images to evaluate, from the first one on; 0: all. The result names the number."""
+    patience: Annotated[int, resume_safe(minimum=0, short_run=0)] = 0
+    """Stop training after this number of evaluations without a better score; 0: never."""
 
 
 @dataclass(frozen=True)

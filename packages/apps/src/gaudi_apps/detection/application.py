@@ -75,7 +75,7 @@ class SSDApplication(Application):
     def fit(self, task: Any, plan: Plan, length: Length, reason: str) -> None:
         """Set the length of training, and what follows from it."""
         self.use_recipe(self.recipe.replace_values(fit_choices(plan, length, reason)))
-        task.change_average(self.config.weights.ema_decay)
+        task.change_average(self.config.run.ema_decay)
 
     def open_training_data(self) -> TrainingData:
         """Open what --data names, records, files, static batches or random images."""
@@ -132,7 +132,7 @@ class SSDApplication(Application):
             cross_entropy=self.config.device.cross_entropy,
             class_weights=model_config.get("class_weights"),
             frozen=self.config.network.freeze == "backbone",
-            ema_decay=self.config.weights.ema_decay if averages else 0.0,
+            ema_decay=self.config.run.ema_decay if averages else 0.0,
         )
 
     def open_evaluator(
@@ -143,7 +143,7 @@ class SSDApplication(Application):
 
         source = open_source(self.config, "val")
         options = input_options(self.config, self.settings, read_architecture(model_config))
-        limit = self.config.evaluation.eval_samples or None
+        limit = self.config.report.eval_samples or None
         return DetectionEvaluator(
             source,
             options,
@@ -190,7 +190,7 @@ class SSDApplication(Application):
             read_categories(restored.model_config),
             encoded_images,
             Path(use.output_dir or self.settings.model_dir / "export"),
-            use.export_format,
+            self.config.run.export_format,
             step=restored.step,
             architecture=read_architecture(restored.model_config),
             pool_padding=restored.model_config.get("pool_padding", "same"),
@@ -201,7 +201,7 @@ class SSDApplication(Application):
 
 def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
     """Make the settings of a run."""
-    run, device, report, evaluation = config.run, config.device, config.report, config.evaluation
+    run, device, report, evaluation = config.run, config.device, config.report, config.report
     has_truth = not (config.data.use_fake_data or config.data.static)
     return RunSettings(
         device=make_device_settings(config, distribution, intra_threads=device.threads, inter_threads=device.threads),
@@ -214,7 +214,7 @@ def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
         summary_every=report.save_summary_steps,
         profiled_steps=parse_step_range(report.profile),
         draws_input=report.vis_dataloader,
-        weights=config.weights.weights,
+        weights=config.network.weights,
         target=evaluation.target,
         patience=evaluation.patience,
         evaluates=has_truth and (evaluation.eval_epochs > 0 or not evaluation.no_evaluate),

@@ -15,11 +15,8 @@ from gaudi_apps.cli.flags import (
     NOTHING_TO_VALIDATE,
     USING,
     DistributionFlags,
-    ExportFlags,
     ParityFlags,
     RecipeFlags,
-    SummaryFlags,
-    TensorFlowRunFlags,
     UseFlags,
     check_modes,
     parse_step_range,
@@ -66,12 +63,7 @@ class ImageFlags(UseFlags):
 
 
 @dataclass(frozen=True)
-class ImageExportFlags(ImageFlags, ExportFlags):
-    """Images for --mode predict, and --mode export."""
-
-
-@dataclass(frozen=True)
-class RunFlags(flags.LengthFlags, TensorFlowRunFlags):
+class RunFlags(flags.TensorFlowRunFlags):
     """Mode, length of training, and folder of the results."""
 
     mode: Mode = "train"
@@ -87,8 +79,8 @@ class RunFlags(flags.LengthFlags, TensorFlowRunFlags):
 
 
 @dataclass(frozen=True)
-class DataFlags(flags.TensorFlowDataFlags):
-    """Training and validation images."""
+class DataFlags(flags.DataFlags):
+    """Training and validation images, and the weight of rare classes."""
 
     data_dir: Annotated[str | None, per_rank()] = None
     """Folder of records (train-*, val-*) made by gaudi-datasets."""
@@ -109,11 +101,19 @@ class DataFlags(flags.TensorFlowDataFlags):
     """Number of training images per epoch; 0: all that the records hold (117266 with --use_fake_data)."""
     cache: Annotated[Literal["auto", "off"], resume_safe()] = "auto"
     """auto: keep encoded training images in memory if all of them fit into half of the free memory."""
+    repeat_factor: Annotated[float, fixed(minimum=0, maximum=1)] = 0.0
+    """Repeat images of a class that less than this share of the images has, such as .1, within an epoch: by the root of
+    this share over the class's; 0: every image once. Records are read through for it."""
+    class_weights: Annotated[Literal["none", "balanced"], fixed()] = "none"
+    """Weights of objects in the loss of the classes. balanced: the mean number of objects of a class over the number of
+    the object's, so that all classes count alike."""
 
 
 @dataclass(frozen=True)
 class NetworkFlags:
-    """Network. Its checkpoints and exports name it, and other modes than train and plan build what they name."""
+    """Network and initial weights. Checkpoints and exports name the network, and modes other than train and plan build
+    what they name.
+    """
 
     backbone: Annotated[Literal["resnet18", "resnet34", "resnet50"], fixed()] = "resnet34"
     """Network up to its third stage, before the levels of the detector; --weights has to be of the same."""
@@ -123,18 +123,9 @@ class NetworkFlags:
     freeze: Annotated[Literal["none", "backbone"], fixed()] = "none"
     """Part of the network to keep as --weights has it, with the statistics of its batch norms; a frozen
     backbone trains faster, for few images that look like those of its training."""
-
-
-@dataclass(frozen=True)
-class RareClassFlags:
-    """Rare classes."""
-
-    repeat_factor: Annotated[float, fixed(minimum=0, maximum=1)] = 0.0
-    """Repeat images of a class that less than this share of the images has, such as .1, within an epoch: by the root of
-    this share over the class's; 0: every image once. Records are read through for it."""
-    class_weights: Annotated[Literal["none", "balanced"], fixed()] = "none"
-    """Weights of objects in the loss of the classes. balanced: the mean number of objects of a class over the number of
-    the object's, so that all classes count alike."""
+    weights: Annotated[str | None, arg(aliases=["--resnet_checkpoint"]), fixed(per_side=True)] = None
+    """File of initial weights: TensorFlow checkpoint, torchvision .pth, .npz, .pickle, .safetensors, or a checkpoint of
+    this program. Weights that fit are loaded, the others are named."""
 
 
 @dataclass(frozen=True)
@@ -148,27 +139,6 @@ class AugmentationFlags:
     the SSD's paper, for small objects; 1: no canvas."""
     mosaic: Annotated[float, fixed(minimum=0, maximum=1)] = 0.0
     """Share of the images that are composed with crops of three others; 0: none."""
-
-
-@dataclass(frozen=True)
-class WeightFlags(flags.WeightFlags):
-    """Initial weights, and the average of the weights."""
-
-    weights: Annotated[str | None, arg(aliases=["--resnet_checkpoint"]), fixed(per_side=True)] = None
-    """File of initial weights: TensorFlow checkpoint, torchvision .pth, .npz, .pickle, .safetensors, or a checkpoint of
-    this program. Weights that fit are loaded, the others are named."""
-
-
-@dataclass(frozen=True)
-class EvaluationFlags(flags.EvaluationFlags):
-    """Evaluation during and after training."""
-
-    eval_epochs: Annotated[float, resume_safe(minimum=0, short_run=0.0)] = 0.0
-    """Epochs between two evaluations during training; 0: none. The checkpoint with the best AP is kept."""
-    target: Annotated[float, arg(aliases=["--target_ap"]), resume_safe(minimum=0, maximum=1, short_run=0.0)] = 0.0
-    """Stop training when an evaluation reaches this AP, in 0..1; 0: no target."""
-    no_evaluate: Annotated[Switch, resume_safe(short_run=True)] = False
-    """Do not evaluate after training."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +170,7 @@ class ScheduleFlags(DecayFlags):
 
 @dataclass(frozen=True)
 class DeviceFlags(flags.DeviceFlags):
-    """Device, precision and processors."""
+    """Device, precision, processors and threads."""
 
     dtype: Annotated[Literal["bf16", "fp32"], arg(aliases=["-d"])] = "bf16"
     cross_entropy: Annotated[Literal["auto", "mme", "plain"], resume_safe(per_side=True)] = "auto"
@@ -211,9 +181,15 @@ class DeviceFlags(flags.DeviceFlags):
 
 
 @dataclass(frozen=True)
-class ReportFlags(SummaryFlags, flags.ReportFlags):
-    """Log, summaries and checkpoints."""
+class ReportFlags(flags.SummaryFlags, flags.TensorFlowReportFlags):
+    """Evaluation, log, summaries and checkpoints."""
 
+    eval_epochs: Annotated[float, resume_safe(minimum=0, short_run=0.0)] = 0.0
+    """Epochs between two evaluations during training; 0: none. The checkpoint with the best AP is kept."""
+    target: Annotated[float, arg(aliases=["--target_ap"]), resume_safe(minimum=0, maximum=1, short_run=0.0)] = 0.0
+    """Stop training when an evaluation reaches this AP, in 0..1; 0: no target."""
+    no_evaluate: Annotated[Switch, resume_safe(short_run=True)] = False
+    """Do not evaluate after training."""
     log_steps: Annotated[int, arg(aliases=["--log_step_count_steps", "-v"])] = 1
     save_summary_steps: int = 1
     save_checkpoints_epochs: Annotated[float, arg(aliases=["-c"]), resume_safe(above=0)] = 5.0
@@ -230,12 +206,9 @@ class SSDConfig(flags.ProgramConfig):
     recipe: RecipeFlags = field(default_factory=RecipeFlags)
     data: DataFlags = field(default_factory=DataFlags)
     network: NetworkFlags = field(default_factory=NetworkFlags)
-    rare: RareClassFlags = field(default_factory=RareClassFlags)
     augmentation: AugmentationFlags = field(default_factory=AugmentationFlags)
-    weights: WeightFlags = field(default_factory=WeightFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
-    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
-    use: ImageExportFlags = field(default_factory=ImageExportFlags)
+    use: ImageFlags = field(default_factory=ImageFlags)
     device: DeviceFlags = field(default_factory=DeviceFlags)
     distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
@@ -267,15 +240,15 @@ def validate(config: SSDConfig) -> None:
     _check_options(run, config)
     check_modes(config, run.mode, checkpoint=find_checkpoint(run), steps=run.steps, steps_flag="--steps")
     check_use(config.use, run.mode)
-    evaluation = config.evaluation
-    if not evaluation.eval_epochs and (evaluation.target or evaluation.patience):
-        no_images = config.recipe.data is not None and evaluation.no_evaluate
+    report = config.report
+    if not report.eval_epochs and (report.target or report.patience):
+        no_images = config.recipe.data is not None and report.no_evaluate
         raise FlagError(
             "--target and --patience: need --eval_epochs, which says how often to evaluate",
             flag="--target",
             remedy=NOTHING_TO_VALIDATE if no_images else None,
         )
-    if evaluation.eval_epochs and (config.data.use_fake_data or config.data.static):
+    if report.eval_epochs and (config.data.use_fake_data or config.data.static):
         raise FlagError(
             "--eval_epochs: needs records with a truth; random and static batches have none", flag="--eval_epochs"
         )
@@ -353,14 +326,14 @@ def _check_options(run: RunFlags, config: SSDConfig) -> None:
     """Check that what is frozen was trained before, and that there are objects to count."""
     if run.mode in (*USING, "eval"):
         return
-    data, rare = config.data, config.rare
-    if config.network.freeze == "backbone" and config.weights.weights is None and not data.use_fake_data:
+    data = config.data
+    if config.network.freeze == "backbone" and config.network.weights is None and not data.use_fake_data:
         raise FlagError(
             "--freeze backbone: keeps random weights without --weights",
             flag="--freeze",
             remedy="give the weights of the backbone",
         )
-    given = [("--repeat_factor", rare.repeat_factor > 0), ("--class_weights", rare.class_weights != "none")]
+    given = [("--repeat_factor", data.repeat_factor > 0), ("--class_weights", data.class_weights != "none")]
     drawn, plain = config.augmentation, AugmentationFlags()
     given += [(f"--{each.name}", getattr(drawn, each.name) != getattr(plain, each.name)) for each in fields(plain)]
     for flag, is_given in given:

@@ -91,28 +91,28 @@ def find_emphasis(
     Raises:
         DataError: a record is damaged.
     """
-    rare = config.rare
-    if not rare.repeat_factor and rare.class_weights == "none":
+    data = config.data
+    if not data.repeat_factor and data.class_weights == "none":
         return len(source), None, None
     from gaudi_datasets.detection.sources import read_labels
 
     images, labels = read_labels(source)
-    weights = balance_classes(labels, len(source.categories)) if rare.class_weights == "balanced" else None
-    if not rare.repeat_factor:
+    weights = balance_classes(labels, len(source.categories)) if data.class_weights == "balanced" else None
+    if not data.repeat_factor:
         return len(source), None, weights
-    factors = find_repeat_factors(images, labels, len(source), rare.repeat_factor)
+    factors = find_repeat_factors(images, labels, len(source), data.repeat_factor)
     return count_repeated(factors), factors, weights
 
 
 def describe_emphasis(config: SSDConfig) -> dict[str, Any]:
     """Return what flags make of rare classes for a plan, JSON values by name; empty without such a flag."""
-    rare = config.rare
-    if not rare.repeat_factor and rare.class_weights == "none":
+    data = config.data
+    if not data.repeat_factor and data.class_weights == "none":
         return {}
     source = open_source(config, "train")
     (num_images, factors, weights), found = find_emphasis(config, source), dict[str, Any]()
     if factors is not None:
-        found["repeat_factor"] = rare.repeat_factor
+        found["repeat_factor"] = data.repeat_factor
         found["images_per_epoch"] = num_images
         found["repeated_images"] = int((factors > 1).sum())
         found["largest_repeat"] = float(factors.max())
@@ -185,8 +185,8 @@ def input_options(config: SSDConfig, run: RunSettings, architecture: SSDArchitec
         seed=device.seed,
         rank=rank_info.rank,
         size=rank_info.size,
-        parallel_calls=data.num_parallel_calls,
-        threads=data.threadpool_size or device.usable_cpus,
+        parallel_calls=config.device.num_parallel_calls,
+        threads=config.device.threadpool_size or device.usable_cpus,
         flip_probability=data.flip_probability,
         **asdict(config.augmentation),
         dtype="bfloat16" if device.dtype == "bf16" else "float32",

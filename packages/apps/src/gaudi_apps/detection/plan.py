@@ -80,7 +80,7 @@ def make_plan(config: SSDConfig, num_images: int, workers: int = 1, version: int
         warmup_steps=warmup_steps,
         drop_steps=drop_steps,
         checkpoint_steps=report.save_checkpoints_steps or count_steps(report.save_checkpoints_epochs, steps_per_epoch),
-        evaluation_steps=count_steps(config.evaluation.eval_epochs, steps_per_epoch),
+        evaluation_steps=count_steps(config.report.eval_epochs, steps_per_epoch),
         learning_rate=rate,
         warnings=tuple(_list_warnings(config, num_images, batch, total_steps, warmup_steps, drop_steps)),
         workers=workers,
@@ -131,7 +131,7 @@ def choose_recipe(
     backbone, notes = config.network.backbone, tuple[str, ...]()
     if fetched := find_weights(backbone):
         choices.append(Choice("weights", str(fetched), "of ImageNet, as they were fetched into this folder"))
-    elif not config.weights.weights:
+    elif not config.network.weights:
         notes = (NO_WEIGHTS.format(backbone),)
     return Recipe(tuple(choices), given, notes, config.recipe.minutes)
 

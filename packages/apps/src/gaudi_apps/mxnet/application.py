@@ -75,8 +75,8 @@ class SSDMXNetApplication(Application):
     def open_training_data(self) -> TrainingData:
         """Open files, records or random images."""
         # The weights depend on what the device chose for "auto".
-        network = replace(self.config.network, precision=self._mxnet.precision, data_layout=self._mxnet.layout)
-        self.config = replace(self.config, network=network)
+        device = replace(self.config.device, precision=self._mxnet.precision, data_layout=self._mxnet.layout)
+        self.config = replace(self.config, device=device)
         return open_training_data(self.config, self.settings, self._mxnet.layout)
 
     def find_data(self, mode: str) -> None:
@@ -158,7 +158,7 @@ class SSDMXNetApplication(Application):
     def make_callbacks(self, callbacks: Sequence[Callback], plan: Plan) -> list[Callback]:
         """Add MLPerf's log on rank 0, and score in a process of its own, if the flags ask for it."""
         made = list(callbacks)
-        if self.config.validation.async_val:
+        if self.config.report.async_val:
             (heartbeat,) = (one for one in made if isinstance(one, Heartbeat))
             (saver,) = (one for one in made if isinstance(one, Checkpoints))
             open_process = partial(open_scoring, self.config)
@@ -176,7 +176,7 @@ class SSDMXNetApplication(Application):
     def _open_detector(self, model: Any) -> Any:
         from gaudi_apps.mxnet.task import Detector
 
-        flags = self.config.validation
+        flags = self.config.report
         return Detector(
             model,
             self._mxnet.device,
@@ -241,7 +241,7 @@ def open_scoring(config: SSDMXNetConfig, model_config: ModelConfig) -> Callable[
 
 def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSettings:
     """Return the settings that the training and evaluation of all programs need."""
-    run, report, validation = config.run, config.report, config.validation
+    run, report = config.run, config.report
     if distribution.rank_info.size > 1:
         communication = replace(distribution.communication, engine="horovod_mxnet")
         distribution = replace(distribution, communication=communication)
@@ -253,7 +253,7 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
     return RunSettings(
         device=DeviceSettings(
             device=config.device.device,
-            dtype=config.network.precision,
+            dtype=config.device.precision,
             seed=run.seed,
             local_rank=distribution.rank_info.local_rank,
             is_rank=distribution.rank_info.size > 1,
@@ -267,8 +267,8 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
         summary_every=report.log_steps,
         profiled_steps=find_profiled_steps(config),
         draws_input=report.vis_dataloader,
-        weights=config.network.weights,
-        target=validation.target_map / 100,
+        weights=config.schedule.weights,
+        target=report.target_map / 100,
         evaluates=validates,
         reports_scores=validates,
         steps=run.steps,

@@ -49,7 +49,7 @@ Mode = Annotated[
 
 
 @dataclass(frozen=True)
-class RunFlags(flags.LengthFlags, flags.RunFlags):
+class RunFlags(flags.RunFlags):
     """Mode, length of training, and folder of the results."""
 
     mode: Mode = "train_val"
@@ -93,9 +93,11 @@ class DataFlags(flags.DataFlags):
 
 
 @dataclass(frozen=True)
-class NetworkFlags:
-    """The network, its precision, and its initial weights."""
+class DeviceFlags:
+    """Device, precision and layout."""
 
+    device: Annotated[Literal["auto", "cpu", "gpu"], resume_safe(per_side=True)] = "auto"
+    """Device to compute on; auto: gpu, else cpu."""
     precision: Annotated[str, choose_among("auto", "fp32", "bf16", "fp16", "amp"), fixed(per_side=True)] = "auto"
     """Precision of the computation. auto: fp16 on a GPU, else fp32; amp: fp16 on a GPU, else bf16. Weights are always
     float32."""
@@ -103,17 +105,6 @@ class NetworkFlags:
     """Factor of the loss before the backward pass in fp16."""
     data_layout: Annotated[str, choose_among("auto", "NHWC", "NCHW"), fixed(per_side=True)] = "auto"
     """Order of the dimensions of images. auto: NHWC on a GPU, else NCHW."""
-    weights: Annotated[str | None, arg(aliases=["--pretrained_backbone"]), fixed(per_side=True)] = None
-    """File of initial weights: torchvision .pth, .pickle, .npz, .safetensors, or a checkpoint of this program or of
-    ssd_train. Weights that fit are loaded, the others are named."""
-
-
-@dataclass(frozen=True)
-class DeviceFlags:
-    """Device."""
-
-    device: Annotated[Literal["auto", "cpu", "gpu"], resume_safe(per_side=True)] = "auto"
-    """Device to compute on; auto: gpu, else cpu."""
 
     @property
     def no_hpu(self) -> bool:
@@ -145,11 +136,14 @@ SYSTEMS: Mapping[str, Mapping[str, float]] = {
 
 @dataclass(frozen=True)
 class ScheduleFlags(DecayFlags):
-    """Learning rate and optimizer.
+    """Initial weights, learning rate and optimizer.
 
     The rate of a run is 2.5e-3 max(1, round(base_lr / 2.5e-3 * images per step / 32)).
     """
 
+    weights: Annotated[str | None, arg(aliases=["--pretrained_backbone"]), fixed(per_side=True)] = None
+    """File of initial weights: torchvision .pth, .pickle, .npz, .safetensors, or a checkpoint of this program or of
+    ssd_train. Weights that fit are loaded, the others are named."""
     system: Annotated[str | None, resume_safe(presets=SYSTEMS)] = None
     """DSS8440, C4140, 2xC4140 or 4xC4140: use the batch size, processes, warm-up, learning rate, weight decay and
     threads of the submission on it, where no other flag gives them."""
@@ -165,28 +159,6 @@ class ScheduleFlags(DecayFlags):
     """Start warm-up at base_lr (1 - 1 / 2 ** factor)."""
     momentum: Annotated[float, fixed(minimum=0, maximum=1)] = 0.9
     """Momentum of SGD."""
-
-
-@dataclass(frozen=True)
-class ValidationFlags:
-    """Evaluation during and after training."""
-
-    val_epochs: Annotated[tuple[int, ...], resume_safe()] = (40, 50, 55, 60, 65, 70, 75, 80)
-    """Epochs after which train_val validates."""
-    eval_epochs: Annotated[int | None, arg(aliases=["--val_interval"]), resume_safe(minimum=1)] = None
-    """Epochs between two validations, instead of --val_epochs."""
-    async_val: Annotated[Switch, resume_safe()] = False
-    """Validate in a process of its own while training continues."""
-    target_map: Annotated[float, arg(aliases=["-t"]), resume_safe(minimum=0, maximum=100)] = 23.0
-    """Stop training when a validation reaches this AP, in percent; 0: no target."""
-    nms_valid_thresh: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.0
-    """Score that a detection has to exceed."""
-    nms_overlap_thresh: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.5
-    """IoU with a better box of the same class from which on a box is dropped."""
-    nms_topk: Annotated[int, resume_safe(minimum=1)] = 200
-    """Number of the best scores of each class to consider."""
-    post_nms: Annotated[int, resume_safe(minimum=1)] = 200
-    """Maximum number of detections per image."""
 
 
 @dataclass(frozen=True)
@@ -211,8 +183,24 @@ class MXNetHorovodFlags(HorovodFlags):
 
 @dataclass(frozen=True)
 class ReportFlags(flags.ReportFlags):
-    """Log and checkpoints."""
+    """Evaluation, log and checkpoints."""
 
+    val_epochs: Annotated[tuple[int, ...], resume_safe()] = (40, 50, 55, 60, 65, 70, 75, 80)
+    """Epochs after which train_val validates."""
+    eval_epochs: Annotated[int | None, arg(aliases=["--val_interval"]), resume_safe(minimum=1)] = None
+    """Epochs between two validations, instead of --val_epochs."""
+    async_val: Annotated[Switch, resume_safe()] = False
+    """Validate in a process of its own while training continues."""
+    target_map: Annotated[float, arg(aliases=["-t"]), resume_safe(minimum=0, maximum=100)] = 23.0
+    """Stop training when a validation reaches this AP, in percent; 0: no target."""
+    nms_valid_thresh: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.0
+    """Score that a detection has to exceed."""
+    nms_overlap_thresh: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.5
+    """IoU with a better box of the same class from which on a box is dropped."""
+    nms_topk: Annotated[int, resume_safe(minimum=1)] = 200
+    """Number of the best scores of each class to consider."""
+    post_nms: Annotated[int, resume_safe(minimum=1)] = 200
+    """Maximum number of detections per image."""
     log_steps: Annotated[int, arg(aliases=["--log_interval"])] = 1
     save_checkpoints_epochs: Annotated[int | None, arg(aliases=["--save_interval"]), resume_safe(minimum=1)] = None
     """Epochs between two checkpoints; by default 1."""
@@ -245,10 +233,8 @@ class SSDMXNetConfig(flags.ProgramConfig):
 
     run: RunFlags = field(default_factory=RunFlags)
     data: DataFlags = field(default_factory=DataFlags)
-    network: NetworkFlags = field(default_factory=NetworkFlags)
     augmentation: AugmentationFlags = field(default_factory=AugmentationFlags)
     schedule: ScheduleFlags = field(default_factory=ScheduleFlags)
-    validation: ValidationFlags = field(default_factory=ValidationFlags)
     use: ImageFlags = field(default_factory=ImageFlags)
     device: DeviceFlags = field(default_factory=DeviceFlags)
     distribution: MXNetHorovodFlags = field(default_factory=MXNetHorovodFlags)
@@ -308,7 +294,7 @@ USES = ("predict", "export")  # of a checkpoint, without images of a data set
 def validate(config: SSDMXNetConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
     check_bounds(config)
-    lists = {"lr_drop_epochs": config.schedule.lr_drop_epochs, "val_epochs": config.validation.val_epochs}
+    lists = {"lr_drop_epochs": config.schedule.lr_drop_epochs, "val_epochs": config.report.val_epochs}
     for flag, epochs in lists.items():
         if list(epochs) != sorted(set(epochs)) or min(epochs, default=1) < 1:
             raise FlagError(
@@ -321,8 +307,8 @@ def validate(config: SSDMXNetConfig) -> None:
         if getattr(config.augmentation, entry.name) != entry.default:
             raise FlagError(f"--{entry.name}: has no effect on random images", flag=f"--{entry.name}")
     check_use(config.use, config.run.mode)
-    network = config.network
-    if network.fp16_loss_scale != NetworkFlags.fp16_loss_scale and network.precision in ("fp32", "bf16"):
+    network = config.device
+    if network.fp16_loss_scale != DeviceFlags.fp16_loss_scale and network.precision in ("fp32", "bf16"):
         raise FlagError(
             f"--fp16_loss_scale {network.fp16_loss_scale:g}: is for fp16; precision is {network.precision}",
             flag="--fp16_loss_scale",

@@ -41,7 +41,7 @@ class MXNet:
     layout: Layout
 
     def __init__(self, config: SSDMXNetConfig) -> None:
-        self._network = config.network
+        self._network = config.device
 
     def start(self, settings: DeviceSettings) -> None:
         """Choose device, precision and layout, and check that MXNet can train with them there.

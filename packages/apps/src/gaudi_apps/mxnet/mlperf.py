@@ -93,7 +93,7 @@ class MLPerfLog(Callback):
         metadata = self._name_epochs(step)
         self._logger.event(self._keys.EVAL_ACCURACY, score.value, metadata=metadata)
         self._logger.end(self._keys.EVAL_STOP, metadata=metadata)
-        self._reached |= 0 < self._config.validation.target_map <= 100 * score.value
+        self._reached |= 0 < self._config.report.target_map <= 100 * score.value
 
     def on_train_end(self) -> None:
         """Log the status of the run, unless it was stopped before its end."""

@@ -88,8 +88,8 @@ def _list_validations(
     """Return the steps after which train_val validates, the last one included; none for random images."""
     if config.run.mode == "train" or config.data.use_fake_data:
         return ()
-    epochs = config.validation.val_epochs
-    if (interval := config.validation.eval_epochs) is not None:
+    epochs = config.report.val_epochs
+    if (interval := config.report.eval_epochs) is not None:
         epochs = tuple(range(interval, total_epochs + 1, interval))
     return tuple(sorted({total_steps, *(step for step in map(count_steps, epochs) if step < total_steps)}))
 
@@ -131,7 +131,7 @@ def print_plan(
         plan,
         training_set,
         keep_checkpoints=config.report.keep_ckpt_max,
-        bytes_per_value=_BYTES_PER_VALUE[config.network.precision],
+        bytes_per_value=_BYTES_PER_VALUE[config.device.precision],
         weight_decay=config.schedule.weight_decay,
     )
     if config.run.json:
