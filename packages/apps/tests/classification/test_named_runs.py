@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,26 @@ def test_weights_of_a_run_are_its_newest_or_its_best(train: Callable[..., Any], 
         shutil.rmtree(folder)
     done = train("e", "--steps", 1, "--weights", tmp_path / "a")
     assert (done.status, done.error.path) == (66, str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize(("data", "step"), [("--data", "1"), ("--data_dir", "2")])
+def test_predictions_and_exports_use_the_checkpoint_of_the_report(
+    run_classifier: Callable[..., Any], folders: Path, tmp_path: Path, data: str, step: str
+) -> None:
+    """The best one where --data trained the run; the newest where it was trained as the originals did."""
+    for split in ("train", "validation"):
+        shutil.copytree(folders / split, tmp_path / "data" / split)
+    run = ("--model_dir", tmp_path / "a", "--device", "cpu")
+    trained = run_classifier(data, tmp_path / "data", *FLAGS, *run, "--steps", 2, "--save_checkpoints_steps", 1)
+    assert trained.status == 0, trained.err
+    shutil.copytree(CheckpointFolder(tmp_path / "a" / "checkpoints").path(1), tmp_path / "a" / "best" / "step-00000001")
+    predict = ("--mode", "predict", "--inference", folders / "train" / "red")
+    export = ("--mode", "export", "--export_format", "safetensors")
+    for flags, used in ((predict, step), (export, step), ((*predict, "--checkpoint", "newest"), "2")):
+        done = run_classifier(*run, *flags)
+        assert done.status == 0, done.err
+        assert re.findall(r"checkpoint of step (\d+)", done.err) == [used]
+    assert json.loads((tmp_path / "a" / "export" / "safetensors" / "export.json").read_text())["step"] == int(step)
 
 
 def test_a_finished_run_goes_on_by_its_schedule(train: Callable[..., Any], tmp_path: Path) -> None:

@@ -165,9 +165,9 @@ def test_inference_alone_predicts_as_in_the_original(argv: list[str], mode: str)
 
 @pytest.mark.parametrize(
     ("flags", "which"),
-    [([], "newest"), (["--mode=eval"], "all"), (["--mode=eval", "--checkpoint=best"], "best")],
+    [([], None), (["--mode=eval"], "all"), (["--mode=eval", "--checkpoint=best"], "best")],
 )
-def test_the_checkpoint_by_default_is_the_original_one(flags: list[str], which: str) -> None:
+def test_the_checkpoint_by_default_is_the_original_one(flags: list[str], which: str | None) -> None:
     assert find_checkpoint(parse_flags(SSDConfig, flags, prog="ssd_train").run) == which
 
 

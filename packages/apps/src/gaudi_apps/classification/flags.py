@@ -34,7 +34,6 @@ class RunFlags(flags.TensorFlowRunFlags):
     do; verify-resume: check on a few steps of this configuration that a killed run ends like an uninterrupted one;
     parity: compute the first steps in two ways, and name the first tensor that differs."""
     model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/classifier"
-    checkpoint: str = "newest"
     seed: Annotated[int, arg(aliases=["--global_seed"])] = 0
     epochs: Annotated[float, arg(aliases=["--train_epochs", "-te"])] = 1.0
 

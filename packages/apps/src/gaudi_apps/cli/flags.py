@@ -47,9 +47,9 @@ class RunFlags:
     """Folder for checkpoints, curves, images and figures; training continues from its newest checkpoint."""
     clean: Annotated[Switch, resume_safe(per_command=True)] = False
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
-    checkpoint: Annotated[str | None, resume_safe(per_side=True)] = "newest"
+    checkpoint: Annotated[str | None, resume_safe(per_side=True)] = None
     """Checkpoint to use for eval, predict, export and parity: newest, best, a step, or, for eval, all, in the order of
-    steps."""
+    steps; by default best for predict and export of a run by --data, otherwise newest."""
     seed: Annotated[int, fixed(minimum=0)] = 0
     """Seed of the initial weights, the order of the data and its augmentation."""
     config: Annotated[str | None, per_rank(per_command=True)] = None
@@ -278,7 +278,7 @@ NOTHING_TO_VALIDATE = "give images to validate on, as by --val_share above 0, or
 USING = ("predict", "export")  # modes that need no training or validation images
 
 
-def check_modes(config: Any, mode: str, *, checkpoint: str, steps: int, steps_flag: str) -> None:
+def check_modes(config: Any, mode: str, *, checkpoint: str | None, steps: int, steps_flag: str) -> None:
     """Check flags of a program in TensorFlow that depend on the mode, and those of devices and processes.
 
     Args:
@@ -306,11 +306,11 @@ def check_modes(config: Any, mode: str, *, checkpoint: str, steps: int, steps_fl
     if mode == "verify-resume" and not 1 <= run.kills < (steps or math.inf):
         raise FlagError(f"--kills {run.kills}: must be at least 1, and below {steps_flag}", flag="--kills")
     named = ("newest", "best", "all") if mode == "eval" else ("newest", "best")
-    if checkpoint not in named and not checkpoint.isdecimal():
+    if not (checkpoint is None or checkpoint in named or checkpoint.isdecimal()):
         raise FlagError(
             f"--checkpoint {checkpoint}: must be {', '.join(named)} or a step, with --mode {mode}", flag="--checkpoint"
         )
-    if checkpoint != "newest" and mode not in ("eval", "parity", *USING):
+    if checkpoint not in (None, "newest") and mode not in ("eval", "parity", *USING):
         which = "eval, predict, export and parity"
         raise FlagError(
             f"--checkpoint {checkpoint}: is for --mode {which}; mode is {mode}",

@@ -298,9 +298,9 @@ def _compute(mode: str, app: Application, reporter: FailureReporter, elastic: El
         elif mode == "eval":
             run_evaluation(session)
         elif mode == "predict":
-            app.predict(session.restore_selected)
+            app.predict(session.restore_used)
         elif mode == "export":
-            app.export(session.restore_selected)
+            app.export(session.restore_used)
 
 
 def drop_plan_flags(arguments: Sequence[str]) -> list[str]:

@@ -73,7 +73,7 @@ class RunFlags(flags.TensorFlowRunFlags):
     model_dir: str = "runs/ssd_train"
     checkpoint: str | None = None
     """Checkpoint to use for eval, predict, export and parity: newest, best, a step, or, for eval, all, in the order of
-    steps; by default all for eval, otherwise newest."""
+    steps; by default all for eval, best for predict and export of a run by --data, otherwise newest."""
     epochs: Annotated[float, arg(aliases=["-e"])] = 50.0
     steps: Annotated[int, arg(aliases=["-s"])] = 0
 
@@ -220,9 +220,9 @@ def find_mode(config: SSDConfig) -> Mode:
     return "predict" if config.run.mode == "train" and config.use.inference else config.run.mode
 
 
-def find_checkpoint(run: RunFlags) -> str:
+def find_checkpoint(run: RunFlags) -> str | None:
     """Return which checkpoint is taken: as the flag says, else as in the original, whose eval scores all."""
-    return run.checkpoint or ("all" if run.mode == "eval" else "newest")
+    return run.checkpoint or ("all" if run.mode == "eval" else None)
 
 
 def validate(config: SSDConfig) -> None:

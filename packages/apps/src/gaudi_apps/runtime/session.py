@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import util
@@ -213,18 +214,34 @@ class Session:
         Raises:
             MissingInputError: there are none.
         """
-        return find_checkpoints(self.model_dir, self.settings.checkpoint)
+        return find_checkpoints(self.model_dir, self.settings.checkpoint or "newest")
 
     def load_selected(self) -> Checkpoint:
         """Load the checkpoint that --checkpoint names; the newest is the newest one that can be read."""
-        if self.settings.checkpoint == "newest":
+        return self._load(self.settings.checkpoint or "newest")
+
+    def _load(self, which: str) -> Checkpoint:
+        if which == "newest":
             return self.checkpoints.load_newest(report=warn)
-        return load_checkpoint(self.select_checkpoints()[0])
+        return load_checkpoint(find_checkpoints(self.model_dir, which)[0])
 
     def restore_reported(self) -> Restored:
         """Build the network that a training reports, in this process: with --data the best one, else the newest."""
         best = self.settings.reports_best and self.settings.reports_scores and self.best.steps()
         return self._restore((self.best if best else self.checkpoints).load_newest(report=warn))
+
+    def restore_used(self) -> Restored:
+        """Build the network that predict and export use, and say which one.
+
+        It is the one that --checkpoint names. Without the flag it is that of the report of the run: the best one where
+        it was trained by --data, else the newest.
+        """
+        is_best = self.best.steps() and self.app.read_flags_of_run().get("data")
+        which = self.settings.checkpoint or ("best" if is_best else "newest")
+        restored = self._restore(self._load(which))
+        named = f", the {which} one" * (not which.isdecimal())
+        print(f"{self.model_dir}: checkpoint of step {restored.step}{named}", file=sys.stderr)
+        return restored
 
     def restore_selected(self) -> Restored:
         """Build the network of the one checkpoint that --checkpoint names, in this process alone."""

@@ -79,7 +79,7 @@ class RunSettings:
         device: see `DeviceSettings`.
         model_dir: folder of the run.
         clean: whether to remove the run there first.
-        checkpoint: which one is used: ``"newest"``, ``"best"``, ``"all"`` or a step.
+        checkpoint: which one is used: ``"newest"``, ``"best"``, ``"all"`` or a step; None: as the mode does by default.
         keep_checkpoints: how many of the newest are kept.
         checkpoint_minutes: between two checkpoints, besides those by steps; 0: none.
         log_every: steps between two reports to the user.
@@ -104,7 +104,7 @@ class RunSettings:
     device: DeviceSettings
     model_dir: Path
     clean: bool
-    checkpoint: str
+    checkpoint: str | None
     keep_checkpoints: int
     checkpoint_minutes: float
     log_every: int

@@ -151,7 +151,7 @@ class Application(ABC):
         elif is_checked:
             self.use_data_of_run()
         if mode in ("predict", "export", "eval"):
-            find_checkpoints(settings.model_dir, settings.checkpoint)
+            find_checkpoints(settings.model_dir, settings.checkpoint or "newest")
         weights = None if settings.weights is None else Path(settings.weights)
         is_there = weights is None or weights.exists() or any(weights.parent.glob(f"{glob.escape(weights.name)}.*"))
         goes_on = not settings.clean and CheckpointFolder(settings.model_dir / CHECKPOINTS).steps()
@@ -173,12 +173,9 @@ class Application(ABC):
         flags = dict(list_flags(self.config))
         if any(flags.get(name) for name in (*_PATHS, "folder")):
             return
-        try:
-            found = yaml.safe_load((self.settings.model_dir / CONFIG).read_text(encoding="utf-8"))
-            # An earlier release had fewer flags.
-            values = {name: found[name] for name in ("val_share", "seed", *_PATHS) if name in flags and name in found}
-        except (OSError, ValueError, TypeError, yaml.YAMLError):
-            values = {}
+        found = self.read_flags_of_run()
+        # An earlier release had fewer flags.
+        values = {name: found[name] for name in ("val_share", "seed", *_PATHS) if name in flags and name in found}
         paths = [value for name, value in values.items() if name in _PATHS and value]
         numbers = [value for name, value in values.items() if name not in _PATHS]
         are_there = paths and all(isinstance(path, str) and Path(path).exists() for path in paths)
@@ -189,6 +186,14 @@ class Application(ABC):
                 remedy="give --inference, --data or --data_dir",
             )
         self.change_flags(values)
+
+    def read_flags_of_run(self) -> dict[str, Any]:
+        """Read the flags of the run in the folder, by name; none where they cannot be read."""
+        try:
+            found = yaml.safe_load((self.settings.model_dir / CONFIG).read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def find_data(self, mode: str) -> None:  # noqa: B027 - most programs have nothing to add
         """Find the split that a mode needs in the folders that flags name; see `find_inputs`."""

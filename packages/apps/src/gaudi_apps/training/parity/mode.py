@@ -325,7 +325,7 @@ class _ThisSide:
 def _begin(session: Session, data: TrainingData) -> tuple[TrainableTask, ModelConfig, str]:
     """Build the network that a training would begin with, and find the source of its weights."""
     run = session.settings
-    if run.checkpoint != "newest" or session.checkpoints.steps():
+    if run.checkpoint not in (None, "newest") or session.checkpoints.steps():
         restored = session.restore_selected()
         require_classes(restored.model_config, data.model_config, f"checkpoint of step {restored.step}")
         return restored.task, restored.model_config, f"checkpoint of step {restored.step}"
