@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 from gaudi_datasets.detection.coco import parse_coco, read_coco
+from gaudi_datasets.detection.layouts import open_data
 from gaudi_datasets.detection.records import describe_records, write_records
 from gaudi_datasets.detection.sources import UNDECIDED, WITH_BOXES, CocoSource, RecordSource, turn_boxes
 from gaudi_datasets.detection.voc import read_voc
@@ -156,3 +158,21 @@ def test_images_whose_size_does_not_tell_are_read_as_the_others(tmp_path: Path, 
         np.testing.assert_allclose(source.read(index).boxes_yxyx, [BOX_YXYX], atol=1e-6)
     fix = {"stored": f"{TURN_FIX} {WITH_BOXES}", "upright": TURN_FIX, "": f"{TURN_FIX} {UNDECIDED}"}[drawn]
     assert source.read_image(0).fix == fix
+
+
+@pytest.mark.parametrize("drawn", ["stored", "upright"])
+def test_splits_whose_sizes_do_not_tell_are_read_as_the_others(tmp_path: Path, drawn: str) -> None:
+    is_stored = drawn == "stored"
+    x, y, width, height = BOX_XYWH
+    turned = (WIDTH - x - width, HEIGHT - y - height, width, height)
+    for split, turn, size_hw, box in (
+        ("train", 6, (WIDTH, HEIGHT) if is_stored else (HEIGHT, WIDTH), STORED_BOXES[6] if is_stored else BOX_XYWH),
+        ("val", 3, (HEIGHT, WIDTH), turned if is_stored else BOX_XYWH),
+    ):
+        open_coco(tmp_path, turn, size_hw, box)
+        (tmp_path / "images").rename(tmp_path / split)
+        (tmp_path / "a.json").rename(tmp_path / f"{split}.json")
+    data = open_data(tmp_path)
+    assert data.val is not None
+    for source in (data.train, data.val, copy.deepcopy(data.val)):  # as for another process
+        np.testing.assert_allclose(source.read(0).boxes_yxyx, [BOX_YXYX], atol=1e-6)

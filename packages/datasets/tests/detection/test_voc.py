@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_datasets.detection.coco import NO_SIZE, parse_coco
-from gaudi_datasets.detection.voc import read_voc
+from gaudi_datasets.detection.voc import read_annotation, read_voc
 from gaudi_datasets.errors import DataError, MissingInputError
 
 OBJECT = """<object><name>{name}</name><difficult>{difficult}</difficult>
@@ -57,6 +57,19 @@ def test_image_sets_agree_on_ids_and_an_image_comes_once(root: Path) -> None:
     assert document["categories"] == read_voc(root, ["val"])["categories"]
 
 
+def test_names_may_hold_spaces_and_a_number_may_follow(root: Path) -> None:
+    (root / "Annotations" / "my a.xml").write_text(annotation("my a"))
+    for text in ("my a\n", "my a  1\n", "my a.png\n", "images/my a.png 1\n"):
+        (root / "ImageSets" / "Main" / "train.txt").write_text(text)
+        assert [one["file_name"] for one in read_voc(root, ["train"])["images"]] == ["my a.png"]
+
+
+def test_an_annotation_is_kept_as_few_texts(root: Path) -> None:
+    content = read_annotation(root / "Annotations" / "a.xml")
+    assert content.size == ("40", "60")
+    assert content.objects[0] == ("dog", "0", "1", "2", "11", "22")
+
+
 def test_a_box_whose_edges_meet_has_no_size(root: Path) -> None:
     (fault,) = parse_coco(read_voc(root, ["val"]), root).faults
     assert fault.rule == NO_SIZE
@@ -75,7 +88,7 @@ def test_missing_parts_are_named(root: Path, tmp_path: Path) -> None:
         read_voc(root, ["test"])
     with pytest.raises(MissingInputError, match="Annotations"):
         read_voc(tmp_path / "nowhere", ["train"])
-    (root / "ImageSets" / "Main" / "train.txt").write_text("../../a\n")
+    (root / "ImageSets" / "Main" / "train.txt").write_text("../../x\n")
     with pytest.raises(MissingInputError, match="which an image"):
         read_voc(root, ["train"])
 

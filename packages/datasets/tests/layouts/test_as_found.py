@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from gaudi_datasets.detection.layouts import open_data
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.layouts.inventory import Inventory
 from gaudi_datasets.layouts.labelling_tools import _name_task
-from gaudi_datasets.layouts.recognition import _inventory_around, read_boxes
+from gaudi_datasets.layouts.recognition import _find_above, _inventory_around, read_boxes
 from gaudi_datasets.layouts.threads import map_threads
 
 STEMS = ("a", "b", "c", "d")
@@ -155,6 +156,30 @@ def test_the_whole_system_is_not_searched() -> None:
     if not Path("/srv").is_dir():
         pytest.skip("there is no empty folder at the top")
     assert _inventory_around(Path("/srv/x.json")).root == Path("/srv")
+
+
+@pytest.mark.parametrize("top", ["home", "users", "temporary"])
+def test_nobodys_whole_home_is_searched(top: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw(tmp_path / "images" / "a.jpg")
+    annotate(tmp_path / "annotations" / "a.xml")
+    assert _find_above(tmp_path / "annotations")
+    if top == "temporary":
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    else:
+        monkeypatch.setenv("HOME", str(tmp_path / "me" if top == "users" else tmp_path))
+    assert _find_above(tmp_path / "annotations") == []
+
+
+def test_equal_names_in_many_folders_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        draw(tmp_path / "images" / str(number) / "1.jpg")
+        annotate(tmp_path / "labels" / str(number) / "1.xml")
+    draw(tmp_path / "images" / "0" / "1.jpg.png")
+    monkeypatch.delattr("gaudi_datasets.layouts.inventory._count_equal")
+    inventory = Inventory(tmp_path)
+    for number in range(4):
+        assert inventory.find_image(f"labels/{number}/1.jpg", f"labels/{number}") == f"images/{number}/1.jpg"
+        assert inventory.find_image("1.jpg", f"images/{number}") == f"images/{number}/1.jpg"
 
 
 def test_the_image_beside_wins_among_equal_names(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def _open_boxes(path: Path, boxes: BoxSets, val_share: float, seed: int) -> Dete
             split_names[split] = list(part.file_names)
     notes += note_split(split_names)
     sources = {split: CocoSource(*sets[split], keep_empty=split != "train") for split in SPLITS if split in sets}
+    CocoSource.read_alike(sources.values())
     for split, source in sources.items():
         notes += note_losses(split, sets[split][0], source)
     notes += note_converted(name for coco, _ in sets.values() for name in coco.file_names)

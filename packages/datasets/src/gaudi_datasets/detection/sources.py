@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,6 +100,40 @@ class RecordSource(RecordSet):
         return decode_example(content, self._label_of_category, place)
 
 
+class _TurnedImages:
+    """The turned images of a source, which may tell on which pixels its boxes were drawn.
+
+    Attributes:
+        others: of the other splits of the data set, which tell where these do not.
+    """
+
+    def __init__(self, image_dir: Path, file_names: Sequence[str], sizes: npt.NDArray[np.int64]) -> None:
+        self._image_dir, self._file_names, self._sizes = image_dir, file_names, sizes
+        self.others: tuple[_TurnedImages, ...] = ()
+
+    @functools.cached_property
+    def _is_drawn_stored(self) -> bool | None:
+        is_stored = None
+        for name, annotated in zip(self._file_names, self._sizes.tolist(), strict=True):
+            try:
+                size, turn = read_head(self._image_dir / name)
+            except (DataError, MissingInputError):  # told when it is read
+                continue
+            if turn >= 5 and size[0] != size[1]:
+                is_stored = list(size) != annotated
+                if is_stored:
+                    break
+        return is_stored
+
+    def is_drawn_stored(self) -> bool | None:
+        """Tell by the annotated sizes whether some boxes were drawn on pixels as they are stored; None: no size tells.
+
+        The heads of all images are read, once, when one is met whose own size does not tell.
+        """
+        told = (each._is_drawn_stored for each in (self, *self.others))
+        return next((each for each in told if each is not None), None)
+
+
 class CocoSource:
     """The images and boxes of annotations and a folder of image files, without records: the same examples in the same
     order as from the records that `write_records` makes of them.
@@ -139,6 +173,9 @@ class CocoSource:
         self._image_ids = annotations.image_ids[rows]
         self._file_names = [annotations.file_names[row] for row in rows]
         self._heights, self._widths = annotations.heights[rows], annotations.widths[rows]
+        self._turned = _TurnedImages(
+            self._image_dir, self._file_names, np.stack([self._heights, self._widths], axis=1).astype(np.int64)
+        )
         self._box_splits = np.concatenate([[0], np.cumsum(counts[rows])])
         height, width = annotations.heights[row_of_box[boxes]], annotations.widths[row_of_box[boxes]]
         x, y, box_width, box_height = annotations.boxes_xywh[boxes].T
@@ -225,7 +262,7 @@ class CocoSource:
         if (image.height, image.width) != (height, width) == image.stored_size:
             return replace(image, fix=f"{image.fix} {WITH_BOXES}")
         if image.turn != 1 and (image.height, image.width) == (height, width) == image.stored_size:
-            what = {True: WITH_BOXES, None: UNDECIDED}.get(self._is_drawn_stored)
+            what = {True: WITH_BOXES, None: UNDECIDED}.get(self._turned.is_drawn_stored())
             return replace(image, fix=f"{image.fix} {what}") if what else image
         if (image.height, image.width) != (height, width):
             raise DataError(
@@ -236,23 +273,12 @@ class CocoSource:
             )
         return image
 
-    @functools.cached_property
-    def _is_drawn_stored(self) -> bool | None:
-        """Tell by the annotated sizes whether some boxes were drawn on pixels as they are stored; None: no size tells.
-
-        The heads of all images are read, once, when one is met whose own size does not tell.
-        """
-        is_stored = None
-        for index, name in enumerate(self._file_names):
-            try:
-                size, turn = read_head(self._image_dir / name)
-            except (DataError, MissingInputError):  # told when it is read
-                continue
-            if turn >= 5 and size[0] != size[1]:
-                is_stored = size != (self._heights[index], self._widths[index])
-                if is_stored:
-                    break
-        return is_stored
+    @staticmethod
+    def read_alike(splits: Collection[CocoSource]) -> None:
+        """Let the turned images of all splits of a data set tell how those are read whose own split does not."""
+        turned = [each._turned for each in splits]
+        for each in turned:
+            each.others = tuple(other for other in turned if other is not each)
 
     def join(self, index: int, image: EncodedImage) -> DetectionExample:
         """Make the example of an image that `read_image` returned."""

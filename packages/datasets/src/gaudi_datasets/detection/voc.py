@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, ParseError
@@ -15,6 +17,8 @@ from gaudi_datasets.errors import DataError, MissingInputError
 
 IMAGE_FOLDER = "JPEGImages"
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
+_OF_OBJECT = ("name", "difficult", *(f"bndbox/{corner}" for corner in _CORNERS))
+_ENDING = re.compile(r"\.(jpe?g|png|xml|bmp|webp|tiff?)$", re.IGNORECASE)
 
 
 def read_voc(
@@ -46,27 +50,41 @@ def read_voc(
             "has no annotations *.xml", path=folder, remedy="give the folder that holds Annotations/"
         )
     image_ids = {stem: number for number, stem in enumerate(files, 1)}
-    chosen = _read_image_sets(root, image_sets)
+    chosen = _read_image_sets(root, image_sets, files)
     missing = next((stem for stem in chosen if stem not in files), None)
     if missing is not None:
         raise MissingInputError(
             f"has no {missing}.xml, which an image set names", path=folder, remedy="add it or fix the set"
         )
-    trees = {stem: parse_xml(files[stem]) for stem in (chosen if class_names else files)}
-    class_names = class_names or sorted({name for stem in trees for name in list_classes(files[stem], trees[stem])})
-    images = [VocImage(image_ids[stem], files[stem], trees[stem], _name_image(trees[stem], stem)) for stem in chosen]
+    found = {stem: read_annotation(files[stem]) for stem in (chosen if class_names else files)}
+    class_names = class_names or sorted({name for stem in found for name in list_classes(files[stem], found[stem])})
+    images = [VocImage(image_ids[stem], files[stem], found[stem], _name_image(found[stem], stem)) for stem in chosen]
     return make_document(images, class_names)
 
 
+class VocAnnotation(NamedTuple):
+    """Hold what is read of an annotation, as it stands there, in a twentieth of the memory of its tree.
+
+    Attributes:
+        file_name: of the image; empty where there is none.
+        size: texts of height and width.
+        objects: of each object the texts of name, difficult, and left, top, right and bottom.
+    """
+
+    file_name: str
+    size: tuple[str, ...]
+    objects: tuple[tuple[str, ...], ...]
+
+
 class VocImage(NamedTuple):
-    """An image's annotation: its id, file and parsed content, the name of the image, and its size.
+    """An image's annotation: its id, file and content, the name of the image, and its size.
 
     The size is height and width in pixels; None for that of the annotation.
     """
 
     id: int
     path: Path
-    tree: Element
+    content: VocAnnotation
     file_name: str
     size: tuple[int, int] | None = None
 
@@ -77,41 +95,57 @@ def make_document(images: Sequence[VocImage], class_names: Sequence[str]) -> dic
     records: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for image in images:
-        height, width = image.size or read_stated_size(image.tree, image.path)
+        height, width = image.size or read_stated_size(image.content, image.path)
         if height < 1 or width < 1:
             fault = f"size is {height:g} high and {width:g} wide; it must be at least 1"
             raise DataError(fault, path=image.path, remedy="fix the annotation")
         records.append({"id": image.id, "file_name": image.file_name, "height": height, "width": width})
-        for one in image.tree.findall("object"):
+        for one in image.content.objects:
             fields = _read_object(one, image.path, category_ids)
             annotations.append({"id": len(annotations) + 1, "image_id": image.id, **fields})
     categories = [{"id": number, "name": name, "supercategory": ""} for name, number in category_ids.items()]
     return {"images": records, "annotations": annotations, "categories": categories}
 
 
-def list_classes(path: Path, tree: Element) -> set[str]:
+def list_classes(path: Path, content: VocAnnotation) -> set[str]:
     """List the classes of an annotation's objects."""
-    return {_text(one, "name", path) for one in tree.findall("object")}
+    return {_require(one[0], "object", "name", path) for one in content.objects}
 
 
-def read_stated_size(tree: Element, path: Path) -> tuple[int, int]:
+def read_stated_size(content: VocAnnotation, path: Path) -> tuple[int, int]:
     """Read the height and width in pixels that an annotation states."""
-    height, width = (_number(tree, f"size/{side}", path) for side in ("height", "width"))
+    sides = zip(content.size, ("size/height", "size/width"), strict=True)
+    height, width = (_parse_number(text, "annotation", tag, path) for text, tag in sides)
     return int(height), int(width)
 
 
-def _name_image(tree: Element, stem: str) -> str:
-    return stem + (Path(tree.findtext("filename") or "").suffix or ".jpg")
+def find_stem(line: str, stems: Container[str]) -> str:
+    """Return the image that a line of an image set names, without its folder and its ending.
+
+    Names may hold spaces, and a number may stand behind them. `stems` are the known ones; of a line that names none
+    of them it is the first word.
+    """
+    whole, stem = line.strip(), ""
+    for text in (whole, whole.rsplit(maxsplit=1)[0], whole.split()[0]):
+        name = text.replace("\\", "/").rpartition("/")[2]
+        for stem in (name, _ENDING.sub("", name)):
+            if stem in stems:
+                return stem
+    return stem
 
 
-def _read_image_sets(root: Path, image_sets: Sequence[str]) -> list[str]:
+def _name_image(content: VocAnnotation, stem: str) -> str:
+    return stem + (Path(content.file_name).suffix or ".jpg")
+
+
+def _read_image_sets(root: Path, image_sets: Sequence[str], known: Container[str]) -> list[str]:
     stems: list[str] = []
     for name in image_sets:
         path = root / "ImageSets" / "Main" / f"{name}.txt"
         if not path.is_file():
             there = ", ".join(sorted(other.stem for other in path.parent.glob("*.txt"))) or "none"
             raise MissingInputError(f"there is no such image set; there are: {there}", path=path)
-        stems += [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        stems += [find_stem(line, known) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     return list(dict.fromkeys(stems))
 
 
@@ -128,31 +162,44 @@ def parse_xml(path: Path) -> Element:
     return tree
 
 
-def _read_object(one: Element, path: Path, category_ids: dict[str, int]) -> dict[str, Any]:
-    name = _text(one, "name", path)
+def read_annotation(path: Path) -> VocAnnotation:
+    """Read an annotation; what its texts mean is looked at later, and raises then. Raises as `parse_xml`."""
+    tree = parse_xml(path)
+    sizes = tuple(_text(tree, f"size/{side}") for side in ("height", "width"))
+    objects = (tuple(_text(one, tag) for tag in _OF_OBJECT) for one in tree.findall("object"))
+    return VocAnnotation(_text(tree, "filename"), sizes, tuple(objects))
+
+
+def _read_object(one: Sequence[str], path: Path, category_ids: dict[str, int]) -> dict[str, Any]:
+    name, difficult, *corners = one
+    _require(name, "object", "name", path)
     if name not in category_ids:
         raise DataError(
             f"class {name!r} is none of {', '.join(category_ids)}", path=path, remedy="fix it or add it to the classes"
         )
-    xmin, ymin, xmax, ymax = (_number(one, f"bndbox/{corner}", path) for corner in _CORNERS)
+    tags = zip(corners, _OF_OBJECT[2:], strict=True)
+    xmin, ymin, xmax, ymax = (_parse_number(text, "object", tag, path) for text, tag in tags)
     box = [xmin, ymin, xmax - xmin, ymax - ymin]
-    is_difficult = (one.findtext("difficult") or "0").strip() == "1"
-    return {"category_id": category_ids[name], "bbox": box, "area": box[2] * box[3], "iscrowd": int(is_difficult)}
+    is_crowd = int(difficult == "1")
+    return {"category_id": category_ids[name], "bbox": box, "area": box[2] * box[3], "iscrowd": is_crowd}
 
 
-def _text(element: Element, tag: str, path: Path) -> str:
-    text = (element.findtext(tag) or "").strip()
+def _text(element: Element, tag: str) -> str:
+    return sys.intern((element.findtext(tag) or "").strip())
+
+
+def _require(text: str, element: str, tag: str, path: Path) -> str:
     if not text:
-        raise DataError(f"<{element.tag}> has no {tag}", path=path, field=tag, remedy="add it")
+        raise DataError(f"<{element}> has no {tag}", path=path, field=tag, remedy="add it")
     return text
 
 
-def _number(element: Element, tag: str, path: Path) -> float:
-    text = _text(element, tag, path)
+def _parse_number(text: str, element: str, tag: str, path: Path) -> float:
+    _require(text, element, tag, path)
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(f"<{element.tag}> has {tag} {text!r}; it must be a number", path=path, field=tag)
+        raise DataError(f"<{element}> has {tag} {text!r}; it must be a number", path=path, field=tag)
     return number

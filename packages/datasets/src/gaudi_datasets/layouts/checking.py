@@ -25,7 +25,7 @@ class BrokenImagesError(DataError):
     """Images of a source that cannot be used; `errors` holds the faults of the first thousand in their order."""
 
     def __init__(self, name: str, errors: Sequence[DataError | MissingInputError], count: int, total: int) -> None:
-        shown = "; ".join(str(error) for error in errors[:_SHOWN])
+        shown = "; ".join(_describe(error) for error in errors[:_SHOWN])
         more = f"; and {count - _SHOWN} more" if count > _SHOWN else ""
         super().__init__(
             f"{count} of {total} images cannot be used: {shown}{more}",
@@ -36,6 +36,11 @@ class BrokenImagesError(DataError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._arguments
+
+
+def _describe(error: DataError | MissingInputError) -> str:
+    """Return an error without its remedy, of which one for all is enough."""
+    return str(error).removesuffix(f"; {error.remedy}")
 
 
 class ReadableSource(Protocol):

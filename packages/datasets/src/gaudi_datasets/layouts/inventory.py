@@ -58,8 +58,9 @@ class Inventory:
         self.images: list[str] = []
         self.links: list[str] = []
         self._by_ending: dict[str, list[str]] = defaultdict(list)
-        self._by_name: dict[str, list[str]] = defaultdict(list)
-        self._by_stem: dict[str, list[str]] = defaultdict(list)
+        # By whether it is without its ending and the name; and by the name of the folder besides.
+        self._by_name: dict[tuple[bool, str], list[str]] = defaultdict(list)
+        self._by_tail: dict[tuple[bool, str, str], list[str]] = defaultdict(list)
         names = []
         for folder, folders, files in os.walk(root):
             folders[:] = [name for name in folders if _is_visible(name)]
@@ -70,9 +71,10 @@ class Inventory:
             self._by_ending[ending].append(name)
             if ending in IMAGE_ENDINGS:
                 self.images.append(name)
-                base = name.rpartition("/")[2]
-                self._by_name[base.casefold()].append(name)
-                self._by_stem[PurePosixPath(base).stem.casefold()].append(name)
+                path = PurePosixPath(name.casefold())
+                for is_stem, base in enumerate((path.name, path.stem)):
+                    self._by_name[bool(is_stem), base].append(name)
+                    self._by_tail[bool(is_stem), base, path.parent.name].append(name)
         self.links.sort()
 
     def list_files(self, *endings: str, everywhere: bool = False) -> list[str]:
@@ -97,19 +99,22 @@ class Inventory:
         name = name.replace("\\", "/")
         if PurePosixPath(name).suffix.lower() not in IMAGE_ENDINGS:
             return self.find_stem(name, near, split)
-        return self._choose(self._by_name.get(name.rpartition("/")[2].casefold(), []), name, near, split)
+        return self._choose((False, name.rpartition("/")[2].casefold()), name, near, split)
 
     def find_stem(self, stem: str, near: str, split: str = "") -> str | None:
         """Find the image whose name without its ending is `stem`; raises as `find_image` does."""
-        return self._choose(self._by_stem.get(stem.rpartition("/")[2].casefold(), []), stem, near, split)
+        return self._choose((True, stem.rpartition("/")[2].casefold()), stem, near, split)
 
-    def _choose(self, names: Sequence[str], wanted: str, near: str, split: str) -> str | None:
+    def _choose(self, key: tuple[bool, str], wanted: str, near: str, split: str) -> str | None:
         """Choose by the end of the path, then what lies beside the annotation file and no masks, by split and way."""
         split = split or split_of_path(f"{near}/x")
-        if PurePosixPath(wanted).parent.as_posix() in (".", near):  # quickly where each of many folders has such a name
-            prefix = "" if near == "." else f"{near}/"
-            stop = len(prefix)
-            names = [each for each in names if each.startswith(prefix) and "/" not in each[stop:]] or names
+        parent = PurePosixPath(wanted).parent
+        # What is in a folder of that name, at once: each of many folders may have a file of the wanted name.
+        is_near = parent.as_posix() in (".", near)
+        folder = PurePosixPath(near) if is_near else parent
+        tails = self._by_tail.get((*key, folder.name.casefold()), [])
+        beside = [name for name in tails if PurePosixPath(name).parent == folder] if is_near else []
+        names = beside or (tails if parent.name else []) or self._by_name.get(key, [])
         parts = PurePosixPath(wanted).parts[::-1]
         ranks: list[Callable[[str], int]] = [
             lambda name: _count_equal(PurePosixPath(name).parts[-2::-1], parts[1:]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,7 +99,9 @@ def _find_above(path: Path) -> list[Candidate]:
 
 
 def _is_top(path: Path) -> bool:
-    return path == Path(path.anchor)
+    """Tell if a folder has everything: of the system, of all users or of one, or all that is temporary."""
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - which needs no home
+    return path in (home, *home.parents, Path(tempfile.gettempdir()))
 
 
 _ANNOTATIONS = ("annotation", "annotations", "annots", "label", "labels", "xml", "xmls")

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from xml.etree.ElementTree import Element
 
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
-from gaudi_datasets.detection.voc import VocImage, list_classes, make_document, parse_xml, read_stated_size
+from gaudi_datasets.detection.voc import (
+    VocImage,
+    find_stem,
+    list_classes,
+    make_document,
+    read_annotation,
+    read_stated_size,
+)
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
@@ -38,8 +44,8 @@ def _sniff(path: Path) -> bool:
 
 def _read(inventory: Inventory, names: Sequence[str]) -> BoxSets:
     notes: list[str] = []
-    trees = {name: parse_xml(inventory.root / name) for name in names}
-    images = {name: _find_image(inventory, name, trees[name]) for name in names}
+    contents = {name: read_annotation(inventory.root / name) for name in names}
+    images = {name: _find_image(inventory, name, contents[name].file_name) for name in names}
     bare = [name for name in names if images[name] is None]
     if len(bare) == len(names):
         raise MissingInputError(
@@ -53,10 +59,10 @@ def _read(inventory: Inventory, names: Sequence[str]) -> BoxSets:
     _require_unique(inventory, files)
     lists = _find_lists(inventory, names)
     splits = _split_by_lists(inventory, lists, files, notes) if lists else _split_by_folders(files, notes)
-    classes = sorted({each for name, tree in trees.items() for each in list_classes(inventory.root / name, tree)})
+    classes = sorted({each for name in names for each in list_classes(inventory.root / name, contents[name])})
     if not classes:
         raise DataError("has no objects in its annotations", path=inventory.root, remedy="annotate some images")
-    rows = {name: VocImage(row, inventory.root / name, trees[name], "") for row, name in enumerate(names, 1)}
+    rows = {name: VocImage(row, inventory.root / name, contents[name], "") for row, name in enumerate(names, 1)}
     unsized: list[str] = []
     sets = {
         split: _make_set(inventory, [(rows[name], files[name]) for name in chosen], classes, unsized)
@@ -71,10 +77,9 @@ def _read(inventory: Inventory, names: Sequence[str]) -> BoxSets:
     return BoxSets(f"Pascal VOC ({detail})", sets, tuple(notes), tuple(f"image of {name}" for name in bare))
 
 
-def _find_image(inventory: Inventory, name: str, tree: Element) -> str | None:
+def _find_image(inventory: Inventory, name: str, stated: str) -> str | None:
     """Find the image of an annotation: by its own name, with the ending that it states, else by the name it states."""
     near, own = PurePosixPath(name).parent.as_posix(), name.removesuffix(PurePosixPath(name).suffix)
-    stated = (tree.findtext("filename") or "").strip()
     path = PurePosixPath(stated.replace("\\", "/"))
     found = None
     if path.stem == PurePosixPath(own).name and path.suffix.lower() in IMAGE_ENDINGS:
@@ -112,7 +117,7 @@ def _make_set(
 
 def _is_sized(image: VocImage) -> bool:
     try:
-        return min(read_stated_size(image.tree, image.path)) >= 1
+        return min(read_stated_size(image.content, image.path)) >= 1
     except DataError:
         return False
 
@@ -126,7 +131,7 @@ def _find_lists(inventory: Inventory, names: Sequence[str]) -> dict[str, dict[st
         if split is None:
             continue
         lines = (inventory.root / name).read_text(encoding="utf-8", errors="replace").splitlines()
-        listed = [_stem_of_line(line, stems) for line in lines if line.strip()]
+        listed = [find_stem(line, stems) for line in lines if line.strip()]
         if any(stem in stems for stem in listed):
             found[PurePosixPath(name).parent.as_posix()][split] = list(dict.fromkeys(listed))
     by_root: dict[str, list[str]] = defaultdict(list)
@@ -143,13 +148,6 @@ def _find_lists(inventory: Inventory, names: Sequence[str]) -> dict[str, dict[st
             )
         chosen[root] = found[main[0]]
     return chosen
-
-
-def _stem_of_line(line: str, stems: Container[str]) -> str:
-    """Return the image that a line names, without its folder and its ending; the whole line where it is a known one."""
-    names = (name.replace("\\", "/").rpartition("/")[2] for name in (line.strip(), line.split()[0]))
-    whole, first = (re.sub(r"\.(jpe?g|png|xml|bmp|webp|tiff?)$", "", name, flags=re.IGNORECASE) for name in names)
-    return whole if whole in stems else first
 
 
 def _root_of_lists(folder: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -19,10 +20,10 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import google_crc32c
 
@@ -31,16 +32,24 @@ from gaudi_datasets.errors import UnsafeError
 from gaudi_datasets.output_files import resumable_folder, write_atomically, write_json
 from gaudi_datasets.records.tfrecords import frame_parts
 
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
 MANIFEST_FORMAT = "gaudi-datasets records"
 MANIFEST_VERSION = 2
 JOB_IDENTITY = "job"  # the key in the manifest by which the same call is known; it depends on when files were changed
 
+_REFRESH_SECONDS = 0.5  # between two reports of what other processes have written
 _RECORDS_WORTH_A_PROCESS = 256  # to start one takes about as long as writing these
 _JOB, _PLAN = "job.json", "plan.json"
 
 
 Encode = Callable[[int], tuple[bytes, str]]
 """Encodes the record of an example, and says what was fixed in it (empty for nothing); it can be pickled."""
+
+
+WriteShard: TypeAlias = Callable[[int, Callable[[], None]], dict[str, Any]]
+"""Writes the shard of a number, see `_write_shard`; it can be pickled."""
 
 
 def write_shards(
@@ -126,8 +135,14 @@ def unfinished_folder(output_dir: Path, split: str) -> Path:
     return output_dir / f".unfinished-{split}"
 
 
-def _write_shard(encode: Encode, count: int, folder: Path, pattern: str, shards: int, number: int) -> dict[str, Any]:
-    """Write one shard; return what the manifest tells of it, and how many of its records were fixed, by what it was."""
+def _write_shard(
+    encode: Encode, count: int, folder: Path, pattern: str, shards: int, number: int, tell: Callable[[], None]
+) -> dict[str, Any]:
+    """Write one shard, and call `tell` after each record.
+
+    Returns:
+        what the manifest tells of it, and how many of its records were fixed, by what it was.
+    """
     path = folder / pattern.format(number)
     fixed, records, size, checksum = Counter[str](), 0, 0, 0
     with write_atomically(path) as temporary, temporary.open("wb") as file:
@@ -139,6 +154,7 @@ def _write_shard(encode: Encode, count: int, folder: Path, pattern: str, shards:
                 size += len(part_of_record)
             records += 1
             fixed.update([fix] if fix else [])
+            tell()
     # CRC-32C, in hexadecimal: SHA-256 would take as long as all the rest.
     return {"name": path.name, "records": records, "bytes": size, "crc32c": f"{checksum:08x}", "fixed": dict(fixed)}
 
@@ -177,7 +193,7 @@ def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[P
 
 
 def _write_all(
-    write: Callable[[int], dict[str, Any]],
+    write: WriteShard,
     count: int,
     shards: int,
     staging: Path,
@@ -191,31 +207,38 @@ def _write_all(
     if not processes:
         processes = min(len(os.sched_getaffinity(0)), count * len(missing) // shards // _RECORDS_WORTH_A_PROCESS)
     processes = min(processes, len(missing))
-    done = sum(shard["records"] for shard in whole.values())
+    before, own = sum(shard["records"] for shard in whole.values()), itertools.count(1)
+
+    def tell(written: int) -> None:
+        if progress is not None:
+            progress(before + written, count)
+
     with contextlib.ExitStack() as stack:
-        written: Iterable[dict[str, Any]] = map(write, missing)
+        written: Iterable[dict[str, Any]] = (write(number, lambda: tell(next(own))) for number in missing)
         if processes > 1:  # closed with the folder still locked, so that no worker of a conversion that failed goes on
-            written = stack.enter_context(contextlib.closing(_write_in_workers(write, missing, processes)))
+            written = stack.enter_context(contextlib.closing(_write_in_workers(write, missing, processes, tell)))
         for number, shard in zip(missing, written, strict=True):
             # Here, so that the workers go on meanwhile.
             with (staging / shard["name"]).open("rb") as file:
                 os.fsync(file.fileno())
             write_json(notes[number], shard, durable=True)
             whole[number] = shard
-            done += shard["records"]
-            if progress is not None:
-                progress(done, count)
     return [whole[number] for number in range(shards)]
 
 
 def _write_in_workers(
-    write: Callable[[int], dict[str, Any]], numbers: Sequence[int], processes: int
+    write: WriteShard, numbers: Sequence[int], processes: int, tell: Callable[[int], None]
 ) -> Generator[dict[str, Any], None, None]:
     # Spawned, because a fork of a process that has loaded TensorFlow may hang.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, _start_worker, (write,))
+    written = context.Value("q", 0)
+    pool = ProcessPoolExecutor(processes, context, _start_worker, (write, written))
     try:
-        yield from pool.map(_write_in_worker, numbers)
+        for shard in [pool.submit(_write_in_worker, number) for number in numbers]:
+            while not wait([shard], _REFRESH_SECONDS).done:
+                tell(written.value)
+            tell(written.value)
+            yield shard.result()
     except BrokenProcessPool:
         raise ChildProcessError(
             "a process that writes records was killed, maybe for lack of memory; repeat the command to go on, with"
@@ -228,9 +251,14 @@ def _write_in_workers(
 _worker_write: Callable[[int], dict[str, Any]] | None = None  # given once, since a source may be large
 
 
-def _start_worker(write: Callable[[int], dict[str, Any]]) -> None:
+def _start_worker(write: WriteShard, written: Synchronized[int]) -> None:
     global _worker_write
-    _worker_write = write
+
+    def tell() -> None:
+        with written.get_lock():
+            written.value += 1
+
+    _worker_write = lambda number: write(number, tell)  # noqa: E731 - not pickled
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program that started this one ends it
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
