@@ -25,8 +25,7 @@ from packaging.requirements import Requirement
 from PIL import Image
 
 from gaudi_apps import resnet_train, resnext_train, ssd_mxnet_train, ssd_train
-from gaudi_apps.cli.config_file import parse_config
-from gaudi_apps.cli.flag_rules import list_flags
+from gaudi_apps.cli.flag_rules import list_flags, parse_config
 from gaudi_datasets.classification.sources import open_split
 from gaudi_datasets.cli import parse_arguments
 from gaudi_datasets.fetching.weights_table import WEIGHTS

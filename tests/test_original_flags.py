@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from gaudi_apps import resnet_train, resnext_train, ssd_mxnet_train, ssd_train
-from gaudi_apps.cli.config_file import parse_config
-from gaudi_apps.cli.flag_rules import find_aliases, list_flags
+from gaudi_apps.cli.flag_rules import find_aliases, list_flags, parse_config
 from gaudi_apps.runtime.errors import ConfigFileError
 from gaudi_datasets.arguments import OFF, ON, FormerFlag, FormerFlagError, normalize_arguments, replace_former_flags
 from gaudi_datasets.cli import find_former_flags, parse_arguments

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.training.parity.record import read_recording
+from gaudi_apps.training.recording import read_recording
 
 
 @pytest.mark.parametrize("program", ["resnet_train", "resnext_train"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_apps.cli import demo
-from gaudi_apps.cli.config_file import parse_config
+from gaudi_apps.cli.flag_rules import parse_config
 from gaudi_apps.detection.config import SSDConfig, validate
 
 

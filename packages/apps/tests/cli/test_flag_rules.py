@@ -312,7 +312,7 @@ def test_a_short_run_saves_each_step_and_scores_nothing(name: str) -> None:
 def test_a_file_of_flags_may_give_each_of_them(tmp_path: Path) -> None:
     import yaml
 
-    from gaudi_apps.cli.config_file import parse_config
+    from gaudi_apps.cli.flag_rules import parse_config
 
     for name in ("ssd_train", "resnet_train", "resnext_train"):
         config = parse(name)

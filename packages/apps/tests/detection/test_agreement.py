@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.export import DetectionArrays, compare_detections, compare_rows
+from gaudi_apps.detection.detector import DetectionArrays, compare_detections, compare_rows
 from gaudi_apps.inference.converters import Agreement, find_worst
 
 

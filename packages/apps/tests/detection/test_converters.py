@@ -8,8 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.detector import Detector, find_raw
-from gaudi_apps.detection.export import FIELDS, DetectionArrays, DetectorExport, compare_detections, compare_rows
+from gaudi_apps.detection.detector import (
+    FIELDS,
+    DetectionArrays,
+    Detector,
+    DetectorExport,
+    compare_detections,
+    compare_rows,
+    find_raw,
+)
 from gaudi_apps.inference.converters import (
     decode_pixels,
     hold_stderr,

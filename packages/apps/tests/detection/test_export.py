@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_apps.cli.flags import ExportFormat
-from gaudi_apps.detection.export import run_export
+from gaudi_apps.detection.detector import run_export
 from gaudi_apps.inference import exporter
 from gaudi_apps.inference.converters import Agreement, ExportedNetwork, write_tflite
 from gaudi_apps.inference.exporter import choose_images, describe_export, refuse_foreign

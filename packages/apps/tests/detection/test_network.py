@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from gaudi_apps.classification.classifier import Classifier
-from gaudi_apps.detection.detector import Detector, SSDTask, make_preprocessor
-from gaudi_apps.detection.export import run_export
+from gaudi_apps.detection.detector import Detector, SSDTask, make_preprocessor, run_export
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.detection.coco import Category

@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.detection.detector import Detector, detect_combined_nms, find_boxes, find_raw
-from gaudi_apps.detection.export import DetectionArrays, DetectorExport, compare_detections
+from gaudi_apps.detection.detector import (
+    DetectionArrays,
+    Detector,
+    DetectorExport,
+    compare_detections,
+    detect_combined_nms,
+    find_boxes,
+    find_raw,
+)
 from gaudi_apps.inference.converters import to_float32, write_saved_model
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image

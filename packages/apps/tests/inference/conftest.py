@@ -99,7 +99,7 @@ def write_run(
 def write_evaluation_alone(folder: Path, truth: dict[str, Any], detections: list[dict[str, Any]]) -> None:
     """Write what an evaluation leaves, with images of noise as large as they may be in place of those with errors."""
     from gaudi_apps.detection.error_analysis import analyse
-    from gaudi_apps.inference.report.sections import MAX_IMAGE_BYTES
+    from gaudi_apps.inference.report_sections import MAX_IMAGE_BYTES
     from gaudi_apps.training.run_dir import write_analysis
 
     (folder / "pictures").mkdir()

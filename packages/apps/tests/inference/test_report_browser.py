@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gaudi_apps.inference.report.page import write_comparison, write_report
+from gaudi_apps.inference.report_page import write_comparison, write_report
 
 BROWSER = os.environ.get("BROWSER", "")
 pytestmark = pytest.mark.skipif(not BROWSER, reason="BROWSER names no Chromium; nox -s browser does")

@@ -12,9 +12,9 @@ import pytest
 
 from gaudi_apps.cli import run_commands
 from gaudi_apps.detection.error_analysis import compute_f1
-from gaudi_apps.inference.report.charts import Line, draw_lines, find_ticks, show_text, thin
-from gaudi_apps.inference.report.page import make_comparison, make_report, write_comparison, write_report
-from gaudi_apps.inference.report.sections import list_counts, read_run
+from gaudi_apps.inference.report_charts import Line, draw_lines, find_ticks, show_text, thin
+from gaudi_apps.inference.report_page import make_comparison, make_report, write_comparison, write_report
+from gaudi_apps.inference.report_sections import list_counts, read_run
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 
 MAX_BYTES = 10_000_000

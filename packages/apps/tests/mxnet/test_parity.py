@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.mxnet.parity import replay_steps
-from gaudi_apps.mxnet.task import MXNetTask
+from gaudi_apps.mxnet.task import MXNetTask, replay_steps
 from gaudi_apps.training.checkpoint import CheckpointFolder
-from gaudi_apps.training.parity.record import ReferenceStep, StepTensor
+from gaudi_apps.training.recording import ReferenceStep, StepTensor
 from gaudi_datasets.detection.batches import synthetic_batches
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess

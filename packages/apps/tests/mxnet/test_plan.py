@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.cli.config_file import parse_config
+from gaudi_apps.cli.flag_rules import parse_config
 from gaudi_apps.mxnet.config import SYSTEMS, ReportFlags, RunFlags, ScheduleFlags, SSDMXNetConfig
 from gaudi_apps.mxnet.plan import make_plan
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gaudi_apps.training.parity.mode import (
+from gaudi_apps.training.parity_mode import (
     Difference,
     choose_tolerances,
     compare_step,
@@ -18,7 +18,7 @@ from gaudi_apps.training.parity.mode import (
     print_table,
     require_comparable,
 )
-from gaudi_apps.training.parity.record import Recording, StepTensor, make_tensor, read_recording, write_recording
+from gaudi_apps.training.recording import Recording, StepTensor, make_tensor, read_recording, write_recording
 from gaudi_distributed.errors import ConfigurationError
 
 FP32 = choose_tolerances(["fp32", "fp32"])

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gaudi_apps.classification.flags import LearningConfig
-from gaudi_apps.training.parity.keras_steps import replay_steps
-from gaudi_apps.training.parity.mode import choose_tolerances
-from gaudi_apps.training.parity.record import ReferenceStep, StepTensor
+from gaudi_apps.training.keras_task import replay_steps
+from gaudi_apps.training.parity_mode import choose_tolerances
+from gaudi_apps.training.recording import ReferenceStep, StepTensor
 from gaudi_distributed import SingleProcess
 from gaudi_distributed.errors import ConfigurationError
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from gaudi_apps.training.parity import record as recordings
-from gaudi_apps.training.parity.record import MANIFEST, StepTensor, make_tensor, read_recording, write_recording
+from gaudi_apps.training import recording as recordings
+from gaudi_apps.training.recording import MANIFEST, StepTensor, make_tensor, read_recording, write_recording
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 
 SETTINGS = {"data": "a1", "batch_size": 2}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_apps.runtime.errors import ThreadTrialError
-from gaudi_apps.runtime.threads import Threads, cache_file, choose_fastest, find_threads, list_choices, measure
+from gaudi_apps.runtime.tensorflow import Threads, cache_file, choose_fastest, find_threads, list_choices, measure
 
 SECONDS = {Threads(2, 1): 0.3, Threads(2, 2): 0.2}
 

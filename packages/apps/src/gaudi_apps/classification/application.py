@@ -234,7 +234,7 @@ class ClassificationApplication(Application):
 
     def _export(self, restored: Restored, output_dir: Path, formats: tuple[ExportFormat, ...]) -> None:
         from gaudi_apps.classification.data import open_source
-        from gaudi_apps.classification.export import run_export
+        from gaudi_apps.classification.task import run_export
         from gaudi_apps.inference.exporter import choose_images, describe_export
 
         use, data = self.train_config.flags.use, self.train_config.flags.data

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import arg
 
 from gaudi_apps.cli.flag_rules import Switch, find_aliases, find_rules, fixed, list_per_side, per_rank, resume_safe
+from gaudi_apps.runtime.settings import MAX_PARITY_STEPS
 from gaudi_datasets.errors import FlagError
 
 
@@ -395,7 +396,6 @@ def _check_hosts(flags: DistributionFlags) -> None:
 
 
 RECORDED = "recorded"
-MAX_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -406,7 +406,7 @@ class ParityFlags:
     """Flags of the other side with their values, such as device=cpu checkpoint=best, or recorded=FOLDER."""
     parity_output: Annotated[str | None, resume_safe()] = None
     """New folder to record this side in, to compare it later or on another machine."""
-    parity_steps: Annotated[int, resume_safe(minimum=1, maximum=MAX_STEPS)] = 2
+    parity_steps: Annotated[int, resume_safe(minimum=1, maximum=MAX_PARITY_STEPS)] = 2
     """Number of steps to compute, from the first step of a training on."""
     parity_rtol: Annotated[float | None, resume_safe(minimum=0)] = None
     """Tolerated difference, as a share of the largest value of a tensor. By default 1e-6 for initial weights; 1e-4 for

@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from gaudi_apps.cli.config_file import naming_as_typed, parse_config
-from gaudi_apps.cli.flag_rules import check_bounds
+from gaudi_apps.cli.flag_rules import check_bounds, naming_as_typed, parse_config
 from gaudi_apps.cli.flags import USING, ParityFlags, check_minutes
 from gaudi_apps.cli.launch import (
     FindDevice,
@@ -177,7 +176,7 @@ class Program(ABC):
         """Compare two sides; the flags of the other one are checked before either is computed."""
         # Imported here, as in `_compute`.
         from gaudi_apps.runtime.session import Session
-        from gaudi_apps.training.parity.mode import other_arguments, recorded_side, run_parity
+        from gaudi_apps.training.parity_mode import other_arguments, recorded_side, run_parity
 
         flags: ParityFlags = config.parity
         self.parse([*arguments, *other_arguments(flags, Path("other"))])

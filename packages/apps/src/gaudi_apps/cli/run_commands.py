@@ -29,7 +29,7 @@ class Report:
 
     def run(self) -> None:
         """Run the command."""
-        from gaudi_apps.inference.report.page import write_report
+        from gaudi_apps.inference.report_page import write_report
 
         if not self.run_dirs:
             raise FlagError("report: name the folder of a run", flag="run_dirs")
@@ -49,7 +49,7 @@ class Compare:
 
     def run(self) -> None:
         """Run the command."""
-        from gaudi_apps.inference.report.page import write_comparison
+        from gaudi_apps.inference.report_page import write_comparison
 
         write_comparison(self.run_dirs, self.output)
         print(self.output)

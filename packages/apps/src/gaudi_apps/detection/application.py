@@ -178,7 +178,7 @@ class SSDApplication(Application):
 
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the detector, checked on images of the user's or of the validation images."""
-        from gaudi_apps.detection.export import run_export
+        from gaudi_apps.detection.detector import run_export
         from gaudi_apps.inference.exporter import choose_images, describe_export
 
         use = self.config.use

@@ -18,7 +18,7 @@ from gaudi_distributed.errors import DeviceError
 
 if TYPE_CHECKING:
     from gaudi_apps.mxnet.config import SSDMXNetConfig
-    from gaudi_apps.training.parity.record import ReplaySteps
+    from gaudi_apps.training.recording import ReplaySteps
     from gaudi_models.mxnet import Layout, Precision
 
 
@@ -93,8 +93,8 @@ class MXNet:
 
     @property
     def replay_steps(self) -> ReplaySteps:
-        """Return the function of `gaudi_apps.mxnet.parity`."""
-        from gaudi_apps.mxnet.parity import replay_steps
+        """Return the function of `gaudi_apps.mxnet.task`."""
+        from gaudi_apps.mxnet.task import replay_steps
 
         return replay_steps
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from gaudi_apps.cli.flag_rules import list_flags, list_per_rank
 from gaudi_apps.runtime.errors import FailureReporter, RanksChangedError, broadcast_from_rank0, warn
-from gaudi_apps.runtime.threads import find_version
+from gaudi_apps.runtime.settings import find_version
 from gaudi_apps.training.application import Application, Framework, Restored
 from gaudi_apps.training.checkpoint import (
     BEST,

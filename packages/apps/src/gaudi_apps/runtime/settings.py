@@ -13,6 +13,7 @@ from gaudi_distributed.devices.machine import count_processors
 
 # Threads: a number, 0 for as many as there are processors to use, or the measured best.
 ThreadFlag: TypeAlias = Literal["auto"] | int
+MAX_PARITY_STEPS = 100  # that --mode parity compares
 
 
 @dataclass(frozen=True)
@@ -145,3 +146,13 @@ def make_device_settings(
         is_rank=distribution.rank_info.size > 1,
         checks_shapes=device.check_static_shapes,
     )
+
+
+def find_version(distribution: str) -> str:
+    """Return the version of a distribution, ``"none"`` if it is not installed."""
+    from importlib import metadata  # 30 ms, which --help does not need
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "none"

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from gaudi_apps.inference.evaluator import Evaluator
     from gaudi_apps.runtime.settings import DeviceSettings, RunSettings
     from gaudi_apps.training.checkpoint import ModelConfig
-    from gaudi_apps.training.parity.record import ReplaySteps
     from gaudi_apps.training.plan import Plan
+    from gaudi_apps.training.recording import ReplaySteps
     from gaudi_apps.training.run_dir import RunFolder
     from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
     from gaudi_datasets.layouts.splitting import SplitData
@@ -80,7 +80,7 @@ class Framework(Protocol):
 
     @property
     def replay_steps(self) -> ReplaySteps:
-        """Return the function that trains and yields the tensors of each step, for `gaudi_apps.training.parity`."""
+        """Return what trains and yields the tensors of each step, see `gaudi_apps.training.parity_mode`."""
 
     def start_trace(self, folder: Path) -> None:
         """Start a trace, which goes into a folder."""

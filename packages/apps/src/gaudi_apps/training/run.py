@@ -117,7 +117,7 @@ def _report(session: Session) -> None:
     """Write the page of the run, on rank 0."""
     if session.is_root:
         # Imported here: of several ranks one writes.
-        from gaudi_apps.inference.report.page import write_report
+        from gaudi_apps.inference.report_page import write_report
 
         print(f"report: {write_report(session.model_dir)}")
 

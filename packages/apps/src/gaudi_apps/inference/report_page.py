@@ -11,9 +11,9 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from gaudi_apps.inference.report import sections
-from gaudi_apps.inference.report.charts import COLOURS, Line, draw_lines, show_text
-from gaudi_apps.inference.report.sections import RunFiles, read_run
+from gaudi_apps.inference import report_sections as sections
+from gaudi_apps.inference.report_charts import COLOURS, Line, draw_lines, show_text
+from gaudi_apps.inference.report_sections import RunFiles, read_run
 from gaudi_apps.training.reports import smooth
 from gaudi_apps.training.run_dir import REPORT, RunFolder
 from gaudi_datasets.errors import FlagError, UnsafeError
@@ -198,7 +198,7 @@ def _align(columns: Iterable[Mapping[str, Any]], compare: bool = False) -> list[
 def _open_templates() -> jinja2.Environment:
     """Open the templates of this package; all that they show is escaped."""
     templates = jinja2.Environment(
-        loader=jinja2.PackageLoader("gaudi_apps.inference.report"),
+        loader=jinja2.PackageLoader("gaudi_apps.inference"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

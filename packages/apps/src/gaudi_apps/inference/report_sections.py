@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 from markupsafe import Markup
 
-from gaudi_apps.inference.report.charts import COLOURS, Line, draw_bars, draw_lines, draw_reliability, show_text
+from gaudi_apps.inference.report_charts import COLOURS, Line, draw_bars, draw_lines, draw_reliability, show_text
 from gaudi_apps.training.reports import Row, format_duration, read_history, smooth
 from gaudi_apps.training.run_dir import ANALYSIS, RUN_FILE, RUN_LOG, RunFolder
 from gaudi_datasets.errors import MissingInputError

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from gaudi_apps.cli.flags import MAX_STEPS
+from gaudi_apps.runtime.settings import MAX_PARITY_STEPS
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.output_files import staging_folder
 from gaudi_distributed.errors import ConfigurationError
@@ -148,7 +148,7 @@ def _parse(folder: Path, document: Any) -> Recording:
         if not isinstance(document[name], kind):
             raise TypeError(f"{name} is of the wrong type")
     steps = len(document["steps"])
-    if not 1 <= steps <= MAX_STEPS:
+    if not 1 <= steps <= MAX_PARITY_STEPS:
         raise ValueError(f"{steps} steps")
     tensors = tuple(_parse_tensor(entry, steps) for entry in document["tensors"])
     if len({tensor.key for tensor in tensors}) != len(tensors):
@@ -281,7 +281,7 @@ def list_outputs(
         yield make_tensor(step, "output", name, values, layer)
 
 
-def require_shape(name: str, own: Sequence[int], given: Sequence[int]) -> None:
+def require_same_shape(name: str, own: Sequence[int], given: Sequence[int]) -> None:
     """Raise ConfigurationError if a tensor of the other side has another shape."""
     if tuple(own) != tuple(given):
         raise ConfigurationError(

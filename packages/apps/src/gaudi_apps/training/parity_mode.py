@@ -25,7 +25,8 @@ from gaudi_apps.cli.flags import RECORDED, ParityFlags, split_side_flag
 from gaudi_apps.runtime.errors import OtherSideError, ParityError
 from gaudi_apps.runtime.session import Session, list_start_metadata
 from gaudi_apps.training.checkpoint import ModelConfig, read_initial_weights, require_classes
-from gaudi_apps.training.parity.record import (
+from gaudi_apps.training.plan import Plan, version_setting
+from gaudi_apps.training.recording import (
     Array,
     Part,
     Recording,
@@ -36,7 +37,6 @@ from gaudi_apps.training.parity.record import (
     require_new,
     write_recording,
 )
-from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_distributed.errors import ConfigurationError
 
