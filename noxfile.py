@@ -332,6 +332,13 @@ def mutation(session: nox.Session) -> None:
     session.run("python", "tools/mutation.py", *session.posargs)
 
 
+@nox.session(default=False, allow_parallel=False)
+def torture(session: nox.Session) -> None:
+    """Disturb programs and feed readers with wrong inputs, by a seed and a budget; `-- --help` tells the choices."""
+    install_everything(session)
+    session.run("python", "-m", "tests.torture", *session.posargs)
+
+
 @nox.session(default=False)
 def lock(session: nox.Session) -> None:
     """Write constraints.txt anew from constraints.in and the packages' own bounds."""

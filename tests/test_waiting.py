@@ -71,6 +71,8 @@ def check_string(text: str) -> Iterator[str]:
 
 def test_no_test_sleeps_or_reads_a_clock() -> None:
     paths = [ROOT / "conftest.py", *ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
+    # The suite of faults is no test: it ends when its time is over, and sends signals at moments.
+    paths = [path for path in paths if path.parent != ROOT / "tests" / "torture"]
     assert len(paths) > 100
     found = [(path, find_faults(path.read_text(encoding="utf-8"))) for path in paths]
     assert [f"{path.relative_to(ROOT)}:{line}: {fault}" for path, faults in found for line, fault in faults] == []

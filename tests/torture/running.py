@@ -1,0 +1,189 @@
+"""Run a program in a fork of this process, which has imported what takes long, and see how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from tests.torture import shim
+
+LONGEST = 120.0  # seconds of a program; then it hangs
+
+Main = Callable[[Sequence[str]], None]
+"""The main of a program; it leaves with SystemExit."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Send a signal after some seconds.
+
+    Attributes:
+        seconds: after the start.
+        signal: its number; SIGSTOP is followed by SIGCONT.
+    """
+
+    seconds: float
+    signal: int
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Say what is done to a program while it runs.
+
+    Attributes:
+        spoiled: a call that is spoiled.
+        moment: a signal at some moment.
+        limits: of resources, by their numbers in `resource`.
+    """
+
+    spoiled: shim.Spoiled = field(default_factory=shim.Spoiled)
+    moment: Moment | None = None
+    limits: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Tell how a program ended.
+
+    Attributes:
+        status: its exit status; below 0: the signal that ended it; None: it hung.
+        out, err: what it printed.
+        seconds: from start to end.
+        calls: counted by the shim.
+        memory: most bytes that it held.
+    """
+
+    status: int | None
+    out: str
+    err: str
+    seconds: float
+    calls: int
+    memory: int
+
+
+class Running:
+    """A program that runs in a fork.
+
+    Args:
+        main: the program.
+        argv: its arguments.
+        folder: in which it runs; calls on files below it count.
+        disturbance: what happens to it.
+        log: gets the calls.
+    """
+
+    def __init__(
+        self,
+        main: Main,
+        argv: Sequence[str],
+        folder: Path,
+        disturbance: Disturbance | None = None,
+        log: Path | None = None,
+    ) -> None:
+        self._disturbance = disturbance or Disturbance()
+        beside = folder.with_name(f"{folder.name}-{time.monotonic_ns()}")
+        self._out, self._err, self._control = (Path(f"{beside}.{name}") for name in ("out", "err", "control"))
+        setting = shim.describe(folder, self._control, self._disturbance.spoiled, log)
+        self._began = time.monotonic()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if not self.pid:
+            _become(main, argv, folder, self._out, self._err, setting, self._disturbance)
+        self._descriptor = os.pidfd_open(self.pid)
+
+    def wait(self, limit: float = LONGEST) -> Ended:
+        """Wait for its end, and end it with its children where it hangs."""
+        moment = self._disturbance.moment
+        if moment is not None and not self._has_ended(moment.seconds):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, moment.signal)
+        hangs = False
+        while not self._has_ended(0.05):
+            if self._is_stopped():
+                time.sleep(0.05)
+                os.killpg(self.pid, signal.SIGCONT)
+            if time.monotonic() - self._began > limit:
+                hangs = True
+                break
+        with contextlib.suppress(ProcessLookupError):  # what it started ends with it
+            os.killpg(self.pid, signal.SIGKILL)
+        _, status, usage = os.wait4(self.pid, 0)
+        seconds = time.monotonic() - self._began
+        os.close(self._descriptor)
+        texts = [path.read_text(errors="replace") if path.exists() else "" for path in (self._out, self._err)]
+        calls = shim.count_calls(self._control)
+        for path in (self._out, self._err, self._control):
+            path.unlink(missing_ok=True)
+        code = None if hangs else os.waitstatus_to_exitcode(status)
+        return Ended(code, texts[0], texts[1], seconds, calls, usage.ru_maxrss * 1024)
+
+    def _has_ended(self, seconds: float) -> bool:
+        return bool(select.select([self._descriptor], [], [], seconds)[0])
+
+    def _is_stopped(self) -> bool:
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        except OSError:
+            return False
+
+
+def _become(
+    main: Main, argv: Sequence[str], folder: Path, out: Path, err: Path, setting: str, disturbance: Disturbance
+) -> None:
+    """Run a program in this process, which ends with it; atexit and the flush of the streams are as at a real end."""
+    status = 70
+    try:
+        os.setsid()
+        os.chdir(folder)
+        for number, path in ((1, out), (2, err)):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        atexit._clear()
+        # What a program draws without a seed differs from start to start.
+        random.seed()
+        np.random.seed()
+        sys.argv = [getattr(main, "__name__", "program"), *argv]
+        for kind, most in disturbance.limits.items():
+            resource.setrlimit(kind, (most, most))
+        shim.arm(setting)
+        try:
+            main(argv)
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        atexit._run_exitfuncs()
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except OSError:
+            status = 120
+    finally:
+        os._exit(status)
+
+
+def freeze() -> None:
+    """Keep the garbage collection of forks off the pages that they share."""
+    gc.collect()
+    gc.freeze()
