@@ -30,6 +30,14 @@ with contextlib.suppress(ImportError):  # tests/gaudi_contract is run without it
 PATIENCE_SECONDS = 600.0
 
 
+@pytest.fixture(scope="session", autouse=True)
+def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what programs remember in the user's cache away from it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 class Channel:
     """Lines that programs write to a FIFO, or read from it.
 

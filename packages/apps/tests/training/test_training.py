@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -26,6 +27,7 @@ from gaudi_apps.training.reports import read_history
 from gaudi_datasets.detection.scoring import FIGURES, CocoScores
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.detection.static_batches import write_static_batches
+from gaudi_datasets.documents import seal
 from gaudi_datasets.records.tfrecords import frame_record, index_records, read_record
 from gaudi_datasets.sampling import InputOptions
 from gaudi_models.architectures import SSDArchitecture
@@ -251,10 +253,30 @@ def test_other_data_is_refused(train: Program, records: Path, tmp_path: Path) ->
         (tmp_path / path.name.replace("val", "train")).write_bytes(path.read_bytes())
     manifest = json.loads((tmp_path / "train.json").read_text().replace('"val', '"train'))
     manifest["images"]["of"] += 1  # what else they were made of is part of what they are
-    (tmp_path / "train.json").write_text(json.dumps(manifest))
+    (tmp_path / "train.json").write_text(json.dumps(seal(manifest)))
     done = train(folder, "--steps", 1, "--data_dir", tmp_path)
     assert done.status == 78
     assert (done.error.path, done.error.field) == (str(folder / "run.json"), "data")
+
+
+def test_a_replaced_shard_is_noticed_but_by_a_run_of_an_earlier_release(
+    train: Program, records: Path, tmp_path: Path
+) -> None:
+    """Without a manifest the records alone tell; earlier releases noted the shards' names and sizes."""
+    folder, data = tmp_path / "run", tmp_path / "data"
+    data.mkdir()
+    (shard,) = records.glob("train-*")
+    contents = [read_record(place) for place in index_records(shard)]
+    (data / shard.name).write_bytes(shard.read_bytes())
+    assert train(folder, "--steps", 1, "--data_dir", data).status == 0
+    former = RecordSource(data, "train").former_fingerprint
+    (data / shard.name).write_bytes(b"".join(map(frame_record, reversed(contents))))
+    done = train(folder, "--steps", 2, "--data_dir", data)
+    assert (done.status, done.error.field) == (78, "data")
+    run = json.loads((folder / "run.json").read_text())
+    run["settings"]["data"] = former
+    (folder / "run.json").write_text(json.dumps(run))
+    assert train(folder, "--steps", 2, "--data_dir", data).status == 0
 
 
 def test_what_no_run_wrote_is_left_alone(train: Program, tmp_path: Path) -> None:
@@ -329,8 +351,9 @@ def test_a_box_that_is_no_number_is_named_with_record_and_image(train: Program, 
     (tmp_path / source.name).write_bytes(b"".join(contents))
     (tmp_path / "train.json").write_bytes((records / "train.json").read_bytes())
     manifest = json.loads((tmp_path / "train.json").read_text())
-    manifest["shards"][0]["bytes"] = (tmp_path / source.name).stat().st_size
-    (tmp_path / "train.json").write_text(json.dumps(manifest))
+    content = (tmp_path / source.name).read_bytes()
+    manifest["shards"][0] |= {"bytes": len(content), "crc32c": f"{google_crc32c.value(content):08x}"}
+    (tmp_path / "train.json").write_text(json.dumps(seal(manifest)))
     done = train(tmp_path / "run", "--steps", 9, "--data_dir", tmp_path)
     assert done.status == 65
     assert f"{source.name}: record {number} (image 4): feature image/object/bbox: " in done.err

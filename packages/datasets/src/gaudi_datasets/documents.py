@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,6 +75,29 @@ def load_json(path: Path, *, mark_masks: bool = False) -> Any:
         ) from None
     except ValueError as error:
         raise DataError(f"is not JSON ({error})", path=path, remedy="write or download it again") from None
+
+
+CHECKSUM = "sha256"
+"""Key by which a document of ours holds the SHA-256 of all else in it."""
+
+
+def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON document with its checksum; whatever form it is written in, it stays the same."""
+    content = {name: value for name, value in document.items() if name != CHECKSUM}
+    text = json.dumps(content, sort_keys=True)
+    return {**content, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def require_seal(document: Mapping[str, Any], path: Path, *, needed: bool = True) -> None:
+    """Compare a document with its checksum; one of an earlier release has none, which is allowed if not `needed`.
+
+    Raises:
+        DataError: they differ, or it has none.
+    """
+    if (needed or CHECKSUM in document) and seal(document)[CHECKSUM] != document.get(CHECKSUM):
+        raise DataError(
+            "was changed or is damaged", path=path, field=CHECKSUM, remedy="copy it again, or convert the data again"
+        )
 
 
 def _require_file(path: Path, kind: str) -> None:

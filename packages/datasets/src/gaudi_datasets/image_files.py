@@ -73,21 +73,25 @@ class EncodedImage:
         return (self.width, self.height) if self.turn >= 5 else (self.height, self.width)
 
 
-def read_image(path: Path, *, decode: bool = True) -> EncodedImage:
-    """Read an image file and check it, as `check_image` does.
+def read_content(path: Path) -> bytes:
+    """Read an image file.
 
     Raises:
         MissingInputError: there is no such file.
-        DataError: it is a folder, or `check_image` refuses it.
+        DataError: it is a folder.
     """
     try:
         with path.open("rb", buffering=0) as file:  # a buffer would double the calls
-            encoded = file.readall()
+            return file.readall()
     except (FileNotFoundError, NotADirectoryError):
         raise _missing(path) from None
     except IsADirectoryError:
         raise DataError("is a folder; it must be an image file", path=path) from None
-    return check_image(encoded, path, decode=decode)
+
+
+def read_image(path: Path, *, decode: bool = True) -> EncodedImage:
+    """Read an image file and check it; raises as `read_content` and `check_image` do."""
+    return check_image(read_content(path), path, decode=decode)
 
 
 def check_image(encoded: bytes, place: object, *, decode: bool = True, upright: bool = True) -> EncodedImage:

@@ -27,11 +27,12 @@ def test_classes_go_by_sorted_names_and_images_are_shuffled_with_seed_0(class_tr
         assert (example.height, example.width) == (40 + int(Path(example.file_name).stem), 50)
 
 
-def test_the_fingerprint_is_of_names_labels_and_sizes_and_not_of_the_place(class_tree: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_is_of_names_labels_and_contents_and_not_of_the_place(class_tree: Path, tmp_path: Path) -> None:
     first = FolderSource(class_tree).fingerprint
     shutil.copytree(class_tree, tmp_path / "elsewhere")
     assert FolderSource(tmp_path / "elsewhere").fingerprint == first
-    (tmp_path / "elsewhere" / "cat" / "0.jpg").write_bytes(b"other")
+    path = tmp_path / "elsewhere" / "cat" / "0.jpg"
+    path.write_bytes(path.read_bytes()[::-1])
     assert FolderSource(tmp_path / "elsewhere").fingerprint != first
     assert FolderSource(class_tree, class_names=("eel", "dog", "cat")).fingerprint != first
 

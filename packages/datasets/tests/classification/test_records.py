@@ -15,6 +15,7 @@ from gaudi_datasets.classification.class_folders import FolderSource
 from gaudi_datasets.classification.pipeline import eval_dataset, train_dataset
 from gaudi_datasets.classification.records import describe_records, write_records
 from gaudi_datasets.classification.sources import RecordSource
+from gaudi_datasets.documents import seal
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
 from gaudi_datasets.image_files import CMYK_FIX
 from gaudi_datasets.sampling import InputOptions
@@ -140,7 +141,7 @@ def test_val_means_validation_only_where_there_is_no_val(class_tree: Path, tmp_p
 def test_a_manifest_without_classes_is_named(class_tree: Path, tmp_path: Path, classes: object) -> None:
     write_records(FolderSource(class_tree), tmp_path, "train")
     path = tmp_path / "train.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"classes": classes}))
+    path.write_text(json.dumps(seal(json.loads(path.read_text()) | {"classes": classes})))
     with pytest.raises(DataError, match=r"train\.json: classes is .*convert again"):
         RecordSource(tmp_path, "train")
 

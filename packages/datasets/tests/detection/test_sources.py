@@ -13,6 +13,7 @@ from PIL import Image
 from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category, parse_coco
 from gaudi_datasets.detection.records import describe_records, write_records
 from gaudi_datasets.detection.sources import CocoSource, RecordSource, ground_truth
+from gaudi_datasets.documents import seal
 from gaudi_datasets.errors import DataError, MissingInputError
 
 DOCUMENT = {
@@ -131,7 +132,7 @@ def test_a_damaged_record_is_named(data_dir: Path) -> None:
     ("changes", "message"),
     [
         ({"format": "another"}, "is no manifest"),
-        ({"version": 1}, "has version 1, known is 2"),
+        ({"version": 1}, "has version 1, known is 3"),
         ({"kind": None}, "does not tell"),
         ({"kind": "classification"}, "tells of classification"),
         ({"categories": []}, "names no categories"),
@@ -141,7 +142,7 @@ def test_a_damaged_record_is_named(data_dir: Path) -> None:
 )
 def test_a_wrong_manifest_is_refused(data_dir: Path, changes: dict[str, object], message: str) -> None:
     path = data_dir / "val.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(seal(json.loads(path.read_text()) | changes)))
     with pytest.raises(DataError, match=message):
         RecordSource(data_dir, "val")
 
@@ -188,12 +189,24 @@ def test_the_fingerprint_of_files_is_of_the_data_and_not_of_its_place(data_dir: 
     assert fingerprint(copy, keep_empty=False) != first
     assert fingerprint(copy, annotations=DOCUMENT["annotations"][:2]) != first
     assert fingerprint(copy, categories=[*DOCUMENT["categories"], {"id": 91, "name": "x"}]) != first
-    (copy / "2.jpg").write_bytes((copy / "2.jpg").read_bytes() + b"more")
+    (copy / "2.jpg").write_bytes((copy / "2.jpg").read_bytes()[::-1])
     assert fingerprint(copy) != first
     (copy / "2.jpg").unlink()
     with pytest.raises(MissingInputError, match="there is no") as caught:
         fingerprint(copy)
     assert str(caught.value.path).endswith("2.jpg")
+
+
+def test_an_image_that_is_replaced_later_is_named(data_dir: Path, tmp_path: Path) -> None:
+    source = CocoSource(parse_coco(DOCUMENT, Path("x.json")), tmp_path / "images", keep_empty=True)
+    before, path = source.list_files(), source.path(0)
+    assert source.read(0).file_name == path.name
+    path.write_bytes(path.read_bytes() + b"more")
+    with pytest.raises(DataError) as caught:
+        source.read(0)
+    assert caught.value.path == str(path)
+    after = CocoSource(parse_coco(DOCUMENT, Path("x.json")), tmp_path / "images", keep_empty=True).list_files()
+    assert [name for name in before if before[name] != after[name]] == [path.name]
 
 
 def test_files_are_decoded_whole_when_told(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.pipeline import train_dataset
 from gaudi_datasets.detection.static_batches import open_static_batches, static_dataset, write_static_batches
+from gaudi_datasets.documents import seal
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.records.tfrecords import frame_record
 from gaudi_datasets.sampling import InputOptions
@@ -232,10 +233,17 @@ def test_what_does_not_fit_is_named_before_training(folder: Path) -> None:
         ({"num_images": None}, "names no categories, files or number of images"),
     ]
     for change, message in changes:
-        manifest.write_text(json.dumps({**content, **change}))
+        manifest.write_text(json.dumps(seal({**content, **change})))
         with pytest.raises(DataError, match=message):
             open_static_batches(folder, OPTIONS)
+    content["categories"][0]["name"] = "another"
     manifest.write_text(json.dumps(content))
+    with pytest.raises(DataError) as changed:
+        open_static_batches(folder, OPTIONS)
+    assert (changed.value.path, changed.value.field) == (str(manifest), "sha256")
+    del content["sha256"]  # as earlier releases wrote it
+    manifest.write_text(json.dumps(content))
+    assert open_static_batches(folder, OPTIONS).categories[0].name == "another"
     path = folder / "worker_0" / "train-2-000003.tfrecord"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"000003\.tfrecord: has not the \d+ bytes"):

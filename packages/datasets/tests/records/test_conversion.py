@@ -92,6 +92,18 @@ def test_records_are_dealt_in_turn_and_the_manifest_tells_of_them(tmp_path: Path
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(contents(tmp_path / "out"))
 
 
+def test_a_shard_that_was_replaced_since_is_named(tmp_path: Path) -> None:
+    write(7, tmp_path)
+    path = tmp_path / "train-00001-of-00003.tfrecord"
+    content = path.read_bytes()
+    path.write_bytes(content[:-5] + b"\0" + content[-4:])
+    with pytest.raises(DataError) as caught:
+        write(7, tmp_path)
+    assert (caught.value.path, caught.value.field) == (str(path), "crc32c")
+    write(7, tmp_path, overwrite=True)
+    assert path.read_bytes() == content
+
+
 def test_there_may_be_more_shards_than_records(tmp_path: Path) -> None:
     manifest = write(2, tmp_path, shards=4)
     assert [shard["records"] for shard in manifest["shards"]] == [1, 1, 0, 0]

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gaudi_datasets.documents import seal
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.records.conversion import write_shards
-from gaudi_datasets.records.record_sets import RecordKind, RecordSet, find_kind
+from gaudi_datasets.records.record_sets import RecordKind, RecordSet, find_kind, read_manifest
 from gaudi_datasets.records.tfrecords import encode_features, frame_record
 
 
@@ -105,9 +106,73 @@ def test_the_fingerprint_is_of_the_records(tmp_path: Path) -> None:
     for name, count in (("a", 5), ("b", 5), ("c", 6)):
         write(tmp_path / name, count, 2)
         path = tmp_path / name / "val.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "job": f"of files changed at another time {name}"}))
+        path.write_text(
+            json.dumps(seal({**json.loads(path.read_text()), "job": f"of files changed at another time {name}"}))
+        )
         prints.append(RecordSet(tmp_path / name, "val", kind="detection").fingerprint)
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_a_replaced_shard_is_named(tmp_path: Path) -> None:
+    """Of the same size, and each of its records has the right checksum."""
+    write(tmp_path / "own", 5, 2)
+    path = tmp_path / "own" / "val-00000-of-00002.tfrecord"
+    size = path.stat().st_size
+    path.write_bytes(b"".join(frame_record(content) for content in (b"0", b"7", b"4")))
+    assert path.stat().st_size == size
+    with pytest.raises(DataError) as caught:
+        RecordSet(tmp_path / "own", "val", kind="detection")
+    assert (caught.value.path, caught.value.field) == (str(path), "crc32c")
+
+
+def test_a_record_that_is_replaced_later_is_named(tmp_path: Path) -> None:
+    write(tmp_path, 5, 2)
+    records = RecordSet(tmp_path, "val", kind="detection")
+    path = tmp_path / "val-00000-of-00002.tfrecord"
+    path.write_bytes(b"".join(frame_record(content) for content in (b"0", b"7", b"4")))
+    assert records.read_record(0)[1] == b"0"
+    with pytest.raises(DataError) as caught:
+        records.read_record(2)
+    assert (caught.value.path, caught.value.record) == (str(path), "record 1")
+
+
+def test_a_flipped_bit_of_a_manifest_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path, 3, 2)
+    path = tmp_path / "val.json"
+    good = path.read_bytes()
+    for position in range(0, len(good) * 8, 11):
+        damaged = bytearray(good)
+        damaged[position // 8] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        with pytest.raises(DataError):
+            read_manifest(path, sorted(tmp_path.glob("val-*")))
+
+
+def test_a_manifest_of_an_earlier_release_is_read_and_said_to_be_unchecked(tmp_path: Path) -> None:
+    """Its records are those of today, so a run on them goes on after a new conversion."""
+    write(tmp_path, 5, 2)
+    path = tmp_path / "val.json"
+    today = RecordSet(tmp_path, "val", kind="detection")
+    manifest = {name: value for name, value in json.loads(path.read_text()).items() if name != "sha256"}
+    path.write_text(json.dumps({**manifest, "version": 2}))
+    earlier = RecordSet(tmp_path, "val", kind="detection")
+    assert (today.unchecked, bool(earlier.unchecked)) == ("", True)
+    assert earlier.fingerprint == today.fingerprint
+    path.write_text(json.dumps({**manifest, "version": 3}))
+    with pytest.raises(DataError) as caught:
+        RecordSet(tmp_path, "val", kind="detection")
+    assert caught.value.field == "sha256"
+
+
+def test_records_without_a_manifest_are_told_apart_by_content(tmp_path: Path) -> None:
+    found = []
+    for content in (b"a", b"b"):
+        write_bare(tmp_path, [[content], [b"same"]])
+        found.append(RecordSet(tmp_path, "val", kind="detection"))
+    assert found[0].former_fingerprint == found[1].former_fingerprint
+    assert found[0].fingerprint != found[1].fingerprint
+    names = sorted(found[0].list_files())
+    assert [found[0].list_files()[name] == found[1].list_files()[name] for name in names] == [False, True]
 
 
 def test_what_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
@@ -116,7 +181,7 @@ def test_what_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
     write(tmp_path, 5, 2)
     path = tmp_path / "val.json"
     manifest = json.loads(path.read_text())
-    path.write_text(json.dumps({**manifest, "kind": "another"}))
+    path.write_text(json.dumps(seal({**manifest, "kind": "another"})))
     with pytest.raises(DataError, match="does not tell"):
         RecordSet(tmp_path, "val", kind="detection")
     path.write_text("[]")
@@ -138,4 +203,4 @@ def test_many_records_take_little_memory(tmp_path: Path) -> None:
     records = RecordSet(tmp_path, "val", kind="detection")
     assert len(records) == 100_000
     assert records.read_record(99_999)[1] == b""
-    assert records._places.nbytes == 32 * 100_000
+    assert records._places.nbytes == 40 * 100_000

@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,7 +18,9 @@ from gaudi_datasets.records.tfrecords import (
     encode_features,
     frame_record,
     index_records,
+    join_checksums,
     read_record,
+    scan_records,
 )
 
 CONTENTS = [b"first", b"", b"third record" * 100]
@@ -55,6 +58,18 @@ def test_what_tensorflow_writes_is_read(tmp_path: Path) -> None:
         for content in CONTENTS:
             writer.write(content)
     assert path.read_bytes() == b"".join(map(frame_record, CONTENTS))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.lists(st.binary(max_size=400), max_size=9), min_size=1, max_size=4))
+def test_checksums_of_files_follow_from_those_of_their_records(tmp_path: Path, files: list[list[bytes]]) -> None:
+    scanned, expected = [], []
+    for contents in files:
+        framed = b"".join(map(frame_record, contents))
+        (tmp_path / "x").write_bytes(framed)
+        scanned.append((np.array(list(scan_records(tmp_path / "x")), np.int64).reshape(-1, 4), len(framed)))
+        expected.append(google_crc32c.value(framed))
+    assert join_checksums(scanned) == expected
 
 
 def test_damage_in_the_content_is_named(path: Path) -> None:

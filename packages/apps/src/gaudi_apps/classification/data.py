@@ -79,8 +79,9 @@ def open_training_data(config: TrainConfig) -> TrainingData:
         dataset = train_dataset(source, options, first_step=first_step, crop_range=crops, color_range=colors)
         return read_batches(dataset, source)
 
-    files = getattr(source, "list_files", dict)
-    return TrainingData(make_class_config(source.class_names), len(source), source.fingerprint, read_images, files)
+    files, former = getattr(source, "list_files", dict), getattr(source, "former_fingerprint", "")
+    class_config = make_class_config(source.class_names)
+    return TrainingData(class_config, len(source), source.fingerprint, read_images, files, former)
 
 
 def open_training_source(config: TrainConfig) -> ClassificationSource:
@@ -155,6 +156,8 @@ class JoinedSource:
         self.class_names = sources[0].class_names
         self.num_bytes = sum(source.num_bytes for source in sources)
         self.fingerprint = hashlib.sha256("".join(source.fingerprint for source in sources).encode()).hexdigest()
+        former = [getattr(source, "former_fingerprint", source.fingerprint) for source in sources]
+        self.former_fingerprint = hashlib.sha256("".join(former).encode()).hexdigest()
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -185,6 +188,7 @@ class DecodedSource:
         self._left = measure_free_memory() * SHARE_OF_FREE_MEMORY if max_bytes is None else max_bytes
         self._decoded: dict[int, ClassificationExample] = {}
         self.name, self.class_names, self.fingerprint = source.name, source.class_names, source.fingerprint
+        self.former_fingerprint = getattr(source, "former_fingerprint", source.fingerprint)
         self.num_bytes = source.num_bytes
 
     def __len__(self) -> int:

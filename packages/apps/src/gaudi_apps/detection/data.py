@@ -75,8 +75,8 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
     model_config = make_category_config(source.categories)
     if class_weights is not None:
         model_config["class_weights"] = class_weights.tolist()
-    files = getattr(source, "list_files", dict)
-    return TrainingData(model_config, num_images, source.fingerprint, read_images, files)
+    files, former = getattr(source, "list_files", dict), getattr(source, "former_fingerprint", "")
+    return TrainingData(model_config, num_images, source.fingerprint, read_images, files, former)
 
 
 def find_emphasis(

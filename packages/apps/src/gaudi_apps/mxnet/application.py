@@ -303,8 +303,8 @@ def open_training_data(config: SSDMXNetConfig, run: RunSettings, layout: Any) ->
     def read(first_step: int) -> Batches:
         return train_batches(source, options, first_step=first_step, layout=layout, scale_brightness=True)
 
-    files = getattr(source, "list_files", dict)
-    return TrainingData(make_category_config(source.categories), len(source), source.fingerprint, read, files)
+    files, former = getattr(source, "list_files", dict), getattr(source, "former_fingerprint", "")
+    return TrainingData(make_category_config(source.categories), len(source), source.fingerprint, read, files, former)
 
 
 def open_source(config: SSDMXNetConfig, split: Split) -> DetectionSource:

@@ -147,6 +147,19 @@ class Session:
             broadcast_from_rank0(self.communicator, lambda: find_recipe_version(self.folder, clean=clean))
         )
 
+    def choose_fingerprint(self, data: TrainingData) -> TrainingData:
+        """Name the data as the run in the folder does, which may have begun with an earlier release."""
+
+        def is_former() -> bool:
+            settings = None if self.settings.clean else self.folder.read_settings()
+            before = None if settings is None else settings.get("data")
+            return before != data.fingerprint and before == data.former_fingerprint
+
+        if not broadcast_from_rank0(self.communicator, is_former):
+            return data
+        print("the run was begun by an earlier release, which noted sizes only: replaced images cannot be noticed")
+        return replace(data, fingerprint=data.former_fingerprint)
+
     def build_task(self, model_config: ModelConfig, *, averages: bool) -> TrainableTask:
         """Build a network by its configuration, with new weights, that trains with the other ranks."""
         task = self.app.build_task(

@@ -143,6 +143,7 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
         print(line)
     broadcast_from_rank0(communicator, app.check_images)
     session.choose_version()
+    data = session.choose_fingerprint(data)
     plan = app.make_plan(data.num_images)
     session.require_equal_start(data.fingerprint)
     settings = list_run_settings(app, data, plan)

@@ -81,6 +81,7 @@ class TrainingData:
         fingerprint: equal for equal data, on all ranks too.
         batches: returns the endless batches of this rank, beginning with that of a step.
         list_files: returns what is known of each file by name, to tell what differs where fingerprints do.
+        former_fingerprint: what an earlier release computed; empty where it is the same.
     """
 
     model_config: ModelConfig
@@ -88,6 +89,7 @@ class TrainingData:
     fingerprint: str
     batches: Callable[[int], Batches]
     list_files: Callable[[], Mapping[str, str]] = dict
+    former_fingerprint: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from gaudi_datasets.classification.examples import ClassificationExample
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import EncodedImage, check_image, to_rgb_jpeg
+from gaudi_datasets.layouts.file_checksums import find_checksums, require_checksum
 
 PNG_FIX = "PNG made JPEG"
 
@@ -85,7 +86,7 @@ class FileList:
             raise DataError("is cut off now", path=self.place(row), remedy="do not change the tar meanwhile")
         return content
 
-    def fingerprint(self) -> str:
+    def hash_names(self) -> str:
         """Return SHA-256 of classes, names, labels and sizes."""
         result = hashlib.sha256(json.dumps([self.class_names, len(self)]).encode())
         for name in self.names:  # not the array as it is: its width is that of the longest
@@ -109,7 +110,27 @@ class ListedSource:
         self.name, self.files = str(files.root), files
         self.only_jpeg, self.upright = only_jpeg, upright
         self.rows = np.array(order, np.int64)  # of `files`, in the order of this source
-        self.fingerprint = files.fingerprint()
+        self.former_fingerprint = files.hash_names()  # which earlier releases used
+        self._checksums: npt.NDArray[np.uint32] | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Return SHA-256 of classes, names, labels, sizes and contents of the images.
+
+        Raises:
+            MissingInputError: a file is not there.
+        """
+        return hashlib.sha256(self.former_fingerprint.encode() + self.find_checksums().tobytes()).hexdigest()
+
+    def find_checksums(self) -> npt.NDArray[np.uint32]:
+        """Find the CRC-32C of the images, in their order; then each image that is read is compared with its own."""
+        if self._checksums is None:
+            rows = self.rows.tolist()
+            paths, places = [self.files.path(row) for row in rows], [self.files.place(row) for row in rows]
+            self._checksums = find_checksums(
+                paths, places, lambda index: self.files.read(rows[index]), self.former_fingerprint
+            )
+        return self._checksums
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -141,20 +162,26 @@ class ListedSource:
     def read_image(self, index: int, *, decode: bool = False) -> EncodedImage:
         """Read the image alone, with its format and what was fixed in it; `decode` and errors as in `check_image`."""
         row = int(self.rows[index])
-        image = check_image(self.files.read(row), self.files.place(row), decode=decode, upright=self.upright)
+        content, place = self.files.read(row), self.files.place(row)
+        require_checksum(content, self._checksums, index, place)
+        image = check_image(content, place, decode=decode, upright=self.upright)
         if self.only_jpeg and image.format != "jpeg":
             return replace(image, encoded=to_rgb_jpeg(image.encoded), format="jpeg", fix=PNG_FIX)
         return image
 
     def list_files(self) -> dict[str, str]:
-        """Return what is known of each image by file name: its size and its class."""
-        files, rows = self.files, self.rows.tolist()
-        return {files.name(row): f"{files.sizes[row]} {files.class_names[files.labels[row]]}" for row in rows}
+        """Return what is known of each image by file name: its size, its class and its CRC-32C."""
+        files, found = self.files, zip(self.rows.tolist(), self.find_checksums().tolist(), strict=True)
+        return {
+            files.name(row): f"{files.sizes[row]} {self.class_names[files.labels[row]]} {crc:08x}" for row, crc in found
+        }
 
     def keep(self, kept: npt.NDArray[np.bool_]) -> None:
         """Leave out all images but those whose row of `files` is kept (bool [n]); ids, labels and classes stay."""
         self.rows = self.rows[kept[self.rows]]
-        self.fingerprint = hashlib.sha256(self.fingerprint.encode() + self.rows.astype("<i8").tobytes()).hexdigest()
+        self._checksums = None
+        before = self.former_fingerprint.encode()
+        self.former_fingerprint = hashlib.sha256(before + self.rows.astype("<i8").tobytes()).hexdigest()
 
     def keep_per_class(self, count: int) -> None:
         """Leave out all but the first `count` images of each class, in the order of this source."""

@@ -47,7 +47,7 @@ def write_records(
     """
     # Of the data, the files' times of change, and the way of reading: shards of an equal hash can be kept.
     turned = " upright" if source.upright else ""  # earlier releases turned nothing
-    settings = f"{source.fingerprint} {source.only_jpeg} {decode}{turned}".encode()
+    settings = f"{source.former_fingerprint} {source.only_jpeg} {decode}{turned}".encode()
     identity = hashlib.sha256(settings + source.files.times_ns[source.rows].astype("<i8").tobytes())
     counts = np.bincount(source.files.labels[source.rows], minlength=len(source.class_names))
     return write_shards(

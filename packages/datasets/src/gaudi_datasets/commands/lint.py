@@ -284,10 +284,12 @@ def _lint_images(
     class_names = getattr(source, "class_names", None)
     if class_names is None:
         annotations = lint.annotations_of_records(source) if annotated is None else annotated[0]
-        return lint.lint_detection(annotations, images, name, others, progress), annotations
+        report = lint.lint_detection(annotations, images, name, others, progress)
+        return lint.add_unchecked(report, source), annotations
     files = getattr(source, "files", None)
     labels = lint.labels_of_records(source) if files is None else files.labels
-    return lint.lint_classification(labels, class_names, images, name, others, progress), None
+    report = lint.lint_classification(labels, class_names, images, name, others, progress)
+    return lint.add_unchecked(report, source), None
 
 
 def _open_images(data: AnnotatedImages | FoldersFlags | RecordsFlags) -> ImageSet:

@@ -18,7 +18,8 @@ from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category, CocoAnnotat
 from gaudi_datasets.detection.examples import DetectionExample, decode_example
 from gaudi_datasets.documents import Faults
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import EncodedImage, read_head, read_image, stat_image
+from gaudi_datasets.image_files import EncodedImage, check_image, read_content, read_head, stat_image
+from gaudi_datasets.layouts.file_checksums import find_checksums, require_checksum
 from gaudi_datasets.records.record_sets import RecordSet
 
 __all__ = ["CocoSource", "DetectionExample", "DetectionSource", "RecordSource", "ground_truth"]
@@ -191,11 +192,24 @@ class CocoSource:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Return SHA-256 of the annotations of the images, and of the sizes of their files.
+        """Return SHA-256 of the annotations of the images, and of the contents of their files.
 
         Raises:
             MissingInputError: a file is not there.
         """
+        return hashlib.sha256(self.former_fingerprint.encode() + self._checksums.astype("<u4").tobytes()).hexdigest()
+
+    @functools.cached_property
+    def _checksums(self) -> npt.NDArray[np.uint32]:
+        """CRC-32C of the images' files; once they are known, each image that is read is compared with its own."""
+        paths = [self.path(index) for index in range(len(self))]
+        return find_checksums(
+            paths, self._file_names, lambda index: read_content(paths[index]), self.former_fingerprint
+        )
+
+    @functools.cached_property
+    def former_fingerprint(self) -> str:
+        """Return what an earlier release computed, of the annotations and of the sizes of the files."""
         return self._hash("st_size")
 
     @functools.cached_property
@@ -209,7 +223,7 @@ class CocoSource:
         return tuple(self._file_names)
 
     def list_files(self) -> dict[str, str]:
-        """Return what is known of each image by file name: its size, and a hash of its annotations."""
+        """Return what is known of each image by file name: its size, a hash of its annotations, and its CRC-32C."""
         known = {}
         for index, name in enumerate(self._file_names):
             boxes = slice(self._box_splits[index], self._box_splits[index + 1])
@@ -217,7 +231,8 @@ class CocoSource:
             for values in (self._boxes_yxyx[boxes], self._labels[boxes], self._is_crowd[boxes], self._areas[boxes]):
                 digest.update(values.tobytes())
             size = stat_image(self._image_dir / name).st_size
-            known[name] = f"{size} {self._heights[index]} {self._widths[index]} {digest.hexdigest()[:12]}"
+            known_of = size, self._heights[index], self._widths[index], digest.hexdigest()[:12]
+            known[name] = f"{' '.join(map(str, known_of))} {self._checksums[index]:08x}"
         return known
 
     def path(self, index: int) -> Path:
@@ -257,7 +272,9 @@ class CocoSource:
             DataError: it is damaged, no image, or of another size than annotated, both stored and upright.
         """
         path = self._image_dir / self._file_names[index]
-        image = read_image(path, decode=self._decode)
+        content = read_content(path)
+        require_checksum(content, vars(self).get("_checksums"), index, path)
+        image = check_image(content, path, decode=self._decode)
         height, width = int(self._heights[index]), int(self._widths[index])
         if (image.height, image.width) != (height, width) == image.stored_size:
             return replace(image, fix=f"{image.fix} {WITH_BOXES}")

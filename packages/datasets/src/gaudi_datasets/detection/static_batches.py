@@ -22,7 +22,7 @@ import tensorflow as tf
 from gaudi_datasets.detection.coco import Category, parse_category
 from gaudi_datasets.detection.pipeline import train_dataset
 from gaudi_datasets.detection.sources import DetectionSource
-from gaudi_datasets.documents import Faults, Record, load_json
+from gaudi_datasets.documents import CHECKSUM, Faults, Record, load_json, require_seal, seal
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.output_files import staging_folder, write_json
 from gaudi_datasets.records.tfrecords import Kind, encode_features, frame_record, index_records, read_record
@@ -128,7 +128,7 @@ def write_static_batches(
             {"name": name, "identity": identity, "bytes": (folder / name).stat().st_size}
             for name, identity in zip(names, identities, strict=True)
         ]
-        write_json(manifest_path, {**settings, "files": listed})
+        write_json(manifest_path, seal({**settings, "files": listed}))
     return steps - len(missing)
 
 
@@ -155,6 +155,7 @@ def open_static_batches(data_dir: str | Path, options: InputOptions, *, spec: De
     manifest = load_json(path)
     if not isinstance(manifest, Mapping) or manifest.get("format") != MANIFEST_FORMAT:
         raise DataError("is no manifest of static batches", path=path, remedy="give another folder or make them again")
+    require_seal(manifest, path, needed=False)  # earlier releases wrote none
     own = _reading_settings(options, spec)
     for name, value in {"version": MANIFEST_VERSION, **own}.items():
         if manifest.get(name) != value:
@@ -182,7 +183,7 @@ def open_static_batches(data_dir: str | Path, options: InputOptions, *, spec: De
             )
     files = tuple((name, identity) for name, identity, _ in listed)
     # All that the batches of all ranks together depend on.
-    settings = {name: value for name, value in manifest.items() if name not in (*own, "files")}
+    settings = {name: value for name, value in manifest.items() if name not in (*own, "files", CHECKSUM)}
     settings |= {"global_batch": options.batch_size * options.size, "image_size": options.image_size}
     settings["steps"] = len(files)
     return StaticBatches(folder, num_images, categories, files, _hash(json.dumps(settings, sort_keys=True)))

@@ -19,7 +19,16 @@ from gaudi_datasets.documents import FaultyRecordsError
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.linting.images import ImageSet, Progress, StoredImage, check_images, find_overlap
 from gaudi_datasets.linting.report import LintReport, sort_findings
-from gaudi_datasets.linting.rules import MISSING, STRUCTURE, UNUSED, Finding, count_boxes, count_labels, find_box_faults
+from gaudi_datasets.linting.rules import (
+    MISSING,
+    STRUCTURE,
+    UNCHECKED,
+    UNUSED,
+    Finding,
+    count_boxes,
+    count_labels,
+    find_box_faults,
+)
 
 
 def lint_detection(
@@ -77,6 +86,13 @@ def add_missing(report: LintReport, names: Sequence[str]) -> LintReport:
     """Add annotated images that are not there to a report."""
     found = [Finding(MISSING, name, "is annotated and not there") for name in names]
     return replace(report, findings=sort_findings([*report.findings, *found]))
+
+
+def add_unchecked(report: LintReport, source: Any) -> LintReport:
+    """Add to a report on records what nothing tells of them."""
+    if not (unchecked := getattr(source, "unchecked", "")):
+        return report
+    return replace(report, findings=sort_findings([*report.findings, Finding(UNCHECKED, report.name, unchecked)]))
 
 
 def annotated_files(annotations: CocoAnnotations, image_dir: str | Path) -> ImageSet:

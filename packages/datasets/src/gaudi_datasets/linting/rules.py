@@ -40,11 +40,12 @@ SAME_BOX = Rule("duplicate box", False, "the same box and class twice in an imag
 OVERLAP = Rule("in both sets", False, "a score on an image that was trained on says nothing; keep it in one set")
 NO_BOX = Rule("image without a box", False, "left out of training, kept in evaluation")
 WRONG_AREA = Rule("wrong area", False, "without a mask it is width x height, which it is replaced by; fix it")
+UNCHECKED = Rule("data not checked", False, "a replaced shard or class would not be seen; convert the data again")
 UNUSED = Rule("class without boxes", False, "cannot be learned; leave it out, or add images of it")
 
 RULES = (
     STRUCTURE, MISSING, UNREADABLE, OTHER_SIZE, NO_SIZE, PAST_EDGE, REENCODED, MISLABELLED, TURNED, DUPLICATE,
-    SAME_BOX, WRONG_AREA, OVERLAP, NO_BOX, UNUSED,
+    SAME_BOX, WRONG_AREA, OVERLAP, NO_BOX, UNUSED, UNCHECKED,
 )  # fmt: skip
 
 

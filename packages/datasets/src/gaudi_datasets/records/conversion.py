@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import google_crc32c
 
-from gaudi_datasets.documents import load_json
-from gaudi_datasets.errors import UnsafeError
+from gaudi_datasets.documents import load_json, require_seal, seal
+from gaudi_datasets.errors import DataError, UnsafeError
 from gaudi_datasets.output_files import resumable_folder, write_atomically, write_json
 from gaudi_datasets.records.tfrecords import frame_parts
 
@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 MANIFEST_FORMAT = "gaudi-datasets records"
-MANIFEST_VERSION = 2
+MANIFEST_VERSION = 3
+UNSEALED_VERSION = 2  # of earlier releases: the same without a checksum of its own
 JOB_IDENTITY = "job"  # the key in the manifest by which the same call is known; it depends on when files were changed
 
 _REFRESH_SECONDS = 0.5  # between two reports of what other processes have written
 _RECORDS_WORTH_A_PROCESS = 256  # to start one takes about as long as writing these
+_PIECE = 2**22  # bytes read at once
 _JOB, _PLAN = "job.json", "plan.json"
 
 
@@ -92,6 +94,7 @@ def write_shards(
     Raises:
         UnsafeError: records of this split that were made of something else are there and `overwrite` is not set, or are
             in no manifest; or another process is writing them.
+        DataError: the same call was done before, and its manifest or a shard was changed since.
         ChildProcessError: a worker process was killed.
         ValueError: `split` is no plain word, or `shards` or `processes` is out of range.
     """
@@ -102,7 +105,7 @@ def write_shards(
     output_dir = Path(output_dir)
     staging = unfinished_folder(output_dir, split)
     pattern = f"{split}-{{:05d}}-of-{shards:05d}{suffix}"
-    described = json.dumps([MANIFEST_VERSION, fingerprint, count, pattern, dict(manifest)])
+    described = json.dumps([UNSEALED_VERSION, fingerprint, count, pattern, dict(manifest)])
     identity = hashlib.sha256(described.encode()).hexdigest()
     with resumable_folder(staging):
         job = staging / _JOB
@@ -124,7 +127,7 @@ def write_shards(
             for shard in written:
                 fixed.update(shard.pop("fixed"))
             head = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, JOB_IDENTITY: identity, "split": split}
-            document = {**head, **manifest, "fixed": dict(sorted(fixed.items())), "shards": written}
+            document = seal({**head, **manifest, "fixed": dict(sorted(fixed.items())), "shards": written})
             replaced = [path.name for path in there if path.name not in {shard["name"] for shard in written}]
             write_json(staging / _PLAN, {"replaced": replaced, "manifest": document}, durable=True)
         return _publish(staging, output_dir, split)
@@ -160,14 +163,33 @@ def _write_shard(
 
 
 def _find_finished(output_dir: Path, split: str, identity: str) -> dict[str, Any] | None:
-    """Return the manifest of the same job, if it was done before and its shards are there."""
+    """Return the manifest of the same job, if it was done before and its shards are there, which are read for it."""
     path = output_dir / f"{split}.json"
     manifest = load_json(path) if path.exists() else None
-    if not isinstance(manifest, dict) or manifest.get(JOB_IDENTITY) != identity:
+    if not isinstance(manifest, dict):
         return None
-    shards = [(output_dir / shard["name"], shard["bytes"]) for shard in manifest["shards"]]
-    are_there = all(shard.is_file() and shard.stat().st_size == size for shard, size in shards)
-    return manifest if are_there else None
+    require_seal(manifest, path, needed=manifest.get("version") != UNSEALED_VERSION)
+    if manifest.get(JOB_IDENTITY) != identity:
+        return None
+    if not all((output_dir / shard["name"]).is_file() for shard in manifest["shards"]):
+        return None
+    for shard in manifest["shards"]:
+        if _checksum_file(output_dir / shard["name"]) != shard["crc32c"]:
+            raise DataError(
+                "is not the file that its manifest tells of",
+                path=output_dir / shard["name"],
+                field="crc32c",
+                remedy="copy it again, or replace all with --overwrite",
+            )
+    return manifest
+
+
+def _checksum_file(path: Path) -> str:
+    checksum = 0
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            checksum = google_crc32c.extend(checksum, piece)
+    return f"{checksum:08x}"
 
 
 def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[Path]:

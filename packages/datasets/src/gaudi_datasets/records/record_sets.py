@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +12,23 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_datasets.documents import Faults, load_json
+from gaudi_datasets.documents import CHECKSUM, Faults, load_json, require_seal
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
-from gaudi_datasets.records.conversion import JOB_IDENTITY, MANIFEST_FORMAT, MANIFEST_VERSION, unfinished_folder
-from gaudi_datasets.records.tfrecords import ExampleFeatures, RecordPlace, read_record, scan_records
+from gaudi_datasets.records.conversion import (
+    JOB_IDENTITY,
+    MANIFEST_FORMAT,
+    MANIFEST_VERSION,
+    UNSEALED_VERSION,
+    unfinished_folder,
+)
+from gaudi_datasets.records.tfrecords import (
+    ExampleFeatures,
+    RecordPlace,
+    join_checksums,
+    read_record,
+    scan_records,
+)
 from gaudi_datasets.split_folders import SHARD_NAME, locate_records
 
 RecordKind = Literal["detection", "classification"]
@@ -44,11 +56,14 @@ class RecordSet:
         manifest_path: where the manifest is, if there is one.
         manifest: what it tells, or None.
         fingerprint: SHA-256 that is equal for equal records, wherever they are.
+        former_fingerprint: what an earlier release computed, of less.
+        unchecked: what nothing tells of, for messages; empty where the manifest tells of all.
 
     Raises:
         MissingInputError: there is no such folder, there are no records of the split, or shards are missing.
         DataError: `data_dir` is a file, a conversion into it was stopped, shards of two conversions are there, the
-            manifest or a header of a record is broken, or the records are of another kind or none.
+            manifest or a header of a record is broken, a shard is another than that of the manifest, or the records
+            are of another kind or none.
     """
 
     def __init__(self, data_dir: str | Path, split: str, *, kind: RecordKind) -> None:
@@ -56,17 +71,24 @@ class RecordSet:
         self.name = f"{folder}:{split}"
         self.paths = _find_shards(folder, split)
         self.manifest_path = folder / f"{split}.json"
-        self.manifest = _read_manifest(self.manifest_path, self.paths)
+        self.manifest = read_manifest(self.manifest_path, self.paths)
         if self.manifest is not None and self.manifest["kind"] != kind:
             raise DataError(
                 f"tells of {self.manifest['kind']} records; {kind} records are needed", path=self.manifest_path
             )
-        # The manifest holds the checksum of each shard; without one, the names and sizes of the shards are hashed.
-        identity: object = [(path.name, path.stat().st_size) for path in self.paths]
+        # Shard, number in it, first byte, length, CRC-32C: int64 [records, 5].
+        self._places, checksums = _index_shards(self.paths)
+        self._checksums = {path.name: f"{one:08x}" for path, one in zip(self.paths, checksums, strict=True)}
+        self.former_fingerprint = _hash([(path.name, path.stat().st_size) for path in self.paths])
+        self.fingerprint = _hash([self.former_fingerprint, self._checksums])
+        self.unchecked = "no manifest tells which shards and classes these are"
         if self.manifest is not None:
-            identity = {name: value for name, value in self.manifest.items() if name != JOB_IDENTITY}
-        self.fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-        self._places = _index_shards(self.paths)  # shard, number in it, first byte, length: int64 [records, 4]
+            _require_checksums(self.manifest, folder, self._checksums)
+            identity = {name: value for name, value in self.manifest.items() if name not in (JOB_IDENTITY, CHECKSUM)}
+            # Equal to that of the same records with a manifest of the version before.
+            self.fingerprint = self.former_fingerprint = _hash({**identity, "version": UNSEALED_VERSION})
+            is_sealed = CHECKSUM in self.manifest
+            self.unchecked = "" if is_sealed else "its manifest is of an earlier release, without a checksum of its own"
         if not len(self._places):
             raise DataError(f"the records of split {split!r} are empty", path=data_dir, remedy="convert the data again")
 
@@ -79,14 +101,17 @@ class RecordSet:
         return int(self._places[:, 3].sum())
 
     def list_files(self) -> dict[str, str]:
-        """Return what is known of each shard by file name: its checksum, or its size where there is no manifest."""
+        """Return what is known of each shard by file name: its row of the manifest, or its size and its checksum."""
         shards = {} if self.manifest is None else {row["name"]: row for row in self.manifest["shards"]}
-        return {path.name: str(shards.get(path.name, path.stat().st_size)) for path in self.paths}
+        sizes = {path.name: f"{path.stat().st_size} {self._checksums[path.name]}" for path in self.paths}
+        return {name: str(shards.get(name, size)) for name, size in sizes.items()}
 
     def keep(self, rows: npt.NDArray[np.int64]) -> None:
         """Leave out all records but these, int64 [records], in this order."""
         self._places = self._places[rows]
-        self.fingerprint = hashlib.sha256(self.fingerprint.encode() + rows.astype("<i8").tobytes()).hexdigest()
+        kept = rows.astype("<i8").tobytes()
+        self.fingerprint = hashlib.sha256(self.fingerprint.encode() + kept).hexdigest()
+        self.former_fingerprint = hashlib.sha256(self.former_fingerprint.encode() + kept).hexdigest()
 
     def path(self, index: int) -> Path:
         """Return the path of the file that holds record `index`."""
@@ -98,8 +123,8 @@ class RecordSet:
         Raises:
             DataError: it is damaged.
         """
-        shard, number, offset, length = self._places[index].tolist()
-        place = RecordPlace(self.paths[shard], number, offset, length)
+        shard, *place_in_shard = self._places[index].tolist()
+        place = RecordPlace(self.paths[shard], *place_in_shard)
         return place, read_record(place)
 
 
@@ -134,7 +159,7 @@ def check_shards(data_dir: str | Path, split: str) -> None:
         MissingInputError, DataError: as by `RecordSet`.
     """
     folder, split = locate_records(Path(data_dir), split)
-    _read_manifest(folder / f"{split}.json", _find_shards(folder, split))
+    read_manifest(folder / f"{split}.json", _find_shards(folder, split))
 
 
 def find_kind(data_dir: str | Path, split: str) -> RecordKind:
@@ -145,13 +170,13 @@ def find_kind(data_dir: str | Path, split: str) -> RecordKind:
     """
     folder, split = locate_records(Path(data_dir), split)
     paths = _find_shards(folder, split)
-    manifest = _read_manifest(folder / f"{split}.json", paths)
+    manifest = read_manifest(folder / f"{split}.json", paths)
     if manifest is not None:
         kind: RecordKind = manifest["kind"]
         return kind
     for path in paths:
-        for offset, length in scan_records(path):
-            place = RecordPlace(path, 0, offset, length)
+        for *place_in_shard, _ in scan_records(path):
+            place = RecordPlace(path, 0, *place_in_shard)
             features = ExampleFeatures(read_record(place), place)
             return "detection" if "image/object/bbox/ymin" in features else "classification"
     raise DataError(f"the records of split {split!r} are empty", path=folder, remedy="convert the data again")
@@ -193,17 +218,18 @@ def _find_shards(folder: Path, split: str) -> list[Path]:
     return paths
 
 
-def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
+def read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
     """Read the manifest, and compare it with the shards."""
     if not path.exists():
         return None
     manifest = load_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
         raise DataError("is no manifest of records", path=path, remedy="move it away or convert the data again")
-    if manifest.get("version") != MANIFEST_VERSION:
+    if manifest.get("version") not in (MANIFEST_VERSION, UNSEALED_VERSION):
         raise DataError(
             f"has version {manifest.get('version')}, known is {MANIFEST_VERSION}", path=path, remedy="convert again"
         )
+    require_seal(manifest, path, needed=manifest["version"] == MANIFEST_VERSION)
     faults = Faults(path)
     sizes = dict(
         faults.parse("shards", manifest.get("shards"), lambda record: (record.text("name"), record.integer("bytes")))
@@ -219,17 +245,40 @@ def _read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
     return manifest
 
 
-def _index_shards(paths: Sequence[Path]) -> npt.NDArray[np.int64]:
-    """Index shard, number in it, first byte and length of each record, int64 [records, 4], round after round."""
+def _require_checksums(manifest: Mapping[str, Any], folder: Path, checksums: Mapping[str, str]) -> None:
+    """Compare the shards with the CRC-32C that a manifest has of each."""
+    for shard in manifest["shards"]:
+        name = shard["name"]
+        if shard.get("crc32c") != checksums[name]:
+            raise DataError(
+                f"has not the CRC-32C {shard.get('crc32c')} of its manifest, but {checksums[name]}",
+                path=folder / name,
+                field="crc32c",
+                remedy="it was replaced or is damaged: copy or convert it again",
+            )
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def _index_shards(paths: Sequence[Path]) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """Index the records of shards; no content is read.
+
+    Returns:
+        Shard, number in it, first byte, length and CRC-32C of each record, int64 [records, 5], round after round; and
+        the CRC-32C of each shard.
+    """
 
     def index(path: Path) -> npt.NDArray[np.int64]:
-        return np.array(list(scan_records(path)), np.int64).reshape(-1, 2)
+        return np.array(list(scan_records(path)), np.int64).reshape(-1, 4)
 
     with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(paths))) as pool:
         tables = list(pool.map(index, paths))
     counts = [len(table) for table in tables]
     shards = np.repeat(np.arange(len(paths)), counts)
     numbers = np.concatenate([np.arange(count) for count in counts])
-    places = np.column_stack([shards, numbers, np.concatenate(tables)]).astype(np.int64)
+    places = np.column_stack([shards, numbers, np.concatenate(tables)[:, :3]]).astype(np.int64)
     rounds: npt.NDArray[np.int64] = places[np.lexsort((shards, numbers))]
-    return rounds
+    sizes = [path.stat().st_size for path in paths]
+    return rounds, join_checksums(list(zip(tables, sizes, strict=True)))

@@ -8,6 +8,7 @@ one of a loaded TensorFlow.
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import google_crc32c
+import numpy as np
+import numpy.typing as npt
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from gaudi_datasets.errors import DataError
@@ -23,16 +26,21 @@ from gaudi_datasets.errors import DataError
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
+_MASK = 0xA282EAD8  # added to checksums, for they are of data that may hold checksums
 
 
 @dataclass(frozen=True)
 class RecordPlace:
-    """Where the content of a record lies: the file, its number in the file from 0, the first byte and the length."""
+    """Where the content of a record lies: the file, its number in the file from 0, the first byte and the length.
+
+    `checksum` is the CRC-32C that the content must have.
+    """
 
     path: Path
     number: int
     offset: int
     length: int
+    checksum: int
 
     def __str__(self) -> str:
         return f"{self.path}: record {self.number}"
@@ -60,11 +68,15 @@ def is_record_file(path: Path) -> bool:
 
 def index_records(path: Path) -> list[RecordPlace]:
     """Find the records of a file, as `scan_records` does."""
-    return [RecordPlace(path, number, *place) for number, place in enumerate(scan_records(path))]
+    return [RecordPlace(path, number, *place[:3]) for number, place in enumerate(scan_records(path))]
 
 
-def scan_records(path: Path) -> Iterator[tuple[int, int]]:
-    """Yield first byte and length of each record's content in a file, found by the headers alone.
+def scan_records(path: Path) -> Iterator[tuple[int, int, int, int]]:
+    """Yield what a file tells of each record beside its content, which is not read.
+
+    Yields:
+        First byte and length of the content, its CRC-32C, and the CRC-32C of the bytes between it and the content
+        before.
 
     Raises:
         DataError: a header is broken, or the file ends before a record does.
@@ -73,8 +85,9 @@ def scan_records(path: Path) -> Iterator[tuple[int, int]]:
     # Unbuffered: what a buffer would read ahead is pixels.
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
+        between = os.pread(file.fileno(), _HEADER_BYTES, 0)
         while position < size:
-            header = os.pread(file.fileno(), _HEADER_BYTES, position)
+            header = between[-_HEADER_BYTES:]
             length, checksum = header[: _LENGTH.size], header[_LENGTH.size :]
             if checksum != _masked_checksum(length):
                 raise DataError(
@@ -90,7 +103,9 @@ def scan_records(path: Path) -> Iterator[tuple[int, int]]:
                     path=path,
                     remedy="convert or copy the file again",
                 )
-            yield place
+            before = google_crc32c.value(between)
+            between = os.pread(file.fileno(), _CHECKSUM.size + _HEADER_BYTES, position - _CHECKSUM.size)
+            yield *place, _unmask(between[: _CHECKSUM.size]), before
             number += 1
 
 
@@ -101,9 +116,8 @@ def read_record(place: RecordPlace) -> bytes:
         DataError: the content is not what was written.
     """
     with place.path.open("rb", buffering=0) as file:  # own handle: threads share no position
-        framed = os.pread(file.fileno(), place.length + _CHECKSUM.size, place.offset)
-    content, checksum = framed[: place.length], framed[place.length :]
-    if checksum != _masked_checksum(content):
+        content = os.pread(file.fileno(), place.length, place.offset)
+    if google_crc32c.value(content) != place.checksum:
         raise DataError(
             "its checksum is wrong, so it is damaged",
             path=place.path,
@@ -114,8 +128,65 @@ def read_record(place: RecordPlace) -> bytes:
 
 
 def _masked_checksum(content: bytes) -> bytes:
-    crc = google_crc32c.value(content)
-    return _CHECKSUM.pack((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+    return _mask(google_crc32c.value(content))
+
+
+def _mask(crc: int) -> bytes:
+    return _CHECKSUM.pack((((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF)
+
+
+def _unmask(masked: bytes) -> int:
+    turned = (int(_CHECKSUM.unpack(masked)[0]) - _MASK) & 0xFFFFFFFF
+    return ((turned << 15) | (turned >> 17)) & 0xFFFFFFFF
+
+
+def join_checksums(scanned: Sequence[tuple[npt.NDArray[np.int64], int]]) -> list[int]:
+    """Compute the CRC-32C of whole files from those of their parts; no file is read.
+
+    Args:
+        scanned: of each file the rows of `scan_records`, int64 [records, 4], and the file's size in bytes.
+    """
+    checksums, left, lasts = [], [], []
+    for rows, size in scanned:
+        # The parts of a file: before a content and the content, and in the end the checksum of the last one.
+        checksums += [rows[:, 3], rows[:, 2]]
+        left += [size - rows[:, 0], size - rows[:, 0] - rows[:, 1]]
+        lasts.append(google_crc32c.value(_mask(int(rows[-1, 2]))) if len(rows) else 0)
+    moved = _append_zeros(np.concatenate(checksums).astype(np.uint32), np.concatenate(left))
+    counts = np.cumsum([2 * len(rows) for rows, _ in scanned])
+    parts = np.split(moved, counts[:-1])
+    return [int(np.bitwise_xor.reduce(part)) ^ last for part, last in zip(parts, lasts, strict=True)]
+
+
+def _append_zeros(checksums: npt.NDArray[np.uint32], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """Return what CRC-32Cs, uint32 [n], add to those of as many more bytes, int64 [n] (as `crc32_combine` of zlib)."""
+    moved = checksums.copy()
+    for power in range(int(counts.max(initial=0)).bit_length()):
+        chosen = np.flatnonzero(counts >> power & 1)
+        moved[chosen] = _apply(_zeros_table(power), moved[chosen])
+    return moved
+
+
+@functools.cache
+def _zeros_table(power: int) -> npt.NDArray[np.uint32]:
+    """Return what 2 ** power bytes of zeros make of each byte of a CRC-32C, uint32 [4, 256]."""
+    bits = (np.uint32(1) << np.arange(32, dtype=np.uint32)).astype(np.uint32)
+    if power:
+        bits = _apply(_zeros_table(power - 1), _apply(_zeros_table(power - 1), bits))
+    else:
+        for _ in range(8):
+            bits = (bits >> 1) ^ np.where(bits & 1, np.uint32(0x82F63B78), np.uint32(0))
+    table = np.zeros((4, 256), np.uint32)
+    for bit in range(8):
+        table[:, np.arange(256) >> bit & 1 == 1] ^= bits.reshape(4, 8)[:, bit : bit + 1]
+    return table
+
+
+def _apply(table: npt.NDArray[np.uint32], checksums: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    result = np.zeros_like(checksums)
+    for byte in range(4):
+        result ^= table[byte][checksums >> np.uint32(8 * byte) & np.uint32(255)]
+    return result
 
 
 Kind = Literal["bytes", "int64", "float"]
