@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -42,3 +43,13 @@ def test_nothing_heavy_is_imported(tmp_path: Path, arguments: list[str], status:
     assert "tyro" in imported
     assert imported & HEAVY == set()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_names_that_need_tensorflow_are_imported_without_its_notes() -> None:
+    code = (
+        "import gaudi_apps, os; gaudi_apps.Detector, gaudi_apps.Classifier; print('TF_CPP_MIN_LOG_LEVEL' in os.environ)"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")

@@ -12,7 +12,7 @@ import pytest
 
 from gaudi_apps.cli import run_commands
 from gaudi_apps.detection.error_analysis import compute_f1
-from gaudi_apps.inference.report_charts import Line, draw_lines, find_ticks, show_text, thin
+from gaudi_apps.inference.report_charts import LEFT, RIGHT, WIDTH, Line, draw_lines, find_ticks, show_text, thin
 from gaudi_apps.inference.report_page import make_comparison, make_report, write_comparison, write_report
 from gaudi_apps.inference.report_sections import list_counts, read_run
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
@@ -268,6 +268,12 @@ def test_ticks_are_round_and_within(low: float, high: float) -> None:
     ticks = find_ticks(low, high)
     assert 3 <= len(ticks) <= 9
     assert all(low - 1e-9 * high <= tick <= high * (1 + 1e-9) for tick in ticks)
+
+
+@pytest.mark.parametrize(("x", "place"), [(6, WIDTH - RIGHT), (0, LEFT), (-6, LEFT)])
+def test_the_axis_of_one_point_begins_or_ends_at_zero(x: float, place: float) -> None:
+    drawn = draw_lines([Line("AP", [x], [0.5], "#000")], title="AP", x_label="step")
+    assert re.findall(r'<circle cx="([0-9.]+)"', drawn) == [f"{place:.1f}"]
 
 
 def test_a_line_has_gaps_where_it_is_not_finite() -> None:

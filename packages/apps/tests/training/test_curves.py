@@ -38,6 +38,13 @@ def test_scores_are_drawn_with_a_star_at_the_best(tmp_path: Path) -> None:
     assert cv2.imread(str(tmp_path / "others.png")).shape == (720, 1080, 3)
 
 
+def test_one_step_stands_in_the_middle(tmp_path: Path) -> None:
+    plot_curves([{"step": 6}], tmp_path / "one.png", evaluations=[{"step": 6, "AP": 0.02}])
+    image = cv2.imread(str(tmp_path / "one.png"))
+    star = np.argwhere(np.all(image[650:830] == (0x28, 0x27, 0xD6), axis=2))
+    assert abs(star[:, 1].mean() - (108 + 956 / 2)) < 30
+
+
 def test_curve_of_nothing_and_of_gaps(tmp_path: Path) -> None:
     plot_curves([], tmp_path / "empty.png")
     plot_curves([{"step": 1, "loss": float("nan")}, {"step": 2}], tmp_path / "gaps.png")

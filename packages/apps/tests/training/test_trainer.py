@@ -442,6 +442,21 @@ def test_the_length_follows_the_speed_and_the_rate_the_length(
     assert plan.epochs == pytest.approx(trainer.step / 5)
 
 
+class SavingWatch(Watch):
+    """A clock that the saving of the best checkpoint turns on, too."""
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        super().on_step_end(step, logs)
+        self.now += 6.0 if self.is_due(step) else 0.0
+
+
+def test_saving_the_best_checkpoint_counts_as_evaluation() -> None:
+    speed, given = Speed(1.0, 4.0, 20.0), {"evaluation_steps": 10}
+    one, other = SavingWatch(lambda step: 1.0, 4.0), Watch(lambda step: 1.0, 10.0)
+    runs = [train_for(1400 + END_SECONDS, watch, speed, 1000, **given) for watch in (one, other)]
+    assert [rate for _, rate in runs[0][1].seen] == [rate for _, rate in runs[1][1].seen]
+
+
 @pytest.mark.parametrize("stalled", [5, 300])
 def test_a_single_stall_does_not_end_a_training(stalled: int) -> None:
     watch = Watch(lambda step: 200.0 if step == stalled else 1.0)

@@ -78,6 +78,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 # What is to be said where a program has no flag for one of them, and a flag by which such a program is known.
 _ANSWERS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("arch", "net", "encoder", "model"), ("model_type", "give --model_type and --resnet_size")),
     "resume": ("model_dir", "the same command goes on with the run in --model_dir"),
     **dict.fromkeys(("optimizer", "opt"), ("model_dir", "SGD with momentum is the one optimizer")),
     **dict.fromkeys(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
+
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # is read when TensorFlow first logs
 
 
 def make_lazy(
@@ -29,10 +33,10 @@ def make_lazy(
             value: Any = version(package.replace("_", "-"))
         elif name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
-        elif module_of[name]:
-            value = getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
         else:
-            value = importlib.import_module(f"{package}.{name}")
+            with _quiet_tensorflow() if name in of_tensorflow else contextlib.nullcontext():
+                module = importlib.import_module(f"{package}.{module_of[name] or name}")
+            value = getattr(module, name) if module_of[name] else module
         setattr(sys.modules[package], name, value)
         return value
 
@@ -41,6 +45,19 @@ def make_lazy(
         return sorted({*vars(sys.modules[package]), *module_of, "__version__"} - hidden)
 
     return get_attribute, list_names
+
+
+@contextlib.contextmanager
+def _quiet_tensorflow() -> Iterator[None]:
+    """Let TensorFlow, where it is imported here, not tell of the processor; a level that the user sets stays."""
+    if "tensorflow" in sys.modules or _LOG_LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LOG_LEVEL] = "2"
+    try:
+        yield
+    finally:
+        del os.environ[_LOG_LEVEL]
 
 
 def _has_tensorflow() -> bool:

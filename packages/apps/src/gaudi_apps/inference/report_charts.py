@@ -187,7 +187,9 @@ def _find_range(
         return 0.0, 1.0
     if high is None:
         highest += 0.04 * (highest - lowest) if low is not None else 0
-    return (lowest, highest) if highest > lowest else (lowest, lowest + (abs(lowest) or 1.0))
+    if highest > lowest:
+        return lowest, highest
+    return (min(lowest, 0.0), max(highest, 0.0)) if highest else (0.0, 1.0)
 
 
 def _draw_axes(x_axis: Axis, y_axis: Axis, x_label: str) -> Markup:

@@ -286,6 +286,7 @@ class FitToTime(Callback):
         self._end, self._speed, self._clock = end, speed, clock
         self._seconds = speed.evaluation  # of an evaluation
         self._refits: list[tuple[int, int]] = []
+        self._evaluation_began: float | None = None
 
     def is_due(self, step: int) -> bool:
         """Return whether the length is to be fitted again."""
@@ -301,13 +302,15 @@ class FitToTime(Callback):
         """Take the time of an evaluation."""
         self._evaluation_began = self._clock()
 
-    def on_evaluate_end(self, step: int, score: Score) -> None:
-        """Leave an evaluation out of the time of a step."""
-        self._seconds = self._clock() - self._evaluation_began
-        self._evaluated += self._seconds
-
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
-        """Fit the rest to the time that is left, if that is due."""
+        """Fit the rest to the time that is left, if that is due.
+
+        An evaluation is left out of the time of a step, with the saving of the best checkpoint that follows it.
+        """
+        if self._evaluation_began is not None:
+            self._seconds = self._clock() - self._evaluation_began
+            self._evaluated += self._seconds
+            self._evaluation_began = None
         trainer, plan = self.trainer, self.trainer.plan
         if not self.is_due(step) or step >= plan.total_steps:
             return

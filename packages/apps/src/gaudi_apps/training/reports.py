@@ -434,6 +434,9 @@ def plot_curves(
     rate.set_ylabel("learning rate")
     rate.set_ylim(bottom=0)
     rate.set_xlabel("step")
+    steps = {row["step"] for row in (*rows, *evaluations)}
+    if len(steps) == 1:
+        rate.set_xlim(0, 2 * steps.pop())
     for axes in (losses, *others, rate):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
@@ -457,7 +460,7 @@ def _draw_scores(axes: Axes, evaluations: Sequence[Mapping[str, float]]) -> None
     axes.annotate(f"{place[1]:.3f}", place, below_or_above, textcoords="offset points", ha="center")
     axes.set_ylabel("validation")
     axes.set_ylim(0, 1)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="lower right" if place[1] > LOW_SCORE else "upper right")
 
 
 def smooth(values: Values, window: int) -> Values:
