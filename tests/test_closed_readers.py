@@ -1,4 +1,7 @@
-"""`PROGRAM | head -1`: no program complains where its reader leaves, and its exit status is that of its work."""
+"""`PROGRAM | head -1`: no program complains where its reader leaves, and its exit status is that of its work.
+
+`PROGRAM > FILE` on a full disk: it ends with the status of a disk, and says so where that can be said.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ MODULES = {
     "resnext_train": "gaudi_apps.resnext_train",
     "ssd_mxnet_train": "gaudi_apps.ssd_mxnet_train",
     "gaudi-datasets": "gaudi_datasets",
+    "gaudi-apps": "gaudi_apps.cli.run_commands",
     "gaudi-run": "gaudi_distributed.launch",
     "weights": "gaudi_models.weights",
     "demo": "gaudi_apps.cli.demo",
@@ -66,8 +70,27 @@ def test_nobody_reads_the_error(program: str) -> None:
     assert process.returncode == 64
 
 
-@pytest.mark.parametrize("program", ["ssd_train", "gaudi-datasets", "gaudi-run"])
+def run(command: str, way: str) -> subprocess.CompletedProcess[str]:
+    """Run a program by a shell, which redirects its output."""
+    program, *arguments = shlex.split(command)
+    words = ["sh", "-c", f'exec "$@" {way}', "sh", sys.executable, "-m", MODULES[program], *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("program", ["ssd_train", "gaudi-datasets", "gaudi-run", "weights"])
 def test_output_is_closed_from_the_beginning(program: str) -> None:
-    words = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", MODULES[program], "--help"]
-    done = subprocess.run(words, stderr=subprocess.PIPE, text=True)
+    done = run(f"{program} --help", ">&-")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("program", MODULES)
+def test_nothing_can_be_written(program: str) -> None:
+    done = run(f"{program} --help", ">/dev/full 2>&1")
+    assert (done.returncode, done.stderr) == (74, "")
+
+
+@pytest.mark.parametrize("program", ["ssd_train", "gaudi-run"])
+def test_the_error_tells_that_results_could_not_be_written(program: str) -> None:
+    done = run(f"{program} --help", ">/dev/full")
+    assert done.returncode == 74
+    assert [line.split(": ")[2] for line in done.stderr.splitlines()] == ["standard output"]

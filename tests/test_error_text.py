@@ -31,7 +31,7 @@ from gaudi_apps.training.checkpoint import (
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_apps.training.trainer import require_finite, require_finite_state
 from gaudi_datasets.errors import GaudiError
-from gaudi_datasets.program import describe_error
+from gaudi_ops.program import describe_error
 
 FOLDER = Path(__file__).parent / "data" / "error_text"
 MODULES = {

@@ -8,7 +8,6 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from rich.console import Console
 
 from gaudi_apps.classification.classifier import Classifier
 from gaudi_apps.classification.evaluator import (
@@ -23,6 +22,7 @@ from gaudi_apps.classification.evaluator import (
 from gaudi_apps.inference.evaluator import pack_arrays, unpack_arrays
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.classification.sources import open_split
+from gaudi_datasets.program import make_console
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
 
@@ -89,7 +89,7 @@ def test_figures_of_each_class(predictions: Predictions) -> None:
     assert [row["accuracy"] for row in document["classes"]] == [1, 0, 1]
     assert document["classes"][1]["taken_for"] == {"red": 3}
     text = io.StringIO()
-    print_figures(predictions, NAMES, Console(file=text, width=100))
+    print_figures(predictions, NAMES, make_console(file=text, width=100))
     assert "9/9 images: top-1 0.6667, top-5 1.0000" in text.getvalue()
     assert text.getvalue().index("green") < text.getvalue().index("blue")  # the worst first
 

@@ -5,10 +5,9 @@ import io
 import json
 from pathlib import Path
 
-from rich.console import Console
-
 from gaudi_apps.detection.evaluator import MEANINGS, print_scores, write_evaluation
 from gaudi_datasets.detection.scoring import FIGURES, ClassScore, CocoScores
+from gaudi_datasets.program import make_console
 
 SCORES = CocoScores(
     figures={name: None if name == "AP_small" else 0.5 + number / 1000 for number, name in enumerate(FIGURES)},
@@ -21,7 +20,7 @@ SCORES = CocoScores(
 
 def test_every_figure_and_class_is_in_the_table() -> None:
     file = io.StringIO()
-    print_scores(SCORES, Console(file=file, width=100))
+    print_scores(SCORES, make_console(file=file, width=100))
     lines = [line.strip("│┃ ").replace("│", " ").split() for line in file.getvalue().splitlines()]
     assert ["COCO", "metrics,", "72/80", "images,", "345", "detections"] in lines
     assert ["AP", "0.50:0.95", "all", "100", "0.500"] in lines
@@ -34,7 +33,7 @@ def test_every_figure_and_class_is_in_the_table() -> None:
 def test_a_note_is_shown_below_the_figures() -> None:
     for note in ("", "[nothing] found"):
         file = io.StringIO()
-        print_scores(dataclasses.replace(SCORES, note=note), Console(file=file, width=100))
+        print_scores(dataclasses.replace(SCORES, note=note), make_console(file=file, width=100))
         assert file.getvalue().splitlines()[-1].startswith("└") == (not note)
         assert file.getvalue().endswith(f"{note}\n")
 

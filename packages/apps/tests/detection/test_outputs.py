@@ -19,9 +19,10 @@ from gaudi_apps.detection.detections import find_labels
 from gaudi_apps.detection.detector import Detector, make_preprocessor
 from gaudi_apps.detection.outputs import DetectionFiles, DetectionResults, make_refinement
 from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter
-from gaudi_apps.inference.predictor import predict_files, print_line
+from gaudi_apps.inference.predictor import predict_files
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.errors import FlagError
+from gaudi_ops.program import say
 
 PREPROCESSOR = make_preprocessor(300)
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))
@@ -211,7 +212,7 @@ def test_names_that_are_long_or_no_text_end_no_prediction(
     for name in written:
         assert name.isprintable()
     assert len(read_csv(tmp_path / "out" / "detections.csv")) == 3
-    print_line(lines[2])
+    say(lines[2])
     assert "caf\\udce9.png" in capsys.readouterr().out
 
 

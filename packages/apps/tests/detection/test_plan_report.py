@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from gaudi_apps.detection.config import DataFlags, NetworkFlags, RunFlags, SSDConfig
 from gaudi_apps.detection.plan import describe_training_set, print_plan
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.memory import format_bytes
+from gaudi_datasets.program import make_console
 from gaudi_datasets.records.tfrecords import frame_record
 from gaudi_models.architectures import SSDArchitecture, measure_ssd
 
 
 def show(config: SSDConfig) -> str:
     file = io.StringIO()
-    print_plan(config, console=Console(file=file, width=200, soft_wrap=True))
+    print_plan(config, console=make_console(file=file, width=200, soft_wrap=True))
     return file.getvalue()
 
 

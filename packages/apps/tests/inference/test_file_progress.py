@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import io
 
-from rich.console import Console
-
 from gaudi_apps.inference.predictor import FileProgress
+from gaudi_datasets.program import make_console
 
 
 def show(*, is_terminal: bool, seconds: float) -> str:
     box = io.StringIO()
-    console = Console(file=box, force_terminal=is_terminal, width=80, soft_wrap=True)
+    console = make_console(file=box, force_terminal=is_terminal, width=80, soft_wrap=True)
     with FileProgress(7, console=console, seconds_between_lines=seconds) as progress:
         progress.update(3, "12 images")
         progress.note("skipped: [x].png")

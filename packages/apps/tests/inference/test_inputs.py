@@ -10,7 +10,7 @@ from gaudi_apps.detection.detector import make_preprocessor
 from gaudi_apps.inference.media import VideoWriter, find_files, read_images
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import MissingInputError
-from gaudi_datasets.program import describe_error
+from gaudi_ops.program import describe_error
 
 
 def touch(folder: Path, *names: str) -> None:

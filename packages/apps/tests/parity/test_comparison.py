@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from gaudi_apps.training.parity_mode import (
     Difference,
@@ -19,6 +18,7 @@ from gaudi_apps.training.parity_mode import (
     require_comparable,
 )
 from gaudi_apps.training.recording import Recording, StepTensor, make_tensor, read_recording, write_recording
+from gaudi_datasets.program import make_console
 from gaudi_distributed.errors import ConfigurationError
 
 FP32 = choose_tolerances(["fp32", "fp32"])
@@ -138,13 +138,13 @@ def test_the_table_shows_the_first_one_and_its_neighbours(
     recording: Recording, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = original("output") + np.float32(0.5)
-    print_table(compare(recording, output=values), Console(width=150))
+    print_table(compare(recording, output=values), make_console(width=150))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip().startswith("1 of 4 ")
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if "conv1" in line]
     assert rows[1][:6] == ["first", "1", "output", "conv1", "conv1", "0.5"]
     assert rows[0][:6] == ["", "1", "weight", "conv1/kernel", "conv1", "0"]
-    print_table(compare(recording), Console(width=150))
+    print_table(compare(recording), make_console(width=150))
     assert capsys.readouterr().out.startswith("4 tensors")
 
 

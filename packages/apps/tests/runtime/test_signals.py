@@ -37,8 +37,7 @@ def test_sigterm_is_ctrl_c_where_nothing_has_to_be_saved(tmp_path: Path) -> None
     code = """
 import os, signal, sys
 from pathlib import Path
-from gaudi_apps.runtime.errors import interrupt_on_sigterm
-from gaudi_datasets.program import run_program
+from gaudi_ops.program import run_program
 from gaudi_datasets.output_files import staging_folder
 
 def main():
@@ -46,7 +45,6 @@ def main():
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()
 
-interrupt_on_sigterm()
 run_program(main, prog="x")
 """
     done = subprocess.run(

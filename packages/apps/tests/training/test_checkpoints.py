@@ -259,7 +259,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from gaudi_apps.training.checkpoint import CheckpointFolder
-from gaudi_datasets.program import run_program
+from gaudi_ops.program import run_program
 
 def main():
     folder = CheckpointFolder(Path(sys.argv[1]), keep=1)

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from gaudi_apps.training import reports as progress
 from gaudi_apps.training.reports import ProgressBar, format_duration
+from gaudi_datasets.program import make_console
 
 
 class Clock:
@@ -53,7 +54,7 @@ def run_steps(clock: Clock, console: Console, *, start: int = 0, log_every: int 
 
 def test_plain_lines(clock: Clock) -> None:
     file = io.StringIO()
-    show = run_steps(clock, Console(file=file, force_terminal=False, width=200), log_every=2)
+    show = run_steps(clock, make_console(file=file, force_terminal=False, width=200), log_every=2)
     assert file.getvalue().splitlines() == [
         "step 2/10  loss 4.8  rate 0.002",
         "step 4/10  loss 4.6  rate 0.004  4.0 images/s  0:12 left",
@@ -69,12 +70,12 @@ def test_plain_lines(clock: Clock) -> None:
 
 def test_a_continued_run_counts_its_own_images(clock: Clock) -> None:
     file = io.StringIO()
-    run_steps(clock, Console(file=file, force_terminal=False, width=200), start=6, log_every=8)
+    run_steps(clock, make_console(file=file, force_terminal=False, width=200), start=6, log_every=8)
     assert file.getvalue().splitlines()[1] == "epoch 2: 16 images in 0:04, 4.0 images/s"
 
 
 def test_speed_is_that_of_recent_steps(clock: Clock) -> None:
-    show = ProgressBar(console=Console(file=io.StringIO(), force_terminal=False))
+    show = ProgressBar(console=make_console(file=io.StringIO(), force_terminal=False))
     trainer: Any = PlanOfTen(total_steps=200, steps_per_epoch=1000, global_batch=1)
     show.trainer = trainer
     show.on_train_begin()
@@ -87,7 +88,7 @@ def test_speed_is_that_of_recent_steps(clock: Clock) -> None:
 
 def test_live_bar_on_a_terminal(clock: Clock) -> None:
     file = io.StringIO()
-    run_steps(clock, Console(file=file, force_terminal=True, width=100))
+    run_steps(clock, make_console(file=file, force_terminal=True, width=100))
     shown = file.getvalue()
     assert "step 10/10" in shown
     assert "4.0 images/s" in shown

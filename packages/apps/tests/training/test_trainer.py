@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from gaudi_apps.runtime.errors import NonFiniteError
 from gaudi_apps.training import callbacks as callbacks_module
@@ -21,6 +20,7 @@ from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.recipe import END_SECONDS, Speed
 from gaudi_apps.training.reports import History, ProgressBar, TensorBoard, read_history
 from gaudi_apps.training.trainer import Callback, Score, Trainer, TrainingData, require_finite
+from gaudi_datasets.program import make_console
 from gaudi_ops import schedules
 
 
@@ -119,7 +119,7 @@ class Run(Callback):
         steps_per_call: int = 1,
         start_step: int = 0,
     ) -> int:
-        console = Console(file=io.StringIO(), width=120)
+        console = make_console(file=io.StringIO(), width=120)
         progress, task = ProgressBar(log_every, console), self.task
         summaries = self.folder / "summaries"
         callbacks = [

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,7 +22,8 @@ from gaudi_datasets.commands.fetch import FETCH
 from gaudi_datasets.commands.lint import LINT
 from gaudi_datasets.commands.show import SHOW
 from gaudi_datasets.flags import parse_flags
-from gaudi_datasets.program import ProgressLine, count_things, run_program
+from gaudi_datasets.program import ProgressLine, count_things
+from gaudi_ops.program import run_program, say
 
 PROGRAM = "gaudi-datasets"
 
@@ -53,7 +53,7 @@ class _MakeScenes:
         from gaudi_datasets.detection.scenes import make_scenes
 
         make_scenes(self.output_dir, train=self.train, val=self.val, seed=self.seed, image_size=self.image_size)
-        print(f"{self.output_dir}: {self.train} training scenes and {self.val} validation scenes")
+        say(f"{self.output_dir}: {self.train} training scenes and {self.val} validation scenes")
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class _MakeStaticBatches:
                 spec=SSD_SPECS[self.augmentation.image_size],
             )
             there = f", {kept} of them there already" if kept else ""
-            print(f"{self.output_dir / f'worker_{rank}'}: {count_things(self.steps, 'batch')}{there}")
+            say(f"{self.output_dir / f'worker_{rank}'}: {count_things(self.steps, 'batch')}{there}")
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class _Score:
         from gaudi_datasets.detection.scoring import score_detections
 
         scores = score_detections(self.ground_truth, self.detections)
-        print(json.dumps(scores.as_json(), indent=2) if self.json else scores.describe())
+        say(*(json.dumps(scores.as_json(), indent=2) if self.json else scores.describe()).splitlines())
 
 
 _COMMANDS = (
@@ -154,7 +154,6 @@ _COMMANDS = (
 
 def main() -> NoReturn:
     """Run the program with the process's arguments and leave with its exit status."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing half-written stays
     run_program(_run, prog=PROGRAM, debug=is_switch_on(sys.argv, "debug"))
 
 

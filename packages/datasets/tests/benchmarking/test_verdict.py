@@ -4,13 +4,13 @@ import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from gaudi_datasets.benchmarking.benchmark import Benchmark, SmallerImages
 from gaudi_datasets.benchmarking.measurement import Rate
 from gaudi_datasets.benchmarking.report import as_json, print_benchmark
 from gaudi_datasets.benchmarking.verdict import judge
 from gaudi_datasets.memory import CacheDecision
+from gaudi_datasets.program import make_console
 from gaudi_datasets.sampling import InputOptions
 
 
@@ -87,6 +87,6 @@ def test_the_report_has_every_figure() -> None:
     assert document["input"][1]["images_per_second"] == pytest.approx(450)
     assert (document["bound"], document["largest_stage"]) == ("processors", "decode")
     text = io.StringIO()
-    print_benchmark(FAST, verdict, Console(file=text, width=100))
+    print_benchmark(FAST, verdict, make_console(file=text, width=100))
     for figure in ("450.0", "240.0", "5,000.0", "640x480", "2.50", "61%", *STAGES):
         assert figure in text.getvalue()

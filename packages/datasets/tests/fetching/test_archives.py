@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
 from gaudi_datasets.fetching.archive_formats import Member
 from gaudi_datasets.fetching.archives import Limits, check_inner_name, extract, fold_name, list_members
-from gaudi_datasets.program import describe_error, exit_status_of
+from gaudi_ops.program import describe_error, exit_status_of
 
 
 def tar_member(name: str, content: bytes = b"", *, size: int | None = None) -> tuple[tarfile.TarInfo, bytes]:

@@ -13,7 +13,7 @@ import pytest
 
 from gaudi_datasets.errors import DataError, MissingInputError, TransferError, UnsafeError
 from gaudi_datasets.fetching.downloads import Download, Fetcher, PartialFile, Patience, is_web_address
-from gaudi_datasets.program import exit_status_of
+from gaudi_ops.program import exit_status_of
 
 # On a busy machine the server is silent for a while now and then: only what silence ends has a short bound for it.
 QUICK = Patience(attempts=4, connect_seconds=600, silent_seconds=600, first_wait_seconds=0.005, longest_wait_seconds=5)

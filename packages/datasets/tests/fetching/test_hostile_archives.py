@@ -16,7 +16,7 @@ import pytest
 
 from gaudi_datasets.errors import DataError, UnsafeError
 from gaudi_datasets.fetching.archives import extract, list_members
-from gaudi_datasets.program import describe_error, exit_status_of
+from gaudi_ops.program import describe_error, exit_status_of
 
 
 @dataclass(frozen=True)

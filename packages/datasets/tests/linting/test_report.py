@@ -5,10 +5,10 @@ import json
 import re
 
 import numpy as np
-from rich.console import Console
 
 from gaudi_datasets.linting.report import LintReport, print_report, sort_findings
 from gaudi_datasets.linting.rules import MISSING, NO_BOX, NO_SIZE, RULES, UNUSED, ClassCount, Finding
+from gaudi_datasets.program import make_console
 
 CLASSES = (ClassCount("[b]cat", 2, 3, 1, 2, 0, 0), ClassCount("dog", 0, 0, 0, 0, 0, 0))
 FINDINGS = (
@@ -22,7 +22,7 @@ REPORT = LintReport("gt.json", "detection", 4, 3, 15, CLASSES, FINDINGS, SIZES)
 
 def printed(report: LintReport, width: int = 60) -> str:
     text = io.StringIO()
-    print_report(report, Console(file=text, width=width, highlight=False))
+    print_report(report, make_console(file=text, width=width))
     return text.getvalue()
 
 

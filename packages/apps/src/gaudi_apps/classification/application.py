@@ -27,6 +27,7 @@ from gaudi_datasets.errors import MissingInputError
 from gaudi_distributed import Communicator
 from gaudi_distributed.devices.machine import describe_jemalloc
 from gaudi_models.architectures import RESNETS
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.classification.evaluator import AccuracyEvaluator
@@ -106,8 +107,8 @@ class ClassificationApplication(Application):
         if self.framework.list_devices() != ["CPU"]:  # without a device neither is of use
             if data.jpeg_data_dir:
                 read = f"images are read from {data.folder} by the CPU"
-                print(f"--jpeg_data_dir: hardware media loading is not available; {read}")
-            print(describe_jemalloc(os.environ))
+                say(f"--jpeg_data_dir: hardware media loading is not available; {read}")
+            say(describe_jemalloc(os.environ))
         return open_training_data(self.train_config)
 
     def find_data(self, mode: str) -> None:
@@ -208,7 +209,7 @@ class ClassificationApplication(Application):
         """Classify the user's images and videos."""
         from gaudi_apps.classification.classifier import Classifier, ClassResults, make_preprocessor
         from gaudi_apps.inference.media import find_files
-        from gaudi_apps.inference.predictor import predict_files, print_line
+        from gaudi_apps.inference.predictor import predict_files
 
         use = self.train_config.flags.use
         files = find_files(use.inference)
@@ -225,7 +226,7 @@ class ClassificationApplication(Application):
             strict=use.strict,
             max_frames=use.max_frames,
         )
-        print_line(results.describe(output_dir))
+        say(*results.describe(output_dir).split("\n"))
 
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the classifier, and its features."""
@@ -251,4 +252,4 @@ class ClassificationApplication(Application):
             with_features=use.export_features,
         )
         for path, agreement in agreements.items():
-            print(describe_export(path, len(encoded_images), agreement))
+            say(describe_export(path, len(encoded_images), agreement))

@@ -29,9 +29,11 @@ from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.classification.pipeline import eval_dataset
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_atomically, write_json
+from gaudi_datasets.program import make_console
 from gaudi_datasets.sampling import InputOptions
 from gaudi_datasets.tf_input import read_batches
 from gaudi_distributed import Communicator
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,7 +147,7 @@ class AccuracyEvaluator(Evaluator[Predictions]):
         thumbnails = [self._folder.folder / one["image"] for one in worst]
         self._folder.register_files(*drawn, *thumbnails, self._folder.folder / ANALYSIS)
         print_figures(result, names)
-        print(f"metrics: {path}\nimages: {drawn[0].parent} ({len(drawn)})")
+        say(f"metrics: {path}", f"images: {drawn[0].parent} ({len(drawn)})")
 
 
 NUM_MISTAKES = 16
@@ -237,7 +239,7 @@ def draw_worst(folder: Path, source: ClassificationSource, predictions: Predicti
 
 def print_figures(predictions: Predictions, class_names: Sequence[str], console: Console | None = None) -> None:
     """Print the metrics, then the classes, or those of the lowest accuracy if there are many."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     figures = predictions.figures
     console.print(
         f"{len(predictions.labels)}/{predictions.images_total} images: top-1 {figures['top_1']:.4f}, "

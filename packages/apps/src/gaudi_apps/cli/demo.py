@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gaudi_datasets.flags import parse_flags
-from gaudi_datasets.program import run_program
+from gaudi_ops.program import run_program, say
 
 PROG = "gaudi_apps.cli.demo"
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _run(arguments: Sequence[str]) -> int:
     flags = parse_flags(DemoFlags, arguments, prog=f"python -m {PROG}", description=__doc__)
     for command in list_commands(flags):
-        print(f"$ python -m {shlex.join(command)}", flush=True)
+        say(f"$ python -m {shlex.join(command)}")
         status = subprocess.run([sys.executable, "-m", *command], check=False).returncode
         if status != 0:
             return status

@@ -22,6 +22,7 @@ from gaudi_distributed.cluster.rank_info import detect_rank, is_launched, write_
 from gaudi_distributed.comm.horovod_engine import require_horovod
 from gaudi_distributed.comm.opening import CommunicationOptions, Engine, find_engine
 from gaudi_distributed.devices.selection import DeviceKind, count_devices
+from gaudi_ops.program import flush_output, say
 
 if TYPE_CHECKING:
     from gaudi_distributed.launch.planning import CommandLine
@@ -82,10 +83,10 @@ def start_processes(
         ConfigurationError: what they talk by is not installed, or the device is not there.
     """
     if environ.get(_HOSTS) and not flags.has_engine and not is_launched(environ):
-        sys.stderr.write(f"{_HOSTS} has no effect without {_ENGINES}: 1 process\n")
+        say(f"{_HOSTS} has no effect without {_ENGINES}: 1 process", error=True)
     workers = flags.num_workers_per_hls
     if workers > 1 and not flags.has_engine and not is_launched(environ):
-        sys.stderr.write(f"--num_workers_per_hls {workers} has no effect without {_ENGINES}: 1 process\n")
+        say(f"--num_workers_per_hls {workers} has no effect without {_ENGINES}: 1 process", error=True)
     arguments = list_launcher_words(flags, environ, find_device, command)
     if arguments is not None:
         check_engine(flags, find_device)
@@ -94,7 +95,7 @@ def start_processes(
 
 def become_launcher(words: Sequence[str]) -> NoReturn:
     """Go on as `gaudi-run` with these arguments, in this process."""
-    sys.stdout.flush()
+    flush_output()
     os.execv(sys.executable, [sys.executable, "-m", LAUNCHER, *words])
 
 

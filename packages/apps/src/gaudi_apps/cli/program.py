@@ -27,15 +27,15 @@ from gaudi_apps.cli.launch import (
     report_launch,
     start_processes,
 )
-from gaudi_apps.runtime.errors import FailureReporter, interrupt_on_sigterm
+from gaudi_apps.runtime.errors import FailureReporter
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.recipe import Recipe, read_recipe
 from gaudi_datasets.arguments import FormerFlag, is_switch_on, read_switch, split_word
 from gaudi_datasets.errors import FlagError
-from gaudi_datasets.program import exit_on_error
 from gaudi_distributed import choose_device
 from gaudi_distributed.cluster.elastic import RendezvousClient, is_elastic
 from gaudi_distributed.cluster.rank_info import detect_rank, is_launched
+from gaudi_ops.program import exit_on_error
 
 if TYPE_CHECKING:
     from gaudi_apps.runtime.session import ElasticState
@@ -86,7 +86,6 @@ class Program(ABC):
 
     def run(self, argv: Sequence[str] | None = None) -> NoReturn:
         """Run with the given arguments, those of the command line when None, and leave the process."""
-        interrupt_on_sigterm()
         arguments = list(sys.argv[1:] if argv is None else argv)
         debug = is_switch_on(arguments, "debug")
         with (

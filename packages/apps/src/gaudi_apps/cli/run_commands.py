@@ -14,7 +14,7 @@ from gaudi_datasets.arguments import is_switch_on
 from gaudi_datasets.commands.data_flags import Debug, subcommand
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
-from gaudi_datasets.program import run_program
+from gaudi_ops.program import run_program, say
 
 PROGRAM = "gaudi-apps"
 
@@ -34,7 +34,7 @@ class Report:
         if not self.run_dirs:
             raise FlagError("report: name the folder of a run", flag="run_dirs")
         for run_dir in self.run_dirs:
-            print(write_report(run_dir))
+            say(write_report(run_dir))
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Compare:
         from gaudi_apps.inference.report_page import write_comparison
 
         write_comparison(self.run_dirs, self.output)
-        print(self.output)
+        say(self.output)
 
 
 _COMMANDS = subcommand(Report, "report") | subcommand(Compare, "compare")

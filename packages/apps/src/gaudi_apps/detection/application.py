@@ -28,6 +28,7 @@ from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe, describe_found
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed import Communicator
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.detection.evaluator import DetectionEvaluator
@@ -196,7 +197,7 @@ class SSDApplication(Application):
             pool_padding=restored.model_config.get("pool_padding", "same"),
         )
         for path, agreement in agreements.items():
-            print(describe_export(path, len(encoded_images), agreement))
+            say(describe_export(path, len(encoded_images), agreement))
 
 
 def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:

@@ -32,9 +32,10 @@ from gaudi_datasets.detection.sources import DetectionExample, DetectionSource, 
 from gaudi_datasets.drawing import Outcomes
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
-from gaudi_datasets.program import count_things
+from gaudi_datasets.program import count_things, make_console
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import Communicator
+from gaudi_ops.program import say
 
 Detection = dict[str, Any]
 Scored: TypeAlias = tuple[CocoScores, list[Detection]]
@@ -137,8 +138,8 @@ class DetectionEvaluator(Evaluator[Scored]):
         worst = [model_dir / one["image"] for one in analysis["worst"]]
         self._folder.register_files(*drawn, *worst, model_dir / ANALYSIS)
         print_scores(scores)
-        print(f"metrics: {model_dir / EVALUATION}")
-        print(
+        say(f"metrics: {model_dir / EVALUATION}")
+        say(
             f"images: {model_dir / IMAGES} ({len(drawn)} of {scores.images} with their boxes, "
             f"the {len(worst)} with the most errors), {model_dir / 'curves.png'}"
         )
@@ -163,7 +164,7 @@ MEANINGS = {
 
 def print_scores(scores: CocoScores, console: Console | None = None) -> None:
     """Print the twelve metrics, then AP and AP50 of each class; a metric that is not defined is a dash."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     title = (
         f"COCO metrics, {scores.images}/{scores.images_total} images, {count_things(scores.detections, 'detection')}"
     )
@@ -177,10 +178,10 @@ def print_scores(scores: CocoScores, console: Console | None = None) -> None:
     for heading in ("class", "AP", "AP50"):
         classes.add_column(heading, justify="left" if heading == "class" else "right")
     for one in scores.classes:
-        classes.add_row(one.name.replace("[", r"\["), _format_figure(one.ap), _format_figure(one.ap50))
+        classes.add_row(one.name, _format_figure(one.ap), _format_figure(one.ap50))
     console.print(classes)
     if scores.note:
-        console.print(scores.note, markup=False)
+        console.print(scores.note)
 
 
 def _format_figure(value: float | None) -> str:

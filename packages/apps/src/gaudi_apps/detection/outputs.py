@@ -20,12 +20,13 @@ from gaudi_apps.detection.detections import (
     to_records,
 )
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
-from gaudi_apps.inference.predictor import Results, predict_files, print_line, write_csv
+from gaudi_apps.inference.predictor import Results, predict_files, write_csv
 from gaudi_apps.inference.tiles import Rows
 from gaudi_apps.inference.visualizer import add_title, draw_detections, write_image
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.output_files import LONGEST_NAME, cut_name, take_name, write_json
 from gaudi_datasets.program import count_things
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.detection.config import ImageFlags, SaveFlag
@@ -177,10 +178,10 @@ def predict_by_flags(
         strict=flags.strict,
         max_frames=flags.max_frames,
     )
-    print_line(results.describe(output_dir, f", {results.count()}"))
+    say(*results.describe(output_dir, f", {results.count()}").split("\n"))
     if results.boxes_left_out:
         where = f"{count_things(results.boxes_left_out, 'box')} in {count_things(results.images_cut, 'image')}"
-        print(f"{where} listed and not drawn: --max_boxes {flags.max_boxes}")
+        say(f"{where} listed and not drawn: --max_boxes {flags.max_boxes}")
 
 
 def make_refinement(

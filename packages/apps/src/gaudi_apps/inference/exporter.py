@@ -6,7 +6,6 @@ import copy
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,7 @@ from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.output_files import staging_folder, write_json
 from gaudi_datasets.program import count_things
 from gaudi_models.weights import assign_weights, read_weights, write_weights
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.flags import ExportFormat
@@ -126,7 +126,7 @@ def write_exports(
                 folder = staging / f"{name}{suffix}"
                 folder.mkdir()
                 done = f"{len(agreements) + 1} of {len(networks) * len(formats)}"
-                print(f"exporting {folder.name} ({done})", file=sys.stderr, flush=True)
+                say(f"exporting {folder.name} ({done})", error=True)
                 agreement = export_format(name, network, encoded_images, folder, scratch)
                 if not agreement.is_close:
                     raise ExportError(

@@ -26,6 +26,7 @@ from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image, read_image
 from gaudi_datasets.memory import decide_cache
 from gaudi_datasets.sampling import InputOptions
+from gaudi_ops.program import say
 
 
 @dataclass(frozen=True)
@@ -294,7 +295,7 @@ def keep_if_it_fits(num_bytes: int, options: InputOptions, processes: int) -> In
         the options with the decision.
     """
     decision = decide_cache(num_bytes, processes=processes)
-    print(decision.describe())
+    say(decision.describe())
     return replace(options, cache_encoded=decision.keeps)
 
 

@@ -27,8 +27,9 @@ from gaudi_apps.runtime.errors import StopRequest
 from gaudi_apps.training.checkpoint import find_run_checkpoint
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import staging_folder, take_name, write_atomically, write_json
-from gaudi_datasets.program import count_things, describe_error
+from gaudi_datasets.program import count_things, make_console
 from gaudi_models.weights import LoadReport, WeightsFile, WeightsMetadata, assign_weights, read_weights
+from gaudi_ops.program import describe_error, say
 
 Compute = Callable[[npt.NDArray[np.float32]], Sequence[npt.NDArray[Any]]]
 
@@ -137,12 +138,6 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def print_line(text: str) -> None:
-    """Print a line; bytes of file names that the terminal's encoding does not have are escaped."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
-
-
 def predict_files(
     compute: Compute,
     files: Sequence[Source],
@@ -153,7 +148,7 @@ def predict_files(
     batch_size: int,
     strict: bool,
     max_frames: int = 0,
-    write_line: Callable[[str], None] = print_line,
+    write_line: Callable[[str], None] = say,
 ) -> AnyResults:
     """Predict on each image and each frame of the files; `output_dir` gets all results at the end, or nothing.
 
@@ -268,7 +263,7 @@ class FileProgress:
         self, total: int, *, console: Console | None = None, seconds_between_lines: float = SECONDS_BETWEEN_LINES
     ) -> None:
         self._total = total
-        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = console or make_console(stderr=True, soft_wrap=True)
         self._seconds = seconds_between_lines
         self._last_line = time.monotonic()
         self._bar: Progress | None = None
@@ -276,7 +271,7 @@ class FileProgress:
             self._bar = Progress(
                 TextColumn("{task.completed:.0f}/{task.total:.0f} files"),
                 BarColumn(bar_width=None),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 TimeRemainingColumn(),
                 console=self._console,
                 expand=True,
@@ -306,7 +301,7 @@ class FileProgress:
 
     def note(self, text: str) -> None:
         """Show a line, such as one about a bad file."""
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(text)
 
 
 def read_trained(path: str | os.PathLike[str]) -> tuple[WeightsFile, WeightsMetadata]:

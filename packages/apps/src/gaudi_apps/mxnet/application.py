@@ -33,6 +33,7 @@ from gaudi_datasets.errors import MissingInputError
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import Communicator, SingleProcess
 from gaudi_distributed.cluster.elastic import CYCLE_VARIABLE
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.training.run_dir import RunFolder
@@ -218,7 +219,7 @@ class SSDMXNetApplication(Application):
         network, path = restored.task.model, folder / "weights.safetensors"
         classes = [asdict(category) for category in read_categories(restored.model_config)]
         write_weights(network, path, metadata=WeightsMetadata(network.padding, classes, SSD300.image_size))
-        print(f"{path}: weights after step {restored.step}")
+        say(f"{path}: weights after step {restored.step}")
 
 
 def open_scoring(config: SSDMXNetConfig, model_config: ModelConfig) -> Callable[[Mapping[str, Any]], Any]:

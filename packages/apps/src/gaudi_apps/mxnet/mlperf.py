@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.detection.augmentation import PROPOSALS_PER_PASS
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_distributed.launch.planning import CACHES_CLEARED
+from gaudi_ops.program import say
 
 
 class StandardOutput(logging.Handler):
@@ -25,8 +25,7 @@ class StandardOutput(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
-        sys.stdout.write(f"{record.getMessage()}\n")
-        sys.stdout.flush()
+        say(record.getMessage())
 
 
 class MLPerfLog(Callback):

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from gaudi_datasets.errors import GaudiError
-from gaudi_datasets.program import EX_TEMPFAIL, describe_error, exit_status_of, is_foreseen
 from gaudi_distributed import Communicator
 from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank
 from gaudi_distributed.failure import RankClient, exit_now, join_coordinator, start_coordinator
+from gaudi_ops.program import EX_TEMPFAIL, MAX_ERROR, describe_error, exit_status_of, is_foreseen, say, shorten
 
 
 class ConfigFileError(GaudiError, ValueError):
@@ -104,7 +103,7 @@ class ThreadTrialError(GaudiError, RuntimeError):
 
 def warn(text: str) -> None:
     """Show a line that is no result."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    say(f"warning: {text}", error=True)
 
 
 Value = TypeVar("Value")
@@ -178,7 +177,7 @@ class FailureReporter:
             return
         if isinstance(error, (Exception, KeyboardInterrupt)):
             if self._debug:
-                traceback.print_exception(error)
+                say(*"".join(traceback.format_exception(error)).splitlines(), error=True)
             exit_now(self._report(self._client, error))
         cause = self._client.leave()
         if error is None and cause is not None:
@@ -200,20 +199,16 @@ class FailureReporter:
         return client.report_failure(text, status, certain=is_certain).status
 
     def _announce(self, text: str) -> None:
-        sys.stdout.flush()
-        print(f"{self._prog}: error: {text}", file=sys.stderr, flush=True)
+        say(shorten(f"{self._prog}: error: {text}", MAX_ERROR), error=True)
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-def interrupt_on_sigterm() -> None:
-    """Let SIGTERM interrupt the program as Ctrl-C does, so that files that are half written are removed."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """Remember the first SIGINT or SIGTERM within a context; a second one interrupts at once.
+    """Remember the first SIGINT, SIGTERM or SIGHUP within a context; a second one interrupts at once.
+
+    A SIGHUP that is ignored, as by nohup, stays ignored.
 
     Args:
         find_other: the name of who else asks; empty: nobody does.
@@ -233,7 +228,8 @@ class StopRequest:
         return self._name or self._find_other()
 
     def __enter__(self) -> StopRequest:
-        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        noted = [each for each in SIGNALS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._note) for number in noted}
         return self
 
     def __exit__(

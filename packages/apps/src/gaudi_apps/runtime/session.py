@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import util
@@ -39,6 +38,7 @@ from gaudi_distributed import Communicator, SingleProcess, apply_environment
 from gaudi_distributed.cluster.elastic import RendezvousClient
 from gaudi_distributed.comm.communicator import SumOfGroup, allreduce_within
 from gaudi_distributed.comm.opening import communication_environment, open_communicator, verify_consistent
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.training.trainer import TrainableTask, TrainingData
@@ -157,7 +157,7 @@ class Session:
 
         if not broadcast_from_rank0(self.communicator, is_former):
             return data
-        print("the run was begun by an earlier release, which noted sizes only: replaced images cannot be noticed")
+        say("the run was begun by an earlier release, which noted sizes only: replaced images cannot be noticed")
         return replace(data, fingerprint=data.former_fingerprint)
 
     def build_task(self, model_config: ModelConfig, *, averages: bool) -> TrainableTask:
@@ -206,9 +206,9 @@ class Session:
             """Set the state of rank 0's network."""
             if checkpoint is not None:
                 task.write_state(checkpoint.tensors)
-                print(f"{self.checkpoints.path(checkpoint.step)}: continuing after step {checkpoint.step}")
+                say(f"{self.checkpoints.path(checkpoint.step)}: continuing after step {checkpoint.step}")
             elif weights is not None:
-                print(task.load_weights(weights).describe())
+                say(*task.load_weights(weights).describe().splitlines())
 
         found = broadcast_from_rank0(self.communicator, find)
         task = self.build_task(found["model_config"], averages=True)
@@ -253,7 +253,7 @@ class Session:
         which = self.settings.checkpoint or ("best" if is_best else "newest")
         restored = self._restore(self._load(which))
         named = f", the {which} one" * (not which.isdecimal())
-        print(f"{self.model_dir}: checkpoint of step {restored.step}{named}", file=sys.stderr)
+        say(f"{self.model_dir}: checkpoint of step {restored.step}{named}", error=True)
         return restored
 
     def restore_selected(self) -> Restored:
@@ -340,7 +340,7 @@ class ElasticState:
             if not isinstance(error, RanksChangedError) and not is_rank_lost(error):
                 raise
             step = 0 if self.newest is None else self.newest.step
-            print(f"the processes change: going back to step {step}", flush=True)
+            say(f"the processes change: going back to step {step}")
 
 
 def list_start_metadata(app: Application, data: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from gaudi_distributed import (
 )
 from gaudi_distributed.devices.habana import module_environment
 from gaudi_distributed.devices.machine import Machine, gather_processor
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.training.recording import ReplaySteps
@@ -207,7 +208,7 @@ def find_threads(intra: ThreadFlag, inter: ThreadFlag, processors: int, *, dtype
     if "auto" not in (intra, inter):
         return plain
     if not on_cpu:
-        print(f"threads: {_describe(plain)}; they are measured on a CPU only", flush=True)
+        say(f"threads: {_describe(plain)}; they are measured on a CPU only")
         return plain
     processor = gather_processor(Machine(), os.sched_getaffinity(0))
     versions = "-".join(find_version(name) for name in ("tensorflow", "tensorflow-cpu"))
@@ -215,7 +216,7 @@ def find_threads(intra: ThreadFlag, inter: ThreadFlag, processors: int, *, dtype
     choices = list_choices(processors, processor.cores, intra, inter)
     key = f"{machine}, {intra} within, {inter} between"
     fastest, text = choose_fastest(choices, lambda threads: measure(threads, dtype), cache_file(os.environ), key)
-    print(f"threads: {text}", flush=True)
+    say(f"threads: {text}")
     return fastest
 
 
@@ -263,7 +264,7 @@ def _write_answers(path: Path, answers: Mapping[str, tuple[int, int]]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, answers)
     except OSError as error:
-        print(f"threads: not kept: {path}: {error.strerror}", flush=True)
+        say(f"threads: not kept: {path}: {error.strerror}")
 
 
 # A layer of a residual network at the size that both the detector and the classifiers have.
@@ -312,4 +313,4 @@ def _time_step(step: Any) -> float:
 
 
 if __name__ == "__main__":
-    print(run_trial(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
+    say(run_trial(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

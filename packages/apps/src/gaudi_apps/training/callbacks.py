@@ -25,6 +25,7 @@ from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunStat
 from gaudi_apps.training.recipe import SCORING_SECONDS, Length, Speed, count_steps_left, fit_length
 from gaudi_apps.training.trainer import Callback, Score, TrainableTask, TrainingData
 from gaudi_datasets.errors import FlagError
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.inference.evaluator import Evaluator
@@ -365,7 +366,7 @@ def fit_to_time(
     """
     app = session.app
     plan, recipe = app.make_plan(data.num_images), app.recipe
-    print(f"measuring the first steps, to fit the training into {minutes:g} minutes")
+    say(f"measuring the first steps, to fit the training into {minutes:g} minutes")
     state = task.read_state()
     step = _measure_steps(session, task, data, plan, min(MEASURED_SECONDS, 0.05 * minutes * 60))
     per_image = 0.0 if evaluator is None else evaluator.measure(task)
@@ -387,7 +388,7 @@ def fit_to_time(
     reason = f"{images_per_second:.3g} images/s were measured"
     app.fit(task, plan, Length(int(steps), int(evaluation_steps)), reason)
     shown = f", evaluated every {int(evaluation_steps)}" if evaluation_steps else ""
-    print(f"{images_per_second:.3g} images/s: {int(steps)} steps{shown}; measured again on the way")
+    say(f"{images_per_second:.3g} images/s: {int(steps)} steps{shown}; measured again on the way")
     return FitToTime(end, replace(speed, step=plan.global_batch / images_per_second))
 
 

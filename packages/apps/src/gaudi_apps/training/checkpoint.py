@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save
 
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_models.padding import Padding, PoolPadding
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_models.weights import WeightsFile
@@ -306,7 +307,7 @@ def read_initial_weights(path: str) -> WeightsFile:
     if chosen is None:
         return read_weights(path)
     which = "best" if chosen.parent.name == BEST else "newest"
-    print(f"{path}: weights of its {which} checkpoint, {chosen}")
+    say(f"{path}: weights of its {which} checkpoint, {chosen}")
     return read_weights(chosen)
 
 

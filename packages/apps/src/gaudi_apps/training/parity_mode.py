@@ -38,7 +38,9 @@ from gaudi_apps.training.recording import (
     write_recording,
 )
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
+from gaudi_datasets.program import make_console
 from gaudi_distributed.errors import ConfigurationError
+from gaudi_ops.program import say
 
 _BLOCK = 1 << 20
 
@@ -192,7 +194,7 @@ def print_table(differences: Sequence[Difference], console: Console | None = Non
     """Print the first tensor that differs and its neighbours, or those closest to their tolerance if none does."""
     first = find_first(differences)
     # In a file or a pipe there is no width to keep to.
-    console = console or Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    console = console or make_console(width=None if sys.stdout.isatty() else _WIDTH)
     if first is None:
         title = f"{len(differences)} tensors agree within the tolerance; the closest to it:"
         shown = sorted(range(len(differences)), key=lambda place: _share(differences[place]), reverse=True)
@@ -211,7 +213,7 @@ def print_table(differences: Sequence[Difference], console: Console | None = Non
         mark = "first" if place == first else "differs" if one.is_beyond else ""
         cells = (f"{tensor.step}", tensor.part, tensor.name, tensor.layer)
         figures = (f"{figure:.3g}" for figure in (one.largest, one.norm, one.bound))
-        table.add_row(mark, *(text.replace("[", r"\[") for text in cells), *figures)
+        table.add_row(mark, *cells, *figures)
     console.print(table)
 
 
@@ -231,7 +233,7 @@ def make_document(
 
 def print_document(document: Mapping[str, Any]) -> None:
     """Print one JSON object on standard output."""
-    print(json.dumps(document, indent=2))
+    say(*json.dumps(document, indent=2).splitlines())
 
 
 def _describe(one: Difference) -> dict[str, Any]:
@@ -279,7 +281,7 @@ def run_parity(session: Session, flags: ParityFlags, other: Path | None, *, as_j
         if recording is None:
             folder = Path(flags.parity_output or "")
             write_recording(folder, this.settings, this.side, this.compute(None))
-            print(f"{folder}: recorded; compare by --parity_against recorded={folder}")
+            say(f"{folder}: recorded; compare by --parity_against recorded={folder}")
             return
         require_comparable(this.settings, recording, find_aliases(type(session.app.config)))
         precisions = [str(side.get("precision")) for side in (this.side, recording.side)]
@@ -335,7 +337,7 @@ def _begin(session: Session, data: TrainingData) -> tuple[TrainableTask, ModelCo
     weights = read_initial_weights(run.weights)
     model_config = session.app.describe_model(data, weights)
     task = session.build_task(model_config, averages=False)
-    print(task.load_weights(weights).describe())
+    say(*task.load_weights(weights).describe().splitlines())
     return task, model_config, "file of weights"
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_datasets.memory import format_bytes
-from gaudi_datasets.program import count_things
+from gaudi_datasets.program import count_things, make_console
 from gaudi_models.architectures import NetworkSize
 from gaudi_ops.schedules import Schedule
 
@@ -270,7 +270,7 @@ def describe_needs(
 def print_json(document: Mapping[str, Any], launch: LaunchReport | None = None, console: Console | None = None) -> None:
     """Print one JSON object, with the processes to start as `launch`."""
     launched = {"launch": None if launch is None else launch.as_json()}
-    (console or make_console()).print(json.dumps({**document, **launched}, indent=2), markup=False)
+    (console or make_console(soft_wrap=True)).print(json.dumps({**document, **launched}, indent=2))
 
 
 def print_tables(
@@ -284,9 +284,9 @@ def print_tables(
     lines: Iterable[str] = (),
 ) -> None:
     """Print lines about the data, a table of a run, its recipe and learning rate, the warnings, and the processes."""
-    console = console or make_console()
+    console = console or make_console(soft_wrap=True)
     for line in lines:
-        console.print(line, markup=False)
+        console.print(line)
     table = Table(title=f"Plan of {model_dir}", title_justify="left", show_header=False, box=None)
     for name, text in rows:
         table.add_row(name, text)
@@ -294,17 +294,12 @@ def print_tables(
     if recipe is not None and recipe.choices:
         console.print(_tabulate_recipe(recipe))
         for note in recipe.notes:
-            console.print(note, markup=False)
+            console.print(note)
     console.print(_tabulate_rates(plan))
     for warning in plan.warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False)
+        console.print(f"warning: {warning}", style="yellow")
     if launch is not None:
-        console.print(launch.describe(), end="", markup=False)
-
-
-def make_console() -> Console:
-    """Make a console on standard output, whose lines may be long."""
-    return Console(highlight=False, soft_wrap=True)
+        console.print(launch.describe(), end="")
 
 
 def list_plan(plan: Plan, keep_checkpoints: int, checkpoint_minutes: float = 0.0) -> Iterator[tuple[str, str]]:

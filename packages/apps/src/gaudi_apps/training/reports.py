@@ -32,7 +32,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.output_files import write_atomically, write_json
-from gaudi_datasets.program import ProgressLine, count_things
+from gaudi_datasets.program import ProgressLine, count_things, make_console
 from gaudi_datasets.records.tfrecords import frame_record
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ProgressBar(Callback):
 
     def __init__(self, every: int = 1, console: Console | None = None) -> None:
         self._every = every
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console = console or make_console(soft_wrap=True)
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_UPDATES)
         self._bar: Progress | None = None
         self._has_forecast = False
@@ -79,7 +79,7 @@ class ProgressBar(Callback):
             self._bar = Progress(
                 TextColumn(f"step {{task.completed:>{len(str(total))}.0f}}/{{task.total:.0f}}"),
                 BarColumn(bar_width=None),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 console=self._console,
                 expand=True,
             )
@@ -120,7 +120,7 @@ class ProgressBar(Callback):
 
     def on_message(self, text: str) -> None:
         """Show a line above the bar."""
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(text)
         self._console.file.flush()
 
     def close(self) -> None:

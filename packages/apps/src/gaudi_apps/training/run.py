@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
-from rich.console import Console
 
 from gaudi_apps.cli.flag_rules import find_aliases, find_lengths, list_flags, list_per_command, list_settings
 from gaudi_apps.runtime.errors import RunChangedError, StoppedError, StopRequest, broadcast_from_rank0, warn
@@ -41,7 +40,8 @@ from gaudi_apps.training.run_dir import ANALYSIS, DATA_FILE, REPORT, RUN_LOG, de
 from gaudi_apps.training.trainer import Callback, Score, Trainer, TrainingData, require_finite
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_atomically, write_json
-from gaudi_datasets.program import count_things
+from gaudi_datasets.program import count_things, make_console
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.inference.evaluator import Evaluator
@@ -80,13 +80,13 @@ def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Ite
             folder = session.model_dir / DATALOADER
             paths = session.app.draw_input(trainer.data, folder)
             session.folder.register_files(*paths)
-            print(f"images of the training input: {folder} ({len(paths)})")
+            say(f"images of the training input: {folder} ({len(paths)})")
         trainer.callbacks = [*loggers, *_make_callbacks(session, trainer, early_stopping, evaluator, stop)]
         ended = early_stopping.reason
         if ended or trainer.step >= trainer.plan.total_steps:
             trainer.should_stop = True
             reason = ended or f"its checkpoint has {trainer.step} of {trainer.plan.total_steps} steps"
-            print(f"{session.model_dir}: nothing to train: {reason}")
+            say(f"{session.model_dir}: nothing to train: {reason}")
         try:
             yield trainer
         finally:
@@ -119,7 +119,7 @@ def _report(session: Session) -> None:
         # Imported here: of several ranks one writes.
         from gaudi_apps.inference.report_page import write_report
 
-        print(f"report: {write_report(session.model_dir)}")
+        say(f"report: {write_report(session.model_dir)}")
 
 
 def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluator[Any] | None]:
@@ -140,7 +140,7 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     callbacks = load_callbacks(run.callbacks)
     data = app.open_training_data()
     for line in app.describe_data():
-        print(line)
+        say(line)
     broadcast_from_rank0(communicator, app.check_images)
     session.choose_version()
     data = session.choose_fingerprint(data)
@@ -222,7 +222,7 @@ def _report_scores(session: Session, trainer: Trainer, evaluator: Evaluator[Any]
         step = broadcast_from_rank0(session.communicator, load_best)
         share_state(session.communicator, task)
         _use_test_images(session, evaluator)
-        print(f"report of step {step} on {count_things(evaluator.num_images, 'image')} of {evaluator.split}")
+        say(f"report of step {step} on {count_things(evaluator.num_images, 'image')} of {evaluator.split}")
     return step, evaluator.report(task, step)
 
 
@@ -253,7 +253,7 @@ def _begin_folder(session: Session, trainer: Trainer) -> None:
     """Begin or continue the run in its folder, and print the warnings of the plan."""
     if session.settings.clean:
         files = count_things(session.folder.clean(), "file")
-        print(f"{session.model_dir}: removed {files} of the run, and its checkpoints")
+        say(f"{session.model_dir}: removed {files} of the run, and its checkpoints")
     documents = session.app.list_documents()
     described = _describe_run(session.app)
     session.folder.begin(trainer.state.settings, recipe=documents.get(RECIPE), **described)
@@ -274,7 +274,7 @@ def _begin_folder(session: Session, trainer: Trainer) -> None:
     session.folder.register_files(*(session.model_dir / name for name in documents))
     recipe = session.app.recipe
     for text in (recipe.describe(), *recipe.notes) if recipe.effective else ():
-        print(text)
+        say(text)
     for text in trainer.plan.warnings:
         warn(text)
 
@@ -290,7 +290,7 @@ def _make_callbacks(
     run, logs, framework = session.settings, session.logs, session.app.framework
     # Plain lines under a launcher: mpirun gives even a single rank a terminal that is none.
     is_launched = session.communicator.size > 1 or "OMPI_COMM_WORLD_SIZE" in os.environ
-    console = Console(highlight=False, soft_wrap=True, force_terminal=False) if is_launched else None
+    console = make_console(soft_wrap=True, force_terminal=False) if is_launched else None
     progress = ProgressBar(run.log_every, console)
     hparams, register = trainer.state.settings, session.register_logs
     callbacks: list[Callback] = [
@@ -342,15 +342,15 @@ def dry_run(session: Session) -> None:
     for text in plan.warnings:
         warn(text)
     if done >= plan.total_steps:
-        print(f"dry run: nothing to train: the checkpoint has {done} of {plan.total_steps} steps")
+        say(f"dry run: nothing to train: the checkpoint has {done} of {plan.total_steps} steps")
         return
     batch = next(trainer.data.batches(done))
     scalars = trainer.task.train_step(batch, plan.learning_rate(done))
     require_finite(done + 1, plan.learning_rate(done), scalars, np.asarray(batch["image_ids"]))
     workers = f" on {session.communicator.size} processes" * (session.communicator.size > 1)
-    print(f"dry run{workers}: step {done + 1}/{plan.total_steps} of {session.model_dir} would be made")
+    say(f"dry run{workers}: step {done + 1}/{plan.total_steps} of {session.model_dir} would be made")
     images = count_things(trainer.data.num_images, "image")
-    print(f"{images} an epoch, {plan.global_batch} a step, loss {scalars['loss']:.4g}")
+    say(f"{images} an epoch, {plan.global_batch} a step, loss {scalars['loss']:.4g}")
 
 
 def run_evaluation(session: Session) -> None:
@@ -399,7 +399,7 @@ def _load_readable(path: Path, found: list[Checkpoint]) -> bool:
 
 def _evaluate_checkpoint(session: Session, load: Callable[[], Checkpoint]) -> tuple[int, Score]:
     restored = session.restore_together(load)
-    print(f"step {restored.step}")
+    say(f"step {restored.step}")
     evaluator = session.app.open_evaluator(session.folder, restored.model_config, session.communicator)
     if session.settings.checkpoint != "all":  # the best one of all is chosen by the validation images
         _use_test_images(session, evaluator)

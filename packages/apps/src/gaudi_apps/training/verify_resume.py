@@ -25,6 +25,7 @@ from gaudi_apps.runtime.errors import ResumeError
 from gaudi_apps.training.application import Application
 from gaudi_apps.training.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder
 from gaudi_datasets.program import count_things
+from gaudi_ops.program import say
 
 STEPS = 6
 _STEP = re.compile(r"step (\d+)/")
@@ -37,9 +38,9 @@ def verify_resume(app: Application) -> None:
     steps = given or max(STEPS, run.kills + 1)
     with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
         end, kills = compare_runs(app, Path(folder), steps=steps, kills=run.kills, seed=run.device.seed)
-    print(f"{count_things(end.step, 'step')}, killed {count_things(kills, 'time')}: the same as without")
-    print(f"weights and optimizer state  {end.sha256}")
-    print(f"sequence of image ids        {end.run_state.image_sequence}")
+    say(f"{count_things(end.step, 'step')}, killed {count_things(kills, 'time')}: the same as without")
+    say(f"weights and optimizer state  {end.sha256}")
+    say(f"sequence of image ids        {end.run_state.image_sequence}")
 
 
 def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed: int) -> tuple[Checkpoint, int]:

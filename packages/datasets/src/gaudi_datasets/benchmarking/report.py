@@ -10,6 +10,7 @@ from rich.text import Text
 
 from gaudi_datasets.benchmarking.benchmark import Benchmark
 from gaudi_datasets.benchmarking.verdict import Verdict
+from gaudi_datasets.program import make_console
 
 _BAR = 30  # characters of the longest bar
 _LOADER = {"tensorflow": "TensorFlow", "opencv": "OpenCV"}
@@ -54,7 +55,7 @@ def as_json(benchmark: Benchmark, verdict: Verdict) -> dict[str, Any]:
 
 def print_benchmark(benchmark: Benchmark, verdict: Verdict, console: Console | None = None) -> None:
     """Print what the data set is, the rates, the stages, what bounds them and what to change."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     height, width = benchmark.median_hw
     formats = " and ".join(sorted(benchmark.formats))
     console.print(

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from gaudi_datasets.commands.data_flags import Debug, Switch
+from gaudi_datasets.program import make_console
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_datasets.benchmarking.benchmark import Kind
@@ -94,11 +96,11 @@ class Bench:
             threads=self.threads or len(os.sched_getaffinity(0)),
             dtype={"fp32": "float32", "bf16": "bfloat16"}[self.data_type],
         )
-        with _show_status() as say:
-            benchmark = run_benchmark(source, kind, options, seconds=self.seconds, loader=self.loader, say=say)
+        with _show_status() as show:
+            benchmark = run_benchmark(source, kind, options, seconds=self.seconds, loader=self.loader, say=show)
         verdict = judge(benchmark)
         if self.json:
-            print(json.dumps(as_json(benchmark, verdict), indent=2))
+            say(*json.dumps(as_json(benchmark, verdict), indent=2).splitlines())
         else:
             print_benchmark(benchmark, verdict)
 
@@ -125,7 +127,5 @@ def _show_status() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    from rich.console import Console
-
-    with Console(stderr=True).status("opening") as status:
+    with make_console(stderr=True).status("opening") as status:
         yield lambda what: status.update(f"measuring {what}")

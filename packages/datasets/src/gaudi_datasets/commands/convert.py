@@ -22,6 +22,7 @@ from gaudi_datasets.commands.data_flags import (
     subcommand,
 )
 from gaudi_datasets.program import ProgressLine
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_datasets.classification.listed_files import ListedSource
@@ -194,7 +195,7 @@ def _write_boxes(annotations: CocoAnnotations, image_dir: Path, flags: ShardFlag
         overwrite=flags.overwrite,
         progress=ProgressLine("converting"),
     )
-    print(describe_records(manifest))
+    say(describe_records(manifest))
 
 
 def _write(source: ListedSource, flags: ShardFlags, split: str, *, shards: int, suffix: str = ".tfrecord") -> None:
@@ -211,4 +212,4 @@ def _write(source: ListedSource, flags: ShardFlags, split: str, *, shards: int, 
         overwrite=flags.overwrite,
         progress=ProgressLine("converting"),
     )
-    print(describe_records(manifest))
+    say(describe_records(manifest))

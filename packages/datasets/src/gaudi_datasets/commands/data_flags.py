@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from gaudi_datasets.program import escape
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_datasets.classification.class_folders import FolderSource
@@ -177,7 +176,7 @@ def open_any(path: Path, *, val_share: float, seed: int) -> DetectionData | Clas
 def print_layout(data: DetectionData | ClassificationData) -> None:
     """Print what was recognised, and each note, on standard error."""
     for line in (data.layout, *(f"  {note}" for note in data.notes)):
-        print(escape(line), file=sys.stderr)
+        say(line, error=True)
 
 
 AnnotationFlags = TypeVar("AnnotationFlags", CocoFlags, VocFlags, YoloFlags)

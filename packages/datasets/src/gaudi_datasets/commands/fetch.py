@@ -12,6 +12,8 @@ import tyro
 
 from gaudi_datasets.commands.data_flags import Debug, Switch, subcommand
 from gaudi_datasets.fetching.weights_table import WEIGHTS
+from gaudi_datasets.program import make_console
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,7 +114,7 @@ class FetchList:
         """Run the command."""
         catalogue = list_catalogue()
         if self.json:
-            print(json.dumps(catalogue, indent=2))
+            say(*json.dumps(catalogue, indent=2).splitlines())
         else:
             print_catalogue(catalogue)
 
@@ -166,12 +168,11 @@ def list_catalogue() -> list[dict[str, Any]]:
 
 def print_catalogue(catalogue: Sequence[dict[str, Any]], console: Console | None = None) -> None:
     """Print what `list_catalogue` gives: what to type, the size, and below what it is for how it is verified."""
-    from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console(highlight=False)
+    console = console or make_console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(_PROGRAM, no_wrap=True, style="cyan")
     table.add_column("size", justify="right", no_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from gaudi_datasets.commands.data_flags import (
 )
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.program import ProgressLine, count_things
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_datasets.classification.layouts import ClassificationData
@@ -194,7 +194,7 @@ class _LintAuto:
             raise  # no flag allows it
         if self.json:
             splits = {split: report.as_json() for split, report in reports.items()}
-            print(json.dumps({"layout": data.layout, "notes": data.notes, "splits": splits}, indent=2))
+            say(*json.dumps({"layout": data.layout, "notes": data.notes, "splits": splits}, indent=2).splitlines())
         else:
             print_layout(data)
             for report in reports.values():
@@ -220,14 +220,14 @@ def _write_sheet(
 
     histograms = describe_images(report.sizes_hw) if annotations is None else describe_boxes(annotations)
     write_sheet(path, report, histograms, draw_samples(source))
-    print(f"{path}: the report, histograms and samples", file=sys.stderr if as_json else sys.stdout)
+    say(f"{path}: the report, histograms and samples", error=as_json)
 
 
 def _print(report: LintReport, as_json: bool) -> None:
     from gaudi_datasets.linting.report import print_report
 
     if as_json:
-        print(json.dumps(report.as_json(), indent=2))
+        say(*json.dumps(report.as_json(), indent=2).splitlines())
     else:
         print_report(report)
 

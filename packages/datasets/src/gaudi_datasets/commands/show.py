@@ -21,6 +21,7 @@ from gaudi_datasets.commands.data_flags import (
 )
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.program import count_things
+from gaudi_ops.program import say
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class _Show(Generic[SourceFlags]):
             overwrite=self.overwrite,
             augmentation=asdict(self.augmentation),
         )
-        print(f"{self.output_dir}: {count_things(len(written), 'image')} of {len(source)}")
+        say(f"{self.output_dir}: {count_things(len(written), 'image')} of {len(source)}")
 
 
 SHOW = (

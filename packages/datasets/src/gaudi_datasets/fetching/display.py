@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gaudi_datasets.output_files import hold_lock
+from gaudi_datasets.program import make_console
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -38,9 +40,9 @@ class FetchDisplay:
                 self._bars.remove_task(task)
             self._tasks.clear()
             if sys.stdout.isatty():
-                self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self._bars.console.print(line, soft_wrap=True)
                 return
-        print(line, flush=True)  # noqa: T201 - this is where the program talks to its user
+        say(line)
 
     def _move(self, name: str, done: int, total: int | None, amount: str) -> None:
         if self._bars is None:
@@ -53,10 +55,9 @@ class FetchDisplay:
 @contextmanager
 def show_fetching() -> Iterator[FetchDisplay]:
     """Display progress while the block runs."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     if not console.is_terminal:
         yield FetchDisplay(None)
         return

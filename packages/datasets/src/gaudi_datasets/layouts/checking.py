@@ -16,6 +16,7 @@ from gaudi_datasets.image_files import check_image, read_size, stat_image
 from gaudi_datasets.layouts.threads import map_threads
 from gaudi_datasets.program import ProgressLine, count_things
 from gaudi_datasets.records.record_sets import RecordSet
+from gaudi_ops.program import say
 
 _SHOWN = 3  # images in the message
 _REMEMBERED = 1000
@@ -162,7 +163,7 @@ def check_sources(sources: Mapping[str, StoredSource], known: Path) -> dict[str,
         raise broken[0]
     if new:
         images = count_things(sum(map(len, new.values())), "image")
-        print(f"checked {images} in {time.monotonic() - start:.1f} s")  # noqa: T201 - told before a training
+        say(f"checked {images} in {time.monotonic() - start:.1f} s")
     return states
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gaudi_datasets.linting.rules import RULES, ClassCount, Finding, Rule
-from gaudi_datasets.program import count_things
+from gaudi_datasets.program import count_things, make_console
 
 SHOWN_FINDINGS = 10  # of a rule, in the table; JSON has all
 
@@ -98,7 +98,7 @@ def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def print_report(report: LintReport, console: Console | None = None) -> None:
     """Print the data set's line, a table of its classes, and the findings of each rule, the first ten in full."""
-    console = console or Console(highlight=False)
+    console = console or make_console()
     console.print(Text(f"{report.name}: {report.describe()}", style="bold"), soft_wrap=True)
     if report.classes:
         columns = [name for name, value in asdict(report.classes[0]).items() if value is not None]
@@ -106,7 +106,7 @@ def print_report(report: LintReport, console: Console | None = None) -> None:
         for name in columns[1:]:
             table.add_column(name, justify="right")
         for one in report.classes:
-            table.add_row(Text(one.name), *(str(getattr(one, name)) for name in columns[1:]))
+            table.add_row(one.name, *(str(getattr(one, name)) for name in columns[1:]))
         console.print(table)
     for rule, findings in report.by_rule().items():
         style = "red" if rule.loses else "yellow"

@@ -15,7 +15,7 @@ from gaudi_distributed.devices.machine import Machine, find_local_hosts, gather_
 from gaudi_distributed.devices.selection import DEVICE_CHOICES
 from gaudi_distributed.doctor import accelerators, engines, network, storage, system
 from gaudi_distributed.doctor.findings import Finding, Request, exit_status, format_json, format_table
-from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.errors import ConfigurationError, say
 from gaudi_distributed.launch.choices import choose_interface, choose_mpi_root, choose_ssh
 from gaudi_distributed.launch.flags import DOCTOR, PROGRAM, Parser, add_hosts, add_reach, parse_subcommand
 from gaudi_distributed.launch.processes import BACKENDS
@@ -106,7 +106,7 @@ def run_doctor(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     )
     findings = run_checks(Machine(Path("/"), dict(environ)), request)
     host = os.uname().nodename
-    sys.stdout.write(format_json(findings, host) if flags.json else format_table(findings, host))
+    say(*(format_json(findings, host) if flags.json else format_table(findings, host)).splitlines())
     return exit_status(findings)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
-import stat
+import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gaudi_distributed.errors import MAX_ERROR, find_output_fault, open_output, say, shorten
 from gaudi_distributed.launch.elastic import start_elastic
 from gaudi_distributed.launch.experiments import list_experiments, run_experiment
 from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD, PROGRAM, parse_flags
@@ -22,8 +22,17 @@ _SOFTWARE, _IO, _STOPPED = 70, 74, 75
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the program with the given arguments (those of the command line when None) and leave the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    tolerate_closed_readers()
-    sys.exit(launch(arguments, os.environ))
+    open_output()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, signal.default_int_handler)
+    try:
+        status: Any = launch(arguments, os.environ)
+    except SystemExit as end:
+        status = end.code
+    if (fault := find_output_fault()) is not None and not status:
+        status = _end(fault)
+    sys.exit(status)
 
 
 def launch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -50,15 +59,19 @@ def launch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return 0
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in arguments:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.write(f"{PROGRAM}: error: {_describe(error)}\n")
-        status = getattr(error, "exit_status", None)
-        if isinstance(status, int):
-            return status
-        if isinstance(error, KeyboardInterrupt):
-            return _STOPPED
-        return _IO if isinstance(error, OSError) else _SOFTWARE
+            say(*traceback.format_exc().splitlines(), error=True)
+        return _end(error)
+
+
+def _end(error: BaseException) -> int:
+    """Print the error that ends the program, and return its exit status."""
+    say(shorten(f"{PROGRAM}: error: {_describe(error)}", MAX_ERROR), error=True)
+    status = getattr(error, "exit_status", None)
+    if isinstance(status, int):
+        return status
+    if isinstance(error, KeyboardInterrupt):
+        return _STOPPED
+    return _IO if isinstance(error, OSError) else _SOFTWARE
 
 
 def _describe(error: BaseException) -> str:
@@ -68,49 +81,6 @@ def _describe(error: BaseException) -> str:
         return f"{Path(error.filename)}: {error.strerror}"
     text = " ".join(str(error).split())
     return text if hasattr(error, "exit_status") else f"{type(error).__name__}: {text}; --debug shows where"
-
-
-class _Pipe(io.FileIO):
-    """A pipe that drops what is written once nobody reads it."""
-
-    def write(self, content: Any) -> int:
-        """Write bytes and return their number."""
-        try:
-            return super().write(content)
-        except BrokenPipeError:
-            # The descriptor itself, so that libraries which write to it in C do not fail either.
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())
-            os.close(null)
-            return len(content)
-
-
-def tolerate_closed_readers() -> None:
-    """Make sys.stdout and sys.stderr drop what nobody reads, in place of raising BrokenPipeError.
-
-    A program then does its work to the end, and its exit status is that of its work. A stream that is closed from the
-    beginning drops everything. Streams that are no pipes, and those that somebody has replaced already, are left alone.
-    """
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # closed before the program began, as by `>&-`
-            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8"))
-            continue
-        if stream is not getattr(sys, f"__{name}__"):
-            continue
-        mode = os.fstat(stream.fileno()).st_mode
-        if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):
-            continue
-        stream.flush()
-        pipe = _Pipe(stream.fileno(), "w", closefd=False)
-        same = io.TextIOWrapper(
-            pipe if stream.write_through else io.BufferedWriter(pipe),
-            encoding=stream.encoding,
-            errors=stream.errors,
-            line_buffering=stream.line_buffering,
-            write_through=stream.write_through,
-        )
-        setattr(sys, name, same)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,12 +18,12 @@ from gaudi_distributed.cluster.elastic import HOROVOD_SCOPE, SCOPE
 from gaudi_distributed.cluster.hosts import RankAssignment, parse_hosts
 from gaudi_distributed.cluster.rendezvous import Rendezvous, RendezvousServer
 from gaudi_distributed.devices.machine import LOOPBACK, is_this_machine
-from gaudi_distributed.errors import ConfigurationError, FlagError, RunEndedError
+from gaudi_distributed.errors import ConfigurationError, FlagError, RunEndedError, say
 from gaudi_distributed.failure.messages import CONTINUE, LOST, read_timeouts
 from gaudi_distributed.launch.flags import Options
 from gaudi_distributed.launch.planning import plan_launch
 from gaudi_distributed.launch.processes import LaunchPlan, plan_worker
-from gaudi_distributed.launch.running import END_SECONDS, Running, catch_signals, make_error, say, start_process
+from gaudi_distributed.launch.running import END_SECONDS, Running, catch_signals, make_error, start_process, tell
 
 # After these another worker would fail alike: flags, data, input, numbers, safety, configuration.
 _FINAL = frozenset({64, 65, 66, 70, 77, 78})
@@ -70,7 +69,7 @@ class HostList:
                 self.hosts, fault = self._ask(), ""
             except ConfigurationError as error:  # the hosts stay as they were
                 if fault != str(error):
-                    say(str(error))
+                    tell(str(error))
                 fault = str(error)
 
 
@@ -106,7 +105,7 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
     # Which cores are free changes with the hosts, so workers are bound to none.
     planned = plan_launch(replace(options, hosts=first, backend="gloo", cores_per_rank=0), environ)
     if options.dry_run:
-        sys.stdout.write(planned.describe())
+        say(*planned.describe().splitlines())
         return
     with RendezvousServer(planned.address) as server:
         rendezvous = Rendezvous(options.min_np, options.max_np)
@@ -205,7 +204,7 @@ class ElasticRun:
             if status in _FINAL:
                 raise make_error(running)
             left = len(self._rendezvous.members)
-            say(f"{running.process.name} is lost (status {status}); {left} of the round are left")
+            tell(f"{running.process.name} is lost (status {status}); {left} of the round are left")
 
     def _start_workers(self) -> None:
         listed = self._hosts.hosts
@@ -217,7 +216,7 @@ class ElasticRun:
                 self._started += 1
                 is_here = is_this_machine(host)
                 if not is_here and self._plan.interface is None and self._plan.is_local:
-                    say(f"host {host}: cannot reach {LOOPBACK}, where this run meets; start it with --interface")
+                    tell(f"host {host}: cannot reach {LOOPBACK}, where this run meets; start it with --interface")
                     self._refused.add(host)
                     break
                 process = plan_worker(self._plan, host, self._started, is_here=is_here)
@@ -239,9 +238,9 @@ class ElasticRun:
         if assignments is not None:
             self._write(assignments)
             ranks = ", ".join(f"rank {assignment.rank} on {assignment.host}" for assignment in assignments.values())
-            say(f"round {self._rendezvous.number}: {ranks}")
+            tell(f"round {self._rendezvous.number}: {ranks}")
         for worker in self._rendezvous.find_late(now, self._patience):
-            say(f"worker {worker}: the others have waited for it for {self._patience:g} s; it is ended")
+            tell(f"worker {worker}: the others have waited for it for {self._patience:g} s; it is ended")
             self._running[worker].end(0.0)
 
     def _write(self, assignments: Mapping[int, RankAssignment]) -> None:

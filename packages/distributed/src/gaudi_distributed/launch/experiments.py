@@ -6,19 +6,18 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from gaudi_distributed.errors import ConfigurationError, RunEndedError
+from gaudi_distributed.errors import ConfigurationError, RunEndedError, say
 from gaudi_distributed.launch.choices import choose_preset
 from gaudi_distributed.launch.flags import PROGRAM, Options
 from gaudi_distributed.launch.planning import CACHES_CLEARED, Launch, plan_launch
 from gaudi_distributed.launch.presets import load_entry_points
 from gaudi_distributed.launch.processes import LaunchPlan
-from gaudi_distributed.launch.running import OutputLog, say, start
+from gaudi_distributed.launch.running import OutputLog, start, tell
 
 # The entry point of this group is the series of `--submission`.
 SERIES_GROUP = "gaudi_distributed.experiments"
@@ -141,7 +140,7 @@ def run_experiment(experiment: Experiment, environ: Mapping[str, str]) -> None:
             clearing = list_clearing(launched.plan, environ) if experiment.clears_caches else []
             first = "".join(f"first {shlex.join(argv)}\n" for _, argv in clearing)
             text = f"trial {experiment.number} of {experiment.count}\nlog {experiment.log}\n{first}{text}"
-        sys.stdout.write(text)
+        say(*text.splitlines())
         return
     if experiment.log is None:
         _run(experiment, launched, environ, None)
@@ -158,11 +157,11 @@ def run_experiment(experiment: Experiment, environ: Mapping[str, str]) -> None:
 
 def _run(experiment: Experiment, launched: Launch, environ: Mapping[str, str], log: OutputLog | None) -> None:
     if log is not None:
-        say(f"beginning trial {experiment.number} of {experiment.count}; its output is in {experiment.log}, too", log)
+        tell(f"beginning trial {experiment.number} of {experiment.count}; its output is in {experiment.log}, too", log)
     if experiment.clears_caches:
         fault = clear_caches(launched.plan, environ)
         if fault is not None:
-            say(f"caches are not cleared, and the log of MLPerf will say so: {fault}; or set CLEAR_CACHES=0", log)
+            tell(f"caches are not cleared, and the log of MLPerf will say so: {fault}; or set CLEAR_CACHES=0", log)
         environ = {**environ, CACHES_CLEARED: "1" if fault is None else "0"}
         launched = plan_launch(experiment.options, environ)
     started = datetime.now()
@@ -170,8 +169,7 @@ def _run(experiment: Experiment, launched: Launch, environ: Mapping[str, str], l
     preset, _ = choose_preset(experiment.options)
     # A launcher inside a container writes its own.
     if preset is not None and preset.result is not None and launched.watches_ranks:
-        line = f"{describe_result(preset.result, started, datetime.now(), environ)}\n"
-        sys.stdout.write(line)
-        sys.stdout.flush()
+        line = describe_result(preset.result, started, datetime.now(), environ)
+        say(line)
         if log is not None:
-            log.write(line.encode())
+            log.write(f"{line}\n".encode())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_distributed.comm.horovod_engine import FRAMEWORKS, TITLES, Framework
-from gaudi_distributed.errors import ConfigurationError, MissingProgramError
+from gaudi_distributed.errors import ConfigurationError, MissingProgramError, say
 from gaudi_distributed.launch.flags import INSTALL_HOROVOD, PROGRAM, Parser, parse_subcommand
 from gaudi_distributed.launch.horovod_wheel import (
     HOROVOD,
@@ -126,7 +126,7 @@ def run_install(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         cmake = find_cmake(build, environ)
         if not flags.dry_run:
             log = cache_folder(environ) / build.key / "build.log"
-            sys.stderr.write(f"{PROGRAM}: building Horovod, which takes minutes; what happens is in {log}\n")
+            say(f"{PROGRAM}: building Horovod, which takes minutes; what happens is in {log}", error=True)
             started = time.monotonic()
             wheel = build_wheel(build, cmake, environ)
             seconds = time.monotonic() - started
@@ -147,7 +147,7 @@ def run_install(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             name: {"version": version, "built": dict(parts.get(name, {}))} for name, version in frameworks.items()
         },
     }
-    sys.stdout.write(json.dumps(report, indent=2) + "\n" if flags.json else format_report(report))
+    say(*(json.dumps(report, indent=2) if flags.json else format_report(report)).splitlines())
     return 0
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from gaudi_distributed.cluster.rendezvous import RendezvousServer
-from gaudi_distributed.errors import RunEndedError
+from gaudi_distributed.errors import RunEndedError, say
 from gaudi_distributed.failure.coordinator import Coordinator
 from gaudi_distributed.failure.messages import CONTINUE, LOST, read_timeouts
 from gaudi_distributed.launch import guard
@@ -114,7 +114,8 @@ def run_processes(
 def catch_signals() -> Iterator[list[int]]:
     """Yield the list of signals that asked for the end so far; RunEndedError in the end if there was one."""
     asked: list[int] = []
-    handlers = {number: signal.signal(number, lambda number, frame: asked.append(number)) for number in _SIGNALS}
+    noted = [each for each in _SIGNALS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+    handlers = {number: signal.signal(number, lambda number, frame: asked.append(number)) for number in noted}
     try:
         yield asked
     finally:
@@ -218,7 +219,7 @@ def make_error(failed: Running) -> RunEndedError:
 def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = None) -> None:
     """Run a launch, and copy its output to the log; RunEndedError says what ended it, with its exit status."""
     for note in launch.notes:
-        say(note, log)
+        tell(note, log)
     for path, text in launch.files.items():
         path.write_text(text, encoding="utf-8")
     plan = launch.plan
@@ -247,10 +248,9 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
             raise
 
 
-def say(text: str, log: OutputLog | None = None) -> None:
+def tell(text: str, log: OutputLog | None = None) -> None:
     """Write a line of the launcher's own to standard error, and to the log."""
-    line = f"{PROGRAM}: {text}\n"
-    sys.stderr.write(line)
-    sys.stderr.flush()
+    line = f"{PROGRAM}: {text}"
+    say(line, error=True)
     if log is not None:
-        log.write(line.encode())
+        log.write(f"{line}\n".encode())

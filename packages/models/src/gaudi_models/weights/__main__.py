@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import sys
 from pathlib import Path
+from typing import NoReturn
 
-from gaudi_models.errors import MissingWeightsError, UnsafeWeightsError, WeightsError
 from gaudi_models.padding import PADDING_RULES
 from gaudi_models.weights.reading import convert_weights
+from gaudi_ops.program import run_program, say
 
-_BAD_FLAG, _IO = 64, 74
+_BAD_FLAG = 64
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         """Leave with the status of a bad flag."""
-        self.exit(_BAD_FLAG, f"{self.prog}: error: {message} (see --help)\n")
+        say(f"{self.prog}: error: {message} (see --help)", error=True)
+        self.exit(_BAD_FLAG)
 
 
 class _FormerSwitch(argparse.Action):
@@ -38,39 +37,18 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> int:
-    """Convert one file, and return the exit status."""
-    try:
-        return _convert()
-    finally:
-        _flush_output()
-
-
-def _flush_output() -> None:
-    """Flush standard output; drop the rest if its reader has closed it, as `head` does."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _convert() -> int:
+def main() -> NoReturn:
+    """Convert one file, and leave the process with its exit status."""
     parser = make_parser()
+    run_program(lambda: _convert(parser), prog=parser.prog)
+
+
+def _convert(parser: argparse.ArgumentParser) -> None:
     arguments = parser.parse_args()
-    try:
-        weights = convert_weights(arguments.source, arguments.target, padding=arguments.padding)
-    except (WeightsError, MissingWeightsError, UnsafeWeightsError) as error:
-        sys.stderr.write(f"{parser.prog}: error: {error}\n")
-        return error.exit_status
-    except OSError as error:
-        sys.stderr.write(f"{parser.prog}: error: {error.filename or arguments.target}: {error.strerror}\n")
-        return _IO
-    lines = [f"{weights.source}: {len(weights.tensors)} tensors are in {arguments.target}"]
-    lines += [f"  {name} is not: {reason}" for name, reason in weights.skipped.items()]
-    with contextlib.suppress(BrokenPipeError):  # the file is written already
-        sys.stdout.write("\n".join(lines) + "\n")
-    return 0
+    weights = convert_weights(arguments.source, arguments.target, padding=arguments.padding)
+    say(f"{weights.source}: {len(weights.tensors)} tensors are in {arguments.target}")
+    say(*(f"  {name} is not: {reason}" for name, reason in weights.skipped.items()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,210 @@
+"""Run a program: print its lines and its error, escaped, and end with the exit status of what went wrong.
+
+All that our programs print goes through `say`; `tests/test_printing.py` finds other ways. `gaudi_distributed.errors`
+has the same functions, because no arrow joins the two.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TextIO
+
+EX_SOFTWARE = 70
+EX_IOERR = 74
+EX_TEMPFAIL = 75
+EX_CONFIG = 78
+MAX_ERROR = 400  # characters of an error as it is printed
+
+_status: TextIO | None = None  # where a line stands on a terminal that the next one replaces
+_faults: list[OSError] = []  # of standard output and standard error
+
+
+def escape(text: str) -> str:
+    """Return a text with what a terminal may obey, such as escape characters of names in data, written out."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def say(*lines: object, error: bool = False, stream: TextIO | None = None) -> None:
+    """Print lines on standard output, standard error or a stream; each is one line, whatever names it holds."""
+    show_status("")
+    stream = stream or (sys.stderr if error else sys.stdout)
+    stream.write("".join(f"{escape(str(line))}\n" for line in lines))
+    stream.flush()
+
+
+def show_status(text: str, stream: TextIO | None = None) -> None:
+    """Show on a terminal a line that the next line replaces; an empty one removes it."""
+    global _status
+    if (shown := stream or _status) is not None:
+        shown.write(f"\r\x1b[K{escape(text)}")
+        shown.flush()
+    _status = shown if text else None
+
+
+def run_program(main: Callable[[], int | None], *, prog: str, debug: bool = False) -> NoReturn:
+    """Run `main` and leave the process with the status that it returns, None being 0, or with that of its error.
+
+    Args:
+        main: the program.
+        prog: the name that error messages begin with.
+        debug: show the traceback of an error before its message.
+    """
+    with exit_on_error(prog, debug=debug):
+        sys.exit(main() or 0)
+    sys.exit(0)
+
+
+@contextmanager
+def exit_on_error(prog: str, *, debug: bool = False) -> Iterator[None]:
+    """Print an error that is raised within a context as one line, and leave the process with its exit status.
+
+    An error with an integer `exit_status`, as every `GaudiError` has, ends the program with it; another OSError (disk
+    full, no permission) ends it with 74, an interrupt with 75, a missing module with 78, any other error with 70.
+    SIGTERM and SIGHUP interrupt as Ctrl-C does. A reader that leaves early, as `head` does, changes nothing; output
+    that could not be written for another reason ends a program with 74 that has done its work.
+
+    Args:
+        prog: the name that error messages begin with.
+        debug: show the traceback of an error before its message.
+    """
+    open_output()
+    status: Any = 0
+    try:
+        with _interrupting():
+            yield
+    except SystemExit as end:
+        status = end.code
+    except (Exception, KeyboardInterrupt) as error:
+        status = exit_status_of(error)
+        if debug:
+            say(*traceback.format_exc().splitlines(), error=True)
+        say(*describe_end(prog, error, debug=debug), error=True)
+    flush_output()
+    if _faults and not status:
+        status = exit_status_of(_faults[0])
+        say(*describe_end(prog, _faults[0]), error=True)
+    if status:
+        sys.exit(status)
+
+
+def exit_status_of(error: BaseException) -> int:
+    """Return the exit status of a program that ends with this error."""
+    status = getattr(error, "exit_status", None)
+    if isinstance(status, int):
+        return status
+    statuses = {OSError: EX_IOERR, KeyboardInterrupt: EX_TEMPFAIL, ImportError: EX_CONFIG}
+    return next((status for kind, status in statuses.items() if isinstance(error, kind)), EX_SOFTWARE)
+
+
+def describe_end(prog: str, error: BaseException, *, debug: bool = False) -> list[str]:
+    """Return the lines of an error that ends a program, at most `MAX_ERROR` characters unless `debug`."""
+    lines = [f"{prog}: error: {describe_error(error)}"]
+    if not debug and not is_foreseen(error):
+        lines.append(f"{prog}: this was not foreseen; rerun with --debug for the traceback")
+    return lines if debug else [shorten(lines[0], MAX_ERROR - len("".join(lines[1:])) - len(lines)), *lines[1:]]
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the error as one line, which begins with its type where it was not foreseen."""
+    return escape(_describe(error))
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return at most so many characters of a text, without its middle, because an error ends with what to do."""
+    kept = (limit - 5) // 2
+    return text if len(text) <= limit else f"{text[:kept]} ... {text[-kept:]}"
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    lines = str(error).strip().splitlines()
+    if hasattr(error, "exit_status") and lines:
+        return " ".join(line.strip() for line in lines)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, ImportError) and lines:
+        return lines[0]
+    return ": ".join([type(error).__name__, *lines[:1]])
+
+
+def is_foreseen(error: BaseException) -> bool:
+    """Return True for an error that a user can act on, so that a traceback would add nothing."""
+    return hasattr(error, "exit_status") or isinstance(error, (OSError, KeyboardInterrupt, ImportError))
+
+
+@contextmanager
+def _interrupting() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP interrupt a context as Ctrl-C does; one that is ignored, as by nohup, stays ignored."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Output(io.FileIO):
+    """Standard output or standard error, which drops the rest once nobody reads it or nothing can be written."""
+
+    def write(self, content: Any) -> int:
+        """Write all bytes, and return their number."""
+        left = memoryview(content)
+        try:
+            while left:
+                taken = super().write(left)
+                left = left[taken or 0 :]
+                if taken is None:  # the descriptor does not wait, and takes nothing now
+                    select.select([], [self], [])
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                name = "standard output" if self.fileno() == 1 else "standard error"
+                _faults.append(OSError(error.errno, error.strerror, name))
+            # The descriptor itself, so that libraries which write to it in C do not fail either.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+        return len(content)
+
+
+def open_output() -> None:
+    """Make sys.stdout and sys.stderr raise nothing: neither OSError nor BrokenPipeError, nor for a letter they lack.
+
+    A program then does its work to the end, and its exit status is that of its work, or of output that was lost. A
+    stream that is closed from the beginning drops everything. Streams that somebody has replaced are left alone.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # else the next file would be standard output
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed before the program began, as by `>&-`
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8"))
+        elif stream is getattr(sys, f"__{name}__"):
+            stream.flush()
+            output = _Output(stream.fileno(), "w", closefd=False)
+            reopened = io.TextIOWrapper(
+                output if stream.write_through else io.BufferedWriter(output),
+                encoding=stream.encoding,
+                errors="backslashreplace",
+                line_buffering=stream.line_buffering,
+                write_through=stream.write_through,
+            )
+            setattr(sys, name, reopened)
+
+
+def flush_output() -> None:
+    """Write what standard output and standard error still hold."""
+    sys.stdout.flush()
+    sys.stderr.flush()
