@@ -3,8 +3,9 @@
     python -m tests.torture --minutes 60 --seed 1
     python -m tests.torture --case "convert begin kill@17"
     python -m tests.torture --input npz runs/torture/inputs/npz-1234
+    python -m tests.torture --planted --minutes 30
 
-Ends with 1 where a third outcome was found. See docs/reliability.md.
+Ends with 1 where a third outcome was found, or where more than two planted bugs were missed. See docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from tests.torture import shim
@@ -37,8 +37,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"at a time (default: {JOBS})")
     parser.add_argument("--case", help="repeat one case")
     parser.add_argument("--input", nargs=2, metavar=("TARGET", "FILE"), help="repeat one input")
-    parser.add_argument("--stop", action="store_true", help="end with the first third outcome")
-    parser.add_argument("--record", type=Path, help="write what was found as JSON to this file, too")
+    parser.add_argument("--planted", action="store_true", help="plant thirty bugs, and see which are found in the time")
+    parser.add_argument("--bugs", nargs="+", metavar="WORD", help="plant only those whose names hold a word")
+    parser.add_argument("--record", type=Path, help="write the third outcomes as JSON to this file, too")
+    parser.add_argument("--known", type=Path, help="end with the first third outcome that is not in this record")
     return parser.parse_args(arguments)
 
 
@@ -47,6 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1"
+    if options.planted:
+        from tests.torture import planted
+
+        return planted.main(options, REPORT)
     shim.preload(shim.build(Path(tempfile.gettempdir()) / f"torture-{os.getuid()}"))
     from tests.torture import jobs
 
@@ -60,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.case:
         (REPORT / "report.md").write_text(text)
     if options.record:
-        options.record.write_text(json.dumps([asdict(each) for each in found.outcomes]))
+        options.record.write_text(json.dumps(sorted(found.notes)))
     return int(found.has_thirds)
 
 

@@ -100,6 +100,8 @@ def prepare(program: Program, folder: Path) -> Reference:
     calls = tuple(call.kind for call in shim.read_log(log))
     log.unlink()
     results = program.collect(folder / "done")
+    if results["left"]:
+        raise RuntimeError(f"{program.name}: leaves {results['left'][:3]} undisturbed")
     _require_done(program, Running(program.main, program.argv, folder / "other").wait())
     # Stopped after about half of its work.
     shutil.copytree(folder / "begin", folder / "half", symlinks=True)
@@ -330,6 +332,8 @@ class Case:
             log.unlink(missing_ok=True)
             ended = self._wait(self._start(disturbance, log))
             self._check_end(ended, _allow_signals(disturbance, self.program.saves))
+            if ended.status == 0 and fault == self.faults[-1]:  # it says that it is done
+                self._check_results()
             if ended.status in FORESEEN and "errno" in disturbance.spoiled.action:
                 calls = list(shim.read_log(log))
                 if len(calls) >= disturbance.spoiled.nth:
@@ -480,4 +484,4 @@ def _is_named(name: str, text: str) -> bool:
 def _last_line(ended: Ended) -> str:
     lines = [line for line in (ended.err or ended.out).strip().splitlines() if line.strip()]
     found = [line for line in lines if _ERROR.match(line)]
-    return (found or lines or ["nothing was printed"])[-1][:200]
+    return (found or lines or ["nothing was printed"])[-1].strip()[:200]

@@ -44,6 +44,14 @@ class Findings:
     broken: list[str] = field(default_factory=list)
 
     @property
+    def notes(self) -> set[str]:
+        """Return what third outcomes say, without numbers."""
+        noted = {jot(each.what) for each in self.outcomes if each.state == "third"}
+        return (
+            noted | {jot(note) for tried in self.tried.values() for note in tried.thirds} | set(map(jot, self.broken))
+        )
+
+    @property
     def has_thirds(self) -> bool:
         """Return whether there was a third outcome, or the suite itself failed."""
         has_input = any(each.thirds for each in self.tried.values())
@@ -93,6 +101,7 @@ def _run(
         outcome = run_case(options.case, references, work, work / "repeat")
         return Findings([outcome], seconds=time.monotonic() - began, prepared=prepared - began)
     end = prepared + 60 * options.minutes
+    known = set(json.loads(options.known.read_text())) if options.known else None
     kept = report / "inputs"
     kept.mkdir(parents=True, exist_ok=True)
 
@@ -104,7 +113,7 @@ def _run(
                 return
             for result in do_job(number, options.seed, kinds, references, work, folder, kept):
                 write(result)
-                if options.stop and result.get("state") == "third":
+                if known is not None and list_notes(result) - known:
                     (work / "stop").touch()
 
     found = Findings(seed=options.seed, prepared=prepared - began)
@@ -241,6 +250,17 @@ def repeat_input(name: str, path: str, work: Path) -> int:
     state, what = inputs.judge(target.read, work)
     print(f"{name}: {state} {what}")
     return int(state == "third")
+
+
+def jot(text: str) -> str:
+    """Return a text without what differs from case to case: numbers, and random names."""
+    return re.sub(r"(unfinished|tmp)\S*|[0-9a-f]*\d[0-9a-f]*", "#", text)
+
+
+def list_notes(result: dict[str, Any]) -> set[str]:
+    """Return what the third outcomes of a job say."""
+    texts = [result["what"]] if result.get("state") == "third" else list(result.get("tried", {}).get("thirds", ()))
+    return {jot(text) for text in texts}
 
 
 def name_fault(fault: str) -> str:

@@ -121,7 +121,7 @@ def make_shard(folder: Path) -> st.SearchStrategy[bytes]:
     (folder / "records" / "train.json").unlink()
     path = folder / "records" / "train-00000-of-00002.tfrecord"
     content = path.read_bytes()
-    records = [content[offset : offset + length] for offset, length in scan_records(path)]
+    records = [content[offset : offset + length] for offset, length, *_ in scan_records(path)]
 
     def frame(changed: bytes) -> bytes:
         return frame_record(changed) + b"".join(map(frame_record, records[1:]))

@@ -1,0 +1,83 @@
+"""The suite of faults itself: what a disk holds after a power loss, how faults are written, and one case."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.torture import cases, power, shim
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = cases.Reference({}, (shim.OPEN, shim.WRITE), 3, 10.0)
+
+
+def list_calls(root: Path, *, synced: bool) -> list[shim.Call]:
+    draft, name = f"{root}/draft", f"{root}/name"
+    calls = [
+        shim.Call(shim.OPEN, draft, "", os.O_WRONLY | os.O_TRUNC, 0, b""),
+        shim.Call(shim.WRITE, draft, "", 0, 4, b"abcd"),
+        shim.Call(shim.RENAME, draft, name, 0, 0, b""),
+    ]
+    if synced:
+        calls.insert(2, shim.Call(shim.SYNC, draft, "", 0, 0, b""))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("synced", "written", "content"),
+    [(True, "none", b"abcd"), (False, "none", b""), (False, "half", b"ab"), (False, "all", b"abcd"),
+     (False, "zeros", bytes(4))],
+)  # fmt: skip
+def test_a_renamed_file_holds_what_was_synced(synced: bool, written: str, content: bytes, tmp_path: Path) -> None:
+    calls = list_calls(tmp_path, synced=synced)
+    moments = power.list_moments(calls, tmp_path)
+    last = len(calls)
+    power.write_disk(moments, last, last, written, tmp_path, tmp_path / "disk")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "disk").iterdir()} == {"name": content}
+    power.write_disk(moments, last, last - 1, written, tmp_path, tmp_path / "earlier")
+    assert [path.name for path in (tmp_path / "earlier").iterdir()] == ["draft"]
+
+
+@pytest.mark.parametrize(
+    ("text", "spoiled"),
+    [
+        ("kill@17", shim.Spoiled(17, f"signal:{signal.SIGKILL:d}")),
+        ("ENOSPC@3", shim.Spoiled(3, f"errno:{errno.ENOSPC}")),
+        ("EROFS+2", shim.Spoiled(2, f"from:{errno.EROFS}")),
+        ("read-short@4", shim.Spoiled(4, "short", reads=True)),
+        ("clock-3600@5", shim.Spoiled(5, "clock:-3600")),
+    ],
+)
+def test_faults_are_read(text: str, spoiled: shim.Spoiled) -> None:
+    assert cases.read_running(text, REFERENCE).spoiled == spoiled
+
+
+def test_a_moment_is_a_part_of_the_time() -> None:
+    moment = cases.read_running("term~0.5", REFERENCE).moment
+    assert moment is not None
+    assert (moment.seconds, moment.signal) == (5.0, signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("fault", "content"),
+    [("flip:a/b:3", b"\x08" + bytes(99)), ("cut:a/b:7", bytes(7)), ("swap:a/b", b"x")],
+)
+def test_files_are_damaged(fault: str, content: bytes, tmp_path: Path) -> None:
+    for name, before in (("case", bytes(100)), ("other", b"x")):
+        (tmp_path / name / "a").mkdir(parents=True)
+        (tmp_path / name / "a" / "b").write_bytes(before)
+    assert cases.damage(tmp_path / "case", fault, tmp_path)
+    assert (tmp_path / "case" / "a" / "b").read_bytes() == content
+
+
+@pytest.mark.slow
+def test_a_killed_conversion_ends_the_same() -> None:
+    command = [sys.executable, "-m", "tests.torture", "--case", "convert begin kill@20"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 same" in done.stdout

@@ -1,0 +1,274 @@
+"""Thirty bugs, planted one at a time into a copy of the sources: does the suite find each of them, and how fast?
+
+A bug counts as found where the suite gives a third outcome that it does not give in the same search without the bug, or
+where two undisturbed runs differ. A bug whose text is in the sources no more has to be written anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("ops", "datasets", "models", "distributed", "apps")
+MOST_MISSED = 2
+CONVERT, FETCH, SSD = (("--programs", name) for name in ("convert", "fetch", "ssd"))
+POWER, INPUTS = ("--only", "power"), ("--only", "inputs")
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug.
+
+    Attributes:
+        name: what is wrong.
+        path: the file, below packages/.
+        old, new: a text that stands there once, and what takes its place.
+        search: arguments of the suite: the part of it that is about this file.
+    """
+
+    name: str
+    path: str
+    old: str
+    new: str
+    search: tuple[str, ...]
+
+
+CONVERSION = "datasets/src/gaudi_datasets/records/conversion.py"
+OUTPUT_FILES = "datasets/src/gaudi_datasets/output_files.py"
+DOWNLOADS = "datasets/src/gaudi_datasets/fetching/downloads.py"
+CHECKPOINT = "apps/src/gaudi_apps/training/checkpoint.py"
+TRAINER = "apps/src/gaudi_apps/training/trainer.py"
+REPORTS = "apps/src/gaudi_apps/training/reports.py"
+PROGRAM = "datasets/src/gaudi_datasets/program.py"
+DOCUMENTS = "datasets/src/gaudi_datasets/documents.py"
+
+BUGS = (
+    Bug("a shard is not synced", CONVERSION, "os.fsync(file.fileno())", "pass", POWER),
+    Bug(
+        "the note of a shard is not synced",
+        CONVERSION,
+        "write_json(notes[number], shard, durable=True)",
+        "write_json(notes[number], shard)",
+        POWER,
+    ),
+    Bug("the plan is not synced", CONVERSION, '"manifest": document}, durable=True)', '"manifest": document})', POWER),
+    Bug("the manifest is not synced", CONVERSION, "document, durable=True)", "document)", POWER),
+    Bug(
+        "files are written in place",
+        OUTPUT_FILES,
+        'temporary = path.with_name(f".unfinished-{os.getpid()}-{path.name}")',
+        "temporary = path",
+        CONVERT,
+    ),
+    Bug("the lock is not taken", OUTPUT_FILES, "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", CONVERT),
+    Bug(
+        "shards of another job are used",
+        CONVERSION,
+        "if not job.exists() or job.read_text() != identity:",
+        "if not job.exists():",
+        CONVERT,
+    ),
+    Bug("publishing cannot be repeated", CONVERSION, 'if (staging / shard["name"]).exists():', "if True:", CONVERT),
+    Bug(
+        "the folder of drafts stays",
+        OUTPUT_FILES,
+        "folder.rename(done)\n        shutil.rmtree(done)",
+        "folder.rename(done)",
+        CONVERT,
+    ),
+    Bug(
+        "the lock's file stays",
+        OUTPUT_FILES,
+        "path.unlink(missing_ok=True)\n            return",
+        "pass\n            return",
+        CONVERT,
+    ),
+    Bug(
+        "an interrupt is not caught",
+        PROGRAM,
+        "except (Exception, KeyboardInterrupt) as error:",
+        "except Exception as error:",
+        CONVERT,
+    ),
+    Bug("an OSError has no status", PROGRAM, "statuses = {OSError: EX_IOERR, ", "statuses = {", CONVERT),
+    Bug(
+        "an error names no file",
+        OUTPUT_FILES,
+        "raise OSError(error.errno, error.strerror, str(path)) from None",
+        "raise OSError(error.errno, error.strerror) from None",
+        CONVERT,
+    ),
+    Bug(
+        "records are in the wrong shard after a stop",
+        CONVERSION,
+        "for number in missing)",
+        "for number in range(len(missing)))",
+        CONVERT,
+    ),
+    Bug(
+        "a download is not verified", DOWNLOADS, "if self.sha256 and (found", "if self.sha256 == 'x' and (found", FETCH
+    ),
+    Bug(
+        "what is there is not verified",
+        DOWNLOADS,
+        "            try:\n                download.verify(path)\n",
+        "            try:\n                pass\n",
+        FETCH,
+    ),
+    Bug(
+        "the state of a download stays",
+        DOWNLOADS,
+        "self.path.rename(path)\n        self._state.unlink(missing_ok=True)",
+        "self.path.rename(path)",
+        FETCH,
+    ),
+    Bug("a checkpoint is not synced", CHECKPOINT, "os.fsync(file.fileno())", "pass", POWER),
+    Bug("the folder of checkpoints is not synced", CHECKPOINT, "        _sync(self.folder)\n", "", POWER),
+    Bug("the oldest checkpoint is taken", CHECKPOINT, "for step in reversed(steps):", "for step in steps:", POWER),
+    Bug("the newest checkpoints are removed", CHECKPOINT, "[: -self._keep]", "[self._keep :]", POWER),
+    Bug(
+        "the hash of tensors is not compared",
+        CHECKPOINT,
+        "if sha256 != _sha256(path / TENSORS):",
+        "if not sha256:",
+        SSD,
+    ),
+    Bug(
+        "the hash of the manifest is not compared",
+        CHECKPOINT,
+        "if content != _render(manifest):",
+        "if not manifest:",
+        SSD,
+    ),
+    Bug(
+        "a step is counted twice",
+        TRAINER,
+        "self.step = self.state.step\n",
+        "self.step = self.state.step + bool(self.state.step)\n",
+        SSD,
+    ),
+    Bug(
+        "images go on from a wrong place",
+        TRAINER,
+        "batches = self.data.batches(self.step)",
+        "batches = self.data.batches(max(self.step - 1, 0))",
+        SSD,
+    ),
+    Bug(
+        "images are drawn without the seed",
+        "datasets/src/gaudi_datasets/sampling.py",
+        "return generator.permutation(self.num_images), ",
+        "return np.random.permutation(self.num_images), ",
+        SSD,
+    ),
+    Bug(
+        "the momentum is not restored",
+        "apps/src/gaudi_apps/training/keras_task.py",
+        "            variable.assign(tensors[name])\n",
+        '            if "momentum" not in name and "optimizer" not in name:\n'
+        "                variable.assign(tensors[name])\n",
+        SSD,
+    ),
+    Bug("rows of repeated steps stay", REPORTS, 'if row["step"] <= self.trainer.step]', "]", SSD),
+    Bug(
+        "deep JSON is not caught",
+        DOCUMENTS,
+        'except RecursionError:\n        raise DataError(\n            "is nested too deeply to be JSON',
+        'except ZeroDivisionError:\n        raise DataError(\n            "is nested too deeply to be JSON',
+        INPUTS,
+    ),
+    Bug(
+        "broken safetensors are not caught",
+        "models/src/gaudi_models/weights/reading.py",
+        "    SafetensorError,\n",
+        "",
+        INPUTS,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Tell what a search found.
+
+    Attributes:
+        notes: third outcomes, without numbers.
+        seconds: until it ended.
+    """
+
+    notes: frozenset[str]
+    seconds: float
+
+
+def copy_sources(folder: Path) -> None:
+    """Copy the sources of the packages."""
+    for name in PACKAGES:
+        shutil.copytree(ROOT / "packages" / name / "src", folder / name / "src", ignore=shutil.ignore_patterns("*.pyc"))
+
+
+def search(folder: Path, arguments: Sequence[str], seed: int, minutes: float, known: frozenset[str] | None) -> Search:
+    """Run the suite on a copy of the sources; with `known`, until it finds what is not known."""
+    record, told = folder / "record.json", folder / "known.json"
+    record.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "tests.torture", *arguments, "--seed", str(seed), "--minutes", str(minutes)]
+    command += ["--record", str(record)]
+    if known is not None:
+        told.write_text(json.dumps(sorted(known)))
+        command += ["--known", str(told)]
+    environ: Mapping[str, str] = {
+        **{name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
+        "PYTHONPATH": os.pathsep.join(str(folder / name / "src") for name in PACKAGES),
+    }
+    began = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    seconds = time.monotonic() - began
+    if record.exists():
+        return Search(frozenset(json.loads(record.read_text())), seconds)
+    return Search(frozenset({f"cannot be prepared: {done.stderr.strip().splitlines()[-1:]}"}), seconds)
+
+
+def plant(bug: Bug, folder: Path) -> bool:
+    """Plant a bug in a copy; False where its text is not there once."""
+    path = folder / bug.path
+    text = path.read_text() if path.exists() else ""
+    if text.count(bug.old) != 1:
+        return False
+    path.write_text(text.replace(bug.old, bug.new))
+    return True
+
+
+def main(options: Namespace, report: Path) -> int:
+    """Plant the bugs and search for each; return 1 where more than two are missed."""
+    bugs = [bug for bug in BUGS if not options.bugs or any(word in bug.name for word in options.bugs)]
+    rows, missed = [], 0
+    before: dict[tuple[str, ...], frozenset[str]] = {}
+    for bug in bugs:
+        with tempfile.TemporaryDirectory(prefix="torture-planted-") as name:
+            copy_sources(Path(name))
+            minutes = options.minutes / len(bugs)
+            if bug.search not in before:
+                before[bug.search] = search(Path(name), bug.search, options.seed, minutes, None).notes
+            state, what, seconds = "does not apply", "", 0.0
+            if plant(bug, Path(name)):
+                found = search(Path(name), bug.search, options.seed, minutes, before[bug.search])
+                new, seconds = sorted(found.notes - before[bug.search]), found.seconds
+                state, what = ("found", new[0]) if new else ("missed", "")
+        missed += state != "found"
+        rows.append(f"| {bug.name} | {bug.path.rpartition('/')[2]} | {state} | {seconds:.0f} | {' '.join(what.split())[:90]} |")
+        print(rows[-1], flush=True)
+    head = f"{len(bugs) - missed} of {len(bugs)} planted bugs found, seed {options.seed}.\n\n"
+    text = f"{head}| bug | file | | seconds | by |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    report.mkdir(parents=True, exist_ok=True)
+    (report / "planted.md").write_text(text)
+    print(head)
+    return int(missed > MOST_MISSED)
