@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.case:
         (REPORT / "report.md").write_text(text)
     if options.record:
-        options.record.write_text(json.dumps(sorted(found.notes)))
+        options.record.write_text(json.dumps(found.notes))
     return int(found.has_thirds)
 
 

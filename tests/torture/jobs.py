@@ -44,12 +44,11 @@ class Findings:
     broken: list[str] = field(default_factory=list)
 
     @property
-    def notes(self) -> set[str]:
-        """Return what third outcomes say, without numbers."""
-        noted = {jot(each.what) for each in self.outcomes if each.state == "third"}
-        return (
-            noted | {jot(note) for tried in self.tried.values() for note in tried.thirds} | set(map(jot, self.broken))
-        )
+    def notes(self) -> dict[str, str]:
+        """Return what third outcomes say, without numbers, each with the case that repeats it, or nothing."""
+        noted = {jot(note): "" for tried in self.tried.values() for note in tried.thirds}
+        noted |= {jot(text): "" for text in self.broken}
+        return noted | {jot(each.what): each.case for each in self.outcomes if each.state == "third"}
 
     @property
     def has_thirds(self) -> bool:
