@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import resource
 import socket
+from collections.abc import Iterator
 from typing import BinaryIO
 
 import pytest
@@ -152,6 +155,56 @@ def test_garbage_and_a_port_scan_do_not_end_a_run() -> None:
         second.leave()
         assert coordinator.wait(SECONDS)
         assert coordinator.cause is None
+
+
+STRANGERS = 1000
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Let this process hold both ends of the strangers' connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * STRANGERS)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_thousand_strangers_neither_keep_a_rank_out_nor_end_the_run() -> None:
+    """Some say nothing, some the beginning of a message; all stay until they are dropped, and ranks come meanwhile."""
+    with Coordinator(3, timeouts=PATIENT) as coordinator, contextlib.ExitStack() as stack:
+        member = join(coordinator, 0, 3)
+        strangers = []
+        for number in range(STRANGERS):
+            strangers.append(stack.enter_context(connect(coordinator)))
+            if number % 2:
+                strangers[-1].sendall(b'["Hello", {"token": "')
+        # By the first that were dropped, the last are known to be listened to.
+        assert all(is_dropped(stranger) for stranger in strangers[: STRANGERS // 2])
+        second = stack.enter_context(connect(coordinator))
+        second.sendall(hello(coordinator, 1))
+        lines = second.makefile("rb")
+        assert decode_message(lines.readline()) == PATIENT  # at the first attempt
+        member.set_progress(1, "step")
+        wait_for(lines, Heartbeat, 2)
+        assert (coordinator.cause, coordinator.present) == (None, {0, 1})
+        join(coordinator, 2, 3).leave()
+        second.sendall(encode_message(Left(0, "")))
+        member.leave()
+        assert coordinator.wait(SECONDS)
+        assert coordinator.cause is None
+
+
+def test_strangers_of_an_address_make_room_for_each_other() -> None:
+    with Coordinator(1, timeouts=PATIENT) as coordinator, contextlib.ExitStack() as stack:
+        from_elsewhere = socket.create_connection(
+            ("127.0.0.1", coordinator.port), timeout=SECONDS, source_address=("127.0.0.3", 0)
+        )
+        stack.enter_context(from_elsewhere)
+        strangers = [stack.enter_context(connect(coordinator)) for _ in range(300)]
+        assert is_dropped(strangers[0])
+        from_elsewhere.sendall(hello(coordinator))
+        assert decode_message(from_elsewhere.makefile("rb").readline()) == PATIENT
 
 
 def test_rank_that_speaks_nonsense_is_lost() -> None:

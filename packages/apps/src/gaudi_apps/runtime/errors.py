@@ -189,7 +189,7 @@ class FailureReporter:
             self._client = start_coordinator(communicator, rank_info, os.environ, self._announce)
 
     def _report(self, client: RankClient, error: BaseException) -> int:
-        status, text = exit_status_of(error), describe_error(error)
+        status, text = exit_status_of(error), shorten(describe_error(error), MAX_ERROR)
         if getattr(error, "is_on_all_ranks", False):
             cause = client.leave(text, status)
             return status if cause is None else cause.status

@@ -7,8 +7,10 @@ import contextlib
 import hmac
 import math
 import secrets
+import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -33,13 +35,17 @@ from gaudi_distributed.failure.messages import (
 # What the launcher sets for ranks: where the coordinator listens, and what to say to it.
 COORDINATOR, TOKEN = "GAUDI_RUN_COORDINATOR", "GAUDI_RUN_TOKEN"
 _HELLO_SECONDS = 5.0
-_STRANGERS = 64
+# Connections without the token: more than are accepted until those before them are heard, which is in the third turn of
+# the loop. The system holds all others.
+_STRANGERS, _ACCEPTED_IN_A_TURN, _BACKLOG = 256, 64, 1024
 
 
 class Coordinator:
     """Accept connections of ranks in a thread of its own, until it is closed.
 
-    A connection that does not begin with the token, or sends a line that is not a message, is dropped unanswered.
+    A connection that does not begin with the token, or sends a line that is not a message, is dropped unanswered. Of
+    those that have said nothing yet, the oldest of the address with the most makes room for the next one, so nobody
+    keeps a rank out by holding connections.
 
     Args:
         size: number of ranks.
@@ -69,10 +75,13 @@ class Coordinator:
         self._settle_seconds = settle_seconds
         self._detector = FailureDetector(self._timeouts, settle_seconds, time.monotonic())
         self._writers: dict[int, asyncio.StreamWriter] = {}
-        self._strangers = 0
+        self._strangers: dict[asyncio.StreamWriter, str] = {}  # their addresses, the oldest first
         self._loop = asyncio.new_event_loop()
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, address, 0, limit=MAX_BYTES))
-        self.port: int = self._server.sockets[0].getsockname()[1]
+        listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+        self.port: int = listener.getsockname()[1]
+        serving = asyncio.start_server(self._serve, sock=listener, limit=MAX_BYTES, backlog=_ACCEPTED_IN_A_TURN)
+        self._server = self._loop.run_until_complete(serving)
+        listener.listen(_BACKLOG)
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._thread.start()
@@ -142,6 +151,8 @@ class Coordinator:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), self._timeouts.heartbeat_seconds)
         self._server.close()
+        for _ in range(3):  # those that were accepted last have to begin, else asyncio shows a traceback of each
+            await asyncio.sleep(0)
         others = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -163,15 +174,18 @@ class Coordinator:
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
         """Return the rank that connected, -1 for a stranger; few strangers may wait, and not for long."""
-        if self._strangers >= _STRANGERS:
-            return -1
-        self._strangers += 1
+        self._strangers[writer] = str(writer.get_extra_info("peername", ("",))[0])
+        if len(self._strangers) > _STRANGERS:
+            [(crowd, _)] = Counter(self._strangers.values()).most_common(1)
+            oldest = next(each for each, address in self._strangers.items() if address == crowd)
+            del self._strangers[oldest]
+            oldest.transport.abort()
         try:
             line = await asyncio.wait_for(reader.readline(), _HELLO_SECONDS)
         except asyncio.TimeoutError:
             return -1
         finally:
-            self._strangers -= 1
+            self._strangers.pop(writer, None)
         hello = decode_message(line)
         if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self.token.encode()):
             return -1
