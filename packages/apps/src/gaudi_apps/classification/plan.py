@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, ScheduleConfig, TrainConfig
-from gaudi_apps.cli.launch import LaunchReport, choose_own_batch, share_batch
+from gaudi_apps.cli.launch import LaunchReport, choose_batch
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     DROP_FACTORS,
     Plan,
     TrainingSet,
     count_steps,
-    describe_large_batch,
     describe_needs,
     list_plan,
-    print_json,
-    print_tables,
+    list_usual_warnings,
+    print_report,
 )
 from gaudi_apps.training.recipe import (
+    COSINE,
     NO_RECIPE,
     Choice,
     Host,
@@ -30,6 +30,7 @@ from gaudi_apps.training.recipe import (
     choose_average,
     choose_evaluations,
     choose_steps,
+    choose_type,
     count_epochs,
     describe_found,
     fit_evaluations,
@@ -91,24 +92,20 @@ def choose_recipe(
     """
     is_large = images >= LARGE_SET
     wanted = 32 if host.device == "cpu" or images < SMALL_SET else 128
-    own_batch = config.data.batch_size
-    if "batch_size" not in given:
-        own_batch = choose_own_batch(config.distribution, wanted, workers)
-    batch = share_batch(config.distribution, own_batch, workers)
+    own_batch, batch = choose_batch(config, given, wanted, workers)
     per_epoch = max(1, images // batch)
     speed = host.assume_speed(*ASSUMED_SPEEDS)
     length = choose_steps(config, given, speed / batch, per_epoch, epochs=EPOCHS, fewest=FEWEST_STEPS)
     steps = int(length.value)
-    of_dtype = "bf16 is the faster one here" if host.has_bf16 else "this processor has no instructions for bf16"
     size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
     choices = [
         *([] if {"steps", "epochs"} & given else [length]),
         Choice("model", "resnet50_v1.5" if is_large else "resnet18", f"for {count_things(images, 'image')}"),
         Choice("image_size", size, of_size),
         Choice("batch_size", own_batch, f"for {count_things(images, 'image')} on {host.describe()}"),
-        Choice("dtype", "bf16" if host.has_bf16 else "fp32", of_dtype),
+        choose_type(host),
         Choice("optimizer", "Adam", "needs no search for a rate"),
-        Choice("lr_schedule", "cosine", "ends at 0 with the last step"),
+        COSINE,
         Choice("warmup_epochs", choose_warmup(steps, per_epoch), _WARMUP_REASON),
         Choice("label_smoothing", 0.1, "against overconfidence"),
         Choice("zero_gamma", True, "residual blocks begin as the identity"),
@@ -179,14 +176,8 @@ def _list_warnings(
     config: TrainConfig, num_images: int, total_steps: int, warmup_steps: int, drop_steps: tuple[int, ...]
 ) -> Iterator[str]:
     """Yield settings that are allowed but rarely meant, a line each."""
-    batch = config.global_batch
-    if batch > num_images:
-        yield describe_large_batch(batch, num_images)
-    if warmup_steps >= total_steps:
-        yield (
-            f"the warm-up of {count_things(warmup_steps, 'step')} is not over when the run ends at step {total_steps}: "
-            "lower --warmup_epochs"
-        )
+    remedy = "lower --warmup_epochs"
+    yield from list_usual_warnings(config.global_batch, num_images, warmup_steps, total_steps, remedy)
     # A drop at the very end, as that of epoch 90, is part of the schedules of the originals.
     late = [str(step) for step in drop_steps if step > total_steps]
     if late:
@@ -226,11 +217,17 @@ def print_plan(
         from gaudi_apps.classification.data import open_found
 
         lines = describe_found(config.recipe.data, open_found(config.recipe, config.run.device.seed))
-        document["found"] = list(lines)
-    if as_json:
-        print_json(document | ({"recipe": recipe.as_json()} if recipe.choices else {}), launch, console)
-    else:
-        print_tables(config.run.model_dir, rows, plan, launch, console, recipe=recipe, lines=lines)
+    print_report(
+        document,
+        rows,
+        plan,
+        model_dir=config.run.model_dir,
+        as_json=as_json,
+        launch=launch,
+        console=console,
+        recipe=recipe,
+        lines=lines,
+    )
 
 
 def describe_training_set(config: TrainConfig) -> TrainingSet:

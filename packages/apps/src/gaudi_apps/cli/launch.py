@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
@@ -308,10 +308,16 @@ def share_batch(flags: DistributionFlags, batch_size: int, workers: int) -> int:
     return whole
 
 
-def choose_own_batch(flags: DistributionFlags, wanted: int, workers: int) -> int:
-    """Return the value of --batch_size that gives all processes together the wanted images, or fewer, see above."""
-    of_one = max(1, wanted // workers)
-    return of_one if flags.distribution_strategy == "off" else of_one * workers
+def choose_batch(config: Any, given: Collection[str], wanted: int, workers: int) -> tuple[int, int]:
+    """Return --batch_size and the images per step of all processes, which see the wanted ones together, or fewer.
+
+    A --batch_size among the names of the flags that are given is kept.
+    """
+    flags, own = config.distribution, config.data.batch_size
+    if "batch_size" not in given:
+        of_one = max(1, wanted // workers)
+        own = of_one if flags.distribution_strategy == "off" else of_one * workers
+    return own, share_batch(flags, own, workers)
 
 
 def _choose_engine(flags: DistributionFlags, find_device: FindDevice) -> Engine:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gaudi_apps.cli.launch import LaunchReport, choose_own_batch, share_batch
+from gaudi_apps.cli.launch import LaunchReport, choose_batch, share_batch
 from gaudi_apps.detection.config import COCO_CLASSES, COCO_TRAIN_IMAGES, SSDConfig, open_found
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
@@ -20,16 +20,15 @@ from gaudi_apps.training.plan import (
     Plan,
     TrainingSet,
     count_steps,
-    describe_large_batch,
     describe_late_drops,
-    describe_long_warmup,
     describe_needs,
     find_version_in,
     list_plan,
-    print_json,
-    print_tables,
+    list_usual_warnings,
+    print_report,
 )
 from gaudi_apps.training.recipe import (
+    COSINE,
     NO_RECIPE,
     Choice,
     Host,
@@ -38,6 +37,7 @@ from gaudi_apps.training.recipe import (
     choose_average,
     choose_evaluations,
     choose_steps,
+    choose_type,
     describe_found,
     fit_evaluations,
 )
@@ -104,10 +104,7 @@ def choose_recipe(
     not tried. With few steps, a network learns more from crops that show most of an image, see detector_options.md.
     """
     wanted = 8 if host.device == "cpu" or images < 320 else 32
-    own_batch = config.data.batch_size
-    if "batch_size" not in given:
-        own_batch = choose_own_batch(config.distribution, wanted, workers)
-    batch = share_batch(config.distribution, own_batch, workers)
+    own_batch, batch = choose_batch(config, given, wanted, workers)
     per_epoch = math.ceil(images / batch)
     speed = host.assume_speed(*ASSUMED_SPEEDS)
     length = choose_steps(config, given, speed / batch, per_epoch, epochs=EPOCHS, fewest=FEWEST_STEPS)
@@ -116,13 +113,12 @@ def choose_recipe(
     of_batch = "small batches make more steps of the same time"
     if wanted > BATCH_OF_PEAK_RATE:
         of_batch = f"for {count_things(images, 'image')} on {host.describe()}"
-    of_dtype = "bf16 is the faster one here" if host.has_bf16 else "this processor has no instructions for bf16"
     choices = [
         *([] if {"steps", "epochs"} & given else [length]),
         Choice("batch_size", own_batch, of_batch),
-        Choice("dtype", "bf16" if host.has_bf16 else "fp32", of_dtype),
+        choose_type(host),
         choose_rate(batch),
-        Choice("lr_schedule", "cosine", "ends at 0 with the last step"),
+        COSINE,
         *([] if "warmup_epochs" in given else [Choice("lr_warmup_steps", rising, _WARMUP_REASON)]),
         choose_average(steps),
         *([] if steps >= LONG_STEPS else [Choice("zoom_in", SHORT_ZOOM_IN, "few steps: crops that show most of it")]),
@@ -187,12 +183,8 @@ def _list_warnings(
     config: SSDConfig, num_images: int, batch: int, total_steps: int, warmup_steps: int, drop_steps: tuple[int, ...]
 ) -> list[str]:
     """List settings that are allowed but rarely meant, a line each."""
-    found = []
-    if batch > num_images:
-        found.append(describe_large_batch(batch, num_images))
-    if warmup_steps >= total_steps:
-        remedy = "lower --warmup_epochs or give --lr_warmup_steps"
-        found.append(describe_long_warmup(warmup_steps, total_steps, remedy))
+    remedy = "lower --warmup_epochs or give --lr_warmup_steps"
+    found = [*list_usual_warnings(batch, num_images, warmup_steps, total_steps, remedy)]
     if config.schedule.lr_schedule == "piecewise":
         late = [step for step in drop_steps if step >= total_steps]
         if late:
@@ -244,11 +236,17 @@ def print_plan(
     lines: Sequence[str] = ()
     if config.recipe.data is not None:
         lines = describe_found(config.recipe.data, open_found(config))
-        document["found"] = list(lines)
-    if config.run.json:
-        print_json(document | ({"recipe": recipe.as_json()} if recipe.choices else {}), launch, console)
-    else:
-        print_tables(config.run.model_dir, rows, plan, launch, console, recipe=recipe, lines=lines)
+    print_report(
+        document,
+        rows,
+        plan,
+        model_dir=config.run.model_dir,
+        as_json=config.run.json,
+        launch=launch,
+        console=console,
+        recipe=recipe,
+        lines=lines,
+    )
 
 
 def describe_plan(

@@ -21,12 +21,10 @@ from gaudi_apps.training.plan import (
     CURRENT,
     Plan,
     TrainingSet,
-    describe_large_batch,
     describe_late_drops,
-    describe_long_warmup,
     find_version_in,
-    print_json,
-    print_tables,
+    list_usual_warnings,
+    print_report,
 )
 from gaudi_ops import schedules
 
@@ -103,11 +101,7 @@ def _find_misfits(
     drop_steps: tuple[int, ...],
 ) -> list[str]:
     """Return warnings about settings that are allowed but rarely meant, a line each."""
-    found = []
-    if batch > num_images:
-        found.append(describe_large_batch(batch, num_images))
-    if warmup_steps >= total_steps:
-        found.append(describe_long_warmup(warmup_steps, total_steps, "lower --warmup_epochs"))
+    found = [*list_usual_warnings(batch, num_images, warmup_steps, total_steps, "lower --warmup_epochs")]
     if late := [step for step in drop_steps if step >= total_steps]:
         found.append(describe_late_drops(late, total_steps, "lower --lr_drop_epochs"))
     if config.schedule.base_lr is not None and config.schedule.base_lr * batch / IMAGES_OF_BASE_RATE < UNIT_RATE / 2:
@@ -134,12 +128,10 @@ def print_plan(
         bytes_per_value=_BYTES_PER_VALUE[config.device.precision],
         weight_decay=config.schedule.weight_decay,
     )
-    if config.run.json:
-        print_json(document, launch, console)
-        return
     if plan.evaluated_steps:
         rows.append(("validations", f"after steps {', '.join(map(str, plan.evaluated_steps))}"))
-    print_tables(config.run.model_dir, rows, plan, launch, console)
+    model_dir, as_json = config.run.model_dir, config.run.json
+    print_report(document, rows, plan, model_dir=model_dir, as_json=as_json, launch=launch, console=console)
 
 
 def describe_training_set(config: SSDMXNetConfig) -> TrainingSet:

@@ -142,16 +142,14 @@ def count_steps(epochs: float, steps_per_epoch: int) -> int:
     return max(1, int(epochs * steps_per_epoch)) if epochs else 0
 
 
-def describe_large_batch(batch: int, num_images: int) -> str:
-    """Return the warning about a batch that is larger than the data set."""
-    images = count_things(num_images, "image")
-    return f"a batch of {batch} is larger than the data set of {images}: a step sees some of them twice"
-
-
-def describe_long_warmup(warmup_steps: int, total_steps: int, remedy: str) -> str:
-    """Return the warning about a warm-up that is longer than the run."""
-    warmup = count_things(warmup_steps, "step")
-    return f"the warm-up of {warmup} is not over when the run ends at step {total_steps}: {remedy}"
+def list_usual_warnings(batch: int, num_images: int, warmup_steps: int, total_steps: int, remedy: str) -> Iterator[str]:
+    """Yield the warnings about a batch larger than the data set, and about a warm-up that is longer than the run."""
+    if batch > num_images:
+        images = count_things(num_images, "image")
+        yield f"a batch of {batch} is larger than the data set of {images}: a step sees some of them twice"
+    if warmup_steps >= total_steps:
+        warmup = count_things(warmup_steps, "step")
+        yield f"the warm-up of {warmup} is not over when the run ends at step {total_steps}: {remedy}"
 
 
 def describe_late_drops(steps: Sequence[int], total_steps: int, remedy: str) -> str:
@@ -267,24 +265,38 @@ def describe_needs(
     return document, [("disk", disk), ("memory", f"about {format_bytes(memory_bytes)}: {MEMORY_COVERS}")]
 
 
-def print_json(document: Mapping[str, Any], launch: LaunchReport | None = None, console: Console | None = None) -> None:
-    """Print one JSON object, with the processes to start as `launch`."""
-    launched = {"launch": None if launch is None else launch.as_json()}
-    (console or make_console(soft_wrap=True)).print(json.dumps({**document, **launched}, indent=2))
-
-
-def print_tables(
-    model_dir: str | Path,
+def print_report(
+    document: Mapping[str, Any],
     rows: Iterable[tuple[str, str]],
     plan: Plan,
+    *,
+    model_dir: str | Path,
+    as_json: bool,
     launch: LaunchReport | None = None,
     console: Console | None = None,
-    *,
     recipe: Recipe | None = None,
-    lines: Iterable[str] = (),
+    lines: Sequence[str] = (),
 ) -> None:
-    """Print lines about the data, a table of a run, its recipe and learning rate, the warnings, and the processes."""
+    """Print a plan as one JSON object, or as tables.
+
+    Args:
+        document: the plan as JSON values by name.
+        rows: of its table.
+        plan: whose learning rate and warnings are printed.
+        model_dir: of the run.
+        as_json: print the document.
+        launch: the processes to start.
+        console: to print to; standard output when None.
+        recipe: what was chosen from the data and the machine.
+        lines: about the data.
+    """
     console = console or make_console(soft_wrap=True)
+    if as_json:
+        found = {"found": [*lines]} if lines else {}
+        chosen = {"recipe": recipe.as_json()} if recipe is not None and recipe.choices else {}
+        launched = {"launch": None if launch is None else launch.as_json()}
+        console.print(json.dumps({**document, **found, **chosen, **launched}, indent=2))
+        return
     for line in lines:
         console.print(line)
     table = Table(title=f"Plan of {model_dir}", title_justify="left", show_header=False, box=None)

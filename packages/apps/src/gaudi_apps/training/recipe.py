@@ -319,6 +319,17 @@ START_SECONDS = 60.0  # until the first step is compiled and measured, about
 EVALUATIONS = 8
 
 
+# Of a rate that ends with the run, which a recipe sees to.
+COSINE = Choice("lr_schedule", "cosine", "ends at 0 with the last step")
+
+
+def choose_type(host: Host) -> Choice:
+    """Choose the precision that is the faster one on a machine."""
+    if host.has_bf16:
+        return Choice("dtype", "bf16", "bf16 is the faster one here")
+    return Choice("dtype", "fp32", "this processor has no instructions for bf16")
+
+
 def choose_steps(
     config: Any, given: Collection[str], steps_per_second: float, per_epoch: int, *, epochs: int, fewest: int
 ) -> Choice:
