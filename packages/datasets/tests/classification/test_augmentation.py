@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gaudi_datasets.classification.augmentation import RESNET_CROPS, RESNEXT_CROPS, CropRange, draw_augmentation
+from gaudi_datasets.classification.augmentation import RESNET_RANGE, AugmentationRange, draw_augmentation
 from gaudi_datasets.sampling import image_generator
 
 
 def draw(
-    sizes: list[tuple[int, int]], seed: int = 0, crop_range: CropRange = RESNET_CROPS, flip: float = 0.5
+    sizes: list[tuple[int, int]], seed: int = 0, ranges: AugmentationRange = RESNET_RANGE, flip: float = 0.5
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
     """Return crops and flips."""
     generators = [image_generator(seed, 0, number) for number in range(len(sizes))]
-    return draw_augmentation(np.array(sizes, np.int32), generators, crop_range, flip)
+    return draw_augmentation(np.array(sizes, np.int32), generators, ranges, flip)
 
 
 @given(
@@ -94,9 +94,9 @@ def test_flips_are_as_frequent_as_asked(probability: float) -> None:
 
 
 def test_resnext_s_crops_start_at_a_larger_area() -> None:
-    assert (RESNET_CROPS.min_area, RESNEXT_CROPS.min_area) == (0.05, 0.08)
-    narrow = CropRange(min_area=0.5, max_area=0.6, min_covered=0.0)
-    windows = draw([(300, 400)] * 300, crop_range=narrow)[0]
+    assert RESNET_RANGE.min_area == 0.05
+    narrow = AugmentationRange(min_area=0.5, max_area=0.6, min_covered=0.0)
+    windows = draw([(300, 400)] * 300, ranges=narrow)[0]
     areas = windows[:, 2] * windows[:, 3] / (300 * 400)
     assert areas.min() >= 0.5
     assert areas.max() <= 0.6

@@ -6,24 +6,24 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gaudi_datasets.classification.augmentation import ColorRange, draw_colors
+from gaudi_datasets.classification.augmentation import AugmentationRange, draw_colors
 from gaudi_datasets.sampling import image_generator
 
 MIDDLE = np.array([120, 110, 100], np.float32)
 
 
-def draw(colors: ColorRange, count: int = 200) -> npt.NDArray[np.float32]:
+def draw(colors: AugmentationRange, count: int = 200) -> npt.NDArray[np.float32]:
     return draw_colors([image_generator(3, 0, number) for number in range(count)], colors, MIDDLE)
 
 
 def test_by_default_nothing_is_changed() -> None:
-    assert not ColorRange()
+    assert not AugmentationRange().changes_colors
     expected = np.broadcast_to(np.eye(3, 4), (200, 3, 4))
-    np.testing.assert_allclose(draw(ColorRange()), expected, atol=1e-7)
+    np.testing.assert_allclose(draw(AugmentationRange()), expected, atol=1e-7)
 
 
 def test_gray_images_have_equal_values() -> None:
-    maps = draw(ColorRange(gray_probability=0.3))
+    maps = draw(AugmentationRange(gray_probability=0.3))
     values = maps[:, :, :3] @ np.array([200.0, 30.0, 70.0])
     is_gray = np.ptp(values, axis=1) < 1e-3
     assert is_gray.mean() == pytest.approx(0.3, abs=0.1)
@@ -33,7 +33,7 @@ def test_gray_images_have_equal_values() -> None:
 
 def test_gray_stays_gray_and_within_the_range() -> None:
     """Of a gray pixel hue and saturation change nothing; brightness and contrast are at most 1.2 each."""
-    maps = draw(ColorRange(strength=0.2))
+    maps = draw(AugmentationRange(color_jitter=0.2))
     gray = np.full(3, 50.0)
     linear = maps[:, :, :3] @ gray
     np.testing.assert_allclose(np.ptp(linear, axis=1), 0, atol=1e-4)
@@ -47,7 +47,7 @@ def test_gray_stays_gray_and_within_the_range() -> None:
 
 
 def test_the_hue_turns_to_both_sides() -> None:
-    maps = draw(ColorRange(strength=0.5))
+    maps = draw(AugmentationRange(color_jitter=0.5))
     red = maps[:, :, :3] @ np.array([1.0, 0.0, 0.0])
     towards_green, towards_blue = red[:, 1] > red[:, 2], red[:, 2] > red[:, 1]
     assert 0.35 < towards_green.mean() < 0.65
@@ -55,7 +55,10 @@ def test_the_hue_turns_to_both_sides() -> None:
 
 
 def test_each_image_s_draws_are_its_own() -> None:
-    together = draw(ColorRange(0.3, 0.2), 5)
+    ranges = AugmentationRange(color_jitter=0.3, gray_probability=0.2)
+    together = draw(ranges, 5)
     for number in range(5):
-        alone = draw_colors([image_generator(3, 0, number)], ColorRange(0.3, 0.2), MIDDLE)
+        alone = draw_colors(
+            [image_generator(3, 0, number)], AugmentationRange(color_jitter=0.3, gray_probability=0.2), MIDDLE
+        )
         np.testing.assert_array_equal(alone[0], together[number])

@@ -10,9 +10,8 @@ import pytest
 import tensorflow as tf
 
 from gaudi_datasets.classification.augmentation import (
-    RESNET_CROPS,
-    RESNEXT_CROPS,
-    ColorRange,
+    RESNET_RANGE,
+    AugmentationRange,
     draw_augmentation,
     draw_colors,
 )
@@ -126,17 +125,21 @@ def test_the_crop_range_is_that_asked_for(encode: Encode) -> None:
     source, options = make_source(encode), Options(11)
     default = take(train_dataset(source, options), 1)[0]["images"]
     resnet, resnext = (
-        take(train_dataset(source, options, crop_range=crops), 1)[0]["images"]
-        for crops in (RESNET_CROPS, RESNEXT_CROPS)
+        take(train_dataset(source, options, ranges=crops), 1)[0]["images"]
+        for crops in (RESNET_RANGE, AugmentationRange(min_area=0.08))
     )
     np.testing.assert_array_equal(default, resnet)
     assert not np.array_equal(resnet, resnext)
 
 
 def test_colors_are_changed_by_each_image_s_own_map(encode: Encode) -> None:
-    source, options, colors = make_source(encode), Options(11, seed=5), ColorRange(0.4, 0.3)
+    source, options, colors = (
+        make_source(encode),
+        Options(11, seed=5),
+        AugmentationRange(color_jitter=0.4, gray_probability=0.3),
+    )
     plain = take(train_dataset(source, options), 1)[0]
-    changed = take(train_dataset(source, options, color_range=colors), 1)[0]
+    changed = take(train_dataset(source, options, ranges=colors), 1)[0]
     np.testing.assert_array_equal(plain["image_ids"], changed["image_ids"])
     for before, after, image_id in zip(plain["images"], changed["images"], plain["image_ids"].tolist(), strict=True):
         generator = image_generator(options.seed, 0, image_id)

@@ -17,7 +17,6 @@ from gaudi_distributed.failure.messages import (
     Left,
     Message,
     State,
-    Stop,
     Timeouts,
     decode_message,
     encode_message,
@@ -32,8 +31,7 @@ messages = st.one_of(
     st.builds(State, numbers, texts, numbers),
     st.builds(Failed, numbers, texts, st.booleans()),
     st.builds(Left, numbers, texts),
-    st.just(Heartbeat()),
-    st.just(Stop()),
+    st.builds(Heartbeat, st.booleans()),
     st.builds(FailureCause, numbers, texts, numbers, texts, numbers, texts),
 )
 
@@ -66,9 +64,9 @@ def test_anything_else_is_refused(line: bytes) -> None:
         ["Welcome", {"stall_seconds": float("nan"), "leave_seconds": 1, "heartbeat_seconds": 1}],
         ["Failed", {"status": 1, "text": None, "certain": True}],
         ["Unknown", {}],
-        [["Heartbeat"], {}],
+        [["Heartbeat"], {"stop": False}],
         ["Heartbeat", []],
-        {"Heartbeat": {}},
+        {"Heartbeat": {"stop": False}},
         7,
     ],
 )

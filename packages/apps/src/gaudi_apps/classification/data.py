@@ -54,7 +54,7 @@ def open_training_data(config: TrainConfig) -> TrainingData:
         MissingInputError: the data is not there.
         DataError: the data is damaged.
     """
-    from gaudi_datasets.classification.augmentation import ColorRange, CropRange
+    from gaudi_datasets.classification.augmentation import AugmentationRange
     from gaudi_datasets.classification.pipeline import synthetic_dataset, train_dataset
     from gaudi_datasets.tf_input import read_batches
 
@@ -72,11 +72,12 @@ def open_training_data(config: TrainConfig) -> TrainingData:
     _require_two_classes(source)
     if data.cache_decoded_image:
         source = DecodedSource(source)
-    crops = CropRange(min_area=config.min_crop_area)
-    colors = ColorRange(data.color_jitter, data.gray_probability)
+    ranges = AugmentationRange(
+        min_area=config.min_crop_area, color_jitter=data.color_jitter, gray_probability=data.gray_probability
+    )
 
     def read_images(first_step: int) -> Batches:
-        dataset = train_dataset(source, options, first_step=first_step, crop_range=crops, color_range=colors)
+        dataset = train_dataset(source, options, first_step=first_step, ranges=ranges)
         return read_batches(dataset, source)
 
     files, former = getattr(source, "list_files", dict), getattr(source, "former_fingerprint", "")

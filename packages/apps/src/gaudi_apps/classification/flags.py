@@ -33,9 +33,11 @@ class RunFlags(flags.TensorFlowRunFlags):
     """eval: evaluate checkpoints; predict: classify images; export: export for deployment; plan: print what train would
     do; verify-resume: check on a few steps of this configuration that a killed run ends like an uninterrupted one;
     parity: compute the first steps in two ways, and name the first tensor that differs."""
-    model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/classifier"
+    # Those of resnet_train; resnext_train declares its own again.
+    model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnet_train"
     seed: Annotated[int, arg(aliases=["--global_seed"])] = 0
     epochs: Annotated[float, arg(aliases=["--train_epochs", "-te"])] = 1.0
+    steps: Annotated[int, arg(aliases=["--train_steps"])] = 0
 
 
 @dataclass(frozen=True)

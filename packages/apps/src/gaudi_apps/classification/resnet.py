@@ -56,14 +56,6 @@ ADAM_RATE = 1e-3
 
 
 @dataclass(frozen=True)
-class RunFlags(flags.RunFlags):
-    """Mode, length of training, and folder of the results."""
-
-    model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnet_train"
-    steps: Annotated[int, arg(aliases=["--train_steps"])] = 0
-
-
-@dataclass(frozen=True)
 class TrainingFlags(flags.TrainingFlags):
     """Network, initial weights, optimizer, learning rate, weight decay and loss.
 
@@ -125,7 +117,6 @@ class ReportFlags(flags.ReportFlags):
 class ResNetConfig(ClassifierConfig):
     """Everything a run of resnet_train depends on."""
 
-    run: RunFlags = field(default_factory=RunFlags)
     recipe: RecipeFlags = field(default_factory=RecipeFlags)
     training: TrainingFlags = field(default_factory=TrainingFlags)
     report: ReportFlags = field(default_factory=ReportFlags)

@@ -25,7 +25,6 @@ from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_datasets.output_files import write_atomically, write_json
 
-LoggerName: TypeAlias = Literal["csv", "mlflow", "wandb"]
 Ending: TypeAlias = Literal["FINISHED", "KILLED", "FAILED"]  # as MLflow names them; a run that was stopped is killed
 METRICS = "metrics.csv"
 LOG_FILES = (METRICS, "mlflow.json", "wandb.json")

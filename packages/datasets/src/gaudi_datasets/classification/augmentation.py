@@ -20,8 +20,8 @@ FLIP_PROBABILITY = 0.5
 
 
 @dataclass(frozen=True)
-class CropRange:
-    """Which crops are drawn.
+class AugmentationRange:
+    """Which crops and changes of colour are drawn; colours stay by default.
 
     Args:
         min_area: of the crop, as a share of the image.
@@ -30,6 +30,9 @@ class CropRange:
         max_aspect: likewise.
         min_covered: a crop that shows less of the image than this is drawn again.
         tries: how often; the whole image is taken after that.
+        color_jitter: brightness, contrast and saturation are multiplied by 1 - this to 1 + this, and the hue is turned
+            by up to so many quarter turns to either side.
+        gray_probability: share of the images that lose all colour.
     """
 
     min_area: float = 0.05
@@ -38,16 +41,22 @@ class CropRange:
     max_aspect: float = 1.33
     min_covered: float = 0.1
     tries: int = 100
+    color_jitter: float = 0.0
+    gray_probability: float = 0.0
+
+    @property
+    def changes_colors(self) -> bool:
+        """Return True if any colour is changed."""
+        return self.color_jitter > 0 or self.gray_probability > 0
 
 
-RESNET_CROPS = CropRange()
-RESNEXT_CROPS = CropRange(min_area=0.08)
+RESNET_RANGE = AugmentationRange()
 
 
 def draw_augmentation(
     sizes: npt.NDArray[np.int32],
     generators: Sequence[np.random.Generator],
-    crop_range: CropRange = RESNET_CROPS,
+    ranges: AugmentationRange = RESNET_RANGE,
     flip_probability: float = FLIP_PROBABILITY,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
     """Draw crops and flips for images of sizes int32 [n, 2], height and width, each with a generator of its own.
@@ -55,13 +64,13 @@ def draw_augmentation(
     Returns:
         crops int32 [n, 4]: top, left, height, width in pixels; flips bool [n], whether each is mirrored left to right.
     """
-    uniform = np.stack([generator.random(4 * crop_range.tries + 1) for generator in generators])
-    windows = _place_crops(sizes, uniform[:, 1:].reshape(len(sizes), 4, crop_range.tries), crop_range)
+    uniform = np.stack([generator.random(4 * ranges.tries + 1) for generator in generators])
+    windows = _place_crops(sizes, uniform[:, 1:].reshape(len(sizes), 4, ranges.tries), ranges)
     return windows, uniform[:, 0] < flip_probability
 
 
 def _place_crops(
-    sizes: npt.NDArray[np.int32], uniform: npt.NDArray[np.float64], crop_range: CropRange
+    sizes: npt.NDArray[np.int32], uniform: npt.NDArray[np.float64], ranges: AugmentationRange
 ) -> npt.NDArray[np.int32]:
     """Return the first allowed crop of each image, or the whole image: int32 [n, 4].
 
@@ -69,16 +78,14 @@ def _place_crops(
     """
     image_height, image_width = (sizes[:, axis, None].astype(np.float64) for axis in (0, 1))
     pixels = image_height * image_width
-    aspect = crop_range.min_aspect + uniform[:, 0] * (crop_range.max_aspect - crop_range.min_aspect)
-    highest = np.minimum(np.rint(np.sqrt(crop_range.max_area * pixels / aspect)), image_height)
+    aspect = ranges.min_aspect + uniform[:, 0] * (ranges.max_aspect - ranges.min_aspect)
+    highest = np.minimum(np.rint(np.sqrt(ranges.max_area * pixels / aspect)), image_height)
     highest = np.minimum(highest, np.floor((image_width + 0.5) / aspect))  # so that its width fits too
-    lowest = np.minimum(np.rint(np.sqrt(crop_range.min_area * pixels / aspect)), highest)
+    lowest = np.minimum(np.rint(np.sqrt(ranges.min_area * pixels / aspect)), highest)
     height = lowest + np.floor(uniform[:, 1] * (highest - lowest + 1))
     width = np.rint(height * aspect)
     area = height * width
-    allowed = (area >= max(crop_range.min_area, crop_range.min_covered) * pixels) & (
-        area <= crop_range.max_area * pixels
-    )
+    allowed = (area >= max(ranges.min_area, ranges.min_covered) * pixels) & (area <= ranges.max_area * pixels)
     allowed &= (width <= image_width) & (width >= 1) & (height >= 1)
     top = np.floor(uniform[:, 2] * (image_height - height + 1))
     left = np.floor(uniform[:, 3] * (image_width - width + 1))
@@ -95,26 +102,8 @@ _GRAY = np.full((3, 3), 1 / 3)
 _QUARTER_TURN = np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / np.sqrt(3)
 
 
-@dataclass(frozen=True)
-class ColorRange:
-    """Which changes of colour are drawn; none by default.
-
-    Args:
-        strength: brightness, contrast and saturation are multiplied by 1 - strength to 1 + strength, and the hue is
-            turned by up to so many quarter turns to either side.
-        gray_probability: share of the images that lose all colour.
-    """
-
-    strength: float = 0.0
-    gray_probability: float = 0.0
-
-    def __bool__(self) -> bool:
-        """Return True if anything is changed."""
-        return self.strength > 0 or self.gray_probability > 0
-
-
 def draw_colors(
-    generators: Sequence[np.random.Generator], colors: ColorRange, middle: npt.NDArray[np.float32]
+    generators: Sequence[np.random.Generator], ranges: AugmentationRange, middle: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
     """Draw a map of colours for each of n images, each with a generator of its own.
 
@@ -124,8 +113,8 @@ def draw_colors(
         float32 [n, 3, 4]: RGB values become ``map[:, :3] @ values + map[:, 3]``.
     """
     uniform = np.stack([generator.random(5) for generator in generators])
-    brightness, contrast, saturation, turn = (colors.strength * (2 * uniform[:, :4] - 1)).T
-    saturation = np.where(uniform[:, 4] < colors.gray_probability, -1.0, saturation)
+    brightness, contrast, saturation, turn = (ranges.color_jitter * (2 * uniform[:, :4] - 1)).T
+    saturation = np.where(uniform[:, 4] < ranges.gray_probability, -1.0, saturation)
     angle = (turn * np.pi / 2)[:, None, None]
     rotation = np.cos(angle) * (np.eye(3) - _GRAY) + np.sin(angle) * _QUARTER_TURN
     linear = _GRAY + (1 + saturation)[:, None, None] * rotation

@@ -20,9 +20,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_datasets.classification.augmentation import (
-    RESNET_CROPS,
-    ColorRange,
-    CropRange,
+    RESNET_RANGE,
+    AugmentationRange,
     draw_augmentation,
     draw_colors,
 )
@@ -33,7 +32,6 @@ from gaudi_datasets.tf_input import call_python, evaluation_batches, threading_o
 # Of ImageNet, RGB, for values in 0..255; the originals subtract them and divide by nothing.
 MEAN_RGB = np.array([123.68, 116.78, 103.94], np.float32)
 
-NO_COLORS = ColorRange()
 CHUNK = 16  # examples read by one call of Python
 _READERS = 4  # calls of Python at once: some wait for the disk while one computes
 
@@ -48,8 +46,7 @@ def train_dataset(
     options: InputOptions,
     *,
     first_step: int = 0,
-    crop_range: CropRange = RESNET_CROPS,
-    color_range: ColorRange = NO_COLORS,
+    ranges: AugmentationRange = RESNET_RANGE,
 ) -> Any:
     """Make the endless training batches of this rank, from that of `first_step` on.
 
@@ -70,7 +67,7 @@ def train_dataset(
     def read(indices: Any, epochs: Any) -> Any:
         def draw(indices: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> tuple[Any, ...]:
             examples = [read_example(index) for index in indices.tolist()]
-            return draw_crops(examples, epochs, options, crop_range, color_range)
+            return draw_crops(examples, epochs, options, ranges)
 
         return call_python(draw, [indices, epochs], *_CROP_SIGNATURE)
 
@@ -79,7 +76,7 @@ def train_dataset(
         encoded: Any, window: Any, decoding: Any, flip: Any, colors: Any, label: Any, image_id: Any
     ) -> dict[str, Any]:
         pixels = resize_crop(decode_crop(encoded, window, decoding), options.image_size)
-        images = finish_crop(pixels, flip, colors if color_range else None, options)
+        images = finish_crop(pixels, flip, colors if ranges.changes_colors else None, options)
         return {"images": images, "labels": label, "image_ids": image_id}
 
     steps = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
@@ -177,8 +174,7 @@ def draw_crops(
     examples: list[ClassificationExample],
     epochs: npt.NDArray[np.int64],
     options: InputOptions,
-    crop_range: CropRange = RESNET_CROPS,
-    color_range: ColorRange = NO_COLORS,
+    ranges: AugmentationRange = RESNET_RANGE,
 ) -> tuple[Any, ...]:
     """Draw what training makes of some images in their epochs.
 
@@ -191,8 +187,8 @@ def draw_crops(
         image_generator(options.seed, epoch, example.image_id)
         for epoch, example in zip(epochs.tolist(), examples, strict=True)
     ]
-    windows, flips = draw_augmentation(sizes, generators, crop_range, options.flip_probability)
-    colors = draw_colors(generators, color_range, MEAN_RGB)
+    windows, flips = draw_augmentation(sizes, generators, ranges, options.flip_probability)
+    colors = draw_colors(generators, ranges, MEAN_RGB)
     decodings = _choose_decodings(examples, windows[:, 2:], options.image_size)
     # The window on the reduced image, which may leave out a last row and column of that.
     windows = windows // np.array([*_DIVISORS, 1], np.int32)[decodings, None]

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gaudi_datasets.documents import load_json
 from gaudi_datasets.errors import DataError, MissingInputError
@@ -17,6 +17,9 @@ from gaudi_datasets.layouts.threads import map_threads
 from gaudi_datasets.program import ProgressLine, count_things
 from gaudi_datasets.records.record_sets import RecordSet
 from gaudi_ops.program import say
+
+if TYPE_CHECKING:
+    from gaudi_datasets.showing import Source
 
 _SHOWN = 3  # images in the message
 _REMEMBERED = 1000
@@ -44,26 +47,22 @@ def _describe(error: DataError | MissingInputError) -> str:
     return str(error).removesuffix(f"; {error.remedy}")
 
 
-class ReadableSource(Protocol):
-    """A source of either kind."""
+class StoredSource(Protocol):
+    """A source of either kind, whose images are in files."""
 
     @property
     def name(self) -> str:
         """Return the name of the data set in messages."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Return SHA-256 that is equal for equal data."""
 
     def __len__(self) -> int:
         """Return the number of images."""
 
     def read(self, index: int) -> Any:
         """Read image `index`."""
-
-
-class StoredSource(ReadableSource, Protocol):
-    """A source whose images are in files."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Return SHA-256 that is equal for equal data."""
 
     def path(self, index: int) -> Path:
         """Return the path of the file that holds image `index`."""
@@ -92,7 +91,7 @@ def read_sizes(paths: Sequence[Path], name: str) -> list[tuple[int, int]]:
     return [each for each in found if not isinstance(each, Exception)]
 
 
-def check_all(source: ReadableSource, progress: Callable[[int, int], None] | None = None) -> None:
+def check_all(source: Source | StoredSource, progress: Callable[[int, int], None] | None = None) -> None:
     """Read every image of a source in threads, and check that it can be decoded and has its annotated size.
 
     The structure of a JPEG or PNG is walked through; what this leaves in doubt is decoded.

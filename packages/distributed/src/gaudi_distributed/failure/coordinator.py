@@ -26,7 +26,6 @@ from gaudi_distributed.failure.messages import (
     Left,
     Message,
     State,
-    Stop,
     Timeouts,
     decode_message,
     encode_message,
@@ -117,7 +116,7 @@ class Coordinator:
 
     def request_stop(self) -> None:
         """Ask all ranks to save and end."""
-        self._call(self._tell, Stop())
+        self._call(self._tell, Heartbeat(stop=True))
 
     def close(self) -> None:
         """Stop listening; ranks that are still there take it for the loss of the launcher."""

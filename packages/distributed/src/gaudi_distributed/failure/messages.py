@@ -68,12 +68,9 @@ class Left:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The heartbeat of the coordinator."""
+    """The heartbeat of the coordinator; with `stop`, the request that all ranks save and end."""
 
-
-@dataclass(frozen=True)
-class Stop:
-    """The request that all ranks save and end."""
+    stop: bool = False
 
 
 LOST = 75
@@ -107,9 +104,9 @@ class FailureCause:
         return f"rank {self.rank} on {self.host} at step {self.step} ({self.phase}): {self.text}"
 
 
-Message = Hello | Timeouts | State | Failed | Left | Heartbeat | Stop | FailureCause
+Message = Hello | Timeouts | State | Failed | Left | Heartbeat | FailureCause
 _KINDS: dict[str, type[Any]] = {
-    **{kind.__name__: kind for kind in (Hello, State, Failed, Left, Heartbeat, Stop)},
+    **{kind.__name__: kind for kind in (Hello, State, Failed, Left, Heartbeat)},
     "Welcome": Timeouts,
     "End": FailureCause,
 }

@@ -24,10 +24,10 @@ from gaudi_distributed.failure.messages import (
     MAX_BYTES,
     Failed,
     FailureCause,
+    Heartbeat,
     Hello,
     Left,
     State,
-    Stop,
     Timeouts,
     decode_message,
     encode_message,
@@ -170,7 +170,7 @@ class RankClient:
                 message = decode_message(line)
                 if isinstance(message, FailureCause):
                     self._finish(message)
-                self._stop_requested |= isinstance(message, Stop)
+                self._stop_requested |= isinstance(message, Heartbeat) and message.stop
         except TimeoutError:
             silent = True
         except (OSError, MessageError):
