@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gaudi_apps import ssd_train
 from gaudi_apps.cli.flags import DistributionFlags
 from gaudi_apps.cli.launch import check_elastic
 from gaudi_apps.runtime.errors import RanksChangedError
 from gaudi_apps.runtime.session import ElasticState
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.checkpoint import Checkpoint
+from gaudi_apps.training.recipe import Choice, Recipe
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.elastic import SCOPE, WORKER, RendezvousClient
 from gaudi_distributed.cluster.rendezvous import RendezvousServer
@@ -75,6 +80,33 @@ def test_ranks_that_change_begin_another_round(tell: Tell, capsys: pytest.Captur
     with elastic.recovering():
         raise RanksChangedError
     assert "step 5" in capsys.readouterr().out
+
+
+def test_the_next_round_has_the_length_that_was_fitted(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 may be another process in it, which has not measured."""
+    seen: list[tuple[int, bool, bool]] = []
+
+    def compute(mode: str, app: Any, reporter: Any, elastic: ElasticState) -> None:
+        seen.append((app.config.run.steps, app.recipe.is_fitted, app.config.run.clean))
+        if len(seen) == 1:
+            fitted = Recipe((Choice("steps", 77, "fitted"),), minutes=10.0, is_fitted=True)
+            app.use_recipe(fitted)
+            elastic.newest = Checkpoint(5, {}, {}, "")
+            tell(2, {"HOROVOD_RANK": "0"})
+            raise RanksChangedError
+
+    monkeypatch.setattr("gaudi_apps.cli.program._compute", compute)
+    # Horovod is not here.
+    monkeypatch.setattr("gaudi_apps.cli.program.find_distribution", lambda *_: Distribution())
+    monkeypatch.setattr("gaudi_distributed.comm.horovod_engine.end_horovod", lambda: None)
+    tell(1, {"HOROVOD_RANK": "0"})
+    flags = ("--use_horovod", "--global_batch_size", "8", "--device", "cpu", "--clean")
+    config = ssd_train.PROGRAM.parse(["--use_fake_data", *flags, "--minutes", "10", "--model_dir", str(tmp_path)])
+    reporter: Any = None
+    ssd_train.PROGRAM._compute_rounds("train", config, reporter)
+    assert seen == [(0, False, True), (77, True, False)]
 
 
 def test_error_ends_training(tell: Tell) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -23,11 +24,13 @@ from gaudi_apps.detection.application import SSDApplication
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.plan import choose_recipe, make_plan
 from gaudi_apps.runtime.errors import RunChangedError
+from gaudi_apps.runtime.session import Session
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_apps.training.plan import count_steps
 from gaudi_apps.training.recipe import (
     END_SECONDS,
     MOST_EVALUATIONS,
+    NO_RECIPE,
     Choice,
     Host,
     Recipe,
@@ -37,10 +40,12 @@ from gaudi_apps.training.recipe import (
     fit_length,
     read_recipe,
 )
+from gaudi_apps.training.run import run_evaluation
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError
 from gaudi_datasets.fetching.weights_table import WEIGHTS
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
 
+run_ranks = runpy.run_path(str(Path(__file__).parents[1] / "ranks_in_threads.py"))["run_ranks"]
 CPU = Host("cpu", 2, has_bf16=True)
 SECONDS = st.floats(0.01, 100)
 
@@ -295,6 +300,32 @@ def test_a_run_of_minutes_with_the_original_defaults_goes_on(records: Path, tmp_
     assert ssd_train.PROGRAM.recipe.is_fitted
     with pytest.raises(RunChangedError):
         parse(*flags, "--minutes", "5")
+
+
+class _SharedError(Exception):
+    """Ends what would need several processes."""
+
+
+class OneOfTwo(Session):
+    """A session of one of two ranks that share one process, up to the comparison of what they are about to do."""
+
+    def __init__(self, app: SSDApplication, rank: Any) -> None:
+        self.app, self.communicator, self.is_root = app, rank, rank.rank == 0
+
+    def require_equal_start(self, data: str = "") -> None:
+        raise _SharedError
+
+
+def test_ranks_that_evaluate_follow_the_recipe_of_rank_0() -> None:
+    recipe = Recipe((Choice("steps", 77, "fitted"), Choice("batch_size", 3, "so")), minutes=10.0, is_fitted=True)
+
+    def follow(rank: Any) -> tuple[int, int]:
+        app = SSDApplication(SSDConfig(), recipe=NO_RECIPE if rank.rank else recipe)
+        with pytest.raises(_SharedError):
+            run_evaluation(OneOfTwo(app, rank))
+        return app.config.run.steps, app.config.data.batch_size
+
+    assert run_ranks(2, follow)[1] == (77, 3)
 
 
 def test_the_configuration_of_a_fitted_run_continues_it(records: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import tensorflow as tf
 import yaml
 
 from gaudi_apps.cli.flag_rules import list_flags
-from gaudi_apps.detection import export
+from gaudi_apps.detection import detector
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.evaluator import DetectionEvaluator, Scored
 from gaudi_apps.training.callbacks import Heartbeat
@@ -399,6 +400,21 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(
     assert "no checkpoint 2;" in done.err
 
 
+def test_a_best_checkpoint_of_steps_that_are_done_again_is_none(
+    train: Program, tmp_path: Path, scores: list[float]
+) -> None:
+    command = ("--steps", 4, "--eval_epochs", 0.34, "--save_checkpoints_steps", 1)
+    scores += [0.1, 0.2, 0.3, 0.9]
+    assert train(tmp_path, *command).status == 0
+    assert list_steps(tmp_path, "best") == [4]
+    for step in (3, 4):
+        shutil.rmtree(CheckpointFolder(tmp_path / "checkpoints").path(step))
+    scores += [0.5, 0.4]
+    done = train(tmp_path, *command)
+    assert (done.status, scores) == (0, []), done.err
+    assert list_steps(tmp_path, "best") == [3]
+
+
 @pytest.mark.parametrize(
     ("flags", "given", "steps", "numbers"),
     [
@@ -550,7 +566,7 @@ def test_a_checkpoint_is_used(
         exports.append((given, options))
         return {}
 
-    monkeypatch.setattr(export, "run_export", run_export)
+    monkeypatch.setattr(detector, "run_export", run_export)
     use = ("--model_dir", run, "--checkpoint", 2, "--output_dir", tmp_path / "out")
     done = ssd_train("--mode", "export", *use, "--data_dir", records, "--export_format", "onnx", "safetensors")
     assert done.status == 0, done.err
