@@ -117,11 +117,11 @@ def install_horovod(session: nox.Session) -> None:
 
 
 def workers(session: nox.Session, alone: int = 2, beside_others: int = 1) -> tuple[str, ...]:
-    """Return the flags of pytest-xdist for a session that runs alone, or beside other sessions (`nox --parallel`).
+    """Return the flags of pytest-xdist for a session that runs alone, or beside others (`nox --parallel`, tools/ci.py).
 
     With one worker there is no xdist, so a debugger works.
     """
-    number = beside_others if session.parallel else alone
+    number = beside_others if session.parallel or "CI_LANE" in os.environ else alone
     return ("-n", str(number), "--dist", "worksteal") if number > 1 else ()
 
 

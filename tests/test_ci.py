@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# Sessions that need no environment: each notes that it ran, and `broken` fails.
+# Sessions that need no environment: each notes that it ran, `broken` fails, and `seeing` notes what is recorded.
 NOXFILE = """
-import nox
+import os, nox
 nox.options.default_venv_backend = "none"
 def note(name):
     with open("ran.log", "a") as file:
@@ -29,6 +29,10 @@ def data(session):
 def broken(session):
     note("broken")
     session.error("as planned")
+@nox.session
+def seeing(session):
+    for name in os.listdir(os.path.join(os.environ["XDG_CACHE_HOME"], "gaudi", "ci")):
+        note(name)
 """
 
 
@@ -64,7 +68,7 @@ def run(ci: ModuleType, checkout: Path, tmp_path: Path) -> Callable[..., tuple[i
     lanes = {
         "ops": ci.Lane("ops", ("packages/ops",)),
         "data": ci.Lane("data", ("packages/datasets",), data=True),
-        "broken": ci.Lane("broken", ("packages/ops",)),
+        **{name: ci.Lane(name, ("packages/ops",)) for name in ("broken", "seeing")},
     }
 
     def run(*names: str, **environ: str) -> tuple[int, list[str]]:
@@ -95,6 +99,17 @@ def test_a_lane_that_failed_runs_again(run: Callable[..., tuple[int, list[str]]]
         status, ran = run("broken")
         assert status != 0
         assert ran == ["broken"]
+
+
+def test_a_lane_is_recorded_before_the_others_have_ended(run: Callable[..., tuple[int, list[str]]]) -> None:
+    assert run("ops", "seeing") == (0, ["ops", "ops.json"])
+
+
+def test_a_lane_that_fails_keeps_no_other_from_being_recorded(run: Callable[..., tuple[int, list[str]]]) -> None:
+    status, ran = run("broken", "ops")
+    assert status != 0
+    assert ran == ["broken", "ops"]
+    assert run("ops") == (0, [])
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"date": "2020", "fingerprint": 1}'])

@@ -2,7 +2,8 @@
 
 `python tools/ci.py` computes a fingerprint of all that a lane reads: its files in the checkout, the real data, the
 Python, the processor, and versions of system packages. A lane is skipped where its last passing run on this machine had
-the same fingerprint. Passing runs are recorded in the user's cache folder, `~/.cache/gaudi/ci`. `CI_FULL=1` runs all.
+the same fingerprint. Each lane that passes is recorded at once in the user's cache folder, `~/.cache/gaudi/ci`, so that
+what passed before an interruption is not run again. `CI_FULL=1` runs all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +47,7 @@ class Lane:
     debian: tuple[str, ...] = ()
 
 
-# `nox --parallel` starts them in this order: the longest first.
+# They start in this order: the longest first.
 LANES = (
     Lane(
         "scaleout",
@@ -75,7 +77,7 @@ class CiError(Exception):
 
 
 def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: int = 3) -> int:
-    """Run the lanes that must run; returns the exit status of nox, or 0 if there are none.
+    """Run the lanes that must run; returns 0, or the exit status of nox for the first that failed.
 
     Args:
         root: the checkout, with a noxfile.py.
@@ -95,14 +97,26 @@ def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: in
             due.append(session)
     if not due:
         return 0
-    sys.stdout.flush()
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.json")
-        command = [sys.executable, "-m", "nox", "--parallel", str(jobs), "--report", str(report), "-s", *due]
-        status = subprocess.run(command, cwd=root, check=False).returncode
-        for session in list_passed(report):
-            record_passed(session, fingerprints[session], environ)
-    return status
+    statuses = []
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(run_session, root, session, environ): session for session in due}
+        for done in as_completed(running):
+            session, (status, output) = running[done], done.result()
+            print(f"{output}ci: {session}: {'failed' if status else 'passed'}", flush=True)
+            statuses.append(status)
+            if not status:
+                record_passed(session, fingerprints[session], environ)
+    return next(filter(None, statuses), 0)
+
+
+def run_session(root: Path, session: str, environ: Mapping[str, str]) -> tuple[int, str]:
+    """Run a session of nox beside others; return its exit status and what it printed."""
+    command = [sys.executable, "-m", "nox", "-s", session]
+    variables = {**os.environ, **environ, "CI_LANE": session}
+    done = subprocess.run(
+        command, cwd=root, check=False, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    return done.returncode, done.stdout
 
 
 def compute_fingerprint(root: Path, lane: Lane, environ: Mapping[str, str]) -> str:
@@ -152,14 +166,6 @@ def read_version(package: str) -> str:
         return subprocess.run(command, check=False, capture_output=True, text=True).stdout
     except FileNotFoundError:
         return ""
-
-
-def list_passed(report: Path) -> list[str]:
-    """Return the sessions that passed, from the report of nox; none if nox left no report."""
-    if not report.is_file():
-        return []
-    sessions = json.loads(report.read_text(encoding="utf-8"))["sessions"]
-    return [each["name"] for each in sessions if each["result"] == "success"]
 
 
 def locate_record(session: str, environ: Mapping[str, str]) -> Path:
