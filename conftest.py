@@ -11,6 +11,7 @@ import fcntl
 import os
 import select
 import subprocess
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -25,6 +26,13 @@ with contextlib.suppress(ImportError):  # tests/gaudi_contract is run without it
     settings.register_profile("dev", untimed, max_examples=25)
     settings.register_profile("ci", untimed, max_examples=100)
     settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# Where pytest is loaded, tyro computes a tenth of what it has cached again, at random, to test itself: half of the time
+# in which flags are parsed.
+with contextlib.suppress(ImportError):  # most packages have no tyro
+    from tyro import _unsafe_cache
+
+    vars(_unsafe_cache)["sys"] = types.SimpleNamespace(modules={})
 
 # It ends only what would never end, so it is far more than a busy machine takes.
 PATIENCE_SECONDS = 600.0

@@ -100,7 +100,10 @@ def list_documented(kind: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make what the commands of the documents make, but small: scenes, records, a model, its export, an image."""
+    """Make what the commands of the documents make, but small: scenes, records, a model, its export, an image.
+
+    The model, which the Python of several documents loads, has the smallest network that the program builds.
+    """
     folder = tmp_path_factory.mktemp("documents")
     convert = "gaudi-datasets convert coco --annotations scenes/annotations/instances_{0}.json --images scenes/{0}"
     train = "ssd_train --data_dir records --model_dir runs/cells"
@@ -108,7 +111,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "gaudi-datasets make-scenes --output_dir scenes --train 8 --val 2",
         f"{convert.format('train')} --output_dir records --split train",
         f"{convert.format('val')} --output_dir records --split val",
-        f"{train} --batch_size 2 --steps 1 --no_evaluate",
+        f"{train} --backbone resnet18 --batch_size 2 --steps 1 --no_evaluate",
         f"{train} --mode export",
     ):
         program, *arguments = shlex.split(command)

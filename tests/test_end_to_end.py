@@ -10,7 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-BATCH = ["--batch_size", "4", "--lr_warmup_steps", "2"]
+# The smallest network of the program's own, for its size is not what is tested.
+BATCH = ["--batch_size", "4", "--lr_warmup_steps", "2", "--backbone", "resnet18"]
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,9 @@ PATHS = Path("tools/training_paths.json")
 # One step of random images, of a small network where there is a choice.
 _CLASSIFIER = ("--use_synthetic_data", "--image_size", "32", "--batch_size", "2")
 PROGRAMS: Mapping[str, Sequence[str]] = {
-    "ssd_train": ("--use_fake_data", "--batch_size", "1", "--steps", "1", "--no_evaluate"),
+    "ssd_train": ("--use_fake_data", "--backbone", "resnet18", "--batch_size", "1", "--steps", "1", "--no_evaluate"),
     "resnet_train": (*_CLASSIFIER, "--model", "resnet18", "--train_steps", "1", "--skip_eval"),
-    "resnext_train": (*_CLASSIFIER, "--max_train_steps", "1", "--disable_eval"),
+    "resnext_train": (*_CLASSIFIER, "--resnet_size", "50", "--max_train_steps", "1", "--disable_eval"),
     "ssd_mxnet_train": ("--synthetic", "--batch-size", "1", "--steps", "1"),
 }
 STEP = "train_step"
@@ -74,16 +74,18 @@ def run_to_step(program: str, root: Path, written: Path) -> None:
     """Run a program in this process, and end it at its first step, once the path is written."""
     sources = {str(path) for path in root.glob("packages/*/src/**/*.py")}
 
-    def on_event(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_name == STEP and frame.f_code.co_filename in sources:
-            sys.setprofile(None)
+    # A trace function that returns none is called where functions begin, and nowhere else: a profile function would be
+    # called at each return too, and for each call of C.
+    def on_call(frame: FrameType, _: str, __: Any) -> None:
+        if frame.f_code.co_name == STEP and frame.f_code.co_filename in sources:
+            sys.settrace(None)
             functions = list(name_functions(frame, sources, root))[::-1]
             start = [name.rpartition(":")[::2] for name in functions].index((find_program(program, root), "main"))
             written.write_text(json.dumps(functions[start:]), encoding="utf-8")
             os._exit(0)
 
     main = importlib.import_module(f"gaudi_apps.{program}").main
-    sys.setprofile(on_event)
+    sys.settrace(on_call)
     main([*PROGRAMS[program], "--model_dir", "run"])
 
 

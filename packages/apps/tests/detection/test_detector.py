@@ -66,10 +66,17 @@ def run_dir(task: SSDTask, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_is_loaded_and_detects_in_files_bytes_and_pixels(task: SSDTask, run_dir: Path, image_dir: Path) -> None:
+@pytest.fixture(scope="module")
+def detector(run_dir: Path) -> Detector:
+    """Load the run, which no test changes."""
+    return Detector.load(run_dir)
+
+
+def test_a_run_is_loaded_and_detects_in_files_bytes_and_pixels(
+    task: SSDTask, detector: Detector, image_dir: Path
+) -> None:
     paths = [image_dir / "1.png", image_dir / "2.png"]
     expected = Detector(task.model).detect(prepare(image_dir, 1, 2))
-    detector = Detector.load(run_dir)
     found = detector.predict([paths[0], paths[1].read_bytes(), decode_image(paths[0].read_bytes())], batch_size=2)
     assert detector.class_names == ("red", "blue")
     for number, (boxes, labels, scores) in enumerate(zip(*expected, strict=True)):
@@ -81,7 +88,7 @@ def test_a_run_is_loaded_and_detects_in_files_bytes_and_pixels(task: SSDTask, ru
     assert len(found[2].scores) == len(found[0].scores) > 0
 
 
-def test_files_of_another_kind_are_refused(run_dir: Path, image_dir: Path, tmp_path: Path) -> None:
+def test_files_of_another_kind_are_refused(detector: Detector, image_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(MissingInputError) as missing:
         Detector.load(tmp_path)
@@ -91,7 +98,7 @@ def test_files_of_another_kind_are_refused(run_dir: Path, image_dir: Path, tmp_p
         Detector.load(tmp_path / "x.npz")
     assert unnamed.value.path == str(tmp_path / "x.npz")
     with pytest.raises(MissingInputError):
-        Detector.load(run_dir).predict([image_dir / "none.png"])
+        detector.predict([image_dir / "none.png"])
 
 
 def test_weights_of_a_part_of_a_detector_are_refused(tmp_path: Path) -> None:
@@ -104,7 +111,7 @@ def test_weights_of_a_part_of_a_detector_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turn", range(1, 9))
 def test_a_photo_gives_the_same_detections_in_each_orientation(
-    task: SSDTask, run_dir: Path, image_dir: Path, tmp_path: Path, turn: int
+    detector: Detector, image_dir: Path, tmp_path: Path, turn: int
 ) -> None:
     """From a file, from bytes and as `--inference` reads it; a PNG, so that the pixels are the same."""
     from PIL import Image, ImageOps
@@ -116,7 +123,6 @@ def test_a_photo_gives_the_same_detections_in_each_orientation(
     stored = ImageOps.exif_transpose(Image.open(buffer))
     marks[0x0112] = turn
     stored.save(tmp_path / "a.png", exif=marks)
-    detector = Detector.load(run_dir)
     (expected,) = detector.predict([image_dir / "1.png"])
     found = detector.predict([tmp_path / "a.png", (tmp_path / "a.png").read_bytes()])
     for one in found:

@@ -136,7 +136,7 @@ def parse_flags(
                 prog=prog,
                 description=description,
                 use_underscores=True,
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, tyro.conf.HelptextFromCommentsOff),
             )
     except SystemExit as end:
         if not end.code:
