@@ -291,7 +291,8 @@ def torch_weights(session: nox.Session) -> None:
     written.mkdir(exist_ok=True)
     # venv and pip, because pip's settings say where PyTorch for CPUs is; uv does not read them.
     session.run(sys.executable, "-m", "venv", "--clear", str(folder / "torch"), external=True)
-    session.run(str(writer), "-m", "pip", "install", "--quiet", TORCH, "numpy", external=True)
+    # It runs one script: what that imports is compiled then, and the other thousands of modules never.
+    session.run(str(writer), "-m", "pip", "install", "--quiet", "--no-compile", TORCH, "numpy", external=True)
     session.run(str(writer), "packages/models/tests/torch_resnets.py", str(written), external=True)
     install(session, {"ops": "", "models": EXTRAS["models"]})
     tests = [f"packages/models/tests/{name}.py" for name in ("test_torch_weights", "mxnet/test_torch_backbone")]

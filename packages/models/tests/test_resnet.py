@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from gaudi_models.resnet import BATCH_NORM_EPSILON, BATCH_NORM_MOMENTUM, ResNetB
 from gaudi_ops.tf.keras_api import keras
 
 
+@functools.cache
 def build(size: int = 64, **arguments: Any) -> Any:
+    """Build a network, which no test changes, once for all."""
     images = keras.Input([size, size, 3], name="images")
     return keras.Model(images, ResNetBackbone(**arguments)(images))
 
