@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gaudi_datasets import cli
+run: Callable[..., int] = runpy.run_path(str(Path(__file__).with_name("run_command.py")))["run_command"]
 
 
 @pytest.fixture(scope="module")
@@ -16,16 +18,6 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli") / "scenes"
     assert run("make-scenes", "--output_dir", folder, "--train", 3, "--val", 2) == 0
     return folder
-
-
-def run(*argv: object) -> int:
-    """Run the program in this process; its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gaudi-datasets", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    assert isinstance(end.value.code, int)
-    return end.value.code
 
 
 def test_scenes_are_converted_and_scored(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

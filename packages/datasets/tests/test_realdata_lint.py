@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gaudi_datasets import cli
 from gaudi_datasets.linting.rules import NO_BOX, NO_SIZE, UNUSED
+
+run: Callable[..., int] = runpy.run_path(str(Path(__file__).with_name("run_command.py")))["run_command"]
 
 FOLDER = Path(os.environ.get("REAL_DATA", ""))
 
@@ -36,16 +38,6 @@ def coco(split: str) -> list[str]:
 
 def clothing(split: str) -> list[str]:
     return ["folders", "--folder", str(CLOTHING / split)]
-
-
-def run(*argv: object) -> int:
-    """Run the program in this process; its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gaudi-datasets", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    assert isinstance(end.value.code, int)
-    return end.value.code
 
 
 def lint(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> dict[str, Any]:

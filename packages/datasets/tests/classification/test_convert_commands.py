@@ -5,23 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
+import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gaudi_datasets import cli
 from gaudi_datasets.classification.sources import RecordSource
 
-
-def run(*argv: object) -> int:
-    """Run the program in this process; its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gaudi-datasets", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    assert isinstance(end.value.code, int)
-    return end.value.code
+run: Callable[..., int] = runpy.run_path(str(Path(__file__).parents[1] / "run_command.py"))["run_command"]
 
 
 def hash_shards(folder: Path) -> dict[str, str]:

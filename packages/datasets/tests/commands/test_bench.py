@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 import json
-import sys
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from gaudi_datasets import cli
+run: Callable[..., int] = runpy.run_path(str(Path(__file__).parents[1] / "run_command.py"))["run_command"]
 
 FAST = ("--seconds", "0.05", "--batch_size", "2", "--image_size", "32", "--threads", "2")
-
-
-def run(*argv: object) -> int:
-    """Run the program in this process; its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gaudi-datasets", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    assert isinstance(end.value.code, int)
-    return end.value.code
 
 
 @pytest.fixture(scope="module")

@@ -2,25 +2,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Sequence
+import runpy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from gaudi_datasets import cli
-
-
-def run(*argv: object) -> int:
-    """Run the program in this process; its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gaudi-datasets", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    assert isinstance(end.value.code, int)
-    return end.value.code
+run: Callable[..., int] = runpy.run_path(str(Path(__file__).parents[1] / "run_command.py"))["run_command"]
 
 
 def paint(path: Path, seed: int) -> None:

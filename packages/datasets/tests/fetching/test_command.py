@@ -1,26 +1,18 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gaudi_datasets import cli
-
-
-def run(*argv: object) -> int:
-    """Run the program in this process; its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gaudi-datasets", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    assert isinstance(end.value.code, int)
-    return end.value.code
+run: Callable[..., int] = runpy.run_path(str(Path(__file__).parents[1] / "run_command.py"))["run_command"]
 
 
 def list_of(server: Any, folder: Path, *pages: tuple[str, str]) -> Path:

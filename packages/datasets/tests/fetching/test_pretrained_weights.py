@@ -3,7 +3,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
+import runpy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,18 +14,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_datasets import cli
 from gaudi_datasets.fetching.weights_table import BACKBONE, BACKBONE_URL, WEIGHTS, Weights, WeightsFile
 
-
-def run(*argv: object) -> int:
-    """Run the program in this process; its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gaudi-datasets", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    assert isinstance(end.value.code, int)
-    return end.value.code
+run: Callable[..., int] = runpy.run_path(str(Path(__file__).parents[1] / "run_command.py"))["run_command"]
 
 
 @pytest.fixture(scope="module")
