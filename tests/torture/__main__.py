@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite; return its exit status."""
     options = parse(arguments)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1"
     if options.planted:
         from tests.torture import planted

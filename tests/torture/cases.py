@@ -216,7 +216,8 @@ def list_files(folder: Path) -> list[str]:
 
 def draw_damage(folder: Path, chance: random.Random) -> str:
     """Draw a damage of a file that lies in a folder."""
-    name = chance.choice(list_files(folder))
+    names = list_files(folder)
+    name = chance.choices(names, [1 if _UNCHECKED.search(name) else 8 for name in names])[0]
     size = (folder / name).stat().st_size
     kind = chance.choice(("flip", "flip", "flip", "cut", "zero", "gone", "swap"))
     places = {"flip": chance.randrange(8 * size), "cut": chance.randrange(size), "zero": chance.randrange(size)}

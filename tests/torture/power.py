@@ -233,7 +233,9 @@ def check_checkpoints(recorded: Recorded, target: Path, last: int) -> tuple[str,
     except Exception as error:
         return "third", f"cannot be saved into: {type(error).__name__}: {str(error)[:150]}"
     left = [name for name in programs.list_leftovers(target) if "step-" in name]
-    return ("third", f"left: {left}") if left or not is_saved else ("same", "")
+    if left or not is_saved:
+        return "third", f"left: {left}" if left else "what was saved last is not what is found"
+    return "same", ""
 
 
 def check_records(recorded: Recorded, target: Path, last: int) -> tuple[str, str]:

@@ -317,7 +317,18 @@ def run_ranks(argv: Sequence[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    spread = ("--np", "2", "--backend", "gloo", "--cores_per_rank", "0", "--first_port", str(port))
+    spread = (
+        "--np",
+        "2",
+        "--backend",
+        "gloo",
+        "--cores_per_rank",
+        "0",
+        "--first_port",
+        str(port),
+        "--forward",
+        "TORTURE",
+    )
     cli.main([*spread, "--", sys.executable, str(APPS / "small_ssd.py"), *argv])
 
 
