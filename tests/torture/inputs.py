@@ -61,7 +61,7 @@ class SlowError(BaseException):
 
 def judge(read: Callable[[Path], None], folder: Path) -> tuple[str, str]:
     """Read an input; return "taken" or "refused", or "third" and what happened."""
-    from gaudi_datasets.program import describe_error, exit_status_of
+    from gaudi_ops.program import describe_end, exit_status_of
 
     def stop(*_: object) -> None:
         raise SlowError
@@ -84,7 +84,8 @@ def judge(read: Callable[[Path], None], folder: Path) -> tuple[str, str]:
             else ("third", f"exit {end.code}")
         )
     except Exception as error:
-        text = describe_error(error)
+        lines = describe_end("torture", error)
+        text = " ".join(lines)
         if exit_status_of(error) == 70:
             return "third", f"{type(error).__name__}: {name_frame(error.__traceback__)}"
         if len(text) > LONGEST_TEXT:

@@ -156,9 +156,8 @@ def do_job(
     if kind not in kinds:
         kind = chance.choice(list(kinds))
     if kind == "inputs":
-        names = list(targets.TARGETS)
-        batch = number // 10 * len(INPUTS) + (INPUTS.index(number % 10) if number % 10 in INPUTS else 0)
-        yield {"tried": try_batch(names[batch % len(names)], chance.randrange(2**32), folder / "inputs", kept)}
+        name = chance.choice(list(targets.TARGETS))
+        yield {"tried": try_batch(name, chance.randrange(2**32), folder / "inputs", kept)}
     elif kind == "power":
         for outcome in power.draw(chance, folder / "power"):
             yield asdict(outcome)

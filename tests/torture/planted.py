@@ -50,7 +50,7 @@ DOWNLOADS = "datasets/src/gaudi_datasets/fetching/downloads.py"
 CHECKPOINT = "apps/src/gaudi_apps/training/checkpoint.py"
 TRAINER = "apps/src/gaudi_apps/training/trainer.py"
 REPORTS = "apps/src/gaudi_apps/training/reports.py"
-PROGRAM = "datasets/src/gaudi_datasets/program.py"
+PROGRAM = "ops/src/gaudi_ops/program.py"
 DOCUMENTS = "datasets/src/gaudi_datasets/documents.py"
 
 BUGS = (
