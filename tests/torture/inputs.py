@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +46,7 @@ class Tried:
     refused: int = 0
     thirds: dict[str, str] = field(default_factory=dict)
     slowest: float = 0.0
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -125,7 +124,7 @@ def try_inputs(target: targets.Target, seed: int, count: int, folder: Path, kept
         tried.slowest = max(tried.slowest, time.monotonic() - began)
         if state == "third":
             note = f"{target.name}: {what}"
-            tried.counts[note] += 1
+            tried.counts[note] = tried.counts.get(note, 0) + 1
             if note not in tried.thirds:
                 path = kept / f"{target.name}-{hashlib.sha256(note.encode()).hexdigest()[:8]}"
                 path.write_bytes(content)

@@ -189,7 +189,7 @@ def try_batch(name: str, seed: int, folder: Path, kept: Path) -> dict[str, Any]:
         if kind == "tried":
             return {**result, "target": name}
         note = f"{name}: its process: {result[-300:]}"
-        return {**asdict(inputs.Tried(thirds={note: "--only inputs"}, counts=Counter([note]))), "target": name}
+        return {**asdict(inputs.Tried(thirds={note: "--only inputs"}, counts={note: 1})), "target": name}
     raise RuntimeError(f"{name}: a batch of inputs ended without a word")
 
 
@@ -200,7 +200,8 @@ def add_tried(all_tried: dict[str, inputs.Tried], result: dict[str, Any]) -> Non
     tried.refused += result["refused"]
     tried.thirds.update(result["thirds"])
     tried.slowest = max(tried.slowest, result["slowest"])
-    tried.counts.update(result["counts"])
+    for note, count in result["counts"].items():
+        tried.counts[note] = tried.counts.get(note, 0) + count
 
 
 def in_parallel(
