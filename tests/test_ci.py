@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -149,3 +150,13 @@ def test_every_lane_is_a_session(ci: ModuleType) -> None:
     assert [lane.session for lane in ci.LANES if f"\ndef {lane.session}(" not in defined] == []
     read = [ROOT / path for lane in ci.LANES for path in (*lane.paths, *ci.COMMON)]
     assert [path for path in read if not path.exists()] == []
+
+
+def test_marks_stand_in_the_files_that_have_them() -> None:
+    """The sessions `slow` and `realdata` collect the files that name their mark, so none comes by another name."""
+    files = [*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "conftest.py"]
+    elsewhere = re.compile(r"pytest\.mark\b(?!\.)|import mark\b|modifyitems")
+    found = [path for path in files if elsewhere.search(path.read_text(encoding="utf-8"))]
+    assert found == [Path(__file__)]
+    shared = [path for path in files if path.name == "conftest.py" and "mark." in path.read_text(encoding="utf-8")]
+    assert shared == []
