@@ -28,7 +28,7 @@ WAYS = {
 MIRRORED = ("--distribution_strategy", "mirrored", "--num_gpus", "2")
 STEPS = 5
 GLOBAL_BATCH = 4
-SSD = ("-m", "gaudi_apps.ssd_train")
+SSD = ("-m", "gaudi_apps.ssd_train", "--backbone", "resnet18")
 RESNET = ("-m", "gaudi_apps.resnet_train")
 # The same programs with networks that cost next to nothing: what is tested of them is how ranks work together. Not
 # where a program starts the ranks, which are then of the real program.
