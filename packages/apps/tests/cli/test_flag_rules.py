@@ -240,11 +240,12 @@ def test_no_help_is_written_twice() -> None:
         hints = typing.get_type_hints(config)
         for group in (hints[field.name] for field in fields(config)):
             for entry in fields(group):
-                owner, text = next(
+                described = (
                     (f"{base.__module__}.{base.__name__}", helps[entry.name])
                     for base in group.__mro__
                     if entry.name in (helps := list_helps(base))
                 )
+                owner, text = next(described, ("", ""))  # else by the type, which programs share
                 owners.setdefault(text, set()).add((owner, entry.name))
     # Apart from flags that are named after the same thing in programs of different words.
     repeated = {text: found for text, found in owners.items() if len({name for _, name in found}) < len(found)}

@@ -152,9 +152,11 @@ class DeviceFlags(flags.DeviceFlags):
 
 
 @dataclass(frozen=True)
-class ReportFlags(flags.TensorFlowReportFlags):
+class ReportFlags(flags.ReportFlags):
     """Evaluation, log and checkpoints."""
 
+    eval_samples: flags.EvalSamples = 0
+    patience: flags.Patience = 0
     no_evaluate: Annotated[Switch, resume_safe(short_run=True)] = False
     """Do not evaluate, neither during training nor after it."""
     eval_epochs: Annotated[

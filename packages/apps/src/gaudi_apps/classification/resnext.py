@@ -18,7 +18,7 @@ from gaudi_apps.classification.flags import (
     make_run_settings,
 )
 from gaudi_apps.cli.flag_rules import Switch, fixed, resume_safe
-from gaudi_apps.cli.flags import SummaryFlags
+from gaudi_apps.cli.flags import SummarySteps
 from gaudi_apps.cli.launch import share_batch
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.plan import CURRENT
@@ -89,12 +89,13 @@ class TrainingFlags(flags.TrainingFlags):
 
 
 @dataclass(frozen=True)
-class ReportFlags(SummaryFlags, flags.ReportFlags):
+class ReportFlags(flags.ReportFlags):
     """Evaluation, log and checkpoints."""
 
     max_eval_steps: Annotated[int, arg(aliases=["-mes"]), resume_safe(minimum=0)] = 0
     """Number of global batches to evaluate, instead of --eval_samples; 0: by --eval_samples."""
     no_evaluate: Annotated[Switch, arg(aliases=["--disable_eval"])] = False
+    save_summary_steps: SummarySteps = 100
     log_steps: Annotated[int, arg(aliases=["--display_steps", "-dis"])] = 100
     disable_checkpoints: Annotated[Switch, resume_safe(short_run=False)] = False
     """Save a checkpoint only at the end."""

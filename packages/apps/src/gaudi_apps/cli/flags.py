@@ -36,6 +36,18 @@ class ProgramConfig:
 
 
 ExportFormat = Literal["saved_model", "onnx", "tflite", "safetensors"]
+# Flags that some programs have, each in a group of its own.
+EvalSamples = Annotated[
+    int,
+    resume_safe(minimum=0),
+    arg(help="Number of validation images to evaluate, from the first one on; 0: all. The result names the number."),
+]
+Patience = Annotated[
+    int,
+    resume_safe(minimum=0, short_run=0),
+    arg(help="Stop training after this number of evaluations without a better score; 0: never."),
+]
+SummarySteps = Annotated[int, resume_safe(minimum=1), arg(help="Steps between two points in TensorBoard.")]
 
 
 @dataclass(frozen=True)
@@ -173,24 +185,6 @@ class ReportFlags:
     """Draw the first training images as the network sees them, with their labels or boxes."""
     profile: Annotated[str, resume_safe(short_run="0,0")] = "0,0"
     """First and last step a,b to trace for TensorBoard's profiler; 0,0: none."""
-
-
-@dataclass(frozen=True)
-class TensorFlowReportFlags(ReportFlags):
-    """Evaluation, log and checkpoints, of a program that computes by TensorFlow."""
-
-    eval_samples: Annotated[int, resume_safe(minimum=0)] = 0
-    """Number of validation images to evaluate, from the first one on; 0: all. The result names the number."""
-    patience: Annotated[int, resume_safe(minimum=0, short_run=0)] = 0
-    """Stop training after this number of evaluations without a better score; 0: never."""
-
-
-@dataclass(frozen=True)
-class SummaryFlags:
-    """Summaries for TensorBoard."""
-
-    save_summary_steps: Annotated[int, resume_safe(minimum=1)] = 100
-    """Steps between two points in TensorBoard."""
 
 
 @dataclass(frozen=True)

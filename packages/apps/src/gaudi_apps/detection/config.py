@@ -35,6 +35,14 @@ COCO_TRAIN_IMAGES, COCO_CLASSES = 117266, 80
 SaveFlag: TypeAlias = Literal["images", "json", "txt", "csv", "crops"]
 TileFlag: TypeAlias = Literal["off", "auto"] | int
 SMALLEST_TILE = 64
+# Of the two programs that train detectors.
+WeightDecay = Annotated[
+    float,
+    fixed(minimum=0),
+    arg(
+        help="Factor of the weight decay: half the sum of the squares of all trainable variables, in the gradient.",
+    ),
+]
 
 Mode: TypeAlias = Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"]
 
@@ -142,17 +150,10 @@ class AugmentationFlags:
 
 
 @dataclass(frozen=True)
-class DecayFlags:
-    """Weight decay."""
-
-    weight_decay: Annotated[float, fixed(minimum=0)] = 5e-4
-    """Factor of the weight decay: half the sum of the squares of all trainable variables, in the gradient."""
-
-
-@dataclass(frozen=True)
-class ScheduleFlags(DecayFlags):
+class ScheduleFlags:
     """Learning rate and weight decay. The learning rate of a run is --base_lr times the global batch / 32."""
 
+    weight_decay: WeightDecay = 5e-4
     base_lr: Annotated[float, fixed(above=0, finite=False)] = 3e-3
     """Learning rate for 32 images per step."""
     lr_schedule: Annotated[Literal["piecewise", "cosine"], fixed()] = "piecewise"
@@ -181,9 +182,11 @@ class DeviceFlags(flags.DeviceFlags):
 
 
 @dataclass(frozen=True)
-class ReportFlags(flags.SummaryFlags, flags.TensorFlowReportFlags):
+class ReportFlags(flags.ReportFlags):
     """Evaluation, log, summaries and checkpoints."""
 
+    eval_samples: flags.EvalSamples = 0
+    patience: flags.Patience = 0
     eval_epochs: Annotated[float, resume_safe(minimum=0, short_run=0.0)] = 0.0
     """Epochs between two evaluations during training; 0: none. The checkpoint with the best AP is kept."""
     target: Annotated[float, arg(aliases=["--target_ap"]), resume_safe(minimum=0, maximum=1, short_run=0.0)] = 0.0
@@ -191,7 +194,7 @@ class ReportFlags(flags.SummaryFlags, flags.TensorFlowReportFlags):
     no_evaluate: Annotated[Switch, resume_safe(short_run=True)] = False
     """Do not evaluate after training."""
     log_steps: Annotated[int, arg(aliases=["--log_step_count_steps", "-v"])] = 1
-    save_summary_steps: int = 1
+    save_summary_steps: flags.SummarySteps = 1
     save_checkpoints_epochs: Annotated[float, arg(aliases=["-c"]), resume_safe(above=0)] = 5.0
     """Epochs between two checkpoints."""
     keep_ckpt_max: int = 20

@@ -13,7 +13,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from gaudi_apps.cli import flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, find_aliases, fixed, list_per_side, per_rank, resume_safe
 from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, check_parity, parse_step_range
-from gaudi_apps.detection.config import AugmentationFlags, DecayFlags, ImageFlags, check_use
+from gaudi_apps.detection.config import AugmentationFlags, ImageFlags, WeightDecay, check_use
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.elastic import is_elastic
@@ -135,12 +135,13 @@ SYSTEMS: Mapping[str, Mapping[str, float]] = {
 
 
 @dataclass(frozen=True)
-class ScheduleFlags(DecayFlags):
+class ScheduleFlags:
     """Initial weights, learning rate and optimizer.
 
     The rate of a run is 2.5e-3 max(1, round(base_lr / 2.5e-3 * images per step / 32)).
     """
 
+    weight_decay: WeightDecay = 5e-4
     weights: Annotated[str | None, arg(aliases=["--pretrained_backbone"]), fixed(per_side=True)] = None
     """File of initial weights: torchvision .pth, .pickle, .npz, .safetensors, or a checkpoint of this program or of
     ssd_train. Weights that fit are loaded, the others are named."""
