@@ -98,7 +98,8 @@ def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: in
     if not due:
         return 0
     statuses = []
-    with ThreadPoolExecutor(jobs) as pool:
+    pool = ThreadPoolExecutor(jobs)
+    try:
         running = {pool.submit(run_session, root, session, environ): session for session in due}
         for done in as_completed(running):
             session, (status, output) = running[done], done.result()
@@ -106,6 +107,8 @@ def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: in
             statuses.append(status)
             if not status:
                 record_passed(session, fingerprints[session], environ)
+    finally:  # after an interruption, no lane starts any more
+        pool.shutdown(cancel_futures=True)
     return next(filter(None, statuses), 0)
 
 
@@ -114,7 +117,14 @@ def run_session(root: Path, session: str, environ: Mapping[str, str]) -> tuple[i
     command = [sys.executable, "-m", "nox", "-s", session]
     variables = {**os.environ, **environ, "CI_LANE": session}
     done = subprocess.run(
-        command, cwd=root, check=False, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        cwd=root,
+        check=False,
+        env=variables,
+        text=True,
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     return done.returncode, done.stdout
 
