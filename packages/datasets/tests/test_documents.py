@@ -75,6 +75,13 @@ def test_a_text_is_not_empty_unless_that_is_its_default() -> None:
     assert Record({}).text("name", default="") == ""
 
 
+def test_half_a_character_is_no_text() -> None:
+    with pytest.raises(RecordError) as caught:
+        Record({"name": "\ud800"}).text("name")
+    assert caught.value.field == "name"
+    assert Record({"name": "caf\udce9"}).text("name") == "caf\udce9"  # a file's name that is not UTF-8
+
+
 def test_the_first_fault_is_named_and_all_are_counted() -> None:
     faults = Faults(Path("x.json"))
     records = [{"id": 7, "n": 1}, {"id": 8, "n": "a"}, 5, {"n": 2}]
@@ -135,3 +142,15 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
         load_yaml(tmp_path)
     with pytest.raises(MissingInputError, match="there is no"):
         load_yaml(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2020-13-45", "!!int x", "!!float x", "!!bool x", "!!timestamp x", "2001-12-14t21:59:43.10+99:99", "9" * 5000],
+)
+def test_values_that_are_none_of_their_kind_are_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"names: {text}\n")
+    with pytest.raises(DataError) as caught:
+        load_yaml(path)
+    assert caught.value.path == str(path)

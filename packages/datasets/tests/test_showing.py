@@ -99,6 +99,14 @@ def test_a_damaged_image_leaves_nothing(source: CocoSource, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
+def test_a_damaged_image_of_a_record_is_named(source: CocoSource) -> None:
+    example = source.read(3)
+    for content in (b"", encode()[:300]):
+        with pytest.raises(DataError) as caught:
+            draw_example(replace(example, encoded=content), class_names_of(source))
+        assert (caught.value.exit_status, caught.value.record) == (65, "003 a.jpg")
+
+
 def test_augmented_images_are_those_of_training(source: CocoSource, tmp_path: Path) -> None:
     """More than one batch of them, a stored image and three epochs in each file, with boxes on all."""
     written = write_images(source, range(20), tmp_path / "out", augmented=True, seed=3)

@@ -218,3 +218,33 @@ def test_a_line_takes_the_place_of_the_one_that_shows_what_is_done(capsys: pytes
     say("done")
     say("again")
     assert capsys.readouterr() == ("done\nagain\n", "\r\x1b[Khalf\r\x1b[K")
+
+
+HOLDING = """
+import os, signal, subprocess, sys
+from gaudi_ops.program import hold_interrupts, run_program
+
+def work():
+    with hold_interrupts():
+        os.kill(os.getpid(), signal.{name})
+        child = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+        subprocess.run([sys.executable, "-c", child], check=True)
+        print("held")
+    print("not reached")
+
+run_program(work, prog="x")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_an_interrupt_waits_until_processes_are_started(name: str) -> None:
+    code = HOLDING.format(name=name)
+    done = subprocess.run([sys.executable, "-uc", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (75, "True\nheld\n", "x: error: interrupted\n")
+
+
+def test_a_backend_of_figures_that_there_is_not_ends_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "nonsense")
+    with pytest.raises(SystemExit) as end:
+        run_program(lambda: "MPLBACKEND" in os.environ, prog="prog")
+    assert end.value.code == 0

@@ -151,6 +151,10 @@ class Record:
         value = self._take(name, default)
         if not isinstance(value, str) or not (value or value == default):
             raise RecordError(f"{name} is {shorten(value)}; it must be a text that is not empty", field=name)
+        try:
+            value.encode("utf-8", "surrogateescape")  # which a name of a file may need
+        except UnicodeEncodeError:
+            raise RecordError(f"{name} is {shorten(value)}, which holds half a character", field=name) from None
         return value
 
     def box_xywh(self, name: str) -> tuple[float, float, float, float]:
@@ -244,7 +248,7 @@ def load_yaml(path: Path) -> Any:
             loader.dispose()
     except RecursionError:
         raise DataError("is nested too deeply", path=path, remedy="write plain lists and mappings") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # of values
         raise DataError(
             f"is not YAML of plain values: {' '.join(str(error).split())}", path=path, remedy="correct it"
         ) from None

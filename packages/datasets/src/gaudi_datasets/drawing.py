@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from gaudi_datasets.errors import DataError
 from gaudi_datasets.image_files import to_eight_bits
 
 Colour = tuple[int, int, int]
@@ -27,10 +28,19 @@ _MARGIN = 8
 _DASH = 10
 
 
-def decode_image(encoded: bytes) -> Image.Image:
-    """Decode a JPEG or PNG to RGB as training does, its pixels as they are stored; `check_image` has turned it."""
-    with Image.open(io.BytesIO(encoded)) as image:
-        return to_eight_bits(image).convert("RGB")
+def decode_image(encoded: bytes, record: str | None = None) -> Image.Image:
+    """Decode a JPEG or PNG to RGB as training does, its pixels as they are stored; `check_image` has turned it.
+
+    Raises:
+        DataError: it is damaged; `record` is its name.
+    """
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            return to_eight_bits(image).convert("RGB")
+    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        remedy = "fetch or convert it again, or leave it out"
+        raise DataError(f"cannot be decoded ({reason})", record=record, remedy=remedy) from None
 
 
 class Outcomes(NamedTuple):

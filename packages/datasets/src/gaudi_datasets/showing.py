@@ -95,8 +95,9 @@ def write_images(
 
 def draw_example(example: Example, class_names: Sequence[str]) -> Image.Image:
     """Draw an image with its boxes, or with its label as title."""
-    image = decode_image(example.encoded)
-    name, size = example.file_name or f"image {example.image_id}", f"{image.width}x{image.height}"
+    name = example.file_name or f"image {example.image_id}"
+    image = decode_image(example.encoded, name)
+    size = f"{image.width}x{image.height}"
     if isinstance(example, ClassificationExample):
         return add_caption(fit_image(image), class_names[example.label], f"{name}, {size}")
     drawn = draw_boxes(image, example.boxes_yxyx, example.labels, class_names, example.is_crowd)

@@ -308,3 +308,38 @@ def test_no_worker_goes_on_after_a_fault_in_this_process(tmp_path: Path) -> None
         )
     assert kept.value.args[0].endswith("of 64")
     assert multiprocessing.active_children() == []
+
+
+# SIGTERM comes when the first worker was started and has not been told its work yet.
+INTERRUPTED = """
+import os, signal, sys
+from multiprocessing import util
+from gaudi_datasets.records.conversion import write_shards
+from gaudi_ops.program import run_program
+
+start = util.spawnv_passfds
+
+def start_and_interrupt(path, words, descriptors):
+    pid = start(path, words, descriptors)
+    if "--multiprocessing-fork" in map(os.fsdecode, words):
+        os.kill(os.getpid(), signal.SIGTERM)
+    return pid
+
+def encode(index):
+    return b"record", ""
+
+def main():
+    write_shards(encode, 64, sys.argv[1], "train", manifest={}, fingerprint="x", shards=16, processes=2)
+
+if __name__ == "__main__":
+    util.spawnv_passfds = start_and_interrupt
+    run_program(main, prog="x")
+"""
+
+
+def test_an_interrupt_while_workers_start_shows_no_traceback(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(INTERRUPTED)
+    words = [sys.executable, str(program), str(tmp_path / "records")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stderr) == (75, "x: error: interrupted\n")

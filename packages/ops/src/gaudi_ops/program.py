@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,6 +77,7 @@ def exit_on_error(prog: str, *, debug: bool = False) -> Iterator[None]:
         debug: show the traceback of an error before its message.
     """
     open_output()
+    os.environ.pop("MPLBACKEND", None)  # programs draw into files only, and matplotlib ends on a value it does not know
     status: Any = 0
     try:
         with _interrupting():
@@ -153,6 +155,31 @@ def _interrupting() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def hold_interrupts() -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP wait for the end of a context, in which processes are started.
+
+    A process of multiprocessing whose start is interrupted shows a traceback. Those that are started here do not hear
+    Ctrl-C, which is for the one that started them. In another thread than the main one nothing waits.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread():
+        handlers = {}
+    noted: list[int] = []
+    for number in handlers:
+        signal.signal(number, lambda number, frame: noted.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number in noted[:1]:
+            signal.raise_signal(number)
 
 
 class _Output(io.FileIO):

@@ -20,6 +20,7 @@ from gaudi_apps.runtime.errors import BackgroundError, warn
 from gaudi_apps.training.callbacks import Evaluation, Heartbeat
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
 from gaudi_datasets.detection.batches import Layout, eval_batches
+from gaudi_ops.program import hold_interrupts
 
 Score: TypeAlias = Callable[[Mapping[str, Any]], Any]  # scores weights
 OpenScoring: TypeAlias = Callable[[], Score]  # called in the process that scores; can be pickled
@@ -43,7 +44,8 @@ class BackgroundScoring:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, open_scoring), daemon=True)
-        self._process.start()
+        with hold_interrupts():
+            self._process.start()
         theirs.close()
         self._exchanges = futures.ThreadPoolExecutor(max_workers=1)
         self._pending: deque[Job] = deque()

@@ -31,6 +31,7 @@ from gaudi_datasets.documents import load_json, require_seal, seal
 from gaudi_datasets.errors import DataError, UnsafeError
 from gaudi_datasets.output_files import resumable_folder, write_atomically, write_json
 from gaudi_datasets.records.tfrecords import frame_parts
+from gaudi_ops.program import hold_interrupts
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
@@ -256,7 +257,9 @@ def _write_in_workers(
     written = context.Value("q", 0)
     pool = ProcessPoolExecutor(processes, context, _start_worker, (write, written))
     try:
-        for shard in [pool.submit(_write_in_worker, number) for number in numbers]:
+        with hold_interrupts():
+            shards = [pool.submit(_write_in_worker, number) for number in numbers]
+        for shard in shards:
             while not wait([shard], _REFRESH_SECONDS).done:
                 tell(written.value)
             tell(written.value)
